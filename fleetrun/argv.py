@@ -11,6 +11,8 @@ from fleetrun.options import Option, RawOption
 
 # Fewer letters are more likely a slip than an abbreviation.
 _SHORTEST_PREFIX = 4
+# Names of our options that no script of Paddle's suites has for its own.
+_OF_LAUNCHERS = ("__nproc_per_node", "__nnodes", "__ips", "__max_restart", "__hang_timeout")
 # Options that end the command line: nothing after them is looked at.
 _ENDING = ("help", "version")
 # En dash, em dash and minus. By number: names would import unicodedata when this is compiled, and
@@ -71,7 +73,17 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
             "or see `fleetrun --help`."
         )
     script = None if head.script_at is None else _script(words[head.script_at :])
-    return ParsedCommand(head.settings, script, head.notes, tuple(words))
+    notes = head.notes if script is None else (*head.notes, *_misplaced(script))
+    return ParsedCommand(head.settings, script, notes, tuple(words))
+
+
+def _misplaced(script: Script) -> tuple[str, ...]:
+    """Return a note for each argument of SCRIPT that only launchers are known to take."""
+    return tuple(
+        f"{arg} stands after {script.target}, which gets it; fleetrun's options stand before."
+        for arg in script.args
+        if arg.partition("=")[0].replace("-", "_") in _OF_LAUNCHERS
+    )
 
 
 def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedOptions:
@@ -192,6 +204,9 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
     if name in names:
         return names[name]
     starting = sorted(known for known in names if name and known.startswith(name))
+    if f"{name}s" in starting:
+        # Rather than others that begin like it.
+        starting = [f"{name}s"]
     if len({names[known].name for known in starting}) == 1 and len(name) >= _SHORTEST_PREFIX:
         option = names[starting[0]]
         full = option.flag if option.name in starting else f"--{starting[0]}"

@@ -29,6 +29,14 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 # A command is mistyped by so many letters at most, and is so much alike.
 _SLIP, _ALIKE = 1, 0.7
+# What other tools call what is done here.
+_COMMANDS_ELSEWHERE = {
+    **dict.fromkeys(("run", "launch", "start"), ""),
+    **dict.fromkeys(("list", "status", "jobs"), "ps"),
+    **dict.fromkeys(("kill", "cancel"), "stop"),
+    "help": "--help",
+    "version": "--version",
+}
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 
@@ -109,10 +117,12 @@ def _dispatch(
         from fleetrun.commands import parser
 
         return parser.run(words[0], words[1:])
-    if words in (["--help"], ["-h"]):
+    if words in ([], ["--help"], ["-h"]):
         from fleetrun.commands import help as text
 
-        return text.show("screen", "auto", environ)
+        code = text.show("screen", "auto", environ)
+        # As other tools end that were not told what to do.
+        return code if words else 2
     from fleetrun import argv
     from fleetrun.errors import FleetrunError
     from fleetrun.records.variables import EXEC_OPTIONS
@@ -247,23 +257,37 @@ def _check_script(parsed: ParsedCommand) -> None:
     mistake = argv.mistaken_script(parsed)
     if mistake is not None and not os.path.exists(target):
         raise UsageError(mistake)
-    # Most programs have no name of a command's length, and are not looked for here.
-    near = [one for one in COMMANDS if abs(len(one) - len(target)) <= _SLIP]
-    if near and target.isalpha() and not _is_program(target):
-        from fleetrun.suggestions import closest
-
-        meant = closest(target, near, _ALIKE)
-        if meant is not None:
-            raise UsageError(
-                f"there is no command {target}, nor a script or program of that name; "
-                f"did you mean `fleetrun {meant}`?"
-            )
+    first = len(parsed.words) - len(parsed.script.args) - 1
+    is_meant = first > 0 and parsed.words[first - 1] == "--"
+    if target.isalpha() and not is_meant and not os.path.isfile(target):
+        _check_command(target, parsed.script.args)
 
 
-def _is_program(name: str) -> bool:
-    """Whether NAME is a file here, or a program that a shell would find."""
-    found = (f"{folder}/{name}" for folder in os.get_exec_path())
-    return os.path.exists(name) or any(os.access(path, os.X_OK) for path in found)
+def _check_command(word: str, rest: Sequence[str]) -> None:
+    """Refuse WORD, followed by REST, if it is nearly a command of ours or one of other launchers.
+
+    A program of that name hardly trains; `fleetrun -- kill` runs it.
+    """
+    from fleetrun.errors import UsageError
+
+    meant = _COMMANDS_ELSEWHERE.get(word)
+    if meant is None:
+        # Most programs are not that like a command, and pay for no search.
+        near = [
+            one
+            for one in COMMANDS
+            if abs(len(one) - len(word)) <= _SLIP and (one[0] == word[0] or one[-1] == word[-1])
+        ]
+        if near:
+            from fleetrun.suggestions import closest
+
+            meant = closest(word, near, _ALIKE)
+    if meant is not None:
+        instead = " ".join(filter(None, ("fleetrun", meant, *rest)))
+        raise UsageError(
+            f"there is no command {word}; did you mean `{instead}`? "
+            f"`fleetrun -- {word}` runs a program of that name."
+        )
 
 
 def _text(path: str) -> str:

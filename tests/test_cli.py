@@ -88,13 +88,23 @@ def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no script to run"),
+        (["--gpus=0"], "no script to run"),
+        (["--gpu=0", "train.py"], "no such option: --gpu; did you mean --gpus?"),
         (["--nporc_per_node=4", "train.py"], "did you mean --nproc_per_node?"),
         (["--gpus", "0", "1", "train.py"], "write --gpus=0,1."),
         (["--np=2", "train.py"], "it counts hosts, and --nproc_per_node processes"),
         (["--config=nowhere.yaml", "train.py"], "nowhere.yaml: No such file"),
-        (["doctr", "--json"], "there is no command doctr, nor a script or program of that name; "),
-        (["submmit", "slurm"], "did you mean `fleetrun submit`?"),
+        (["doctr", "--json"], "there is no command doctr; did you mean `fleetrun doctor --json`?"),
+        (["submmit", "slurm"], "did you mean `fleetrun submit slurm`?"),
+        (["log"], "did you mean `fleetrun logs`?"),
+        (["list"], "did you mean `fleetrun ps`?"),
+        (["kill", "4711"], "did you mean `fleetrun stop 4711`? `fleetrun -- kill` runs"),
+        (["run", "train.py"], "did you mean `fleetrun train.py`?"),
+        (
+            ["--gpus=0", "launch", "x.py"],
+            "there is no command launch; did you mean `fleetrun x.py`?",
+        ),
+        (["version"], "did you mean `fleetrun --version`?"),
         (["top", "--foo"], "top: no such option: --foo; see `fleetrun top --help`."),
         (["top", "--onec"], "top: no such option: --onec; did you mean --once?"),
         (["completion"], "completion: give bash|zsh|fish."),
@@ -169,6 +179,10 @@ def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixtu
     assert "--help=all" in text
     for name in COMMANDS:
         assert name in text
+    assert cli.main(["--help=all"], environ={}) == 0
+    whole = capsys.readouterr().out
+    for name in COMMANDS:
+        assert re.search(rf"fleetrun ([\w|]+\|)?{name}\b", whole), name
     assert 'eval "$(fleetrun completion bash)"' in text
 
 
@@ -367,3 +381,22 @@ def test_s80_a_command_line_is_read_without_anything_slow() -> None:
         timeout=LONG_S,
     )
     assert done.stdout.strip() == ""
+
+
+def test_no_word_at_all_shows_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([], environ={}, launch=Launch()) == 2
+    assert capsys.readouterr().out.startswith("Usage: fleetrun ")
+
+
+def test_an_option_of_launchers_behind_the_script_is_remarked(elsewhere: Path) -> None:
+    launch = Launch()
+    words = [str(elsewhere / "train.py"), "--nproc-per-node=2", "--gpus=1"]
+    assert cli.main(words, environ={}, launch=launch) == 0
+    (note,) = launch.requests[0].notes
+    assert note.startswith("--nproc-per-node=2 stands after ")
+
+
+def test_two_hyphens_run_a_program_that_is_called_like_a_command_elsewhere() -> None:
+    launch = Launch()
+    assert cli.main(["--", "kill", "-l"], environ={}, launch=launch) == 0
+    assert launch.requests[0].script.target == "kill"

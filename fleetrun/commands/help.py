@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fleetrun.commands import COMMANDS
 from fleetrun.commands.pager import page
 from fleetrun.plan.visible import wrapped
 
@@ -34,10 +33,10 @@ Most used:
 Exit codes: 0 success, N that of the rank that failed first, 128+N its signal,
   124 hung, 126, 127 no program, 2 usage, 3 this host, 4 hosts did not meet,
   5 --strategy_strict: part of the strategy is not in effect
-More: --help=all, or common, strategy, devices, hosts, job, servers, codes;
-  presets of --strategy: `fleetrun strategy list`
-  {commands}
-  eval "$(fleetrun completion bash)"        switches Tab on; also zsh, fish
+Commands: logs, top, report: look at a job; ps, attach, stop: background jobs;
+  doctor: check hosts; strategy, tune: presets and speed; on, submit: clusters;
+  exec: programs that launch; completion: eval "$(fleetrun completion bash)"
+More: --help=all, or common, strategy, devices, hosts, job, servers, codes
 """
 _WIDTH = 100
 ABOUT = "Start PaddlePaddle training: one process per device, on one host or several."
@@ -58,6 +57,10 @@ EXAMPLES = (
         "whether this host is fit for the job, and how to fix it",
     ),
     ("fleetrun tune --vary KEY=A,B train.py", "find the fastest values by training with each"),
+    ("fleetrun ps|attach|stop [JOB]", "background jobs: list them, show a console, end one"),
+    ("fleetrun on --hosts=a,b -- COMMAND", "run a command on each host by ssh"),
+    ("fleetrun submit slurm|k8s ...", "submit a job to Slurm or Kubernetes"),
+    ("fleetrun exec COMMAND...", "launch where COMMAND would start Paddle's launcher"),
     ("fleetrun completion bash|zsh|fish", "shell completion, to be sourced"),
 )
 EXIT_CODES = (
@@ -95,7 +98,7 @@ def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
     """Show the help text of SECTION: the screen, all, codes, or one of options.SECTIONS."""
     translate = translation(environ)
     if section == "screen":
-        return page(translate(SCREEN).format(commands="|".join(COMMANDS)), choice, environ)
+        return page(translate(SCREEN), choice, environ)
     return page(text(section, translate), choice, environ)
 
 

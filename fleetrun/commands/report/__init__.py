@@ -15,6 +15,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
 from fleetrun.records import names
+from fleetrun.records.folder import PRIVATE
 
 _SIDE_BY_SIDE = 2
 
@@ -30,6 +31,8 @@ def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
     path = (Path(out) if out else place / names.PAGE).absolute()
     text = page.page([history.read(each) for each in found], library(), str(path.parent))
     try:
+        # As private as what it was made from.
+        path.touch(PRIVATE)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written ({error.strerror}); see --out.") from None

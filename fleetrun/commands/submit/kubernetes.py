@@ -232,13 +232,17 @@ def _kubectl(verb: str, document: Document, *options: str) -> subprocess.Complet
     )
 
 
-def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: object) -> int:
+def _run(
+    words: tuple[str, ...], *, kind: str, is_applied: bool, dry_run: bool, **fields: object
+) -> int:
     parsed = common.launch(words, WHAT, fields["config"])
     if common.shown(parsed.words) != parsed.words:
         raise UsageError(
             f"{WHAT}: a word after -- is a secret, which all who may see the job would read: let "
             "the script take it from a variable of the image or of a Secret."
         )
+    if is_applied and dry_run:
+        raise UsageError(f"{WHAT}: --apply and --dry-run: give one of them.")
     if fields["image"] is None:
         raise UsageError(
             f"{WHAT}: give --image NAME, one that has Paddle, fleetrun and the script."
@@ -325,6 +329,7 @@ command = common.QueueCommand(
         ),
         parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
         click.Option(["--apply", "is_applied"], is_flag=True, help="Create it by kubectl."),
+        click.Option(["--dry-run"], is_flag=True, help="Print the resources, as without --apply."),
         common.config(),
         common.command_line(),
     ],

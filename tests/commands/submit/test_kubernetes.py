@@ -369,3 +369,11 @@ def test_a_job_that_cannot_have_what_it_needs_is_not_left(
         assert (words, one["kind"]) == ("delete -f - --wait=false", "Job")
     else:
         assert not (tmp_path / "words.1").exists()
+
+
+def test_a_dry_run_is_what_the_absence_of_apply_means(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["submit", "k8s", "--image=i", "--dry-run"]
+    assert cli.main([*words, "--", "t.py"], environ={}) == 0
+    assert "kind: Job" in capsys.readouterr().out
+    assert cli.main([*words, "--apply", "--", "t.py"], environ={}) == 2
+    assert "--apply and --dry-run: give one of them." in capsys.readouterr().err
