@@ -186,6 +186,7 @@ C_Status StreamWaitEvent(const C_Device, C_Stream stream, C_Event event) {
 // ---- devices and their memory -------------------------------------------------------------------
 
 constexpr int kMost = 64;
+constexpr size_t kReleased = 256;
 constexpr int kGarbage = 0xff;  // not a number, as floats of any width
 std::string kind;
 thread_local int current = 0;
@@ -218,10 +219,22 @@ C_Status Allocate(const C_Device device, void** memory, size_t size) {
   memset(*memory, kGarbage, size);
   return C_SUCCESS;
 }
+// Overwrite it, and let nobody else have it for a while: a collective that still writes to it must not
+// spoil what the host keeps about its own memory.
+void Release(void* memory, size_t size) {
+  static auto& mutex = *new std::mutex;
+  static auto& released = *new std::deque<void*>;
+  std::lock_guard<std::mutex> lock(mutex);
+  memset(memory, kGarbage, size);
+  released.push_back(memory);
+  if (released.size() <= kReleased) return;
+  free(released.front());
+  released.pop_front();
+}
 C_Status Free(const C_Device device, void* memory, size_t size) {
   // In the order of the kernels, as cudaFreeAsync does: other streams wait for nothing.
   used[device->id] -= size;
-  auto release = [=] { memset(memory, kGarbage, size), free(memory); };
+  auto release = [=] { Release(memory, size); };
   C_Stream stream = device::ComputeStream(device->id);
   stream ? stream->Push(release) : release();
   return C_SUCCESS;
