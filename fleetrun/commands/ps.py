@@ -149,7 +149,7 @@ def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
         which = "job of yours" if word is None else f"job {word}"
         raise UsageError(f"{what}: no {which} runs on this host; `fleetrun ps` lists what does.")
     listed = ", ".join(job.name if job.launcher is None else str(job.launcher) for job in meant)
-    raise UsageError(f"{what}: {len(meant)} jobs may be meant; say which by its number: {listed}.")
+    raise UsageError(f"{what}: {len(meant)} jobs match; name one by its number: {listed}.")
 
 
 command = click.Command(

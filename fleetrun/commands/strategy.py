@@ -83,7 +83,7 @@ def _validate(files: tuple[str, ...]) -> int:
         for note in load.combine([layer]).notes:
             print(f"fleetrun: {visible(note)}", file=sys.stderr)
         count = len(layer.knobs)
-        print(f"{visible(name)}: well, {count} {'setting' if count == 1 else 'settings'}.")
+        print(f"{visible(name)}: valid, {count} {'setting' if count == 1 else 'settings'}.")
     return worst
 
 

@@ -9,7 +9,7 @@ from fleetrun.records.hostsfile import HostEnd
 if TYPE_CHECKING:
     from fleetrun.session.state import State
 
-WELL, STOPPED, UNKNOWN = "its ranks ended well", "its ranks were stopped", "its end is not known"
+WELL, STOPPED, UNKNOWN = "its ranks succeeded", "its ranks were stopped", "its end is unknown"
 
 
 def of_hosts(state: State) -> tuple[HostEnd, ...]:

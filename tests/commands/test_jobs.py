@@ -251,9 +251,9 @@ def test_a_process_that_is_no_more_is_never_the_beginning_of_a_name(word: str) -
 
 def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
     same_day = (JOBS[0], JOBS[1]._replace(name="20250101T000001Z-a-12"))
-    with pytest.raises(UsageError, match=r"2 jobs may be meant; .*: 11, 12\."):
+    with pytest.raises(UsageError, match=r"2 jobs match; .*: 11, 12\."):
         ps.one("20250101", same_day, "stop")
-    with pytest.raises(UsageError, match=r"3 jobs may be meant; .*: 11, 12, 20250103T000000Z-b-13"):
+    with pytest.raises(UsageError, match=r"3 jobs match; .*: 11, 12, 20250103T000000Z-b-13"):
         ps.one(None, JOBS, "stop")
     with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
         ps.one(None, (), "stop")

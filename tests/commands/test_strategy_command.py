@@ -132,7 +132,7 @@ def test_validate_says_file_line_and_what_was_meant(
     (elsewhere / "bad.yaml").write_text("strategy:\n  ampp: true\n")
     said = say(capsys, "validate", "bad.yaml", "good.yaml", "nope.yaml")
     assert said.code == 2
-    assert said.out == "good.yaml: well, 1 setting.\n"
+    assert said.out == "good.yaml: valid, 1 setting.\n"
     first, second, third = said.err.splitlines()
     assert first == "fleetrun: bad.yaml:2: no such field: ampp; did you mean amp?"
     assert second.startswith("fleetrun: good.yaml:1: amp_configs is set without amp")

@@ -17,6 +17,7 @@ NAME = re.compile(r"_?FLEETRUN_[A-Z0-9_]*")
 KNOWN = {one.name for one in variables.TABLE}
 # They belong to this checkout's tests and benchmarks.
 OF_TESTS = {
+    "FLEETRUN_TEST_DEVICE",
     "FLEETRUN_TEST_DRAWS",
     "FLEETRUN_TEST_EXPLORE",
     "FLEETRUN_TEST_MARKER",

@@ -62,7 +62,7 @@ def _one(word: str, log_dir: str) -> str:
     known = [os.path.basename(path) for path in paths or runs.listed(log_dir)]
     if paths:
         shown = ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")
-        raise UsageError(f"{word} may mean {len(known)} runs ({shown}): give more of the name.")
+        raise UsageError(f"{word} matches {len(known)} runs ({shown}): give more of the name.")
     listed = f"`fleetrun logs --runs` lists those in {log_dir}."
     raise UsageError(f"no such run: {word}{suggestions.ending(word, known, listed)}")
 

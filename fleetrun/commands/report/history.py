@@ -40,7 +40,7 @@ _SHOWN = frozenset(
         *("restarting", "start_failed"),
     )
 )
-WELL, FIRST, ALONG, OPEN = "ended well", "failed first", "ended with it", "no end told"
+WELL, FIRST, ALONG, OPEN = "succeeded", "failed first", "stopped with it", "end unknown"
 
 
 class AttemptSpan(NamedTuple):

@@ -53,9 +53,9 @@ class Runner:
         if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
             made = len(at)
             fault = (
-                f"it ended well after {made} updates, too few to time"
+                f"it succeeded after {made} updates, too few to time"
                 if made
-                else "it ended well, but no update was seen: is it Paddle that trains?"
+                else "it succeeded, but no update was seen: does it train with Paddle?"
             )
             return Trial(fault=fault, folder=str(folder))
         verdicts = _verdicts(events)

@@ -122,7 +122,7 @@ def test_any_run_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
     assert [line.split()[0] for line in listed] == ["run", paths[1].name, paths[0].name]
     assert all(" ".join(line.split()[3:]) == "rank 0 all processes finished" for line in listed[1:])
     unclear = logs(tmp_path, "-")
-    assert (unclear.returncode, unclear.stderr[:21]) == (2, "fleetrun: - may mean ")
+    assert (unclear.returncode, unclear.stderr[:21]) == (2, "fleetrun: - matches 2")
     both = logs(tmp_path, "--runs", "first")
     assert (both.returncode, both.stdout) == (2, "")
     assert both.stderr == "fleetrun: --runs lists all runs of --log_dir: leave first out.\n"
