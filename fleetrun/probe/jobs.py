@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.records import eventfile, names, planfile
+from fleetrun.records import names, runs
 from fleetrun.records.variables import JOB, RUN_DIR
 from fleetrun.run import proc
 
@@ -79,22 +79,26 @@ def about(job: RunningJob) -> JobRecords:
     """Return what the records of JOB say."""
     # The plan is written a moment after the start, and never by the head of a job by ssh.
     shown = running(job)[:1] or (() if job.launcher is None else (job.launcher,))
-    found = JobRecords(argv=tuple(map(proc.command, shown)), cwd=_folder(job.launcher))
-    plan = planfile.read(f"{job.run_dir}/{names.PLAN}")
-    if plan is not None:
-        first = plan.processes[0].argv if plan.processes else ()
-        found = JobRecords(plan.job_id, plan.mode, plan.nodes, plan.node_rank, plan.cwd, first)
-    for event in eventfile.read(f"{job.run_dir}/{names.EVENTS}"):
-        if event.event == "launched":
-            wanted = event.more.get("processes")
-            job_id = event.more.get("job_id")
-            found = found._replace(
-                started=event.time,
-                wanted=wanted if isinstance(wanted, int) else 0,
-                job_id=found.job_id or (job_id if isinstance(job_id, str) else ""),
-            )
-        found = found._replace(attempt=max(found.attempt, event.attempt))
-    return found
+    run = runs.read(job.run_dir)
+    plan = run.plan
+    found = JobRecords(
+        job_id=run.job_id,
+        argv=tuple(map(proc.command, shown)),
+        cwd=_folder(job.launcher),
+        started=run.started_at,
+        wanted=run.processes,
+        attempt=run.attempt,
+    )
+    if plan is None:
+        return found
+    return found._replace(
+        job_id=plan.job_id,
+        mode=plan.mode,
+        nodes=plan.nodes,
+        node_rank=plan.node_rank,
+        cwd=plan.cwd,
+        argv=plan.processes[0].argv if plan.processes else (),
+    )
 
 
 def _folder(pid: int | None) -> str:
@@ -106,12 +110,8 @@ def _folder(pid: int | None) -> str:
 
 def end(job: RunningJob) -> tuple[int, str] | None:
     """Return the exit code and the verdict with which JOB has ended; None: nobody wrote it down."""
-    for event in eventfile.read(f"{job.run_dir}/{names.EVENTS}"):
-        if event.event == "finished":
-            code, verdict = event.more.get("exit_code"), event.more.get("verdict")
-            if isinstance(code, int):
-                return code, verdict if isinstance(verdict, str) else ""
-    return None
+    run = runs.read(job.run_dir)
+    return None if run.exit_code is None else (run.exit_code, run.verdict)
 
 
 def running(job: RunningJob) -> tuple[int, ...]:
