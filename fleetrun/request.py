@@ -2,12 +2,12 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun import argv, conversion, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
-from fleetrun.model import Layer, Request, Script, Setting, Strategy
+from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import kinds, secrets
 from fleetrun.plan.hosts import (
@@ -149,83 +149,38 @@ def resolve(
 
     strategy, strategy_settings = _strategy(chosen, tiers, layers, notes)
 
-    devices, processes = chosen["devices"], chosen["nproc_per_node"]
-    raw_devices = devices.given.raw.strip()
+    # As they were given, but for those below.
+    plain = {
+        name: DEFAULTS[name] if found.value in (None, "") else found.value
+        for name, found in chosen.items()
+        if name in DEFAULTS
+    }
+    meant: dict[str, Any] = {
+        "devices": chosen["devices"].given.raw.strip() or None,
+        "device_kind": kind,
+        "ips": hosts.ips,
+        "host": (chosen["host"].of(str) or "").strip() or None,
+        "network": (chosen["network"].of(str) or "").strip() or None,
+        "nnodes": hosts.nnodes,
+        "rank": hosts.rank,
+        "spares": _spares(chosen["spares"], hosts, word, notes),
+        "port_range": _port_range(chosen["port_range"]),
+        "run_mode": word,
+        "job_id": _job_id(chosen["job_id"]),
+        "webhook": _address(chosen["webhook"]),
+        "redirects": chosen["redirects"].value == "true",
+        "log_max_bytes": _size(chosen["log_max_bytes"]),
+        "tee": _ranks(chosen["tee"]),
+        "log_filter": _log_filter(chosen["log_filter"]),
+        "stdin": _reader(chosen["stdin"]),
+        "debug": _ranks(chosen["debug"]),
+        "wrap": _wrap(chosen["wrap"]),
+        "profile": _profile(chosen["profile"]),
+    }
     return Request(
         script=parsed.script,
-        devices=raw_devices or None,
-        device_kind=kind,
-        nproc_per_node=processes.of(int) or processes.of(str),
-        oversubscribe=chosen["oversubscribe"].value is True,
-        virtual_local_rank=chosen["virtual_local_rank"].value is True,
-        ips=hosts.ips,
-        host=(chosen["host"].of(str) or "").strip() or None,
-        network=(chosen["network"].of(str) or "").strip() or None,
-        nnodes=hosts.nnodes,
-        master=chosen["master"].of(str),
-        rank=hosts.rank,
-        rdzv_timeout_s=chosen["rdzv_timeout_s"].of(float) or 0.0,
-        heartbeat_timeout_s=chosen["heartbeat_timeout_s"].of(float) or 0.0,
-        elastic_timeout_s=chosen["elastic_timeout_s"].of(float) or 0.0,
-        spares=_spares(chosen["spares"], hosts, word, notes),
-        elastic_pre_hook=chosen["elastic_pre_hook"].of(str) or None,
-        start_port=chosen["start_port"].of(int),
-        port_range=_port_range(chosen["port_range"]),
-        port_check=chosen["port_check"].value is True,
-        hosts=chosen["hosts"].of(str),
-        hostfile=chosen["hostfile"].of(str),
-        include=chosen["include"].of(str),
-        exclude=chosen["exclude"].of(str),
-        ssh=chosen["ssh"].of(str) or "ssh",
-        ssh_fanout=chosen["ssh_fanout"].of(int) or 1,
-        ship=chosen["ship"].value is True,
-        backend=chosen["backend"].of(str) or "auto",
-        run_mode=word,
-        job_id=_job_id(chosen["job_id"]),
         env=tuple((name, value) for name, (value, _) in env.items()),
         nccl=tuple((name, value) for name, (value, _) in nccl.items()),
-        gpu_memory_fraction=chosen["gpu_memory_fraction"].of(float),
-        max_restart=chosen["max_restart"].of(int) or 0,
-        bind=chosen["bind"].of(str) or "none",
-        grace_s=chosen["grace_s"].of(float) or 0.0,
-        on_end=chosen["on_end"].of(str) or None,
-        webhook=_address(chosen["webhook"]),
-        preflight=chosen["preflight"].value is True,
-        hang_timeout_s=chosen["hang_timeout_s"].of(float) or 0.0,
-        log_dir=chosen["log_dir"].of(str) or "log",
-        log_level=chosen["log_level"].of(str) or "info",
-        redirects=chosen["redirects"].value == "true",
-        log_overwrite=chosen["log_overwrite"].value is True,
-        log_keep=chosen["log_keep"].of(int) or 1,
-        gather_logs=chosen["gather_logs"].of(str),
-        log_max_bytes=_size(chosen["log_max_bytes"]),
-        log_max_files=chosen["log_max_files"].of(int) or 1,
-        metrics_period_s=chosen["metrics_period_s"].of(float) or 0.0,
-        metrics_port=chosen["metrics_port"].of(int),
-        tee=_ranks(chosen["tee"]),
-        log_filter=_log_filter(chosen["log_filter"]),
-        stdin=_reader(chosen["stdin"]),
-        debug=_ranks(chosen["debug"]),
-        wrap=_wrap(chosen["wrap"]),
-        profile=_profile(chosen["profile"]),
-        ui=chosen["ui"].value is True,
-        quiet=chosen["quiet"].value is True,
-        detach=chosen["detach"].value is True,
-        banner=chosen["banner"].of(str) or "brief",
-        color=chosen["color"].of(str) or "auto",
-        dry_run=chosen["dry_run"].of(str),
-        server_num=chosen["server_num"].of(int),
-        servers=chosen["servers"].of(tuple) or (),
-        trainer_num=chosen["trainer_num"].of(int),
-        trainers=chosen["trainers"].of(tuple) or (),
-        heter_worker_num=chosen["heter_worker_num"].of(str),
-        heter_workers=chosen["heter_workers"].of(str),
-        heter_devices=chosen["heter_devices"].of(str),
-        coordinator_num=chosen["coordinator_num"].of(int),
-        coordinators=chosen["coordinators"].of(tuple) or (),
-        http_port=chosen["http_port"].of(int),
-        gloo_port=chosen["gloo_port"].of(int),
-        with_gloo=chosen["with_gloo"].of(str),
         strategy=strategy,
         settings=(
             *_config_setting(parsed, config),
@@ -235,6 +190,7 @@ def resolve(
             *strategy_settings,
         ),
         notes=tuple(notes),
+        **{**plain, **meant},
     )
 
 

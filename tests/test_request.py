@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleetrun import argv, configfile, options, request
 from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
-from fleetrun.model import Setting
+from fleetrun.model import Request, Setting
 from fleetrun.options import RawOption
 from fleetrun.plan import secrets
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fleetrun.configfile import Config
-    from fleetrun.model import Request
 
     ConfigFile = Callable[[str], Config]
 
@@ -971,3 +970,26 @@ def test_a_command_without_script_cannot_be_resolved() -> None:
 def test_a_given_value_knows_its_source() -> None:
     option = options.find("gpus")
     assert RawOption(option, "0", "--gpus").source == "command line"
+
+
+SAMPLES = {"int": "1", "float": "0.5", "duration": "30m", "bool": "true", "flag": "true"}
+PLAIN = [
+    option
+    for option in options.TABLE
+    if option.status == "works" and option.kind in SAMPLES and option.target in Request._fields
+]
+
+
+@pytest.mark.parametrize("option", PLAIN, ids=lambda option: option.name)
+def test_a_plain_option_fills_its_field_with_a_value_of_its_type(option: options.Option) -> None:
+    # Of servers and the like there have to be others, too.
+    beside = ["--server_num=1", "--trainer_num=1"] if option.group == options.SERVERS else []
+    beside += ["--nnodes=2", "--master=a:1"] if option.group == options.HOSTS else []
+    beside += ["--hosts=a,b"] if option.name in {"ship", "ssh_fanout"} else []
+    words = [word for word in beside if not word.startswith(f"{option.flag}=")]
+    if option.name in {"ship", "ssh_fanout", "nproc_per_node"}:
+        words = words[-1:]
+    value = getattr(asked(f"{option.flag}={SAMPLES[option.kind]}", *words), option.target)
+    hint = get_type_hints(Request)[option.target]
+    assert isinstance(value, hint)
+    assert value in {1, 0.5, 1800.0, "1"}
