@@ -114,6 +114,22 @@ class IsolatedCall:
         return how
 
 
+def answer(what: str, ask: Callable[[], object], timeout_s: float) -> tuple[CallResult, bool]:
+    """Return what ASK returned in a child, or why not, and whether it has not within TIMEOUT_S.
+
+    WHAT it asks is the subject of a sentence.
+    """
+    try:
+        question = IsolatedCall(ask)
+    except OSError as error:
+        return CallResult(trouble=f"no process can be started: {error.strerror}"), False
+    found = question.wait(time.monotonic() + timeout_s)
+    if found is not None:
+        return found, False
+    why = f"{what} has not answered within {timeout_s:g} s ({question.abandon()})"
+    return CallResult(trouble=why), True
+
+
 def _be_child(ask: Callable[[], object], write_fd: int) -> None:
     """Call ASK, write its result to WRITE_FD and exit."""
     try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 from fleetrun.doctor.facts import CudaStart
-from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run import isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +28,7 @@ def read(
     """Return whether CUDA starts on this host, and how many GPUs it shows without a mask."""
     has_uvm = any(os.path.exists(os.path.join(root, path)) for path in (_UVM, _WINDOWS))
     seen = CudaStart(has_uvm=has_uvm)
-    try:
-        question = IsolatedCall(lambda: tuple(ask(lib())))
-    except OSError as error:
-        return seen._replace(trouble=f"no process can be started: {error.strerror}")
-    answer = question.wait(time.monotonic() + timeout_s)
-    if answer is None:
-        why = f"cuInit has not answered within {timeout_s:g} s ({question.abandon()})"
-        return seen._replace(trouble=why)
+    answer, _ = isolation.answer("cuInit", lambda: tuple(ask(lib())), timeout_s)
     if answer.trouble:
         return seen._replace(trouble=answer.trouble.removeprefix("OSError: "))
     code, name, count = cast("tuple[int, str, int]", answer.value)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.probe import files, nvml
 from fleetrun.probe.health import cuda
 from fleetrun.probe.nvml import Library, ask, library, text
-from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run import isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,14 +63,9 @@ def read(
         return Gpus(has_driver=False)
     xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
     seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
-    try:
-        question = IsolatedCall(lambda: tuple(survey(load())))
-    except OSError as error:
-        return seen._replace(trouble=f"no process can be started: {error.strerror}")
-    answer = question.wait(time.monotonic() + timeout_s)
-    if answer is None:
-        why = f"it has not answered within {timeout_s:g} s ({question.abandon()})"
-        return seen._replace(trouble=why, is_stuck=True)
+    answer, is_stuck = isolation.answer("it", lambda: tuple(survey(load())), timeout_s)
+    if is_stuck:
+        return seen._replace(trouble=answer.trouble, is_stuck=True)
     if answer.trouble and not has_files:
         version = _VERSION.search(files.text(os.path.join(root, _DRIVER)))
         return Gpus(has_driver=True, has_files=False, driver=version[0] if version else "")
