@@ -499,7 +499,12 @@ TABLE: tuple[Option, ...] = (
         env=("PADDLE_DISTRI_BACKEND",),
         words=("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"),
         # For one release: earlier ones took it.
-        gone=(("hccl", "no Paddle takes it; NPUs communicate by xccl, which auto means there."),),
+        gone=(
+            (
+                "hccl",
+                "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says.",
+            ),
+        ),
     ),
     Option(
         "oversubscribe",

@@ -688,7 +688,7 @@ def test_two_options_that_name_two_kinds_contradict_each_other() -> None:
 
 
 def test_hccl_is_called_xccl() -> None:
-    said = "no Paddle takes it; NPUs communicate by xccl, which auto means there."
+    said = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
     assert refusal("--backend=hccl") == f"--backend=hccl: {said}"
     environ = {"PADDLE_DISTRI_BACKEND": "hccl"}
     assert refusal(environ=environ) == f"--backend=hccl (from $PADDLE_DISTRI_BACKEND): {said}"

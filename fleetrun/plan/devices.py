@@ -57,7 +57,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
     visible, why = masks.visible(facts, kind)
     if not visible.devices:
-        _refuse_cpu(request, processes, why)
+        _refuse_cpu(request, facts, processes, why)
         note = f"{_without(visible, why, facts)}: {_ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
     if request.devices == use.FREE:
@@ -156,15 +156,13 @@ def _kind(request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
 
     It is the one named, or the first this host has: Paddle prefers those of its plug-ins.
     """
-    counts = {**facts.device_counts, **facts.paddle_counts}
-    order = dict.fromkeys((*facts.paddle_counts, *kinds.BUILT_IN, *counts))
-    there = [kind for kind in order if counts.get(kind)]
+    there = _there(facts)
     named = request.device_kind
     # --nproc_per_node=gpu means what it says even where other devices are.
     if named is None and request.nproc_per_node == "gpu":
         named = "gpu"
     is_general = named == "gpu" and "gpu" not in there and not _is_exact(request)
-    if is_general and there and there[0] in facts.paddle_counts:
+    if is_general and there and there[0] not in kinds.BUILT_IN:
         # Paddle's launcher takes --gpus for the devices of whatever kind there is.
         said = f"{origin.option(request, 'devices')} names {label(there[0])}s: no GPU is here."
         return there[0], (said,)
@@ -176,6 +174,13 @@ def _kind(request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
         many = f"This host has {' and '.join(f'{label(kind)}s' for kind in there)}"
         return there[0], (f"{many}: {label(there[0])}s are used; {others} uses the others.",)
     return next(iter((*there, *facts.absent)), "gpu"), ()
+
+
+def _there(facts: Facts) -> list[str]:
+    """Return the kinds of which this host has devices, hidden or not; Paddle's come first."""
+    counts = {**facts.device_counts, **facts.paddle_counts}
+    order = dict.fromkeys((*facts.paddle_counts, *kinds.BUILT_IN, *counts))
+    return [kind for kind in order if counts.get(kind)]
 
 
 def _is_exact(request: Request) -> bool:
@@ -217,7 +222,7 @@ def _backend(request: Request, kind: str) -> str:
     return request.backend
 
 
-def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
+def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) -> None:
     """Raise an error when devices were asked for and there are none."""
     if request.devices is not None:
         asked = origin.option(request, "devices")
@@ -227,7 +232,9 @@ def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
         asked = origin.option(request, "device_kind")
     else:
         return
-    instead = "leave the option out to train on the CPU."
+    # What is used where nothing is asked for.
+    used = [kind for kind in _there(facts)[:1] if masks.visible(facts, kind)[0].devices]
+    instead = f"leave the option out to train on {f'{label(used[0])}s' if used else 'the CPU'}."
     if request.dry_run is not None and "hides" not in why:
         instead = f"{ASSUME_DEVICES}={request.device_kind or 'gpu'}:8 plans as if there were eight."
     raise EnvironmentFault(f"{asked} asks for devices, but {why}; {instead}")

@@ -30,7 +30,8 @@ def is_given(request: Request, name: str) -> bool:
 
 def _of_devices(request: Request) -> str:
     """Return the name of the option by which the devices were named."""
-    kind = None if is_given(request, "device_kind") else request.device_kind
-    own = "devices" if kind is None else f"{kind}s"
+    own = f"{request.device_kind}s"
     names = {"devices", own, *kinds.GENERAL}
-    return next((each.name for each in request.settings if each.name in names), own)
+    is_chosen = request.device_kind is None or is_given(request, "device_kind")
+    otherwise = "devices" if is_chosen else own
+    return next((each.name for each in request.settings if each.name in names), otherwise)

@@ -564,6 +564,27 @@ def test_a_kind_that_was_chosen_and_is_not_there_is_a_fault() -> None:
     )
 
 
+def test_a_refusal_says_what_would_be_trained_on_without_the_option() -> None:
+    facts = some_facts(
+        paddle_counts={"sdaa": 2},
+        has_plugins=True,
+        absent={"npu": "Paddle has no plug-in for NPUs"},
+    )
+    for asked in (a_request(devices="0", device_kind="npu"), a_request(**chosen("npu"))):
+        with pytest.raises(EnvironmentFault, match="leave the option out to train on SDAAs"):
+            share(asked, facts)
+
+
+def test_an_option_is_called_as_it_was_written_beside_the_kind_of_a_variable() -> None:
+    given_by = (
+        Setting("device_kind", "gcu", "$PADDLE_XCCL_BACKEND"),
+        Setting("gcus", "9", "command line"),
+    )
+    request = a_request(devices="9", device_kind="gcu", settings=given_by)
+    with pytest.raises(EnvironmentFault, match=r"^--gcus=9: this host has 2 GCUs"):
+        share(request, plugged(gcu=2))
+
+
 def test_signs_of_a_device_that_cannot_be_used_are_said() -> None:
     found = share(a_request(), some_facts(absent={"npu": "this host has 8 NPUs, and no plug-in"}))
     assert found.kind == "cpu"
