@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from .. import border, settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, plural
 from ..paddle_api import tensors
-from .kept_gradients import KeptGradients, ScriptGradients, identities
+from .kept_gradients import KeptGradients, ScriptGradients, copies, identities, is_rescaled
 from .round_weights import RoundWeights
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ _TWO_OPTIMIZERS = (
     "fleetrun: gradient_merge: two optimizers update the same parameters in turn, whose gradients"
     " are merged for both at once: use the strategy without gradient_merge."
 )
+_CLIPPED_WEIGHTS = (
+    "fleetrun: gradient_merge: the script changes weights after a step that only merges, as"
+    " clipping does, and gradients of other weights than those that are updated cannot be merged:"
+    " clip the weights once before the first step, too, or use the strategy without gradient_merge."
+)
 _OTHER_WEIGHTS = (
     "fleetrun: gradient_merge: the script writes weights between the backwards of one update, or"
     " between a backward and its step, as SAM does: gradients of other weights than those that are"
@@ -93,8 +98,6 @@ class GradientAccumulator:
         # Those that have ever had a gradient in a step.
         self._trained: set[int] = set()
         self._weights = RoundWeights()
-        # The script has changed weights after a step of the first round.
-        self.has_clipped_weights = False
         self._is_divided = False
         # The merged gradients before this micro-step, and what the script sees of them in it.
         self._kept: KeptGradients | None = None
@@ -103,8 +106,13 @@ class GradientAccumulator:
         self._seen: list[tuple[int, int] | None] = []
         # What the script has done since the last backward or step.
         self._is_read = self._is_written = self._is_in_backward = False
-        # It has cleared gradients that it had read, since the last step.
-        self._is_composing = False
+        # It has cleared gradients that it had read, since the last step; and has scaled or clamped
+        # others after that. Who puts gradients together does so in each step.
+        self._is_composing = self._has_rescaled = False
+        # There was a step without that.
+        self._has_plain_step = False
+        # The averaged gradients that the script may change then.
+        self._averaged: list[Any] = []
         # The number of micro-steps that were cleared.
         self.cleared = 0
         # For schedulers: the steps since a scheduler's last step, and whether the last one updated.
@@ -164,14 +172,20 @@ class GradientAccumulator:
         self._trained |= self._dirty
         self._dirty.clear()
         self._kept = None
+        self._averaged = []
         self._is_read = self._is_written = self._is_composing = False
 
     def check_step(self) -> None:
         """Raise RuntimeError if what the script has done before this step cannot be merged."""
         if self._weights.are_written(self._trained | self._dirty):
             raise RuntimeError(_OTHER_WEIGHTS)
-        is_changed = self.is_changed() or (self._script is not None and self._script.is_changed())
-        if self._is_composing and is_changed:
+        self._has_plain_step |= not self._is_composing
+        if self._is_composing and self._script is None and self.is_changed():
+            self._check_rescaled(self._averaged, tensors.gradients(self.parameters))
+        elif self._is_composing and self._script is not None and self._script.is_changed():
+            merged = tensors.gradients(self.parameters)
+            self._check_rescaled(merged, self._script.replace(self.parameters, merged))
+        if self._has_rescaled and self.is_last and not self._has_plain_step:
             raise RuntimeError(_COMPOSED)
         if self._is_written and not (self._dirty or self.merged):
             message = (
@@ -179,6 +193,12 @@ class GradientAccumulator:
                 " paddle.grad: they cannot be merged."
             )
             raise RuntimeError(message)
+
+    def _check_rescaled(self, before: Sequence[Any], now: Sequence[Any]) -> None:
+        """Raise RuntimeError unless the gradients NOW are those BEFORE, scaled or clamped."""
+        if len(before) != len(now) or not all(map(is_rescaled, before, now)):
+            raise RuntimeError(_COMPOSED)
+        self._has_rescaled = True
 
     def begin_backward(self) -> None:
         """Make the gradients the sums of this rank's micro-steps again; keep a copy of them.
@@ -207,11 +227,9 @@ class GradientAccumulator:
         if not (self._weights.is_known and (self.merged or self._dirty)):
             self._weights.begin(self.parameters)
         elif self._weights.are_changed(self._trained | self._dirty):
-            if self._dirty or not self._weights.is_first_round:
-                raise RuntimeError(_OTHER_WEIGHTS)
-            # Clipping after each step, which changes nothing any more until the next update.
-            self.has_clipped_weights = True
-            self._weights.begin(self.parameters)
+            # Clipping after each step changes nothing any more once an update was clipped.
+            is_clipped = self._weights.is_first_round and not self._dirty
+            raise RuntimeError(_CLIPPED_WEIGHTS if is_clipped else _OTHER_WEIGHTS)
 
     def forget_weights(self) -> None:
         """Take the weights as they are: an optimizer has updated them."""
@@ -224,6 +242,8 @@ class GradientAccumulator:
             self._script = ScriptGradients()
         elif self._dirty:
             self.divide()
+            if self._is_composing:
+                self._averaged = copies(tensors.gradients(self.parameters))
         # Dividing reads them, too.
         self._is_read = False
 
@@ -242,7 +262,7 @@ class GradientAccumulator:
             assign(parameter, gradient)
             return
         if self._is_composing and gradient is not None:
-            raise RuntimeError(_COMPOSED)
+            self._check_rescaled(tensors.gradients([parameter]), [gradient])
         self._is_written = True
         if self._script is None:
             assign(parameter, gradient)
@@ -625,12 +645,6 @@ class GradientMerge:
             rounds = "round was" if self.tails == 1 else "rounds were"
             where = "at the end of a paddle.io.DataLoader (merge_tail=step)"
             self._proof.note(f"{self.tails} partial {rounds} applied {where}")
-            self._proof.write()
-        if any(each.has_clipped_weights for each in self.all()):
-            self._proof.note(
-                "the script changed weights between two steps of the first round, as clipping does:"
-                " its gradients are not all of the same weights (gradient_merge)"
-            )
             self._proof.write()
         cleared = sum(each.cleared for each in self.all())
         if cleared:

@@ -14,6 +14,9 @@ from ..paddle_api import tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+# The change of a gradient that is rounding, as a part of its largest value; and what is no zero.
+_ROUNDING, _SMALLEST = 1e-5, 1e-30
+
 
 class KeptGradients:
     """The gradients of PARAMETERS as they were before the backwards of a micro-step."""
@@ -74,6 +77,13 @@ class ScriptGradients:
             for key, version in self._versions.items()
         )
 
+    def replace(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Return what the script has of the GRADIENTS of PARAMETERS, and the others."""
+        return [
+            self._gradients.get(id(parameter), gradient)
+            for parameter, gradient in zip(parameters, gradients)
+        ]
+
     def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
         """Return the script's gradient of PARAMETER; at first a copy of what MERGED returns."""
         key = id(parameter)
@@ -100,6 +110,30 @@ def identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:
         else (gradient.data_ptr(), gradient.inplace_version)
         for gradient in tensors.gradients(parameters)
     ]
+
+
+def is_rescaled(before: Any, now: Any) -> bool:
+    """Whether the gradient NOW is a multiple of BEFORE, or within bounds what BEFORE is.
+
+    So clipping makes it, of whatever kind, and no sum with another gradient.
+    """
+    import paddle
+
+    if before is None or now is None or before.is_selected_rows():
+        return now is None or before is now
+    if before.shape != now.shape:
+        return False
+    with paddle.no_grad():
+        old, new = (each.detach().astype("float32") for each in (before, now))
+        factor = (old * new).sum() / (old * old).sum().clip(min=_SMALLEST)
+        clamped = old.clip(new.min(), new.max())
+        allowed = _ROUNDING * new.abs().max()
+        return any(bool((new - like).abs().max() <= allowed) for like in (old * factor, clamped))
+
+
+def copies(gradients: Iterable[Any]) -> list[Any]:
+    """Return copies of the dense GRADIENTS, and the others themselves."""
+    return [each if each is None or each.is_selected_rows() else _copy(each) for each in gradients]
 
 
 def _copy(gradient: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,6 +114,95 @@ except RuntimeError as error:
     print(error)
 print("weight", layer.weight.numpy().ravel()[0])
 """
+
+
+# A batch is bad now and then: its gradients are read and cleared. The next ones are changed.
+SKIPPING = """
+import sys, paddle
+way, = sys.argv[1:]
+layer = paddle.nn.Linear(2, 2)
+layer.weight.set_value(paddle.ones([2, 2]))
+layer.bias.set_value(paddle.zeros([2]))
+optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+factors = paddle.to_tensor([1.0, 2.0])
+def batch(size):
+    (layer(paddle.ones([1, 2])) * factors * size).sum().backward()
+    return float(layer.weight.grad.abs().max())
+try:
+    for step in range(8):
+        # The first of one update, and the last of another.
+        if step in (0, 7) or way == "each":
+            size = batch(100)
+            optimizer.clear_grad()
+        batch(1)
+        with paddle.no_grad():
+            for each in layer.parameters():
+                if way in ("scale", "each"):
+                    each.grad.scale_(0.5)
+                elif way == "replace":
+                    each.grad = each.grad * 0.5
+                elif way == "clamp":
+                    each.grad.clip_(-1, 1)
+                elif way == "add" and step == 7:
+                    each.grad.add_(paddle.ones_like(each.grad))
+        if way == "clip":
+            paddle.nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.clear_grad()
+except RuntimeError as error:
+    print(error)
+print("weight", layer.weight.numpy()[0].tolist())
+"""
+
+CLIPPING = """
+import sys, paddle
+begin, = map(float, sys.argv[1:])
+layer = paddle.nn.Linear(2, 1, bias_attr=False)
+layer.weight.set_value(paddle.full([2, 1], begin))
+optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+try:
+    for step in range(8):
+        layer(-paddle.ones([1, 2])).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        layer.weight.set_value(layer.weight.clip(-0.5, 0.5))
+except RuntimeError as error:
+    print(error)
+print("weight", layer.weight.numpy().ravel()[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "weights"),
+    [
+        ("scale", [0.9, 0.8]),
+        ("replace", [0.9, 0.8]),
+        ("clamp", [0.8, 0.8]),
+        ("clip", [1.0, 1.0]),
+        ("add", None),
+        ("each", None),
+    ],
+)
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_bad_batch_may_be_read_and_cleared_before_gradients_are_clipped(
+    version: str, way: str, weights: list[float] | None, tmp_path: Path
+) -> None:
+    asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
+    told, said = alone(version, tmp_path, SKIPPING, {"strategy": asked}, way)
+    # What is added, or scaled in each step, may be another batch's.
+    assert ("gradients that are put together from several backwards" in said) is (weights is None)
+    if weights is not None:
+        assert json.loads(said.split("weight ")[1]) == pytest.approx(weights, abs=1e-3)
+        assert told["updates"] == 2
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_weights_may_be_clipped_from_the_beginning_only(version: str, tmp_path: Path) -> None:
+    asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
+    _, said = alone(version, tmp_path, CLIPPING, {"strategy": asked}, "0.45")
+    assert float(said.split("weight ")[1]) == pytest.approx(0.5)
+    _, said = alone(version, tmp_path, CLIPPING, {"strategy": asked}, "0.6")
+    assert "clip the weights once before the first step, too" in said
 
 
 @pytest.mark.parametrize(("way", "weight"), [("scale", 0.9), ("replace", 0.9), ("zero", 0.8)])

@@ -124,15 +124,20 @@ def critic() -> None:
     maker, judge = mlp(4), nn.Linear(2, 1)
     models = parallel(maker), parallel(judge)
     optimizers = [SGD(0.05, parameters=each.parameters()) for each in (maker, judge)]
+
+    def clip() -> None:
+        with paddle.no_grad():
+            for each in judge.parameters():
+                each.set_value(each.clip(-0.3, 0.3))
+
+    clip()
     for number, batch in enumerate(batches(6, updates=4)):
         real = batch[:, :2]
         value = models[1](models[0](batch).detach()).mean() - models[1](real).mean()
         share(value).backward()
         if is_due(number):
             step(optimizers[1])
-            with paddle.no_grad():
-                for each in judge.parameters():
-                    each.set_value(each.clip(-0.3, 0.3))
+            clip()
         if number // MICRO % 2 == 1:
             share(-models[1](models[0](batch)).mean()).backward()
             if is_due(number):
