@@ -255,11 +255,13 @@ def test_all_hosts_start_again_together(four_hosts: Network, tmp_path: Path) -> 
     job.fail_once_and_end()
 
 
+@pytest.mark.parametrize("logs", [("workerlog",), ("workerlog", "workererr")])
 def test_hosts_with_one_log_folder_keep_one_run_directory(
-    four_hosts: Network, tmp_path: Path
+    four_hosts: Network, tmp_path: Path, logs: tuple[str, ...]
 ) -> None:
+    options = ("--max_restart=1", "--log_keep=1", f"--redirects={len(logs) > 1}")
     for _ in range(2):
-        job = by_list(four_hosts, tmp_path / "job", "--max_restart=1", "--log_keep=1")
+        job = by_list(four_hosts, tmp_path / "job", *options)
         job.has_one_log = True
         job.start()
         job.fail_once_and_end()
@@ -270,12 +272,12 @@ def test_hosts_with_one_log_folder_keep_one_run_directory(
     assert log.joinpath("latest").resolve() == run
     assert {name.name for name in log.iterdir()} == {
         *("runs", "latest", "endpoints.log"),
-        *(f"workerlog.{rank}" for rank in range(4)),
+        *(f"{name}.{rank}" for rank in range(4) for name in logs),
     }
     for rank in range(4):
+        assert all((run / f"{name}.{rank}.attempt1").is_file() for name in logs)
         for path in (run / f"workerlog.{rank}", log / f"workerlog.{rank}"):
             assert path.read_text() == f"rank {rank} of 4 speaks\n"
-        assert (run / f"workerlog.{rank}.attempt1").is_file()
     command = (sys.executable, "-m", "fleetrun")
     for words in (("logs",), ("top", "--once")):
         shown = four_hosts.hosts[2].run(

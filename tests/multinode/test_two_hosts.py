@@ -92,6 +92,20 @@ def test_every_host_finds_its_place(two_hosts: Pair) -> None:
         assert env["PADDLE_MASTER"] == "10.88.0.1:6070"
 
 
+def test_a_host_without_an_address_of_another_waits_as_the_first(two_hosts: Pair) -> None:
+    first, second = two_hosts
+    for host in two_hosts:
+        (host.folder / "job.py").write_text(DUMP)
+    launchers = [start(first, "--nnodes=2", "--nproc_per_node=1", "job.py")]
+    until(lambda: re.search("^fleetrun --master.*\n", output(first), re.MULTILINE))
+    (line,) = re.findall("^fleetrun (--master=10.88.0.1:.*)\n", output(first), re.MULTILINE)
+    launchers.append(start(second, *line.split()))
+    assert [one.wait(LONG_S) for one in launchers] == [0, 0], "".join(map(output, two_hosts))
+    for env in dumps(two_hosts):
+        hosts = re.findall(r"[\d.]+(?=:)", env["PADDLE_TRAINER_ENDPOINTS"])
+        assert hosts == ["10.88.0.1", "10.88.0.2"]
+
+
 def test_order_of_the_list_is_the_order_of_ranks(two_hosts: Pair) -> None:
     launch(two_hosts, DUMP, "--ips", "10.88.0.2, 10.88.0.1", "--nproc_per_node=1")
     first, second = dumps((two_hosts[1], two_hosts[0]))
