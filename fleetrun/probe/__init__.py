@@ -98,7 +98,11 @@ def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = (
 
     It is for a host with a fault, which it can tell them only there.
     """
-    facts = _identity(environ, "/")
+    try:
+        cwd = current_folder()
+    except FleetrunError:
+        cwd = "/"
+    facts = _identity(environ, cwd)
     try:
         return _with_network(request, facts, names)
     except FleetrunError:

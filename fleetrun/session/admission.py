@@ -178,6 +178,18 @@ def is_of_this_job(state: State, event: Received) -> bool:
     return is_first and has_local and event.has_same_script is True
 
 
+def is_believed(state: State, event: Received, join: Join) -> bool:
+    """Whether a host that says it has a fault is of this job, as far as that can be known."""
+    return (
+        event.is_local
+        or state.has_token
+        or join.launcher in state.hosts
+        or event.has_same_script is True
+        or event.has_same_command
+        or is_awaited(state, event.address)
+    )
+
+
 def is_awaited(state: State, address: str) -> bool:
     """Whether ADDRESS is that of a listed host that is not there: nobody else can take its place.
 

@@ -6,7 +6,8 @@
 
 A proof is an HMAC over both nonces and the role, so that none fits another connection or the
 other end. That of the script is over its digest, too, which nobody sends: who has another script
-is connected, and is told so, but learns nothing of it. Each later frame has an HMAC by a key of
+is connected, and is told so, but learns nothing of it. A host that lacks the script proves the
+command line instead. Each later frame has an HMAC by a key of
 this connection over its direction, its number and its payload (the SHA-256 of a long one), so that
 whoever passes the handshake on can neither add to what is said nor repeat it.
 """
@@ -60,12 +61,15 @@ class Key:
     """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
 
     Without a token it keeps jobs apart, but anyone who knows the name can connect. SCRIPT is what
-    tells the job's script from others.
+    tells the job's script from others, empty where it cannot be read, and COMMAND its command line.
     """
 
-    def __init__(self, job_id: str, token: str | None = None, script: str = "") -> None:
+    def __init__(
+        self, job_id: str, token: str | None = None, script: str = "", command: str = ""
+    ) -> None:
         self.has_token = bool(token)
-        self.script = os.fsencode(script)
+        self.command = os.fsencode(command)
+        self.script = os.fsencode(script) or self.command
         self.secret = _hmac(os.fsencode(token or ""), b"fleetrun session\0" + job_id.encode())
 
 
@@ -114,8 +118,9 @@ class Handshake:
         self._nonces = b""
         # The seals of outgoing and of incoming frames.
         self.seals: tuple[Seal, Seal] | None = None
-        # Whether the other end has proved that its script is ours.
-        self.has_same_script = False
+        # Whether the other end has proved that its script is ours, or lacks it and has proved that
+        # its command line is.
+        self.has_same_script = self.has_same_command = False
 
     def begin(self) -> bytes | None:
         """Return the first frame, if this end sends it."""
@@ -184,17 +189,20 @@ class Handshake:
             )
             raise AuthenticationError(f"its fleetrun has {other}")
         script = _bytes(values.get("script"), 32)
-        self.has_same_script = hmac.compare_digest(script, self._script_proof(role))
+        own = self._key
+        self.has_same_script = hmac.compare_digest(script, self._script_proof(role, own.script))
+        self.has_same_command = hmac.compare_digest(script, self._script_proof(role, own.command))
 
     def _proofs(self, role: str) -> dict[str, object]:
-        return {"proof": self._proof(role).hex(), "script": self._script_proof(role).hex()}
+        script = self._script_proof(role, self._key.script)
+        return {"proof": self._proof(role).hex(), "script": script.hex()}
 
     def _proof(self, role: str) -> bytes:
         return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)
 
-    def _script_proof(self, role: str) -> bytes:
+    def _script_proof(self, role: str, script: bytes) -> bytes:
         key = _hmac(self._key.secret, b"script\0" + role.encode() + b"\0" + self._nonces)
-        return _hmac(key, self._key.script)
+        return _hmac(key, script)
 
     def _agree(self) -> None:
         key = _hmac(self._key.secret, b"frames\0" + self._nonces)

@@ -92,8 +92,8 @@ class Connection:
         self.heard: Callable[[tuple[object, ...]], None] = _ignore
         self.lost: Callable[[str], None] = _ignore
         self.is_open = True
-        # Whether the other end has proved that its script is ours; known once READY is called.
-        self.has_same_script = False
+        # What the other end has proved, as of Handshake; known once READY is called.
+        self.has_same_script = self.has_same_command = False
         self._socket = link.socket
         self._waiting = waiting
         self._codec = codec
@@ -259,6 +259,7 @@ class Connection:
         if handshake.seals is not None and self.is_open:
             self._sealing, self._opening = handshake.seals
             self.has_same_script = handshake.has_same_script
+            self.has_same_command = handshake.has_same_command
             self._frames.limit = self._longest + MAC_BYTES
             self._ready(self)
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import RendezvousError
+from fleetrun.records.variables import TOKEN
 from fleetrun.run.events import Elapsed
 from fleetrun.session import admission, seating
 from fleetrun.session.authentication import fingerprint
@@ -55,7 +56,7 @@ from fleetrun.session.state import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fleetrun.session.admission import Objection
     from fleetrun.session.messages import FromCoordinator
@@ -65,6 +66,9 @@ if TYPE_CHECKING:
 # Everybody hears who is missing this often, at most; of very many hosts more seldom, as that many
 # messages are sent then.
 _REMARK_S, _REMARKS_PER_S = 1.0, 1000
+# What is added where somebody says that a host cannot take part, who may be anybody.
+_LONGEST_FAULT = 400
+_UNPROVEN = f" (the job waits on: without {TOKEN} nothing proves that this is one of its hosts)"
 # Of more hosts than that, who is missing is not counted anew for each that joins.
 _MANY = 100
 
@@ -131,7 +135,8 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
     assert isinstance(join, Join)
     known = state.hosts.get(join.launcher)
     is_awaited = state.phase == FORMING and (known is not None or not state.generation)
-    if is_awaited and (event.is_local or not state.terms.may_change):
+    is_believed = admission.is_believed(state, event, join)
+    if is_awaited and is_believed and (event.is_local or not state.terms.may_change):
         ended = Verdict(state.generation, join.launcher, failure, is_final=True)
         state, actions = _end(state, ended, event.at)
         state = state._replace(heard_end=state.heard_end | {join.launcher})
@@ -139,7 +144,9 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
         return state, (*actions, *told, Close(event.connection))
     if known is not None:
         state = without_host(state, known)
-    state, refused = admission.refuse(state, event, admission.Objection(failure.what))
+    doubt = "" if is_believed else _UNPROVEN
+    objection = admission.Objection(failure.what[:_LONGEST_FAULT] + doubt)
+    state, refused = admission.refuse(state, event, objection)
     state, actions = _form(state, event.at)
     return state, (*refused, *actions)
 
@@ -170,12 +177,14 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     if event.is_local:
         state, parted = _part(state, event)
         lost = (*lost, *parted)
+    if state.phase == FORMING:
+        newcomers = state.hosts.values() if event.is_local else (host,)
+        lost = (*lost, *_note_differences(state, newcomers, event.at))
     state, actions = _form(state, event.at)
     if state.phase == FORMING:
         if len(state.hosts) <= _MANY or event.at >= state.missing_at + _REMARK_S:
             state = state._replace(missing=_missing(state), missing_at=event.at)
-        remarks = _remarks_for(state, host)
-        told = Send((event.connection,), _awaited(state, state.missing, remarks, event.at))
+        told = Send((event.connection,), _awaited(state, state.missing, state.remarks, event.at))
         return state, (*lost, told, *actions)
     seated = state.hosts.get(host.launcher)
     if seated is None or not seated.is_seated:
@@ -410,13 +419,18 @@ def _missing(state: State) -> str:
     return seating.missing(state.terms, _here(state))
 
 
-def _remarks_for(state: State, host: Host) -> tuple[str, ...]:
-    """Return who was refused, and in what HOST differs."""
+def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Send]:
+    """Tell those of HOSTS that differ from the coordinator's in what, where they may."""
     local = next((one for one in state.hosts.values() if one.is_local), None)
-    if local is None or local is host:
-        return state.remarks
-    found = seating.remarks(local.offer, host.offer, where=local.offer.hostname)
-    return (*state.remarks, *(f"{host.name}: {each}" for each in found))
+    if local is None:
+        return []
+    told = []
+    for host in hosts:
+        found = seating.remarks(local.offer, host.offer, where=local.offer.hostname)
+        if found and host.connection is not None:
+            remarks = tuple(f"{host.name}: {each}" for each in found)
+            told.append(Send((host.connection,), _awaited(state, state.missing, remarks, at)))
+    return told
 
 
 # While it runs --------------------------------------------------------------------------------

@@ -100,6 +100,9 @@ class Meeting(NamedTuple):
     # what only the launchers of this host know.
     script: str = ""
     secret: str = ""
+    # What a host proves that lacks the script, and whether others may have another one.
+    command: str = ""
+    may_differ: bool = False
     addresses: tuple[str, ...] = ()
     # Whether another launcher of the job may have been faster, on this very host.
     may_be_second: bool = False
@@ -122,7 +125,7 @@ class Session:
         self._say = say
         self._relay = Relay()
         self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
-        self.key = Key(meeting.job_id, meeting.token, meeting.script)
+        self.key = Key(meeting.job_id, meeting.token, meeting.script, meeting.command)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
         self._rival: RivalSearch | None = None
@@ -448,7 +451,8 @@ class Session:
             now,
             caller.address,
             caller.local_address,
-            has_same_script=caller.has_same_script and (bool(self.key.script) or None),
+            has_same_script=caller.has_same_script or (None if self._meeting.may_differ else False),
+            has_same_command=caller.has_same_command,
         )
         self._do(partial(self._feed_coordinator, received))
 
@@ -473,7 +477,8 @@ class Session:
         connection.heard = self._hear
         connection.lost = self._lose
         self._tell_at(Target(connection.address, connection.port))
-        self._event(member.Connected(time.monotonic(), connection.has_same_script))
+        is_alike = connection.has_same_script or self._meeting.may_differ
+        self._event(member.Connected(time.monotonic(), is_alike))
 
     def _tell_at(self, target: Target) -> None:
         """Let TARGET be told if this launcher is killed."""

@@ -16,11 +16,13 @@ from fleetrun.plan import hosts, use
 from fleetrun.plan.layout import TRAINER, session_ports
 from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
+from fleetrun.session import script
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer, is_name
 from fleetrun.session.portcheck import PortCheck
 from fleetrun.session.rendezvous import Rendezvous
+from fleetrun.session.script import digest
 from fleetrun.session.seating import LIST
 from fleetrun.session.sharing import LogFolder
 from fleetrun.session.terms import Terms
@@ -44,8 +46,6 @@ _SHORT = (
     f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be found by trying: make one "
     "with `openssl rand -hex 32`, the same on every host."
 )
-# Of a digest that is shown, enough to tell two apart.
-_DIGITS = 12
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _NAME_BYTES = 8
 
@@ -76,7 +76,7 @@ def join(
     meeting = _meeting(request, facts, found, slots.first_port, local.me)
     meeting = meeting._replace(secret=logs.secret(facts.hostname))
     bare = _named(request, facts, found, local.me)._replace(
-        settings=_settings(request, slots, found), remarks=_remarks(request)
+        settings=_settings(request, slots, found), remarks=_remarks(request, meeting)
     )
     session = _session(request, facts, meeting, launcher, bare, say)
     first_me: int | None = None
@@ -125,7 +125,7 @@ def join(
         hide=hide,
         say=say,
         health=ask_health,
-        warm=_warm if _is_python(request) else None,
+        warm=_warm if script.is_python(request.script) else None,
         hook=_hook(request, facts, meeting.terms),
         settled=partial(_settle, logs, has_token=meeting.token is not None),
         ports=_port_check(session, meeting, facts, slots),
@@ -251,6 +251,22 @@ def _place(found: SelectedEngine, request: Request, facts: Facts) -> int:
 def _meeting(
     request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
 ) -> Meeting:
+    """Return where the launchers of the job meet, whether that may be here, and what they prove.
+
+    A program may be another one on a host that is known otherwise, by a token or its address.
+    """
+    found_at = _place_to_meet(request, facts, found, first_port, place)
+    is_known = found_at.token is not None or found_at.allowed is not None
+    return found_at._replace(
+        script=script.identity(request.script, facts.cwd, facts.environ),
+        command=script.command_line(request.script),
+        may_differ=is_known and not script.is_python(request.script),
+    )
+
+
+def _place_to_meet(
+    request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
+) -> Meeting:
     """Return where the launchers of the job meet, and whether that may be here."""
     point = hosts.meets_at(request) if not found.hosts else None
     token = facts.environ.get(TOKEN) or None
@@ -311,7 +327,6 @@ def _session(  # noqa: PLR0917 - as join has them
     say: Callable[[str], None],
 ) -> Session:
     """Return the session, which etcd keeps if it shall."""
-    meeting = meeting._replace(script=_script(request, facts))
     if not meeting.terms.has_store:
         return Session(meeting, launcher, host=bare.named(), say=say)
     from fleetrun.session.elected import ElectedSession  # only with etcd
@@ -393,7 +408,7 @@ def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tu
         ("the strategy", strategy),
         ("--gather_logs", request.gather_logs or ""),
     ]
-    if _is_python(request):
+    if script.is_python(request.script):
         settings.append(("Paddle's version", paddles.version(sys.path)))
     if found.hosts:
         settings.append((LIST, comparable(",".join(found.hosts))))
@@ -412,10 +427,13 @@ def _has_roles(slots: Slots) -> bool:
     return {slot.role for slot in slots.slots} != {TRAINER}
 
 
-def _remarks(request: Request) -> tuple[tuple[str, str], ...]:
+def _remarks(request: Request, meeting: Meeting) -> tuple[tuple[str, str], ...]:
     """Return what is worth a line where it is not the same on all hosts."""
     arguments = "\0".join(request.script.args)
-    return (("the digest of the script's arguments", _digest(os.fsencode(arguments))),)
+    found = [("the digest of the script's arguments", digest(os.fsencode(arguments)))]
+    if meeting.may_differ:
+        found.append(("the digest of the program", digest(meeting.script.encode())))
+    return tuple(found)
 
 
 def _plain(hostname: str) -> str:
@@ -429,28 +447,4 @@ def _plain(hostname: str) -> str:
 
 def comparable(text: str) -> str:
     """Return TEXT, or a digest of one so long that no message may have it."""
-    return text if len(text) <= LONGEST_TEXT // 2 else _digest(os.fsencode(text))
-
-
-def _is_python(request: Request) -> bool:
-    return request.script.form != "file" or request.script.target.endswith(".py")
-
-
-def _script(request: Request, facts: Facts) -> str:
-    """Return what tells two scripts apart; programs may well be others on each host."""
-    path = os.path.join(facts.cwd, request.script.target)
-    if request.script.form != "file":
-        return request.script.target
-    if not _is_python(request):
-        return ""
-    try:
-        with open(path, "rb") as file:
-            return _digest(file.read(), digits=None)
-    except OSError:
-        return request.script.target
-
-
-def _digest(data: bytes, digits: int | None = _DIGITS) -> str:
-    import hashlib  # only for several hosts
-
-    return hashlib.sha256(data).hexdigest()[:digits]
+    return text if len(text) <= LONGEST_TEXT // 2 else digest(os.fsencode(text))

@@ -38,6 +38,8 @@ class Received(NamedTuple):
     # Whether its launcher has proved that its script is that of the job; None: it has none that
     # must be the same.
     has_same_script: bool | None = None
+    # Whether it lacks that, and has proved to have the same command line.
+    has_same_command: bool = False
 
 
 class Broken(NamedTuple):

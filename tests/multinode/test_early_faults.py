@@ -140,6 +140,43 @@ def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
         assert sentence in said(host)
 
 
+@pytest.mark.parametrize(
+    ("where", "token", "codes"),
+    [(IPS, "", [0, 0]), (MASTER, "t" * 64, [0, 0]), (MASTER, "", [4, 4])],
+)
+def test_a_program_may_differ_on_a_host_that_is_known_otherwise(
+    where: tuple[str, ...], token: str, codes: list[int], two_hosts: tuple[Host, Host]
+) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLEETRUN_TOKEN": token}
+    launchers = []
+    for host in two_hosts:
+        (host.folder / "rank.sh").write_text(f"echo {host.name} >up")
+        launch = ("-m", "fleetrun", "--nproc_per_node=1", "--rdzv_timeout=8", *where)
+        launchers.append(host.start(sys.executable, *launch, "sh", "rank.sh", env=env))
+    assert [one.wait(LONG_S) for one in launchers] == codes, list(map(said, two_hosts))
+    for host in two_hosts:
+        assert (host.folder / "up").exists() == (not codes[0])
+    what = "the script" if codes[0] else "the digest of the program"
+    assert any(what in said(host) for host in two_hosts)
+
+
+def test_a_stranger_that_says_it_has_a_fault_ends_no_job(four_hosts: Network) -> None:
+    first, second, stranger, _ = four_hosts.hosts
+    launchers = [start(first, *MASTER)]
+    # It knows the name of the job and where that meets, and not what it runs.
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    claim = stranger.run(
+        sys.executable, "-m", "fleetrun", *MASTER, "other.py", env=env, check=False
+    )
+    assert claim.returncode == 3
+    assert "There is no script other.py" in claim.stderr
+    launchers.append(start(second, *MASTER))
+    assert [one.wait(LONG_S) for one in launchers] == [0, 0]
+    unproven = "There is no script other.py (looked in"
+    assert unproven in said(first)
+    assert "the job waits on: without FLEETRUN_TOKEN nothing proves" in said(first)
+
+
 @pytest.mark.skipif(slurm.missing() is not None, reason="there is no Slurm here")
 @pytest.mark.parametrize("tasks", [1, 2])
 @pytest.mark.parametrize("place", [0, 1])

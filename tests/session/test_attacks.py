@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 HERE = "127.0.0.1"
 SCRIPT = "0f" * 32
+COMMAND = "train.py --lr 0.1"
 TOKEN = "a token"  # noqa: S105 - of tests
 CODEC = Codec({**messages.MESSAGES, **exchange.MESSAGES})
 SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"))
@@ -165,7 +166,7 @@ class Job:
         self.token: str | None = None
         self.terms = Terms(2, 2, rdzv_timeout_s=60.0, max_restarts=9)
 
-    def launch(self, script: str = SCRIPT, secret: str = "") -> Launched:
+    def launch(self, script: str = SCRIPT, secret: str = "", command: str = COMMAND) -> Launched:
         """Let a launcher of the user's own begin; the first one coordinates."""
         number = len(self.launched)
         meeting = Meeting(
@@ -177,6 +178,7 @@ class Job:
             script,
             secret or f"{number:032x}",
             addresses=() if number else (HERE,),
+            command=command,
         )
         said: list[str] = []
         session = Session(meeting, f"launcher-{number}", host=f"node-{number}", say=said.append)
@@ -196,9 +198,9 @@ class Job:
             self.join(number)
         turn_until(self.loop, lambda: all(one.handler.runs for one in self.launched))
 
-    def stranger(self, script: str = "", token: str | None = None) -> Stranger:
+    def stranger(self, script: str = "", token: str | None = None, command: str = "") -> Stranger:
         """Let somebody call who knows the name of the job, and what is given."""
-        made = Stranger(self.loop, self.port, Key("default", token, script))
+        made = Stranger(self.loop, self.port, Key("default", token, script, command))
         self.strangers.append(made)
         return made
 
@@ -362,6 +364,50 @@ def test_who_was_refused_cannot_end_the_job_all_the_same(job: Job) -> None:
     stranger = job.stranger(SCRIPT).say(a_join(), Failed(0, failure), Stopped(0, failure))
     stranger.refusal()
     assert job.is_well()
+
+
+# With a fault, why is told; whose proofs are of what, and whether the job is ended.
+FAULT = Failure("node-7", "there is no script", 3)
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "ends"),
+    [
+        ("", "", False),
+        ("another", "", False),
+        ("", "train.py --lr 0.2", False),
+        ("", COMMAND, True),
+        (SCRIPT, "", True),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["launcher-1", "stranger"])
+def test_a_fault_ends_a_job_before_its_start_only_if_it_is_proved_to_be_of_it(
+    job: Job, script: str, command: str, launcher: str, *, ends: bool
+) -> None:
+    first = job.launch()
+    job.join(0)
+    claim = a_join(launcher=launcher)._replace(failure=FAULT)
+    stranger = job.stranger(script, command=command).say(claim)
+    if ends:
+        assert isinstance(stranger.answer(), Verdict)
+        assert [verdict.failure for verdict in first.handler.verdicts] == [FAULT]
+        return
+    assert "there is no script (the job waits on: without FLEETRUN_TOKEN" in stranger.refusal()
+    turn_until(job.loop, job.said)
+    assert "cannot take part: there is no script" in job.said()
+    job.launch()
+    job.join(1)
+    turn_until(job.loop, lambda: all(one.handler.runs for one in job.launched))
+    assert job.is_well()
+
+
+def test_with_a_token_a_fault_ends_the_job_of_whoever_knows_that(job: Job) -> None:
+    job.token = TOKEN
+    first = job.launch()
+    job.join(0)
+    answer = job.stranger("another", TOKEN).say(a_join()._replace(failure=FAULT)).answer()
+    assert isinstance(answer, Verdict)
+    assert [verdict.failure for verdict in first.handler.verdicts] == [FAULT]
 
 
 def test_a_stranger_with_a_fault_of_its_own_does_not_end_a_job_that_has_begun(job: Job) -> None:

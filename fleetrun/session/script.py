@@ -1,0 +1,66 @@
+"""What tells the script, or the program, of a job from others, so that hosts prove to have it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import FleetrunError
+from fleetrun.plan.command import CHECK
+from fleetrun.probe import scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Script
+
+# Of a digest that is shown, enough to tell two apart.
+_DIGITS = 12
+# Of a large file that is enough, with its size.
+_MOST_READ = 64 << 20
+
+
+def is_python(script: Script) -> bool:
+    """Whether SCRIPT is Python's; another program may be built in another way on each host."""
+    return script.form != "file" or script.target.endswith(".py")
+
+
+def command_line(script: Script) -> str:
+    """Return what a host knows that lacks the file of SCRIPT."""
+    return "\0".join(("command", script.form, script.target, *script.args))
+
+
+def identity(script: Script, cwd: str, environ: Mapping[str, str]) -> str:
+    """Return what tells the files of SCRIPT from others; nothing where they cannot be read."""
+    if script.target == CHECK:
+        return CHECK
+    try:
+        return "\0".join(map(_digest_of, _files(script, cwd, environ))) or script.target
+    except (FleetrunError, OSError):
+        return ""
+
+
+def _files(script: Script, cwd: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the paths of what SCRIPT runs, as far as that is known before it does."""
+    if script.form != "file":
+        here = os.path.join(cwd, script.target.replace(".", "/"))
+        return [path for path in (f"{here}.py", f"{here}/__main__.py") if os.path.isfile(path)]
+    found = [os.path.join(cwd, scripts.find(script, cwd, environ) or "")]
+    if not is_python(script):
+        # Where the program is a shell, its first argument is the script.
+        first = os.path.join(cwd, *script.args[:1])
+        found += [first] if os.path.isfile(first) else []
+    return found
+
+
+def _digest_of(path: str) -> str:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return digest(b"%d\0" % size + file.read(_MOST_READ), digits=None)
+
+
+def digest(data: bytes, digits: int | None = _DIGITS) -> str:
+    """Return the SHA-256 of DATA, or its first DIGITS."""
+    import hashlib  # only for several hosts
+
+    return hashlib.sha256(data).hexdigest()[:digits]

@@ -1,0 +1,91 @@
+"""What hosts prove to have alike: the files that the ranks run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.model import Script
+from fleetrun.session import script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two hosts' folders, with the same script, program and package."""
+    made = tmp_path / "one", tmp_path / "two"
+    for folder in made:
+        (folder / "pkg").mkdir(parents=True)
+        for name in ("train.py", "prog", "rank.sh", "data", "pkg/mod.py", "pkg/__main__.py"):
+            (folder / name).write_text(f"# {name}\n")
+            (folder / name).chmod(0o755)
+    return made
+
+
+def of(line: str, folder: Path) -> str:
+    """Return the identity of what LINE runs in FOLDER, whose programs are found, too."""
+    form, words = ("module", line[3:].split()) if line.startswith("-m ") else ("file", line.split())
+    asked = Script(form, words[0], tuple(words[1:]))
+    return script.identity(asked, str(folder), {"PATH": f"{folder}:/bin:/usr/bin"})
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("train.py --lr 1", "train.py"),
+        ("./train.py", "train.py"),
+        ("./prog", "prog"),
+        ("prog", "prog"),
+        ("sh rank.sh", "rank.sh"),
+        ("./prog data", "data"),
+        ("-m pkg.mod", "pkg/mod.py"),
+        ("-m pkg", "pkg/__main__.py"),
+    ],
+)
+def test_each_file_that_is_run_counts(line: str, changed: str, folders: tuple[Path, Path]) -> None:
+    one, two = folders
+    assert of(line, one) == of(line, two) != ""
+    before = of(line, two)
+    (two / changed).write_text("# other\n")
+    assert of(line, two) != before
+    (two / changed).unlink()
+    assert of(line, two) != before
+
+
+@pytest.mark.parametrize("line", ["train.py --lr 2", "train.py data", "./prog -x", "sh -c true"])
+def test_what_else_stands_on_the_command_line_does_not(
+    line: str, folders: tuple[Path, Path]
+) -> None:
+    one, two = folders
+    (two / "data").write_text("other")
+    assert of(line, one) == of(line, two) == of(line.split(maxsplit=1)[0], one)
+
+
+@pytest.mark.parametrize("line", ["none.py", "./none", "no-such-program", "pkg"])
+def test_what_cannot_be_read_has_none(line: str, folders: tuple[Path, Path]) -> None:
+    assert of(line, folders[0]) == ""
+
+
+def test_a_large_program_is_told_by_its_size_and_its_beginning(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = folders
+    monkeypatch.setattr(script, "_MOST_READ", 4)
+    (one / "prog").write_text("abcdef")
+    (two / "prog").write_text("abcdeg")
+    assert of("./prog", one) == of("./prog", two)
+    (two / "prog").write_text("abcdefg")
+    assert of("./prog", one) != of("./prog", two)
+
+
+def test_modules_that_are_not_here_go_by_their_name(folders: tuple[Path, Path]) -> None:
+    assert of("-m installed.train", folders[0]) == "installed.train"
+
+
+def test_command_lines_that_look_alike_are_told_apart() -> None:
+    lines = [("a", ("b c",)), ("a", ("b", "c")), ("a b", ("c",))]
+    found = {script.command_line(Script("file", target, args)) for target, args in lines}
+    assert len(found) == len(lines)
