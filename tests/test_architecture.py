@@ -13,7 +13,7 @@ HOUSE = ROOT / "fleetrun"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 # Class names that are used twice, each with its reason.
 TWICE = {
-    # Each module of an engine offers one, as `Maker` in engines/__init__.py says.
+    # Each module of an engine offers one, as `EngineFactory` in engines/__init__.py says.
     "Engine",
 }
 # Files of one name are of one thing: the doctor judges, a plan divides, or a sink writes, what the

@@ -28,7 +28,7 @@ class Engine(Protocol):
         """Release what is held (ports, connections)."""
 
 
-class Maker(Protocol):
+class EngineFactory(Protocol):
     """What the file of an engine offers."""
 
     @abstractmethod
@@ -64,7 +64,7 @@ class SelectedEngine(NamedTuple):
     `hosts` are those that are known by name. `places` is what the mode's options say.
     """
 
-    maker: Maker
+    factory: EngineFactory
     hosts: tuple[str, ...]
     places: "ModeHosts"
     dry: bool
@@ -78,7 +78,7 @@ class SelectedEngine(NamedTuple):
         """
         seed = pid + attempt
         ports = GuessedPorts if self.dry else HeldPorts
-        return self.maker.Engine(self, ports(seed, within=self.within))
+        return self.factory.Engine(self, ports(seed, within=self.within))
 
 
 def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:
@@ -87,10 +87,10 @@ def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") ->
 
     for row in ENGINES:
         if all(environ.get(name, "").strip() for name in row.variables):
-            maker = cast("Maker", import_module(row.file))
-            hosts = maker.find(request, environ, places)
+            factory = cast("EngineFactory", import_module(row.file))
+            hosts = factory.find(request, environ, places)
             if hosts is not None:
                 is_dry = request.dry_run is not None
-                return SelectedEngine(maker, hosts, places, is_dry, request.port_range)
+                return SelectedEngine(factory, hosts, places, is_dry, request.port_range)
     message = "the last engine takes every job"
     raise AssertionError(message)

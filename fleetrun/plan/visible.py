@@ -76,6 +76,16 @@ def wrapped(text: str, room: int, indent: str = "") -> list[str]:
     return [*lines[:-1], lines[-1].rstrip()] if lines[-1] else []
 
 
+def sentence(words: str) -> str:
+    """Return WORDS as a sentence begins; a name of a file or an option stays as it is.
+
+    >>> sentence("rank 0 is late."), sentence("fleetrun.yaml:1: grace=soon")
+    ('Rank 0 is late.', 'fleetrun.yaml:1: grace=soon')
+    """
+    is_word = words.partition(" ")[0].rstrip(",:").isalpha()
+    return words[:1].upper() + words[1:] if is_word else words
+
+
 def elided(text: str, room: int) -> str:
     """Return TEXT, or its beginning and its end around dots when it takes more than ROOM columns.
 

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.conversion import size
+from fleetrun.plan.visible import sentence
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -93,8 +94,7 @@ def _memory(culprit: Exited, group: Cgroup | None) -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     peak = f"At most it held {size(culprit.peak_bytes)} of memory; " if culprit.peak_bytes else ""
     limit = f", our cgroup may use {size(group.limit)}" if group and group.limit else ""
-    text = f"{peak}this host has {size(total)}{limit}."
-    return text[:1].upper() + text[1:]
+    return sentence(f"{peak}this host has {size(total)}{limit}.")
 
 
 def _rose(before: int | None, now: int | None) -> bool:

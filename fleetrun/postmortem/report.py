@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.plan.visible import visible
+from fleetrun.plan.visible import sentence, visible
 from fleetrun.postmortem import causes
 from fleetrun.postmortem.investigation import devices_of
 from fleetrun.records.names import listed, spec_label
@@ -78,21 +78,21 @@ def verdict(
         case PeerFailed() as elsewhere:
             lines += _elsewhere(elsewhere)
         case GatherFailed() as failed:
-            lines.append(f"{_sentence(failed.describe())}.")
+            lines.append(f"{sentence(failed.describe())}.")
         case SourceFailed() as failed:
             lines.append(failed.sentence())
         case Interrupted():
-            lines.append(f"{_sentence(outcome.describe())}.")
+            lines.append(f"{sentence(outcome.describe())}.")
             killed = [e.label for e in outcome.exits if e.status.signum == 9]  # KILL
             if killed:
-                lines.append(f"{_sentence(listed(killed))} had to be killed.")
+                lines.append(f"{sentence(listed(killed))} had to be killed.")
     return "\n".join((*lines, *_attempts(outcome, labels, lines)))
 
 
 def _elsewhere(failure: PeerFailed) -> list[str]:
     """Return what failed first on another host, with its last lines."""
     # Control characters in the text of another host must not reach the terminal.
-    said = _sentence(visible(failure.describe()))
+    said = sentence(visible(failure.describe()))
     words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
     if not words:
         return [f"{said}: the job failed there first."]
@@ -152,10 +152,10 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""
         held = [devices[label] for label in who if devices.get(label)]
         on = f" ({', '.join(held)})" if 0 < len(held) <= _DEVICES else ""
-        lines.append(f"    {_sentence(listed(who))}{on} {stand} in {where}{alone}.")
+        lines.append(f"    {sentence(listed(who))}{on} {stand} in {where}{alone}.")
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
-    lines += [f"    {_sentence(one)}." for one in hang.unreached[:_PLACES]]
+    lines += [f"    {sentence(one)}." for one in hang.unreached[:_PLACES]]
     if len(hang.unreached) > _PLACES:
         lines.append(f"    There are more: {len(hang.unreached) - _PLACES}.")
     lines += [
@@ -173,14 +173,10 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
 def _refuted(faults: Sequence[str]) -> list[str]:
     """Return which fields of the strategy are not in effect, and on which ranks."""
     lines = ["The strategy is not in effect as asked, and --strategy_strict wants it to be:"]
-    lines += [f"    {_sentence(fault)}." for fault in faults[:_FAULTS]]
+    lines += [f"    {sentence(fault)}." for fault in faults[:_FAULTS]]
     if len(faults) > _FAULTS:
         lines.append(f"    There is more: {len(faults) - _FAULTS}.")
     return lines
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _culprit(culprit: Culprit, *, is_shown: bool) -> list[str]:

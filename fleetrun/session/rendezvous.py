@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import FleetrunError, RendezvousError
+from fleetrun.plan.visible import sentence
 from fleetrun.run.gathering import Gathering
 from fleetrun.session import portcheck
 from fleetrun.session.messages import Failure, Offer
@@ -136,7 +137,7 @@ class Rendezvous(Gathering):
         self._is_hooking = False
         if trouble:
             what = f"{_HOOK} failed ({self._hide(trouble)})"
-            self._say(f"{_sentence(what)}. This host joins all the same.")
+            self._say(f"{sentence(what)}. This host joins all the same.")
         self._look_at_host()
 
     def _look_at_host(self) -> None:
@@ -277,13 +278,13 @@ class Rendezvous(Gathering):
         waited = f"{self._session.terms.rdzv_timeout_s:g} s"
         if not self._session.is_connected:
             self._refuse(
-                RendezvousError(_sentence(f"{self.missing()} did not answer within {waited}."))
+                RendezvousError(sentence(f"{self.missing()} did not answer within {waited}."))
             )
             return
 
         def give_up() -> None:
             self._refuse(
-                RendezvousError(_sentence(f"{self.missing()} did not come within {waited}."))
+                RendezvousError(sentence(f"{self.missing()} did not come within {waited}."))
             )
 
         self._waiting.alarm("unanswered", time.monotonic() + _LATER_S, give_up)
@@ -441,7 +442,7 @@ class Rendezvous(Gathering):
         where = f" (on {failure.host})" if failure is not None and failure.host else ""
         error = self._fault
         if error is None or (verdict.is_final and verdict.launcher not in self._nobody_else):
-            error = RendezvousError(_sentence(f"{what}{where}."))
+            error = RendezvousError(sentence(f"{what}{where}."))
             error.exit_code = failure.exit_code if failure is not None else self._unused()
         self._refuse(error)
 
@@ -460,13 +461,3 @@ _INTERRUPTED = 143
 
 # What a message may have is more; a list of all hosts may be more than that.
 _LONGEST = 8000
-
-
-def _sentence(words: str) -> str:
-    """Return WORDS as a sentence begins; the name of a file stays as it is.
-
-    >>> _sentence("rank 0 is late."), _sentence("fleetrun.yaml:1: grace=soon")
-    ('Rank 0 is late.', 'fleetrun.yaml:1: grace=soon')
-    """
-    is_word = words.partition(" ")[0].rstrip(",:").isalpha()
-    return words[:1].upper() + words[1:] if is_word else words

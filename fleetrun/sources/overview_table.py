@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleetrun import conversion
-from fleetrun.plan.visible import wrapped
+from fleetrun.plan.visible import sentence, wrapped
 from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
 from fleetrun.sources.overview import as_sentence
@@ -56,7 +56,7 @@ def table(
     remarks += [
         _difference(one, main[one.name]) for one in judged.verdicts if main[one.name] is not one
     ]
-    remarks += [f"{_sentence(who)} {silence[who]}." for who in judged.silent]
+    remarks += [f"{sentence(who)} {silence[who]}." for who in judged.silent]
     remarks += _by_rank(evidence_of, [one.disagreements for one in witnesses])
     if judged.ranks_equal is not None:
         after = max((one.compared_after or 0 for one in witnesses), default=0)
@@ -184,7 +184,7 @@ def _ranks(group: Sequence[int]) -> str:
 def _difference(one: SharedVerdict, main: SharedVerdict) -> str:
     """Return how a field is on some ranks, where it is otherwise on the first."""
     verb = "differs" if len(one.labels) == 1 else "differ"
-    who = f"{_sentence(listed(one.labels))} {verb} from {listed(main.labels)}"
+    who = f"{sentence(listed(one.labels))} {verb} from {listed(main.labels)}"
     if one.status == main.status == EFFECTIVE:
         return f"{who}: {one.name} is {one.in_effect or '-'} there, not {main.in_effect or '-'}."
     return f"{who}: {as_sentence(one)}."
@@ -202,13 +202,9 @@ def _by_rank(
     who = [label for label, one in evidence_of.items() if one is not None]
     by: dict[str, list[str]] = {}
     for label, sentences in zip(who, said, strict=True):
-        for sentence in sentences:
-            by.setdefault(sentence, []).append(label)
+        for words in sentences:
+            by.setdefault(words, []).append(label)
     return [
-        one if len(labels) == len(who) else f"{_sentence(listed(labels))}: {one}"
+        one if len(labels) == len(who) else f"{sentence(listed(labels))}: {one}"
         for one, labels in by.items()
     ]
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+from fleetrun.plan.visible import sentence
 from fleetrun.records import names, reading, variables
 from fleetrun.run.events import (
     Exited,
@@ -257,7 +258,7 @@ class Watch(Source):
         self._reported_stopped = stopped
 
     def _notice(self, what: str, text: str, processes: tuple[int, ...], at: float) -> None:
-        self._say(text[:1].upper() + text[1:])
+        self._say(sentence(text))
         self._declare(Noticed(what, text, at, tuple(self._labels[one] for one in processes)))
 
     # Whether all hang ---------------------------------------------------------------------------
