@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import sys
@@ -9,11 +10,14 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from . import updates
+from . import border, updates
 from .static import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_WHAT = "the heartbeat"
 
 
 class HeartbeatFile:
@@ -26,13 +30,22 @@ class HeartbeatFile:
         # Whether this process is the one of its rank that trains.
         self._claim = claim
         self._next_at = 0.0
+        # The number that is not written yet; 0: none.
+        self._number = 0
 
     def beat(self, _source: Any, number: int) -> None:
         """Write NUMBER if it is time; `update` tells it from what a script writes."""
         now = time.monotonic()
-        if now < self._next_at or not self._claim():
+        self._number = number
+        if now >= self._next_at and self._claim():
+            self._next_at = now + self._EVERY_S
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the last number, as at the end of the process."""
+        if not self._number or self._next_at == float("inf") or not self._claim():
             return
-        self._next_at = now + self._EVERY_S
+        number, self._number = self._number, 0
         try:
             with open(self._path, "w", encoding="utf-8") as file:
                 file.write(f"{number} update")
@@ -45,7 +58,9 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
     """Write a heartbeat after updates, if the launcher has given the rank a file for it."""
     path = os.environ.get("FLEETRUN_HEARTBEAT")
     if path:
-        updates.on_update(HeartbeatFile(path, claim).beat, "the heartbeat")
+        file = HeartbeatFile(path, claim)
+        updates.on_update(file.beat, _WHAT)
+        atexit.register(border.watching(_WHAT)(file.flush))
 
 
 def watch_programs(paddle: Any) -> None:

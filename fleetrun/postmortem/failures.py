@@ -16,6 +16,8 @@ from fleetrun.records.errorfile import ErrorReport, read_error
 from fleetrun.records.heartbeat import read_step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fleetrun.model import LaunchPlan, ProcessSpec
     from fleetrun.run.events import Exited
 
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 _SHELL_REFUSALS = frozenset((126, 127))
 # The exception of a Python below a shell is the shell's failure if it is not older than that.
 _WRAPPER_S = 30.0
-# An exit is seen a little after it happened; by then peers may have raised because of it. The loss
-# of a peer never causes these signals (ILL, BUS, FPE, KILL, SEGV), so their time is set back by
-# this.
+# An exit is seen a little after it happened; by then peers may have raised because of it. So the
+# time of these signals (ILL, BUS, FPE, KILL, SEGV) is set back by this, but not before an end that
+# was seen earlier: SEGV may be what Paddle's reducer makes of the loss of a peer.
 _SEEN_AFTER_S = 0.1
 _OWN_SIGNALS = frozenset((4, 7, 8, 9, 11))
 # The most logs that are read.
@@ -48,9 +50,10 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
     """Return EXITS completed from error files and logs."""
     steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in plan.processes]
     step = max((one for one in steps if one is not None), default=None)
-    return tuple(
+    examined = [
         _examined(plan, one, step, with_log=place < _MOST_LOGS) for place, one in enumerate(exits)
-    )
+    ]
+    return tuple(map(_set_back, examined, [examined] * len(examined)))
 
 
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
@@ -63,14 +66,21 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
     elif asked is not None:
         exited = exited._replace(failed_at=_moment(asked, exited), raised=asked.code)
     else:
-        late_s = _SEEN_AFTER_S if exited.status.signum in _OWN_SIGNALS else 0.0
-        exited = exited._replace(failed_at=exited.at - late_s)
+        exited = exited._replace(failed_at=exited.at)
     words = lastlines.of(names.log_paths(plan, spec, exited.attempt))[0] if with_log else []
     said = words if lastlines.explains(words) else words[-_LAST:]
     if error is not None:
         said = [f"{error.kind}: {error.message}", error.stack]
     is_victim = causes.is_of_victim("\n".join(said))
     return _with_last_lines(exited, words)._replace(step=step, is_victim=is_victim)
+
+
+def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
+    """Return EXITED, one of EXITS, with the time at which it has failed at the earliest."""
+    if exited.raised is not None or exited.status.signum not in _OWN_SIGNALS:
+        return exited
+    seen = [one.at for one in exits if one.raised is None and one.at < exited.at]
+    return exited._replace(failed_at=max([exited.at - _SEEN_AFTER_S, *seen]))
 
 
 def _with_last_lines(exited: Exited, words: list[str]) -> Exited:

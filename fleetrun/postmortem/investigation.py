@@ -11,6 +11,7 @@ from fleetrun.plan.kinds import label
 from fleetrun.postmortem import causes, kernelfacts, lastlines
 from fleetrun.records import names, reportfile, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
 from fleetrun.run.events import Exited, signal_name
 
@@ -30,6 +31,9 @@ _MOST_LOGS = 64
 # Of a half-written error file.
 _RAW_LINES = 5
 _SHARED = frozenset(("shared-memory", "shared-memory-full"))
+# Crashes that Paddle's reducer makes of the loss of a peer, and what a rank says that lost one so.
+_CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
+_EARLY = "This rank lost a peer that had ended early: all ranks must make as many updates."
 # The most processes to list that had ended before; an exit is seen a little after it happened.
 _MOST_EARLY = 4
 _SEEN_S = 0.1
@@ -83,6 +87,9 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
     said = "\n".join(words)
     known = causes.recognise(said) or causes.recognise_loader(said, lastlines.tail(log))
     mute = kernelfacts.unwritable(os.path.dirname(log))
+    early = _early_ends(plan, outcome, exited, known)
+    if early and known is not None:
+        known = known._replace(sentence=_EARLY)
     return Culprit(
         exited=exited,
         host=os.uname().nodename,
@@ -97,7 +104,7 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
         evidence=(
             *kernelfacts.of(exited, before),
             *_shared_memory(exited, known),
-            *_early_ends(plan, outcome, failed_at, known),
+            *early,
             *_slow_end(outcome, exited, failed_at),
             *_interpreter(spec.argv, known),
             *mute,
@@ -136,18 +143,29 @@ def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:
 
 
 def _early_ends(
-    plan: LaunchPlan, outcome: Outcome, failed_at: float, known: KnownFailure | None
+    plan: LaunchPlan, outcome: Outcome, culprit: Exited, known: KnownFailure | None
 ) -> list[str]:
-    """Return which processes had ended without an error before a rank lost its peer."""
-    if known is None or known.name not in causes.LOST:
+    """Return which processes had ended without an error before CULPRIT lost its peer."""
+    is_lost = known is not None and known.name in causes.LOST
+    if not is_lost and (known is not None or culprit.status.signum not in _CRASHES):
         return []
+    failed_at = culprit.at if culprit.failed_at is None else culprit.failed_at
     return [
-        f"{one.label[:1].upper()}{one.label[1:]} had ended without an error "
-        f"{max(failed_at - one.at, 0.0):.1f} s before; its log is "
+        f"{one.label[:1].upper()}{one.label[1:]} had ended without an error"
+        f"{_updates_of(plan, one)} {max(failed_at - one.at, 0.0):.1f} s before; its log is "
         f"{names.log_path(plan, plan.processes[one.process], one.attempt)}."
         for one in outcome.exits
         if not one.status.exit_code and one.at - _SEEN_S <= failed_at
     ][:_MOST_EARLY]
+
+
+def _updates_of(plan: LaunchPlan, ended: Exited) -> str:
+    """Return after how many updates a process has ENDED, if it has told."""
+    path = plan.processes[ended.process].env.get(variables.HEARTBEAT, "")
+    step = read_step(path)
+    if step is None or is_scripts(path):
+        return ""
+    return f" after {step} update{'s' * (step != 1)},"
 
 
 def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:

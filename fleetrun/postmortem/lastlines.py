@@ -22,6 +22,9 @@ _CHAINED = (
 # The first lines of a crash dump by faulthandler and by Paddle.
 _CRASHES = ("Fatal Python error: ", "C++ Traceback (most recent call last)")
 _RULE = "-----"
+# What C++ says of an exception that nobody catches, in one or two lines before the crash.
+_UNCAUGHT = "terminate called after throwing an instance of "
+_UNCAUGHT_LINES = 3
 
 
 def tail(path: str) -> str:
@@ -46,6 +49,9 @@ def last_lines(text: str) -> list[str]:
 
     >>> last_lines("step 1\nTraceback (most recent call last):\n  here\nOSError: no\n")
     ['Traceback (most recent call last):', '  here', 'OSError: no']
+    >>> last_lines("step 1\nterminate called after throwing an instance of 'E'\n"
+    ...            "  what():  no\nFatal Python error: Aborted\n")[:2]
+    ["terminate called after throwing an instance of 'E'", '  what():  no']
     >>> last_lines("10%\r20%\r\nend")
     ['20%', 'end']
     """
@@ -92,7 +98,10 @@ def _start_of_crash(lines: list[str]) -> int | None:
             break
         reported.add(kind)
         start = number
-    return start - 1 if start and lines[start - 1].startswith(_RULE) else start
+    if start and lines[start - 1].startswith(_RULE):
+        return start - 1
+    before = range(max(start - _UNCAUGHT_LINES, 0), start)
+    return next((number for number in before if lines[number].startswith(_UNCAUGHT)), start)
 
 
 def _without_unrelated(lines: list[str]) -> list[str]:

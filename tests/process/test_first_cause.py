@@ -8,6 +8,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from commandline import Command
 from waiting import LONG_S, until
 
@@ -53,16 +54,36 @@ time.sleep(60)
     assert "The disk is full" not in done.said
 
 
-def test_s16_a_peer_that_ended_too_early_is_told_to_who_lost_it(tmp_path: Path) -> None:
-    lose = "until [ -e gone ]; do sleep 0.02; done; echo Connection reset by peer; exit 1"
-    script = f"if [ $R = 1 ]; then exit 0; fi; {lose}"
-    job = Command(tmp_path, script)
+UNCAUGHT = (
+    "terminate called after throwing an instance of E\\n  what():  TIMEOUT self_rank = 0\\n"
+    "Fatal Python error: Aborted\\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "end"),
+    [
+        ("echo Connection reset by peer; exit 1", "exited with 1"),
+        # As Paddle's reducer does.
+        (f"printf '{UNCAUGHT}'; kill -ABRT $$", "was killed by SIGABRT"),
+    ],
+)
+@pytest.mark.parametrize("beats", [True, False])
+def test_s16_a_peer_that_ended_too_early_is_told_to_who_lost_it(
+    loss: str, end: str, beats: bool, tmp_path: Path
+) -> None:
+    beat = "echo '6 update' >$FLEETRUN_HEARTBEAT; " if beats else ""
+    lose = f"until [ -e gone ]; do sleep 0.02; done; {loss}"
+    job = Command(tmp_path, f"if [ $R = 1 ]; then {beat}exit 0; fi; {lose}")
     launcher = job.start()
     until(lambda: any(e["event"] == "exited" for e in job.events()))
     (tmp_path / "gone").touch()
     done = job.finish(launcher)
-    assert done.said.startswith("fleetrun: rank 0 exited with 1.")
-    assert re.search(r"Rank 1 had ended without an error \d+\.\d s before; its log is ", done.said)
+    assert done.said.startswith(f"fleetrun: rank 0 {end}")
+    after = " after 6 updates," if beats else ""
+    said = rf"Rank 1 had ended without an error{after} \d+\.\d s before; its log is "
+    assert re.search(said, done.said), done.said
+    assert "This rank lost a peer that had ended early" in done.said
 
 
 def test_s15_a_crash_shows_its_python_stack(tmp_path: Path) -> None:

@@ -222,7 +222,8 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         assert [int(row[0]) for row in rows] == [1, 2, 3, 4]
         assert [float(row[2]) for row in rows][:3] == pytest.approx(said)
         assert [float(row[1]) for row in rows] == sorted(float(row[1]) for row in rows)
-    assert heartbeat.read_step(str(tmp_path / "beat")) in {1, 2, 3, 4}
+    # The last one is written at the end.
+    assert heartbeat.read_step(str(tmp_path / "beat")) == 4
 
 
 @pytest.mark.parametrize("version", PYTHONS)
