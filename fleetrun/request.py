@@ -267,6 +267,12 @@ def _choose(
         return ResolvedOption(None if option.default is None else default.value(), default)
     found = ResolvedOption(said[-1].value(), said[-1])
     if typed:
+        notes.extend(
+            f"{found.given.typed}={found.given.raw} wins over {other.typed}={other.raw}: the last"
+            " one counts."
+            for other in typed[:-1]
+            if other.option.name != found.given.option.name
+        )
         notes.extend(_contradicted(found, variables))
     return found
 

@@ -678,6 +678,13 @@ def test_the_option_of_another_kind_wins_over_the_variable() -> None:
     assert setting(found, "device_kind").source == "default"
 
 
+def test_the_last_of_several_lists_of_devices_counts_and_says_so() -> None:
+    found = asked("--gpus=0,1", "--mlus=2")
+    assert (found.devices, found.device_kind) == ("2", "mlu")
+    assert found.notes == ("--mlus=2 wins over --gpus=0,1: the last one counts.",)
+    assert asked("--gpus=0,1", "--gpus=2").notes == ()
+
+
 def test_two_options_that_name_two_kinds_contradict_each_other() -> None:
     assert refusal("--gpus=0", "--device_kind=mlu") == (
         "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."
