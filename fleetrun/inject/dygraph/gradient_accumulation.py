@@ -486,6 +486,7 @@ class GradientMerge:
             return update()
         self._update_settings()
         self.steps += 1
+        self._take_over(current)
         current.check_step()
         if not current.is_last:
             self._note_changes(current)
@@ -522,6 +523,20 @@ class GradientMerge:
                 )
             if not current.is_updating:
                 current.begin_backward()
+
+    def _take_over(self, current: GradientAccumulator) -> None:
+        """Let CURRENT have its parameters, of which it is not always the newest accumulator.
+
+        Raises RuntimeError if another one has merged gradients of them.
+        """
+        others = [each for each in self.all() if each is not current]
+        if not others:
+            return
+        own = set(map(id, current.parameters))
+        for other in others:
+            if other.merged and not own.isdisjoint(map(id, other.parameters)):
+                raise RuntimeError(_TWO_OPTIMIZERS)
+        self._own(current)
 
     def _shares(self, current: GradientAccumulator) -> bool:
         """Whether another optimizer updates parameters of CURRENT's, too."""

@@ -196,6 +196,36 @@ def test_a_bad_batch_may_be_read_and_cleared_before_gradients_are_clipped(
         assert told["updates"] == 2
 
 
+TWO_OPTIMIZERS = """
+import sys, paddle
+every, = map(int, sys.argv[1:])
+layer = paddle.nn.Linear(2, 1, bias_attr=False)
+layer.weight.set_value(paddle.ones([2, 1]))
+both = [paddle.optimizer.SGD(rate, parameters=layer.parameters()) for rate in (0.1, 0.01)]
+try:
+    for step in range(8):
+        # Micro-steps differ: none may be lost.
+        (layer(paddle.ones([1, 2])).sum() * (1 + step % 2)).backward()
+        optimizer = both[step // every % 2]
+        optimizer.step()
+        optimizer.clear_grad()
+except RuntimeError as error:
+    print(error)
+print("weight", layer.weight.numpy().ravel()[0])
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_optimizers_of_the_same_weights_may_take_turns_by_updates(
+    version: str, tmp_path: Path
+) -> None:
+    asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    _, said = alone(version, tmp_path, TWO_OPTIMIZERS, {"strategy": asked}, "4")
+    assert float(said.split("weight ")[1]) == pytest.approx(1 - 2 * 0.15 - 2 * 0.015)
+    _, said = alone(version, tmp_path, TWO_OPTIMIZERS, {"strategy": asked}, "3")
+    assert "two optimizers update the same parameters in turn" in said
+
+
 @pytest.mark.parametrize("version", PYTHONS)
 def test_weights_may_be_clipped_from_the_beginning_only(version: str, tmp_path: Path) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
