@@ -228,8 +228,11 @@ def _launch(
 def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> bool:
     """Do what ORDERS say to the launcher, and return whether it has been asked to stop."""
     wanted = protocol.STOP.strip() in orders or is_over
-    if (wanted and not is_asked) or protocol.NOW.strip() in orders:
-        with suppress(ProcessLookupError):
+    is_sent = (wanted and not is_asked) or protocol.NOW.strip() in orders
+    with suppress(ProcessLookupError):
+        if is_sent:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        return True
-    return is_asked
+        if is_sent or protocol.END.strip() in orders:
+            # One that was stopped (`kill -STOP`) would not end.
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+    return is_asked or is_sent

@@ -417,6 +417,8 @@ class Head:
                 one.say(protocol.STOP if self._signals == 1 else protocol.NOW)
 
     def _hang_up_later(self) -> None:
+        for one in self._remotes:
+            one.say(protocol.END)
         at = time.monotonic() + self._request.grace_s + _TIMEOUT_S
         self._loop.alarm("timeout", at, self._hang_up)
 

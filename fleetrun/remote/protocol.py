@@ -3,7 +3,7 @@
 The head begins with an `Inquiry`. The agent answers with a line `MARK {answer}`, after whatever a
 login shell prints. With several hosts the head then lists all of them, and each agent answers with
 those that it does not reach. Then come the head's orders: the words of a launcher, empty lines as
-heartbeats, and the words STOP and NOW. The end of its input, or silence, is a STOP, too.
+heartbeats, and the words END, STOP and NOW. The end of its input, or silence, is a STOP, too.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -20,7 +20,8 @@ RECEIVE = (
     "import os, sys; sys.path[:] = filter(None, sys.path); "
     "exec(bytes().join(iter(lambda: os.read(0, 1) or bytes(1), bytes(1))))"
 )
-STOP, NOW = b"stop\n", b"now\n"
+# The job has ended elsewhere; end the ranks; kill them.
+END, STOP, NOW = b"end\n", b"stop\n", b"now\n"
 # The head is heard from so often, or counts as lost.
 HEARTBEAT_S, SILENCE_S = 3.0, 15.0
 # Clocks that differ more make logs hard to compare.

@@ -386,6 +386,8 @@ def _detach(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bo
         if signal.getsignal(one) is not signal.SIG_IGN or one == signal.SIGCHLD:
             signal.signal(one, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Nobody else lets it go on if both were stopped (`kill -STOP`) and the launcher is killed.
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGCONT)
     # `pkill -9 -f fleetrun` or `-f train.py` must hit the launcher and not the guard.
     libc.prctl(libc.PR_SET_NAME, b"rank-guard")
     libc.set_command(b"rank-guard of %d" % launcher)

@@ -356,8 +356,11 @@ def _gone(state: MemberState, at: float, why: str) -> Step:
 def _elapsed(state: MemberState, at: float) -> Step:
     """Send a heartbeat, and check that the coordinator answers."""
     if state.is_local:
-        state = state._replace(alive_at=at, wake_at=at + state.terms.heartbeat_s)
-        return state, _kill_later(state) if state.phase in {RUNNING, STOPPING} else ()
+        state = state._replace(wake_at=at + state.terms.heartbeat_s)
+        if _were_killed(state, at):
+            return _give_up(state, is_gone=False) if state.phase == RUNNING else (state, ())
+        state = state._replace(alive_at=at)
+        return state, _kill_later(state)
     state, lost = _watch(state, at)
     state, sent = _beat(state, at)
     return _set_alarm(state, at), (*lost, *sent)
@@ -411,18 +414,8 @@ def _watch(state: MemberState, at: float) -> Step:
 
 def _give_up(state: MemberState, *, is_gone: bool) -> Step:
     """End without the coordinator."""
-    where = state.offer.hostname if state.offer is not None else ""
-    if state.stood_still_s:
-        what = _stood_still(state)
-    elif is_gone:
-        where, what = state.coordinator, "the coordinator of the job was lost"
-    else:
-        what = f"this host was cut off from the coordinator, {state.coordinator}"
-    # As for a rank that loses a peer: whatever fails by itself on any host comes before it. An
-    # elastic job that hears of it after all goes on, even with this host.
-    may_change = state.terms.may_change
-    failure = Failure(where, what, LOST, is_victim=True, is_departure=may_change)
-    goes_on = state.terms.has_store and (may_change or _may_restart(state))
+    failure = _loss(state, is_gone=is_gone)
+    goes_on = state.terms.has_store and (state.terms.may_change or _may_restart(state))
     verdict = Verdict(state.generation, "", failure, is_final=not goes_on)
     if state.phase == RUNNING:
         # The verdict may yet come from the coordinator; if not, this is the one.
@@ -433,13 +426,28 @@ def _give_up(state: MemberState, *, is_gone: bool) -> Step:
     own = state.failure
     if own is not None and not own.is_victim:
         goes_on = goes_on and _may_restart(state) and not own.no_retry
-        given_up = "" if goes_on else what
+        given_up = "" if goes_on else failure.what
         verdict = Verdict(state.generation, state.launcher, own, not goes_on, given_up)
     return _conclude(state, verdict)
 
 
 def _may_restart(state: MemberState) -> bool:
     return state.restarts < state.terms.max_restarts
+
+
+def _loss(state: MemberState, *, is_gone: bool) -> Failure:
+    """Return why this launcher and the coordinator have lost each other."""
+    where = state.offer.hostname if state.offer is not None else ""
+    if state.stood_still_s:
+        what = _stood_still(state)
+    elif is_gone:
+        where, what = state.coordinator, "the coordinator of the job was lost"
+    else:
+        what = f"this host was cut off from the coordinator, {state.coordinator}"
+    # As for a rank that loses a peer: whatever fails by itself on any host comes before it. An
+    # elastic job that hears of it after all goes on, even with this host.
+    is_victim, may_change = not state.is_local, state.terms.may_change
+    return Failure(where, what, LOST, is_victim=is_victim, is_departure=may_change)
 
 
 def _stood_still(state: MemberState) -> str:
@@ -509,7 +517,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
 def _run(state: MemberState, at: float) -> Step:
     state = state._replace(phase=RUNNING)
     if state.is_local:
-        state = state._replace(alive_at=at, wake_at=at)
+        state = state._replace(alive_at=at, wake_at=at, stood_still_s=0.0)
     return state, (*_kill_later(state), StartRanks())
 
 
@@ -540,14 +548,16 @@ def _acknowledged(state: MemberState, number: int, at: float) -> Step:
 
 
 def _kill_later(state: MemberState) -> tuple[Action, ...]:
-    """Put off the death of the ranks: the others go on, or end, without a launcher that is stopped.
-
-    A coordinator that may be replaced has to be in touch with the store.
-    """
-    if state.is_local and state.terms.has_store and state.terms.starts_again:
+    """Put off the death of the ranks, as the others do not wait for a launcher that is stopped."""
+    if state.phase not in {RUNNING, STOPPING} or _keeps_a_lease(state):
         return ()
     is_missed = not (state.is_local and state.is_alone)
     return (KillAt(state.alive_at + state.terms.guard_s if is_missed else None),)
+
+
+def _keeps_a_lease(state: MemberState) -> bool:
+    """Whether its ranks may run as long as it is in touch with the store: it may be replaced."""
+    return state.is_local and state.terms.has_store and state.terms.starts_again
 
 
 def _refused(state: MemberState, why: str) -> Step:
@@ -622,8 +632,9 @@ def _done(state: MemberState) -> Step:
 
 def _were_killed(state: MemberState, at: float) -> bool:
     """Whether ranks that have failed were killed because this launcher stood still, see KillAt."""
+    is_guarded = not (_keeps_a_lease(state) or (state.is_local and state.is_alone))
     is_late = bool(state.stood_still_s) and at >= state.alive_at + state.terms.guard_s
-    return is_late and not state.is_local
+    return is_guarded and is_late
 
 
 def _failed(state: MemberState, failure: Failure, at: float) -> Step:
@@ -639,8 +650,10 @@ def _stopped(state: MemberState, failure: Failure | None, at: float) -> Step:
     """Report that no rank runs here any more; the verdict follows."""
     if state.phase not in {RUNNING, STOPPING}:
         return state, ()
-    if failure is None or (state.is_own and state.stood_still_s):
-        # How ranks end that were killed, or asked to end, because of that says nothing.
+    # How ranks end that were killed, or asked to end, because of that says nothing.
+    if failure is not None and _were_killed(state, at):
+        failure = state.failure or _loss(state, is_gone=False)
+    elif failure is None or (state.is_own and state.stood_still_s):
         failure = state.failure
     state = state._replace(phase=STOPPED, failure=failure, wake_at=at)
     state, actions = _say(state, Stopped(state.generation, state.failure))

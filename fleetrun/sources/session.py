@@ -140,6 +140,7 @@ class JobSession(Source):
             self._say("This host's trainers are done; waiting for those of the other hosts.")
 
     _is_over = False
+    _stopped_for = ""
 
     def is_busy(self) -> bool:
         """Whether the last messages are not delivered yet, for a short time."""
@@ -221,6 +222,7 @@ class JobSession(Source):
 
     def stop(self, failure: Failure) -> None:
         """Stop, as the others do."""
+        self._stopped_for = failure.what
         self._declare(self._peer_failed(failure))
 
     def stand_by(self) -> None:
@@ -238,7 +240,8 @@ class JobSession(Source):
             self._is_over = True
             self._declare(PeersDone(now, self._attempt))
             return
-        is_ours = verdict.launcher == self._session.launcher
+        # What the session has stopped the ranks for does not come from them.
+        is_ours = verdict.launcher == self._session.launcher and failure.what != self._stopped_for
         peer = None if is_ours else self._peer_failed(failure, is_final=verdict.is_final)
         self._declare(Arbitrated(self._attempt, peer, now, verdict.is_final, verdict.given_up))
 

@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import sshd_hosts
+from commandline import ROOT
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
     from lab import Host, Network
 
 pytestmark = pytest.mark.multinode
 
-ROOT = Path(__file__).parents[2]
-# Notes when it was asked to end, and then takes its time.
-SAVE = """
-trap 'sleep 1; echo "saved by $PADDLE_TRAINER_ID" >>"$1"; exit' TERM
+SHELL = shutil.which("sh") or ""
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+# So long that nothing in a test can have waited for it.
+ENDLESS_S = 2 * LONG_S
+# Notes when it lives; the second start of an elastic job ends well.
+RANK = """
+trap "$TRAP" TERM
 : >"up.$PADDLE_TRAINERS_NUM"
-[ "$PADDLE_TRAINERS_NUM" != 1 ] || { cat "$1"; exit 0; }
-while :; do sleep 0.01; done
+while read -r now _ </proc/uptime && echo "$now" >>"../alive.$PADDLE_TRAINERS_NUM"; do
+    [ "$PADDLE_TRAINERS_NUM" != 1 ] || exit 0
+    sleep 0.02
+done
 """
+SAVES = 'sleep 0.5; echo "saved by $PADDLE_TRAINER_ID" >>../saved; exit'
 
 
-def start(host: Host, *options: str) -> subprocess.Popen[bytes]:
-    """Start a launcher with one rank on HOST."""
-    (host.folder / "rank.sh").write_text(SAVE)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+def start(
+    host: Host, *options: str, heartbeat_s: float, trap: str = SAVES
+) -> subprocess.Popen[bytes]:
+    """Start a launcher with one rank on HOST, which does what TRAP says when it is to end."""
+    (host.folder / "rank.sh").write_text(RANK)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "TRAP": trap}
     where = ("--master=10.88.0.1:6170", "--nproc_per_node=1", *options)
-    script = ("sh", "rank.sh", str(host.folder.parent / "saved"))
-    return host.start(sys.executable, "-m", "fleetrun", *where, *script, env=env)
+    words = ("-m", "fleetrun", *where, f"--heartbeat_timeout={heartbeat_s:g}", SHELL, "rank.sh")
+    return host.start(sys.executable, *words, env=env)
 
 
 def running(host: Host, what: str) -> list[int]:
@@ -44,10 +55,9 @@ def running(host: Host, what: str) -> list[int]:
     return [int(pid) for pid, args in rows if args.startswith(what)]
 
 
-def send(host: Host, signum: int) -> None:
-    """Send SIGNUM to the launcher of HOST, which is the first of its processes."""
-    launcher = min(running(host, f"{sys.executable} -m fleetrun"))
-    host.run("kill", f"-{int(signum)}", str(launcher))
+def send(host: Host, signum: int, what: str = f"{sys.executable} -m fleetrun") -> None:
+    """Send SIGNUM to the launcher of HOST, which is the first of its processes that are WHAT."""
+    host.run("kill", f"-{int(signum)}", str(min(running(host, what))))
 
 
 def said(host: Host) -> str:
@@ -55,48 +65,89 @@ def said(host: Host) -> str:
     return (host.folder / "output").read_text()
 
 
+def are_up(*hosts: Host) -> bool:
+    """Whether all ranks run."""
+    return all((host.folder / "up.2").exists() for host in hosts)
+
+
+@pytest.mark.parametrize("heartbeat_s", [10.0, ENDLESS_S])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_others_end_and_the_ranks_may_save(
-    victim: int, two_hosts: tuple[Host, Host], tmp_path: Path
+    victim: int, heartbeat_s: float, two_hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
-    launchers = [start(host, "--nnodes=2") for host in two_hosts]
-    until(lambda: all((host.folder / "up.2").exists() for host in two_hosts))
+    launchers = [start(host, "--nnodes=2", heartbeat_s=heartbeat_s) for host in two_hosts]
+    until(lambda: are_up(*two_hosts))
     gone, other = two_hosts[victim], two_hosts[1 - victim]
-    send(gone, signal.SIGKILL)
+    send(gone, KILL)
     assert launchers[1 - victim].wait(LONG_S) == 1
     launchers[victim].wait(LONG_S)
-    until(lambda: not running(gone, "sh rank.sh"))
+    until(lambda: not running(gone, SHELL))
     assert "was lost on" in said(other)
     saved = (tmp_path / "saved").read_text().splitlines()
     assert sorted(saved) == ["saved by 0", "saved by 1"]
 
 
-def test_the_next_start_comes_when_the_ranks_of_a_killed_launcher_have_ended(
-    two_hosts: tuple[Host, Host],
+@pytest.mark.parametrize(
+    ("signum", "heartbeat_s", "trap"),
+    [
+        # Only the word of the guard can begin the next start.
+        (KILL, ENDLESS_S, SAVES),
+        # The guard ends what would outlive the deadline.
+        (KILL, 3.0, ""),
+        (STOP, 3.0, ""),
+        (STOP, 10.0, SAVES),
+    ],
+)
+def test_the_next_start_comes_when_the_ranks_of_a_lost_launcher_have_ended(
+    signum: int, heartbeat_s: float, trap: str, two_hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
-    # So long that only the word of the guard can begin it.
-    options = ("--nnodes=1:2", f"--heartbeat_timeout={2 * LONG_S}", "--elastic_timeout=5")
-    launchers = [start(host, *options) for host in two_hosts]
-    until(lambda: all((host.folder / "up.2").exists() for host in two_hosts))
-    send(two_hosts[1], signal.SIGKILL)
-    assert launchers[0].wait(LONG_S) == 0
-    # The rank of the next start has seen what the ranks of both hosts have left.
-    log = (two_hosts[0].folder / "log" / "workerlog.0").read_text()
-    assert sorted(log.splitlines()) == ["saved by 0", "saved by 1"]
-    launchers[1].wait(LONG_S)
+    options = ("--nnodes=1:2", "--elastic_timeout=5", "--grace=2" if trap else "--grace=60")
+    first, second = (
+        start(host, *options, heartbeat_s=heartbeat_s, trap=trap if host is two_hosts[1] else SAVES)
+        for host in two_hosts
+    )
+    until(lambda: are_up(*two_hosts))
+    send(two_hosts[1], signum)
+    assert first.wait(LONG_S) == 0
+    last = (tmp_path / "alive.2").read_text().splitlines()[-1]
+    assert float(last) <= float((tmp_path / "alive.1").read_text().splitlines()[0])
+    assert not running(two_hosts[1], SHELL)
+    second.send_signal(signal.SIGCONT)
+    assert second.wait(LONG_S) != 0
 
 
+@pytest.mark.parametrize("heartbeat_s", [3.0, 10.0])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_ranks_of_a_stopped_launcher_do_not_outlive_the_job(
-    victim: int, four_hosts: Network
+    victim: int, heartbeat_s: float, two_hosts: tuple[Host, Host]
 ) -> None:
-    hosts = four_hosts.hosts[:2]
-    launchers = [start(host, "--nnodes=2", "--heartbeat_timeout=4") for host in hosts]
-    until(lambda: all((host.folder / "up.2").exists() for host in hosts))
-    stopped = hosts[victim]
-    send(stopped, signal.SIGSTOP)
+    launchers = [start(host, "--nnodes=2", heartbeat_s=heartbeat_s) for host in two_hosts]
+    until(lambda: are_up(*two_hosts))
+    stopped = two_hosts[victim]
+    send(stopped, STOP)
     assert launchers[1 - victim].wait(LONG_S) == 1
-    until(lambda: not running(stopped, "sh rank.sh"))
+    until(lambda: not running(stopped, SHELL))
     # nsenter has stopped with it.
     launchers[victim].send_signal(signal.SIGCONT)
     assert launchers[victim].wait(LONG_S) != 0
+
+
+@pytest.mark.skipif(not sshd_hosts.SSHD, reason="there is no sshd here")
+@pytest.mark.parametrize("signum", [KILL, STOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_nobody_survives_by_ssh(
+    victim: int, signum: int, four_hosts: Network, tmp_path: Path
+) -> None:
+    head, *hosts = four_hosts.hosts[:3]
+    shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    ssh = sshd_hosts.on_hosts(hosts, tmp_path / "keys", **shown, TRAP="exit")
+    (head.folder / "rank.sh").write_text(RANK)
+    options = ("--hosts=10.88.0.2:1,10.88.0.3:1", f"--ssh=ssh -F {ssh}", "--grace=1")
+    words = ("-m", "fleetrun", *options, "--heartbeat_timeout=3", SHELL, "rank.sh")
+    job = head.start(sys.executable, *words, env={**os.environ, **shown})
+    until(lambda: all(running(host, SHELL) for host in hosts))
+    send(hosts[victim], signum, "fleetrun ")
+    until(lambda: not any(running(host, SHELL) for host in hosts))
+    # That of the launcher that was killed may come first.
+    assert job.wait(LONG_S) in {1, 128 + KILL}
+    until(lambda: not any(running(host, "fleetrun ") for host in hosts))

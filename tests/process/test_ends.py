@@ -274,6 +274,18 @@ def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: P
     assert (tmp_path / "saved1").exists()
 
 
+def test_a_guard_that_was_stopped_ends_the_ranks_of_a_launcher_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    job = Launch(tmp_path, "touch ready0; exec sleep 1000")
+    launcher = job.start(stdout=None, stderr=None)
+    job.wait_for("ready0")
+    os.kill(the_guard(launcher.pid), signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
+    assert_no_survivors(job.marker)
+
+
 # Nobody catches it by its number: it is another process every few milliseconds.
 HOPPER = """
 import os, time

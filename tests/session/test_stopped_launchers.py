@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fleetrun.run.events import Elapsed
@@ -29,6 +31,8 @@ from fleetrun.session.messages import (
     Refused,
     RosterMessage,
     Start,
+    Stop,
+    Stopped,
 )
 from fleetrun.session.terms import Terms
 
@@ -125,6 +129,28 @@ def test_a_coordinator_that_runs_puts_off_the_death_of_its_ranks_too() -> None:
         now = one.state.wake_at
         one.feed(Elapsed(now))
         assert now + TERMS.fence_s < one.killed_at() < now + TERMS.heartbeat_timeout_s
+
+
+KILLED = Failure("node-2", "rank 0 was killed by SIGKILL", 137)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_a_coordinator_that_was_stopped_says_so_and_not_how_its_ranks_have_ended(
+    order: tuple[int, ...],
+) -> None:
+    one = Launcher(is_local=True)
+    now = one.state.wake_at + 45.0
+    victim = Failure("node-1", "this host was cut off", 1, is_victim=True)
+    for i in order:
+        one.feed((RanksFailed(KILLED, now), Elapsed(now), Heard(Stop(0, victim), now))[i])
+    one.feed(RanksStopped(KILLED, now + 1.0))
+    (end,) = [
+        action.message.failure
+        for action in one.done
+        if isinstance(action, SendToCoordinator) and isinstance(action.message, Stopped)
+    ]
+    assert end is not None
+    assert "stood still for 45 s" in end.what
 
 
 def test_nobody_else_misses_a_coordinator_whose_ranks_are_all_that_there_are() -> None:
