@@ -74,11 +74,14 @@ def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
 
 
 report = {}
+# All of them live, and are counted.
+models = []
 for name in ("plain", "several", "accumulated", "thawed", "probed"):
     net, alone = twins(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
     for each in (net, alone):
         each[0].weight.stop_gradient = name == "thawed"
-    report[name] = train(name, net, paddle.DataParallel(net), [rank])
+    models.append(paddle.DataParallel(net))
+    report[name] = train(name, net, models[-1], [rank])
     report[name]["alone"] = train(name, alone, alone, [0, 1])["weights"]
 # A layer of this rank alone, which Paddle 2.6.2 makes no reducer beside.
 own = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
