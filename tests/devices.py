@@ -50,6 +50,11 @@ def on(kind: str, **settings: object) -> Iterator[None]:
         _used.pop()
 
 
+def kind() -> str:
+    """Return what ranks that are launched run on: a kind of devices, or nothing for the CPU."""
+    return _used[-1].kind
+
+
 def variables(python: Path) -> dict[str, str]:
     """Return the variables with which ranks that PYTHON runs are on the device, and start warm."""
     kind, settings = _used[-1]
@@ -75,8 +80,7 @@ def variables(python: Path) -> dict[str, str]:
 
 def of_rank(rank: int) -> dict[str, str]:
     """Return the variables that only RANK has."""
-    kind = _used[-1].kind
-    return {f"FLAGS_selected_{kind}s": str(rank)} if kind else {}
+    return {f"FLAGS_selected_{kind()}s": str(rank)} if kind() else {}
 
 
 class Collective(NamedTuple):

@@ -225,6 +225,9 @@ struct Task {
 bool CanWait(const Kernel& kernel, const Arguments& arguments) {
   static const bool is_at_once = device::Number("AT_ONCE");
   if (kernel.manner != Manner::kOnStream || is_at_once || !arguments.IsDense()) return false;
+  // In place it finds the old type there, and sets the new one itself.
+  if (kernel.name == "cast" && paddle::get<phi::DataType>(arguments.attributes[0]) != arguments.outputs[0][0]->dtype())
+    return false;
   for (DenseTensor* output : arguments.DenseOutputs()) {
     if (output->dtype() == phi::DataType::UNDEFINED || output->numel() <= 0) return false;
     // What is updated in place, as an optimizer's powers, comes to the device with the first update.

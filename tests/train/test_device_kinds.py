@@ -42,7 +42,8 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 @cache
 def weights_on_the_cpu(folder: Path) -> list[float]:
-    done = launch(folder, "training", "--nproc_per_node=1")
+    with devices.on(""):
+        done = launch(folder, "training", "--nproc_per_node=1")
     assert done.returncode == 0, done.stdout
     (found,) = reports(folder)
     assert found["place"] == "Place(cpu)"
