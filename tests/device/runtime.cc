@@ -85,6 +85,7 @@ void C_Stream_st::Run() {
     changed_.wait(lock, [this] { return !jobs_.empty(); });
     lock.unlock();
     jobs_.front()();  // others may push meanwhile: that moves no element of a deque
+    jobs_.front() = nullptr;  // what it held is freed, which may push
     lock.lock();
     jobs_.pop_front();
     changed_.notify_all();

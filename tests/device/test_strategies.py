@@ -108,12 +108,15 @@ def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> 
 
 def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> None:
     """Compare what PROOF says of the backwards with what a rank's device has SEEN."""
-    counts = proof["counts"]
+    counts, rank = proof["counts"], seen[0].rank
     sums = [one for one in seen if one.dtype in WIDTHS]
-    # The first of two levels, if this rank has a part in it.
-    buckets = [one for one in sums if one.operation == "reduce"] or [
-        one for one in sums if one.operation == "all_reduce"
-    ]
+    # The first of two levels, if this rank has a part in it; two may have been measured, and left.
+    first = (
+        "reduce"
+        if any(len(group) > 1 and rank in group for group in counts["groups"])
+        else "all_reduce"
+    )
+    buckets = [one for one in sums if one.operation == first]
     last = buckets[-counts["allreduces"] :]
     for one, nbytes in zip(last, counts["bucket_bytes"], strict=True):
         # With the gaps before each gradient.

@@ -63,10 +63,12 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
     train_kinds.assert_as_alone(alone, ranks, kinds)
     for first, *others in devices.traces(tmp_path, 4):
         assert all(other == first for other in others)
+    if not name.endswith("hierarchical_allreduce"):
+        # Whether it has two levels is measured, or there are too few ranks.
+        return
     seen = devices.witnessed(tmp_path, 0)
     # Two ranks of a host, and the first ones of both.
     sums = [one for one in seen if one.operation == "reduce"]
     among_leaders = [one for one in seen if one.operation == "all_reduce" and one.ranks == 2]
-    assert sums
     assert {one.ranks for one in sums} == {2}
     assert len(among_leaders) >= len(sums)
