@@ -200,7 +200,7 @@ class HangOfHosts:
         stacks: dict[int, places.Stack] = {}
         deadlocked: list[tuple[str, int, str]] = []
         unreached: list[str] = []
-        for node_rank, told in self._stacks.items():
+        for node_rank, told in sorted(self._stacks.items()):
             mine = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
                 one.process: tuple(

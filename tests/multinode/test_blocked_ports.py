@@ -46,12 +46,13 @@ import os, socket, time
 host, _, port = os.environ["PADDLE_MASTER"].rpartition(":")
 if os.environ["PADDLE_TRAINER_ID"] == "0":
     server = socket.create_server(("0.0.0.0", int(port)))
-    server.accept()
+    links = [server.accept() for _ in range(3)]
 while True:
     link = socket.socket()
     link.settimeout(600)
     try:
         link.connect((host, int(port)))
+        link.recv(1)
     except OSError:
         time.sleep(0.2)
 """
@@ -130,7 +131,7 @@ def test_the_report_of_a_hang_names_what_a_rank_does_not_reach(
     what: str, two_hosts: tuple[Host, Host]
 ) -> None:
     first, second = two_hosts
-    block(first, "6070", what)
+    block(first, "6070", what, of=second.ip)
     launchers = [start(host, CONNECT, *IPS, *quick(), "--hang_timeout=3") for host in two_hosts]
     assert [one.wait(LONG_S) for one in launchers] == [124, 124], list(map(said, two_hosts))
     report = said(first)
