@@ -90,6 +90,8 @@ def _install_with_profile(paddle: ModuleType, spec: StrategySpec, proof: Evidenc
     watch_profile = _begin_profile()
     _install_all(spec, proof)
     watch_profile(paddle, has_strategy=True)
+    # Whatever becomes of this process, it is known that it has imported Paddle.
+    proof.write()
 
 
 def _begin_profile() -> Callable[..., None]:

@@ -57,6 +57,9 @@ class Evidence:
         # `dygraph` or `static`, once something was trained.
         self.graph = ""
         self.updates = 0
+        # As long as there are none: the backwards, and who has the parameters.
+        self.backwards = 0
+        self.optimizer = ""
         # What was to count, compare or report, and has failed.
         self.failures: list[str] = []
         # None: the ranks were not compared.
@@ -132,7 +135,8 @@ class Evidence:
         # Forked DataLoader workers inherit this object, and must not write.
         if os.getpid() != self._pid or not self._path:
             return
-        if not self._is_trainer and (self._is_trainer is False or os.path.exists(self._path)):
+        # A process that only imports Paddle leaves the file of one that trains as it is.
+        if not self._is_trainer and (self._is_trainer is False or _owner(self._path)):
             return
         text = json.dumps(_without_secrets(self._record()))
         if text == self._written:
@@ -145,9 +149,8 @@ class Evidence:
             print(f"fleetrun: the strategy's evidence cannot be written: {error}", file=sys.stderr)
 
     def write_at_exit(self) -> None:
-        """Write again when the process ends, if it has anything to report."""
-        # A process that only imports Paddle must not overwrite the rank's file.
-        atexit.register(lambda: self.write() if self.graph or self._knobs else None)
+        """Write again when the process ends."""
+        atexit.register(self.write)
 
     def _record(self) -> dict[str, Any]:
         paddle = sys.modules.get("paddle")
@@ -161,6 +164,8 @@ class Evidence:
             # What has failed may be the count of updates.
             "complete": self.updates > 0 or bool(self.failures),
             "updates": self.updates,
+            "backwards": self.backwards,
+            "optimizer": self.optimizer,
             "knobs": [self._if_updated(knob) for knob in self._knobs.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,
@@ -197,18 +202,28 @@ def _without_secrets(record: dict[str, Any]) -> object:
     return module.everywhere(plain, module.Hider(os.environ, sys.argv))
 
 
-def _is_taken(path: str, pid: int) -> bool:
-    """Whether PATH was written by another process of this rank that trains and still runs."""
+def _owner(path: str) -> int | None:
+    """Return the process that has written PATH, if it trains."""
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
-        owner = record["pid"] if record["complete"] else pid
+        return int(record["pid"]) if record["complete"] else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _is_taken(path: str, pid: int) -> bool:
+    """Whether PATH was written by another process of this rank that trains and still runs."""
+    owner = _owner(path)
+    if owner in (None, pid):
+        return False
+    try:
         with open(f"/proc/{owner}/environ", "rb") as file:
             environ = file.read()
-    except (OSError, ValueError, KeyError):
+    except OSError:
         return False
     # Process ids are reused, and an earlier run of the rank leaves its file.
-    return owner != pid and os.fsencode(path) in environ
+    return os.fsencode(path) in environ
 
 
 def device_kind() -> str:

@@ -16,12 +16,11 @@ from .static import program
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 _WHAT = "the heartbeat"
 
 
 class HeartbeatFile:
-    """Writes the number of updates to a file, at most once a second."""
+    """Writes the number of updates to a file, at most once a second, and at the end."""
 
     _EVERY_S = 1.0
 
@@ -30,22 +29,25 @@ class HeartbeatFile:
         # Whether this process is the one of its rank that trains.
         self._claim = claim
         self._next_at = 0.0
-        # The number that is not written yet; 0: none.
-        self._number = 0
+        # The number that is not written yet, and the process that has counted it.
+        self._unwritten: tuple[int, int] | None = None
 
     def beat(self, _source: Any, number: int) -> None:
         """Write NUMBER if it is time; `update` tells it from what a script writes."""
+        self._unwritten = number, os.getpid()
         now = time.monotonic()
-        self._number = number
-        if now >= self._next_at and self._claim():
+        if now >= self._next_at:
             self._next_at = now + self._EVERY_S
             self.flush()
 
     def flush(self) -> None:
-        """Write the last number, as at the end of the process."""
-        if not self._number or self._next_at == float("inf") or not self._claim():
+        """Write the last number, unless that is done."""
+        if self._unwritten is None or self._next_at == float("inf") or not self._claim():
             return
-        number, self._number = self._number, 0
+        # A forked child has the number of its parent.
+        if self._unwritten[1] != os.getpid():
+            return
+        number, self._unwritten = self._unwritten[0], None
         try:
             with open(self._path, "w", encoding="utf-8") as file:
                 file.write(f"{number} update")
@@ -58,9 +60,11 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
     """Write a heartbeat after updates, if the launcher has given the rank a file for it."""
     path = os.environ.get("FLEETRUN_HEARTBEAT")
     if path:
-        file = HeartbeatFile(path, claim)
-        updates.on_update(file.beat, _WHAT)
-        atexit.register(border.watching(_WHAT)(file.flush))
+        heartbeat = HeartbeatFile(path, claim)
+        updates.on_update(heartbeat.beat, _WHAT)
+        # One that is skipped is a sign of life, too.
+        updates.on_skipped(heartbeat.beat, _WHAT)
+        atexit.register(border.watching(_WHAT)(heartbeat.flush))
 
 
 def watch_programs(paddle: Any) -> None:

@@ -10,7 +10,7 @@ from . import border
 from .import_hooks import after_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from .evidence import Evidence
@@ -19,30 +19,55 @@ if TYPE_CHECKING:
     # Gets the optimizer (dygraph) or the program (static), and the number of updates so far.
     UpdateCallback = Callable[[Any, int], None]
 
-_METHODS = ("step", "minimize")
+# Methods of optimizers that update parameters; they call each other.
+_METHODS = ("step", "minimize", "_apply_optimize")
+# By module: classes that are no optimizers, and whose methods update by those of one. Their ends
+# are the end of an update: they average gradients before, and send parameters afterwards.
+_DYGRAPH = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
+_WRAPPERS = {
+    f"{_DYGRAPH}.dygraph_sharding_optimizer": (
+        "DygraphShardingOptimizer",
+        "DygraphShardingOptimizerV2",
+    ),
+    f"{_DYGRAPH}.hybrid_parallel_optimizer": ("HybridParallelOptimizer",),
+    f"{_DYGRAPH}.heter_parallel_optimizer": ("HeterParallelOptimizer",),
+    "paddle.distributed.fleet.utils.mix_precision_utils": ("MixPrecisionOptimizer",),
+    "paddle.distributed.auto_parallel.api": ("_ShardOptimizer",),
+    "paddle.amp.grad_scaler": ("AmpScaler", "GradScaler"),
+}
+# Where a scaler keeps whether it has found gradients that are not finite: Paddle 3's name, and 2's.
+_FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
 _after: list[UpdateCallback] = []
+_skipped: list[UpdateCallback] = []
 _count = 0
-# How many patched methods are running within each other: `minimize` may call `step`, and an
-# optimizer may consist of others. The outermost call is the update.
+# How many patched methods are running within each other. The outermost call is the update.
 _depth = 0
+# The first optimizer within the outermost call that updates.
+_updating: Any = None
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
     """Count the updates of every optimizer."""
 
-    def count(_source: Any, number: int) -> None:
+    def count_update(_source: Any, number: int) -> None:
         proof.updates = number
         if not proof.graph:
             proof.graph = "dygraph"
 
-    on_update(count, "the count of updates")
+    def count_skipped(_source: Any, _number: int) -> None:
+        proof.counts["skipped"] = proof.counts.get("skipped", 0) + 1
+
+    on_update(count_update, "the count of updates")
+    on_skipped(count_skipped, "the count of updates")
     watch()
 
 
 def watch() -> None:
     """Call the callbacks around the updates of every optimizer."""
     after_import("paddle.optimizer.optimizer", _patch)
+    for module, names in _WRAPPERS.items():
+        after_import(module, functools.partial(_patch_wrappers, names))
 
 
 def on_update(callback: UpdateCallback, what: str) -> None:
@@ -53,6 +78,16 @@ def on_update(callback: UpdateCallback, what: str) -> None:
 def before_update(callback: Callable[[Any], None], what: str) -> None:
     """Call CALLBACK with the optimizer before every update in dynamic graphs."""
     _before.append(border.watching(what)(callback))
+
+
+def on_skipped(callback: UpdateCallback, what: str) -> None:
+    """Call CALLBACK after every update that a scaler has skipped, with the updates before it."""
+    _skipped.append(border.watching(what)(callback))
+
+
+def count() -> int:
+    """Return the number of updates so far."""
+    return _count
 
 
 def record(source: Any) -> None:
@@ -102,31 +137,54 @@ def _patch(module: ModuleType) -> None:
 
 
 def _wrap(kind: Any) -> None:
-    if is_model_average(kind):
-        return
+    if not is_model_average(kind):
+        _record_methods(kind, is_optimizer=True)
+
+
+def _patch_wrappers(names: Sequence[str], module: ModuleType) -> None:
+    for name in names:
+        kind = getattr(module, name, None)
+        if kind is not None:
+            _record_methods(kind, is_optimizer=False)
+
+
+def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
     for name in _METHODS:
         method = kind.__dict__.get(name)
         if callable(method):
-            setattr(kind, name, _recorded(method))
+            setattr(kind, name, _recorded(method, is_optimizer=is_optimizer))
 
 
-def _recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[..., Any]:
     @functools.wraps(method)
-    def update(optimizer: Any, *args: Any, **options: Any) -> Any:
-        global _depth
-        if _depth == 0 and _before and _is_dynamic():
-            for callback in _before:
-                callback(optimizer)
+    def update(owner: Any, *args: Any, **options: Any) -> Any:
+        global _depth, _updating
+        if is_optimizer and _updating is None and _is_dynamic():
+            _updating = owner
+            for prepare in _before:
+                prepare(owner)
+        source = None
         _depth += 1
         try:
-            result = method(optimizer, *args, **options)
+            result = method(owner, *args, **options)
+            source = _updating
         finally:
             _depth -= 1
-        if _depth == 0 and _is_dynamic():
-            record(optimizer)
+            if not _depth:
+                _updating = None
+        if not _depth and _is_skipped(owner):
+            for callback in _skipped:
+                callback(source, _count)
+        elif not _depth and source is not None:
+            record(source)
         return result
 
     return update
+
+
+def _is_skipped(owner: Any) -> bool:
+    """Whether OWNER, if it is a scaler, has found gradients that are not finite."""
+    return any(bool(getattr(owner, "__dict__", {}).get(name)) for name in _FOUND)
 
 
 def _is_dynamic() -> bool:

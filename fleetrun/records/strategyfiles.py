@@ -72,6 +72,14 @@ class RankEvidence(NamedTuple):
     counts: GradientCounts | None = None
     # What was to count, compare or report there, and has failed.
     failures: tuple[str, ...] = ()
+    # As long as there was no update: the backwards, and the class that has the parameters.
+    backwards: int = 0
+    optimizer: str = ""
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says more than that Paddle was imported."""
+        return bool(self.is_complete or self.fields or self.notes)
 
 
 def parse_document(text: str) -> StrategyDocument:
@@ -123,6 +131,8 @@ def _evidence(found: Mapping[str, Any]) -> RankEvidence:
             for one in reading.mappings(found.get("disagreements"))
         ),
         counts=_counts(reading.mapping(found.get("counts"))),
+        backwards=reading.whole(found.get("backwards")) or 0,
+        optimizer=reading.text(found.get("optimizer", "")),
     )
 
 

@@ -200,7 +200,10 @@ class Proof(Source):
             case Finished(outcome=outcome):
                 self._stop()
                 self._read()
-                has_word = any(one.evidence is not None for one in self._trainers.values())
+                has_word = any(
+                    one.evidence is not None and one.evidence.tells
+                    for one in self._trainers.values()
+                )
                 # Ranks that failed or were stopped had no time for evidence.
                 if has_word or (outcome.cause is None and self._trainers):
                     self._show(self._asked_for())
@@ -354,13 +357,18 @@ def _remote(place: int) -> int:
 
 
 def _silence_of(trainer: _Trainer) -> str:
-    if trainer.evidence is not None and not trainer.has_ended:
-        return "has made no optimizer update yet"
-    if trainer.evidence is not None:
-        return "made no optimizer update, so nothing could be counted"
+    evidence = trainer.evidence
+    if evidence is None:
+        if not trainer.has_ended:
+            return "has left no evidence yet"
+        return (
+            "left no evidence: it never imported Paddle, or its Python ignores PYTHONPATH"
+            " (-I, -E, -S)"
+        )
     if not trainer.has_ended:
-        return "has left no evidence yet"
-    return (
-        "left no evidence: it never imported Paddle, or ended before its first update, "
-        "or its Python ignores PYTHONPATH (-I, -E, -S)"
-    )
+        return "has made no optimizer update yet"
+    if not evidence.backwards:
+        return "imported Paddle and made no optimizer update, so nothing could be counted"
+    times = "once" if evidence.backwards == 1 else f"{evidence.backwards} times"
+    who = f" of its {evidence.optimizer}" if evidence.optimizer else ""
+    return f"ran backward {times}, and no update{who} was seen, so nothing could be counted"

@@ -219,16 +219,37 @@ def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
     here.exit(1)
     here.finish()
     assert len(here.said) == 1
-    for reason in ("never imported Paddle", "ended before its first update", "ignores PYTHONPATH"):
+    for reason in ("never imported Paddle", "ignores PYTHONPATH"):
         assert reason in here.said[0].partition("  Rank 1 left no evidence: ")[2]
 
 
-def test_a_rank_that_never_updated_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ({}, "imported Paddle and made no optimizer update"),
+        ({"backwards": 1}, "ran backward once, and no update was seen"),
+        (
+            {"backwards": 2, "optimizer": "Descent"},
+            "ran backward 2 times, and no update of its Descent was seen",
+        ),
+    ],
+)
+def test_a_rank_that_never_updated_is_named(
+    tmp_path: Path, seen: dict[str, Any], told: str
+) -> None:
     here = Room(tmp_path, ranks=1)
-    here.leave(0, evidence([], complete=False))
+    here.leave(0, evidence([], complete=False, **seen))
     here.exit(0)
     here.finish()
-    assert "Rank 0 made no optimizer update, so nothing could be counted." in here.said[0]
+    assert f"Rank 0 {told}, so nothing could be counted." in here.said[0]
+
+
+def test_a_rank_that_fails_after_it_has_imported_paddle_gets_no_table(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1)
+    here.leave(0, evidence([], complete=False))
+    here.exit(0, code=1)
+    here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
+    assert (here.said, here.declared) == ([], [])
 
 
 def test_the_others_are_not_waited_for_for_ever(tmp_path: Path) -> None:

@@ -89,12 +89,12 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
         assert rank["weights"] == pytest.approx(rank["alone"], abs=1e-6)
         # After the third backward, the first that follows two updates.
         assert rank["told"] == [False, False, True, True]
-        assert "Descent.step (own_updates.py:" in rank["stopped"]
+        assert "Descent updates the weights" in rank["stopped"]
         assert "no step of the optimizer (SGD) is called" in rank["stopped"]
     proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
     knob = {each["name"]: each for each in proof["knobs"]}["gradient_merge"]
     assert knob["status"] == "no_effect"
-    assert "Descent.step (own_updates.py:" in knob["reason"]
+    assert "Descent updates the weights" in knob["reason"]
     assert "no optimizer of Paddle's has stepped" in knob["reason"]
 
 

@@ -49,7 +49,7 @@ RUN = "executor.run(main, feed=feed, fetch_list=[loss])\n"
 )
 @pytest.mark.parametrize(
     ("script", "beat"),
-    [(DYNAMIC, "1 update"), (STATIC + RUN, "1 update"), (STATIC, None)],
+    [(DYNAMIC, "3 update"), (STATIC + RUN, "1 update"), (STATIC, None)],
     ids=["dynamic", "static", "a program that only tests"],
 )
 def test_each_update_is_a_heartbeat(

@@ -12,6 +12,7 @@ from ..paddle_api import private_names
 from . import amp, backward, casts, merge_hooks, multi_tensor, sparse
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
+from .own_updates import OwnUpdates
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,34 +26,35 @@ _KEY = "fleetrun/self-tests"
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the fields that are asked for."""
+    own = OwnUpdates(proof)
     if any(name in spec.strategy for name in REDUCER_FIELDS):
         merge = GradientMerge(spec, proof)
         merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
         if paddle_api.has(private_names.REDUCER):
-            _install_reducers(spec, proof, merge, merges=merges)
+            _install_reducers(spec, proof, merge, own if merges else None)
         if spec.topology.nranks > 1 and paddle_api.are_on_device():
             after_import(f"{_DISTRIBUTED}.parallel", lambda module: _agree(module, merge, proof))
     if multi_tensor.is_asked_for(spec) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
     if amp.is_asked_for(spec) and paddle_api.has(private_names.AMP):
         amp.install(proof)
+    # After all that tries backwards by itself.
+    if paddle_api.has(private_names.BACKWARD):
+        after_import("paddle.base.framework", own.watch)
 
 
 def _install_reducers(
-    spec: StrategySpec, proof: Evidence, merge: GradientMerge, *, merges: bool
+    spec: StrategySpec, proof: Evidence, merge: GradientMerge, own: OwnUpdates | None
 ) -> None:
+    """Patch what averages gradients; MERGE them unless OWN is None, which tells of own updates."""
     reducers = Reducers(spec, proof, merge.must_sync)
     merge.count_calls = reducers.count_calls
-    if merges:
+    if own is not None:
         merge_hooks.install(merge, reducers.flush, applies_tail=spec.merge_tail == "step")
-
-    def patch(module: ModuleType) -> None:
-        reducers.patch(module)
-        from paddle.base import core
-
-        backward.patch(core)
-
-    after_import(f"{_DISTRIBUTED}.parallel", patch)
+        own.on_seen = merge.tell_of_own_updates
+        own.has_stepped = lambda: merge.steps > 0
+    after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
+    after_import("paddle.base.core", backward.patch)
     after_import("paddle.nn.functional", sparse.Lookups(proof).patch)
     after_import("paddle.nn.layer.layers", casts.patch)
 

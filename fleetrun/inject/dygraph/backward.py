@@ -34,6 +34,7 @@ class BackwardListener(Protocol):
 _listeners: weakref.WeakValueDictionary[int, BackwardListener] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _last_listeners: list[BackwardListener] = []
+_is_patched = False
 _depth = 0
 # How many backwards have run inside others so far.
 _nested = 0
@@ -44,6 +45,13 @@ _final_hooks: list[Callable[[], Any]] = []
 def listen(listener: BackwardListener) -> None:
     """Tell LISTENER of every outermost backward from now on, as long as it lives."""
     _listeners[next(_numbers)] = listener
+
+
+def ignore(listener: BackwardListener) -> None:
+    """Tell LISTENER no more."""
+    for number, known in list(_listeners.items()):
+        if known is listener:
+            del _listeners[number]
 
 
 def listen_last(listener: BackwardListener) -> None:
@@ -57,7 +65,11 @@ def nested_count() -> int:
 
 
 def patch(core: ModuleType) -> None:
-    """Patch the one function of Paddle's CORE that every backward calls."""
+    """Patch the one function of Paddle's CORE that every backward calls; once."""
+    global _is_patched  # one Paddle
+    if _is_patched:
+        return
+    _is_patched = True
     core.eager.run_backward = _observed(core.eager.run_backward)
     core.eager._add_backward_final_hook = _postponing(core.eager._add_backward_final_hook)
 

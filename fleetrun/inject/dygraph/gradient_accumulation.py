@@ -20,10 +20,7 @@ ranks, divides them by `k_steps` (with `avg`), clips, regularises and applies th
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import weakref
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from .. import border, settings, updates
@@ -41,10 +38,6 @@ if TYPE_CHECKING:
 
 # The attribute of an optimizer with its accumulator.
 _HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
-# So often have weights changed without a step where the script updates them by itself.
-_OWN_UPDATES = 2
-# Those whose functions are not the script's.
-_PACKAGES = (__name__.partition(".")[0], "paddle.")
 # The number of micro-steps in which the script's changes of gradients are looked for.
 _WATCHED_STEPS = 8
 _WATCHED = "the watch over merged gradients"
@@ -365,12 +358,6 @@ class GradientMerge:
         self.is_installed = False
         # A device of another rank cannot.
         self._is_withdrawn = False
-        # Before the first step: the weights of each model, by its first parameter, at its last
-        # backward; how often they had changed; who has read gradients; and what was told of it.
-        self._unstepped: dict[int, RoundWeights] = {}
-        self._changes: Counter[int] = Counter()
-        self._reader = ""
-        self._own_update: OwnUpdate | None = None
 
     def of(self, optimizer: Any) -> GradientAccumulator | None:
         """Return the accumulator of OPTIMIZER, Paddle's or fleet's; None if it does not merge."""
@@ -436,30 +423,17 @@ class GradientMerge:
         Not if a later step of the round will use all of them. A parameter without a known optimizer
         may be used at any time. Averaging once too often does no harm.
         """
-        if self.is_installed and not self.steps:
-            self._look_for_own_updates(parameters)
         if not self._accumulators:
             return True
         self._update_settings()
         owners = [self._owners_of(parameter) for parameter in parameters]
         return any(not each or any(owner.is_last for owner in each) for each in owners)
 
-    def _look_for_own_updates(self, parameters: Sequence[Any]) -> None:
-        """Tell, once, that the script updates PARAMETERS, as no optimizer of Paddle's does.
+    def tell_of_own_updates(self, who: str) -> None:
+        """Tell that WHO updates the weights, and no optimizer of Paddle's.
 
-        Raises RuntimeError if it has such an optimizer, for whose step gradients are kept apart.
+        Raises RuntimeError if there is such an optimizer, for whose step gradients are kept apart.
         """
-        if not parameters or (self._own_update is not None and not self._accumulators):
-            return
-        key = id(parameters[0])
-        weights = self._unstepped.setdefault(key, RoundWeights())
-        if weights.is_known and weights.are_changed(set(map(id, parameters))):
-            self._changes[key] += 1
-        weights.begin(parameters)
-        # The first time, a checkpoint may have been loaded.
-        if self._changes[key] < _OWN_UPDATES:
-            return
-        who = self._reader or "the script"
         if self._accumulators:
             kinds = ", ".join(sorted({type(each.optimizer).__name__ for each in self.all()}))
             message = (
@@ -472,8 +446,6 @@ class GradientMerge:
             if self._spec.get(name) is not None:
                 reason = f"{who} updates the weights, and no optimizer of Paddle's has stepped"
                 self._proof.knob(name, NO_EFFECT, reason=reason)
-        self._own_update = OwnUpdate(parameters)
-        updates.record(self._own_update)
 
     def step(
         self, current: GradientAccumulator, update: Callable[[], Any], outermost: Any = None
@@ -556,8 +528,6 @@ class GradientMerge:
 
     def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
         """Return the gradient of PARAMETER as the script sees it; MERGED returns the real one."""
-        if not self.steps:
-            self._reader = _caller() or self._reader
         owners = self._owners_of(parameter)
         return owners[-1].read(parameter, merged) if owners else merged(parameter)
 
@@ -676,25 +646,6 @@ class GradientMerge:
                 text += ": they were not at the end of a paddle.io.DataLoader"
             self._proof.note(f"{text})")
             self._proof.write()
-
-
-class OwnUpdate:
-    """Stands for the optimizer of a script that updates PARAMETERS by itself."""
-
-    def __init__(self, parameters: Sequence[Any]) -> None:
-        self._parameter_list = list(parameters)
-
-
-def _caller() -> str:
-    """Name the function of the script that runs, with its class and place; empty if none does."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGES):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    code, owner = frame.f_code, frame.f_locals.get("self")
-    name = code.co_name if owner is None else f"{type(owner).__name__}.{code.co_name}"
-    return f"{name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
 
 
 def unwrap(optimizer: Any) -> Any:

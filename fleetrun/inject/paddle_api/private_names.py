@@ -15,6 +15,7 @@ TESTED = ("2.6.2", "3.3.1")
 COUNTING = "counting of updates"
 STRATEGY = "strategy in fleet"
 GROUPS = "stores of groups"
+BACKWARD = "watching of backwards"
 REDUCER = "gradient reducer"
 SPARSE = "sparse gradients"
 MERGE = "gradient merge"
@@ -32,6 +33,7 @@ FALLBACKS = {
     COUNTING: "updates are not counted, and nothing is known of what took effect",
     STRATEGY: "fleet gets the strategy of the script only",
     GROUPS: "all groups share Paddle's store",
+    BACKWARD: "updates that no optimizer of Paddle's makes are not seen",
     REDUCER: "Paddle's own reducer averages the gradients",
     SPARSE: "Paddle's own reducer averages the gradients of models with sparse ones",
     MERGE: "each step updates the parameters",
@@ -46,6 +48,7 @@ FALLBACKS = {
 }
 # A capability fails with those that it builds on.
 BUILDS_ON = {
+    BACKWARD: (COUNTING,),
     MERGE: (COUNTING, REDUCER),
     SPARSE: (REDUCER,),
     STATIC_CPU: (STATIC,),
@@ -81,11 +84,13 @@ _LOSS = ("self", "loss", "startup_program")
 
 NAMES = (
     # Backward and gradients.
-    PrivateName(_CORE, "eager.run_backward", (REDUCER, MERGE, SPARSE), "every backward calls it"),
+    PrivateName(
+        _CORE, "eager.run_backward", (BACKWARD, REDUCER, MERGE, SPARSE), "every backward calls it"
+    ),
     PrivateName(
         _CORE,
         "eager._add_backward_final_hook",
-        _BUFFERS,
+        (BACKWARD, REDUCER),
         "what Paddle does at the end of a backward is to wait until gradients are averaged",
     ),
     PrivateName(
@@ -94,13 +99,18 @@ NAMES = (
         (REDUCER, MERGE),
         "tells that the gradient of a parameter was accumulated",
     ),
-    PrivateName(_CORE, "eager.get_all_grads", _BUFFERS, "reads many gradients in one call"),
+    PrivateName(
+        _CORE, "eager.get_all_grads", (BACKWARD, REDUCER), "reads many gradients in one call"
+    ),
     PrivateName(_CORE, "eager.set_master_grads", _BUFFERS, "makes gradients of one bucket float32"),
     PrivateName(
         _FRAMEWORK,
         "EagerParamBase.from_tensor",
         (REDUCER, MERGE, SPARSE),
         "makes the parameters of the self-tests",
+    ),
+    PrivateName(
+        _FRAMEWORK, "EagerParamBase.__init__", (BACKWARD,), "makes each parameter", ("self",)
     ),
     PrivateName(
         _CORE, "eager.Tensor._grad_ivar", _BUFFERS, "reads the gradient of a frozen parameter"
@@ -132,13 +142,13 @@ NAMES = (
     PrivateName(
         _CORE,
         "eager.Tensor.data_ptr",
-        (REDUCER, MERGE, CHECK),
-        "tells whether a gradient was replaced",
+        (BACKWARD, REDUCER, MERGE, CHECK),
+        "tells whether a tensor was replaced",
     ),
     PrivateName(
         _CORE,
         "eager.Tensor.inplace_version",
-        (MERGE, CHECK),
+        (BACKWARD, MERGE, CHECK),
         "tells whether a tensor was written to",
     ),
     PrivateName(
@@ -271,6 +281,27 @@ NAMES = (
         (COUNTING, MERGE),
         "an update, too",
         _LOSS,
+    ),
+    PrivateName(
+        "paddle.optimizer.optimizer",
+        "Optimizer._apply_optimize",
+        (COUNTING,),
+        "an update, as sharding optimizers make it",
+        _LOSS,
+    ),
+    PrivateName(
+        f"{_DISTRIBUTED}.auto_parallel.api",
+        "_ShardOptimizer",
+        (),
+        "is no optimizer in Paddle 2, but has one",
+    ),
+    PrivateName(
+        "paddle.amp.grad_scaler",
+        "AmpScaler._update",
+        (),
+        "tells whether an update was skipped, by the name of Paddle 3 or 2",
+        ("self",),
+        ("_cache_found_inf", "_cache_founf_inf"),
     ),
     PrivateName(
         "paddle.optimizer.optimizer",

@@ -33,7 +33,8 @@ def from_environment() -> Recorder | None:
 def watch_updates(recorder: Recorder) -> None:
     """Record each update of the optimizer; called before others who do something after updates."""
     updates.before_update(lambda _: recorder.open("update"), _WHAT)
-    updates.on_update(lambda _source, _number: recorder.close("update"), _WHAT)
+    for after in (updates.on_update, updates.on_skipped):
+        after(lambda _source, _number: recorder.close("update"), _WHAT)
 
 
 def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
