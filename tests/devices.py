@@ -63,8 +63,6 @@ def variables(python: Path) -> dict[str, str]:
     loading = {
         "CUSTOM_DEVICE_ROOT": str(library(python).parent),
         "TESTDEVICE_KIND": kind,
-        # Paddle keeps no memory that it has freed: the device overwrites it.
-        "FLAGS_free_idle_chunk": "1",
         # Kernels are made when the library is loaded.
         "TESTDEVICE_WITHOUT": str(settings.get("without", "")),
         # Paddle tells on each import what it has loaded.

@@ -25,7 +25,8 @@ SHORT = [("recommended", 2), ("overlapped", 2), ("one by one", 3), ("merged", 2)
 LONG = [
     (name, nranks)
     for name, document in device_strategies.ALL.items()
-    if name not in device_strategies.TOGETHER and device_strategies.sends_gradients(document)
+    if (name in device_strategies.PRESETS or name not in device_strategies.TOGETHER)
+    and device_strategies.sends_gradients(document)
     for nranks in (2, 3, 4)
 ]
 
