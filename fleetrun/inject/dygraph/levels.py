@@ -137,7 +137,8 @@ class LevelChoice:
             if not kept:
                 kept.append(communicators.new_group(leading))
             part = [communicators.Communicator(flat(kept[0]), overlaps=overlaps)] if kept[0] else []
-            known = compare(one, part, nbytes, len(ranks), len(leading))._replace(is_least=True)
+            least = compare(one, part, nbytes, len(ranks), len(leading))
+            known = Levels(*least[:4], is_least=True)
             communicators.release(part)
             if known.are_two:
                 two = self._pool.take(ranks, size, 1, overlaps=overlaps, leaders=kept)

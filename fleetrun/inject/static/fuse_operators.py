@@ -58,7 +58,7 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
                 core.get_pass(passed)
             except (ValueError, RuntimeError):
                 missing[name] = "this build of Paddle has no such pass"
-            if name in _ON_GPUS and device_kind() != "gpu":
+            if name not in missing and name in _ON_GPUS and device_kind() != "gpu":
                 missing[name] = "Paddle has it for GPUs only"
             if name in missing:
                 setattr(wanted, name, False)
