@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import ports
 import pytest
 from commandline import Command
 from waiting import LONG_S
@@ -39,9 +40,11 @@ def test_the_other_hosts_are_told_as_far_as_it_can_be_read_where_they_are(
     for folder in folders:
         folder.mkdir()
     (folders[1] / "fleetrun.yaml").write_text(config.format(hosts=hosts))
+    (port,) = ports.free(1)
     ips = f"--ips={hosts}"
-    well = Command.python(folders[0], "open('up', 'w')", ips, "--host=127.0.0.1", ranks=1)
-    ill = Command.python(folders[1], "open('up', 'w')", "--host=127.0.0.2", ranks=1)
+    start = f"--start_port={port}"
+    well = Command.python(folders[0], "open('up', 'w')", ips, start, "--host=127.0.0.1", ranks=1)
+    ill = Command.python(folders[1], "open('up', 'w')", start, "--host=127.0.0.2", ranks=1)
     ill.argv[-1:] = [one.format(ips=ips) for one in options] + ill.argv[-1:]
     if mistake == "a variable":
         ill.argv.remove("--nproc_per_node=1")
