@@ -263,6 +263,11 @@ def _check_script(parsed: ParsedCommand) -> None:
         _check_command(target, parsed.script.args)
 
 
+def _is_program(name: str) -> bool:
+    """Whether a shell would find the program NAME."""
+    return any(os.access(f"{folder}/{name}", os.X_OK) for folder in os.get_exec_path())
+
+
 def _check_command(word: str, rest: Sequence[str]) -> None:
     """Refuse WORD, followed by REST, if it is nearly a command of ours or one of other launchers.
 
@@ -281,7 +286,9 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
         if near:
             from fleetrun.suggestions import closest
 
-            meant = closest(word, near, _ALIKE)
+            plural = [one for one in near if one in {f"{word}s", word.removesuffix("s")}]
+            # `true` is like `tune`, and a program.
+            meant = closest(word, plural if _is_program(word) else near, _ALIKE)
     if meant is not None:
         instead = " ".join(filter(None, ("fleetrun", meant, *rest)))
         raise UsageError(

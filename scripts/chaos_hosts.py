@@ -76,6 +76,8 @@ class Fault(NamedTuple):
     has_etcd: bool = False
     # Whether its ranks train; see chaos_paddle.py.
     trains: bool = False
+    # What one host alone is started with, which it cannot do.
+    ill: tuple[str, ...] = ()
 
 
 class HostsJob:
@@ -106,12 +108,28 @@ class HostsJob:
         self.slower_s = self.heartbeat_timeout_s - self.least_heartbeat_s
         if fault.is_early or fault.has_etcd:
             self.slower_s += self.rdzv_timeout_s - fault.rdzv_timeout_s
+        # The coordinator's terms count, whatever the other hosts were started with.
+        self.terms = {host: self._other_terms() for host in self.hosts[1:]}
+        self.ill_host = draw.choice(self.hosts) if fault.ill else None
         self.launchers: dict[lab.Host, subprocess.Popen[bytes]] = {}
         # Hosts that are gone, or are cut off and have to end by themselves.
         self.dead: set[lab.Host] = set()
         self.alone: set[lab.Host] = set()
         # Those whose launchers were killed: what they were told no longer counts.
         self.killed: set[lab.Host] = set()
+
+    def _other_terms(self) -> dict[str, float]:
+        """Draw terms for a host that does not coordinate; those of most jobs are the same."""
+        if self.fault.is_early or self.fault.is_elastic or self.fault.has_etcd:
+            return {}
+        if self.draw.random() < 0.5:
+            return {}
+        least_s = self.heartbeat_timeout_s
+        return {
+            "heartbeat_timeout": self.draw.choice([least_s, least_s / 2, 60]),
+            "grace": self.draw.choice([GRACE_S, 20]),
+            "rdzv_timeout": self.draw.choice([self.rdzv_timeout_s, 600]),
+        }
 
     def unheard(self) -> set[lab.Host]:
         """Return the hosts that came when the job was over, and found nobody."""
@@ -134,10 +152,16 @@ class HostsJob:
     def launch(self, host: lab.Host, *more: str) -> subprocess.Popen[bytes]:
         """Start a launcher on HOST."""
         command = [sys.executable, "-m", "fleetrun", "--quiet", *self.words()]
-        command += [f"--grace={GRACE_S}", f"--nproc_per_node={self.per_host}"]
-        command += [f"--heartbeat_timeout={self.heartbeat_timeout_s}"]
-        command += [f"--rdzv_timeout={self.rdzv_timeout_s}"]
-        command += [*more, "sh", str(self.folder / "rank.sh")]
+        terms: dict[str, float] = {
+            "grace": GRACE_S,
+            "heartbeat_timeout": self.heartbeat_timeout_s,
+            "rdzv_timeout": self.rdzv_timeout_s,
+        }
+        terms |= self.terms.get(host, {})
+        command += [f"--nproc_per_node={self.per_host}"]
+        command += [f"--{name}={value}" for name, value in terms.items()]
+        ill = self.fault.ill if host is self.ill_host else ()
+        command += [*more, *ill, "sh", str(self.folder / "rank.sh")]
         command += [str(self.folder), " ".join(map(str, self.deaf))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
         env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), **self.variables}
@@ -411,6 +435,16 @@ def signal_early(signum: int) -> Strike:
     return strike
 
 
+def tell(code: int) -> Strike:
+    """Return what waits for hosts that all end with CODE, as one of them cannot start."""
+
+    def strike(job: HostsJob) -> Sequence[int]:
+        job.struck_at = time.monotonic()
+        return [code]
+
+    return strike
+
+
 SHORT_S = 3.0
 FAULTS = (
     Fault("nothing", end_well),
@@ -436,6 +470,10 @@ FAULTS = (
         within_s=SHORT_S + SEEN_S,
     ),
     Fault("strangers call", flood),
+    Fault("starting: no script", tell(3), is_early=True, ill=("none.py",)),
+    Fault("starting: a wrong value", tell(2), is_early=True, ill=("--bind=none,",)),
+    Fault("starting: no log folder", tell(3), is_early=True, ill=("--log_dir=/proc/none",)),
+    Fault("starting: no GPU", tell(3), is_early=True, ill=("--gpus=0",)),
     Fault(
         "starting: -TERM",
         signal_early(TERM),

@@ -58,7 +58,7 @@ _MASKS = (
     (r"on \S+, pid \d+, at \S+ \S+, [\d.]+ s after", "on gpu7, pid 6629, at WHEN, 4.1 s after"),
     ("WHEN", "2026-11-21 06:04:24"),
     (r"after [\d.]+ s", "after 4.2 s"),
-    (r"\d:\d\d:\d\d(?=\S* +/home)", "0:00:04"),
+    (r"\b\d+s(?= +/home)", "4s"),
     # Without this machine's word on GPUs, and for whom a slow one waits.
     (r"^.*(training runs on the CPU|Waiting up to).*\n", ""),
     (r" +(\x1b\[0m)?$", r"\1"),

@@ -19,8 +19,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import pages
-
 from fleetrun.model import Device
 from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, messages, state
@@ -449,6 +447,8 @@ def main() -> int:
     text = table(results, asked.devices)
     print(text, end="")
     if asked.write:
+        import pages  # beside this file; tests read it from elsewhere
+
         for page in pages.in_both_languages(PAGE):
             page.write_text(pages.with_section(page, BEGIN, END, text), encoding="utf-8")
     return 0

@@ -396,6 +396,11 @@ def test_an_option_of_launchers_behind_the_script_is_remarked(elsewhere: Path) -
     assert note.startswith("--nproc-per-node=2 stands after ")
 
 
+def test_a_program_that_is_only_like_a_command_is_run() -> None:
+    launch = Launch()
+    assert cli.main(["true"], environ={}, launch=launch) == 0
+
+
 def test_two_hyphens_run_a_program_that_is_called_like_a_command_elsewhere() -> None:
     launch = Launch()
     assert cli.main(["--", "kill", "-l"], environ={}, launch=launch) == 0

@@ -253,10 +253,12 @@ def _meeting(
 ) -> Meeting:
     """Return where the launchers of the job meet, whether that may be here, and what they prove.
 
-    A program may be another one on a host that is known otherwise, by a token or its address.
+    A program may be another one on a host that is known otherwise, by a token or its address, and
+    where all are this machine.
     """
     found_at = _place_to_meet(request, facts, found, first_port, place)
-    is_known = found_at.token is not None or found_at.allowed is not None
+    is_here = bool(found.hosts) and all(map(hosts.is_loopback, found.hosts))
+    is_known = found_at.token is not None or found_at.allowed is not None or is_here
     return found_at._replace(
         script=script.identity(request.script, facts.cwd, facts.environ),
         command=script.command_line(request.script),

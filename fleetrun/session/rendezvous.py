@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import FleetrunError, RendezvousError
+from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
 from fleetrun.plan.visible import sentence
 from fleetrun.run.gathering import Gathering
 from fleetrun.session import portcheck
@@ -208,11 +208,16 @@ class Rendezvous(Gathering):
 
     def _tell(self, fault: FleetrunError) -> None:
         """Join to say that this host cannot take part because of FAULT."""
-        self._fault, self._is_telling = fault, True
+        self._fault = fault
+        self._tell_late(fault)
+        self._session.offer(self._bare, self._failure(fault))
+
+    def _tell_late(self, fault: FleetrunError) -> None:
+        """Tell hosts that are still to come that the job cannot start because of FAULT."""
+        self._is_telling = True
         now = time.monotonic()
         self._waiting.alarm("say", now + _SAY_S, partial(self._say_fault, fault))
         self._report(fault, now + _REPORT_S)
-        self._session.offer(self._bare, self._failure(fault))
 
     def _say_fault(self, fault: FleetrunError) -> None:
         """Say at once what keeps this host from taking part, while the others have to be told."""
@@ -444,7 +449,11 @@ class Rendezvous(Gathering):
         if error is None or (verdict.is_final and verdict.launcher not in self._nobody_else):
             error = RendezvousError(sentence(f"{what}{where}."))
             error.exit_code = failure.exit_code if failure is not None else self._unused()
-        self._refuse(error)
+        if self._session.serves and not self._attempt and error.exit_code in _EARLY:
+            # A host that starts a moment later would find nobody, and wait for --rdzv_timeout.
+            self._tell_late(error)
+        else:
+            self._refuse(error)
 
     @property
     def _nobody_else(self) -> tuple[str, str]:
@@ -457,6 +466,8 @@ class Rendezvous(Gathering):
 
 # As a shell has it for SIGTERM.
 _INTERRUPTED = 143
+# The codes of jobs that one of their hosts cannot start.
+_EARLY = (UsageError.exit_code, EnvironmentFault.exit_code)
 
 
 # What a message may have is more; a list of all hosts may be more than that.

@@ -84,6 +84,23 @@ def test_what_cannot_start_on_one_host_starts_on_none(
     assert re.search(rf"\(on ({ill.ip}|{ill.name})\)", said(two_hosts[1 - place]))
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_host_that_comes_after_the_fault_hears_of_it(place: int, four_hosts: Network) -> None:
+    hosts = four_hosts.hosts[:3]
+    ips = f"--ips={','.join(host.ip for host in hosts)}"
+    launchers = [
+        start(host, ips, before="rm train.py" if host is hosts[place] else ":")
+        for host in hosts[:2]
+    ]
+    if place:
+        # It ends as soon as the coordinator, which goes on for those to come, has heard.
+        assert launchers[1].wait(LONG_S) == 3
+    launchers.append(start(hosts[2], ips))
+    assert [one.wait(LONG_S) for one in launchers] == [3, 3, 3]
+    for host in hosts:
+        assert "There is no script train.py" in said(host)
+
+
 # What hides a strategy from one host, which has all others' folder.
 HIDDEN = ("mount -t tmpfs tmpfs own", "own/mine.yaml", 2)
 
