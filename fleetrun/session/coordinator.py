@@ -601,6 +601,7 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
             return state, (*closing, *actions)
         ended = Verdict(state.generation, host.launcher, failure, is_final=True)
         state, actions = _end(state, ended, at)
+        state = state._replace(heard_end=state.heard_end | {host.launcher})
     elif host.is_seated:
         state, first = _failed(state, host.launcher, failure, at)
         state, more = _arbitrate(state, at)

@@ -466,8 +466,8 @@ class Rendezvous(Gathering):
 
 # As a shell has it for SIGTERM.
 _INTERRUPTED = 143
-# The codes of jobs that one of their hosts cannot start.
-_EARLY = (UsageError.exit_code, EnvironmentFault.exit_code)
+# The codes of jobs that one of their hosts cannot start, or has left before.
+_EARLY = (UsageError.exit_code, EnvironmentFault.exit_code, _INTERRUPTED)
 
 
 # What a message may have is more; a list of all hosts may be more than that.

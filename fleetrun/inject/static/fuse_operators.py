@@ -48,7 +48,7 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
         build_strategy: Any,
         attrs: dict[str, Any],
     ) -> Any:
-        import paddle
+        from paddle import device
         from paddle.base import core
 
         wanted = build_strategy._copy()
@@ -59,7 +59,7 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
                 core.get_pass(passed)
             except (ValueError, RuntimeError):
                 missing[name] = "this build of Paddle has no such pass"
-            is_for_gpus = name in _ON_GPUS and paddle.is_compiled_with_cuda()
+            is_for_gpus = name in _ON_GPUS and device.is_compiled_with_cuda()
             if is_for_gpus and device_kind() != "gpu":
                 missing[name] = "Paddle has it for GPUs only"
             if name in missing:
