@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pages import DOCS, cell, table
+from pages import DOCS, cell, table, with_section
 
 PAGE = DOCS / "options.md"
-BEGIN = "<!-- options: made by scripts/options_page.py from fleetrun/options.py -->\n"
-END = "<!-- end of options -->\n"
+BEGIN = "<!-- options: made by scripts/options_page.py from fleetrun/options.py -->"
+END = "<!-- end of options -->"
 
 if TYPE_CHECKING:
     from fleetrun.options import Option
@@ -46,11 +46,7 @@ def tables() -> str:
 
 def page() -> str:
     """Return the page as it should be."""
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{PAGE}: the lines that begin and end the options are missing.")
-    return f"{before}{begin}{tables()}{end}{after}"
+    return with_section(PAGE, BEGIN, END, tables())
 
 
 if __name__ == "__main__":

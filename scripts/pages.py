@@ -38,9 +38,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def with_section(page: Path, begin: str, end: str, text: str) -> str:
-    """Return the text of PAGE with TEXT between the marks BEGIN and END."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    return f"{before}{begin}\n{text}{end}{rest.partition(end)[2]}"
+    """Return the text of PAGE with TEXT between the marks BEGIN and END, which must be there."""
+    before, begin_found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, end_found, after = rest.partition(end)
+    if not begin_found or not end_found:
+        raise SystemExit(f"{page}: {begin} and {end} are missing.")
+    return f"{before}{begin}\n{text}{end}{after}"
 
 
 def in_both_languages(page: Path) -> tuple[Path, Path]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 
+MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+
+
 @pytest.mark.parametrize("version", PYTHONS)
 def test_merged_micro_steps_equal_a_large_batch(version: str, tmp_path: Path) -> None:
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4, "avg": True}}
@@ -47,8 +50,7 @@ def test_buckets_give_the_weights_of_paddles_own_reducer(version: str, tmp_path:
 def test_what_a_script_does_to_gradients_is_done_once_in_its_order_at_the_update(
     version: str, tmp_path: Path
 ) -> None:
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
-    ranks = train(PYTHONS[version], "by_hand.py", tmp_path / "merged", merge)
+    ranks = train(PYTHONS[version], "by_hand.py", tmp_path / "merged", MERGE)
     for trained, stopped in ranks:
         for name, model in trained.items():
             assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
@@ -66,8 +68,7 @@ def test_what_a_script_does_to_gradients_is_done_once_in_its_order_at_the_update
 def test_scripts_that_take_gradients_of_several_weights_for_an_update_are_refused(
     version: str, tmp_path: Path
 ) -> None:
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
-    ranks = train(PYTHONS[version], "rewritten.py", tmp_path / "merged", merge)
+    ranks = train(PYTHONS[version], "rewritten.py", tmp_path / "merged", MERGE)
     for trained, stopped in ranks:
         # What is written back, or is frozen for a while, is no other weight.
         for name, model in trained.items():
@@ -84,8 +85,7 @@ def test_scripts_that_take_gradients_of_several_weights_for_an_update_are_refuse
 def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
     version: str, tmp_path: Path
 ) -> None:
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
-    ranks = train(PYTHONS[version], "own_updates.py", tmp_path / "merged", merge)
+    ranks = train(PYTHONS[version], "own_updates.py", tmp_path / "merged", MERGE)
     for rank in ranks:
         assert rank["weights"] == pytest.approx(rank["alone"], abs=1e-6)
         # After the third backward, the first that follows two updates.
@@ -103,8 +103,7 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
 def test_models_that_step_at_different_rates_are_merged_each_by_itself(
     version: str, tmp_path: Path
 ) -> None:
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
-    ranks = train(PYTHONS[version], "rates.py", tmp_path / "merged", merge)
+    ranks = train(PYTHONS[version], "rates.py", tmp_path / "merged", MERGE)
     for report in ranks:
         assert len(report) == 10
         for name, model in report.items():

@@ -203,20 +203,19 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
         assert {name: number for name, number in rank["adam"]["calls"].items() if number} == calls
 
 
-def test_programs_that_update_the_same_parameters_in_turn_cannot_be_merged(
-    python: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ("shared", "two programs update the same parameters in turn"),
+        ("losses", "can minimize one loss of a static program only"),
+    ],
+)
+def test_programs_and_losses_that_cannot_be_merged_are_refused(
+    case: str, sentence: str, python: Path, tmp_path: Path
 ) -> None:
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
-    (rank,) = train(python, tmp_path / "merged", "shared", strategy=merge, ranks=1).ranks
-    assert "two programs update the same parameters in turn" in rank["shared"]["error"]
-
-
-def test_two_losses_of_one_program_are_refused_where_they_are_merged(
-    python: Path, tmp_path: Path
-) -> None:
-    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
-    (rank,) = train(python, tmp_path / "merged", "losses", strategy=merge, ranks=1).ranks
-    assert "can minimize one loss of a static program only" in rank["losses"]["error"]
+    (rank,) = train(python, tmp_path / "merged", case, strategy=merge, ranks=1).ranks
+    assert sentence in rank[case]["error"]
 
 
 @pytest.mark.parametrize("waits", [True, False])

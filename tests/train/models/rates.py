@@ -94,27 +94,30 @@ def apart(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> 
                 optimizer.clear_grad()
 
 
-def together(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+def together(
+    models: list[Any],
+    optimizers: list[Any],
+    draw: Callable[[], Any],
+    *,
+    clears_all: bool = False,
+) -> None:
     """Run all models in one backward; each collects the gradients of several before it steps."""
     for number in range(1, STEPS + 1):
         losses: list[Any] = [(model(draw()) ** 2).mean() for model in models]
-        sum(losses[1:], losses[0]).backward()
+        total: Any = sum(losses[1:], losses[0])
+        total.backward()
         for rate, optimizer in enumerate(optimizers, 1):
             if number % rate == 0:
                 optimizer.step()
-                optimizer.clear_grad()
+                if not clears_all:
+                    optimizer.clear_grad()
+        for optimizer in optimizers if clears_all else ():
+            optimizer.clear_grad()
 
 
 def cleared(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
     """Clear the gradients of all models after each backward, whoever has stepped."""
-    for number in range(1, STEPS + 1):
-        losses: list[Any] = [(model(draw()) ** 2).mean() for model in models]
-        sum(losses[1:], losses[0]).backward()
-        for rate, optimizer in enumerate(optimizers, 1):
-            if number % rate == 0:
-                optimizer.step()
-        for optimizer in optimizers:
-            optimizer.clear_grad()
+    together(models, optimizers, draw, clears_all=True)
 
 
 class Parts(nn.Layer):  # type: ignore[misc, unused-ignore]
