@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: typing.NamedTuple compiles each annotation that is a
 # text, which triples what these classes cost a launch.
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetrun import conversion, modes
 from fleetrun.errors import UsageError
@@ -57,6 +57,7 @@ _TUNER = (
     f"`{variables.EXEC}=off python -m paddle.distributed.launch` before the same words runs it; "
     "`fleetrun tune` measures the fields of a strategy."
 )
+_HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
 _FLEET_SIZE = (
     "start fleetrun on one more host of an elastic job (--nnodes=LEAST:MOST), or stop one."
 )
@@ -68,16 +69,17 @@ class Option(NamedTuple):
     `kind` is one of text, list (commas), int, float, duration (seconds, or with units), bool (may
     take a word), flag, choice, pairs (KEY=VALUE, repeatable). `bare` is the value when the option
     is written without one.
-    `slot` is the request's field when several options fill the same one.
-    `status` is works, accepted (no effect, `reason` says why) or later (`reason` says what to do).
+    `slot` is the request's field when several options fill the same one. `reason` says why an
+    option of the group PADDLE has no effect, or what to do in place of one of LATER.
     """
 
     name: str
     kind: str
     group: str
+    metavar: str
     help: str
-    metavar: str = ""
-    default: str | None = None
+    # Where no field of the request has it.
+    own_default: str | None = None
     aliases: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     slot: str = ""
@@ -90,7 +92,6 @@ class Option(NamedTuple):
     minimum: float | None = None
     maximum: float | None = None
     bare: str | None = None
-    status: str = "works"
     reason: str = ""
     # What the shell completes the value with: file, dir or nothing.
     path: str = ""
@@ -106,6 +107,20 @@ class Option(NamedTuple):
     def target(self) -> str:
         """The request's field this option fills."""
         return self.slot or self.name
+
+    @property
+    def status(self) -> str:
+        """Whether it works, is accepted without effect, or may work later."""
+        return {PADDLE: "accepted", LATER: "later"}.get(self.group, "works")
+
+    @property
+    def default(self) -> str | None:
+        """What counts where nobody gives it, as people write it: that of the request's field."""
+        is_field = self.group != "" and self.target.removesuffix("_s") == self.name
+        value = DEFAULTS.get(self.target) if is_field else None
+        if self.own_default is not None or value in (None, ()):
+            return self.own_default
+        return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
     def asks_for_nothing(self, raw: str) -> bool:
         """Whether RAW switches the option off, as a variable exported once for all jobs does."""
@@ -265,1001 +280,369 @@ def _choice(option: Option, text: str) -> str:
     return word
 
 
-def _default(field: str) -> str:
-    """Return the default of the request's FIELD, a number, as people write it."""
-    return f"{DEFAULTS[field]:g}"
+def _flag(name: str, group: str, text: str, **more: Any) -> Option:  # noqa: ANN401 - Option checks
+    return Option(name, "flag", group, "", text, bare="true", **{"own_default": "false", **more})
 
 
+def _bool(name: str, group: str, text: str, **more: Any) -> Option:  # noqa: ANN401 - as above
+    return Option(name, "bool", group, "BOOL", text, bare="true", **more)
+
+
+# A line each for what an option is, what it does, and how it is read.
+# fmt: off
 TABLE: tuple[Option, ...] = (
     # The ten that people use.
-    Option(
-        "gpus",
-        "list",
-        COMMON,
-        "GPUs to use, one process each: 0,1 or 0-3 or all, or free for those that nobody uses. If "
-        "$CUDA_VISIBLE_DEVICES is set, they must be in it. Default: all visible GPUs.",
-        metavar="LIST",
-        aliases=("selected_gpus",),
-        slot="devices",
-    ),
-    Option(
-        "nproc_per_node",
-        "int",
-        COMMON,
-        "Number of processes on this host; auto, gpu: one per GPU; cpu: one per core. Default: "
-        "one per device.",
-        metavar="N|auto|gpu|cpu",
-        env=("PADDLE_NPROC_PER_NODE",),
-        words=("auto", "gpu", "cpu"),
-        minimum=1,
-    ),
-    Option(
-        "ips",
-        "list",
-        COMMON,
-        "Addresses of all hosts, in rank order. Run the same command on each.",
-        metavar="LIST",
-        aliases=("cluster_node_ips",),
-        env=("PADDLE_IPS",),
-    ),
-    Option(
-        "env",
-        "pairs",
-        COMMON,
-        "Set a variable for every process (repeatable).",
-        metavar="KEY=VALUE",
-    ),
-    Option(
-        "nccl",
-        "pairs",
-        COMMON,
-        "Set an NCCL variable, with or without NCCL_ before its name (repeatable).",
-        metavar="KEY=VALUE",
-    ),
-    Option(
-        "config",
-        "text",
-        COMMON,
-        "Read options from this YAML file instead of ./fleetrun.yaml. Options that it does not "
-        "set are read from ~/.config/fleetrun/fleetrun.yaml.",
-        metavar="FILE",
-        path="file",
-        in_file=False,
-    ),
-    Option(
-        "log_dir",
-        "text",
-        COMMON,
-        "Log folder: workerlog.N for process N, and one folder per launch.",
-        metavar="DIR",
-        default="log",
-        env=("PADDLE_LOG_DIR",),
-        path="dir",
-    ),
-    Option(
-        "tee",
-        "list",
-        COMMON,
-        "Show the output of these ranks on the console: all, 0,3 or 0-3. Default: rank 0.",
-        metavar="RANKS",
-        bare="all",
-    ),
-    Option(
-        "redirects",
-        "choice",
-        JOB,
-        "Write the standard error of all ranks to files of its own, workererr.N beside "
-        "workerlog.N. The console shows both.",
-        metavar="BOOL",
-        default="false",
-        words=("false", "true"),
-        # As torchrun writes them.
-        synonyms=(("0", "false"), ("3", "true"), ("no", "false"), ("yes", "true")),
-        bare="true",
-    ),
-    Option(
-        "log_filter",
-        "text",
-        JOB,
-        "On the console, show only lines that match this regular expression, of the ranks that "
-        "--tee selects. Log files have all lines.",
-        metavar="PATTERN",
-    ),
-    Option(
-        "ui",
-        "flag",
-        JOB,
-        "Show the state of all ranks on the whole terminal, as `fleetrun top` does, instead of "
-        "rank 0's output. No effect without a terminal.",
-        default="false",
-        bare="true",
-    ),
-    Option(
-        "quiet",
-        "flag",
-        COMMON,
-        "Print no banner and no remarks, only the output of the ranks and failures.",
-        default="false",
-        bare="true",
-    ),
-    Option(
-        "dry_run",
-        "choice",
-        COMMON,
-        "Show what would run and where each setting comes from, without starting anything. sh "
-        "prints a script that you can paste.",
-        metavar="table|json|sh",
-        words=("table", "json", "sh"),
-        bare="table",
-        in_file=False,
-    ),
+    Option("gpus", "list", COMMON, "LIST",
+           "GPUs to use, one process each: 0,1 or 0-3 or all, or free for those that nobody uses. "
+           "If $CUDA_VISIBLE_DEVICES is set, they must be in it. Default: all visible GPUs.",
+           aliases=("selected_gpus",), slot="devices"),
+    Option("nproc_per_node", "int", COMMON, "N|auto|gpu|cpu",
+           "Number of processes on this host; auto, gpu: one per GPU; cpu: one per core. Default: "
+           "one per device.",
+           env=("PADDLE_NPROC_PER_NODE",), words=("auto", "gpu", "cpu"), minimum=1),
+    Option("ips", "list", COMMON, "LIST",
+           "Addresses of all hosts, in rank order. Run the same command on each.",
+           aliases=("cluster_node_ips",), env=("PADDLE_IPS",)),
+    Option("env", "pairs", COMMON, "KEY=VALUE", "Set a variable for every process (repeatable)."),
+    Option("nccl", "pairs", COMMON, "KEY=VALUE",
+           "Set an NCCL variable, with or without NCCL_ before its name (repeatable)."),
+    Option("config", "text", COMMON, "FILE",
+           "Read options from this YAML file instead of ./fleetrun.yaml. Options that it does not "
+           "set are read from ~/.config/fleetrun/fleetrun.yaml.",
+           path="file", in_file=False),
+    Option("log_dir", "text", COMMON, "DIR",
+           "Log folder: workerlog.N for process N, and one folder per launch.",
+           env=("PADDLE_LOG_DIR",), path="dir"),
+    Option("tee", "list", COMMON, "RANKS",
+           "Show the output of these ranks on the console: all, 0,3 or 0-3. Default: rank 0.",
+           bare="all"),
+    # As torchrun writes them.
+    Option("redirects", "choice", JOB, "BOOL",
+           "Write the standard error of all ranks to files of its own, workererr.N beside "
+           "workerlog.N. The console shows both.",
+           words=("false", "true"),
+           synonyms=(("0", "false"), ("3", "true"), ("no", "false"), ("yes", "true")),
+           bare="true"),
+    Option("log_filter", "text", JOB, "PATTERN",
+           "On the console, show only lines that match this regular expression, of the ranks that "
+           "--tee selects. Log files have all lines."),
+    _flag("ui", JOB,
+          "Show the state of all ranks on the whole terminal, as `fleetrun top` does, instead of "
+          "rank 0's output. No effect without a terminal."),
+    _flag("quiet", COMMON,
+          "Print no banner and no remarks, only the output of the ranks and failures."),
+    Option("dry_run", "choice", COMMON, "table|json|sh",
+           "Show what would run and where each setting comes from, without starting anything. sh "
+           "prints a script that you can paste.",
+           words=("table", "json", "sh"), bare="table", in_file=False),
     # Strategy.
-    Option(
-        "strategy",
-        "list",
-        STRATEGY,
-        "Apply this preset or YAML file to an unmodified script (repeatable, later ones win). "
-        "Start with recommended; `fleetrun strategy list` shows all presets.",
-        metavar="NAME|FILE",
-        env=(variables.STRATEGY,),
-        path="file",
-    ),
-    Option(
-        "set",
-        "pairs",
-        STRATEGY,
-        "Set one strategy field; overrides all files (repeatable): fuse_grad_size_in_MB=16, "
-        "gradient_merge_configs.k_steps=4, flags.FLAGS_x=1.",
-        metavar="KEY=VALUE",
-    ),
-    Option(
-        "strategy_mode",
-        "choice",
-        STRATEGY,
-        "Which setting wins if the script has its own: the script's (defaults) or the strategy's "
-        "(override).",
-        metavar="defaults|override",
-        default="defaults",
-        words=("defaults", "override"),
-    ),
-    Option(
-        "strategy_strict",
-        "flag",
-        STRATEGY,
-        "Fail if anything that the strategy asks for has no effect.",
-        default="false",
-        bare="true",
-    ),
-    Option(
-        "merge_tail",
-        "choice",
-        STRATEGY,
-        "What to do with an incomplete last round of merged gradients: drop it, or apply it when "
-        "a paddle.io.DataLoader ends (step).",
-        metavar="drop|step",
-        default="drop",
-        words=("drop", "step"),
-    ),
-    Option(
-        "check_ranks",
-        "int",
-        STRATEGY,
-        "When to compare the parameters of all ranks: after updates 1, 2, 4, 8, ... and then "
-        "every 32 to 1024 (auto), after 1 and 3 (0), also after every N updates, or never (-1). "
-        "Ranks that differ under a strategy end the job. Default with a strategy: auto.",
-        metavar="auto|N",
-        words=("auto",),
-        minimum=-1,
-    ),
+    Option("strategy", "list", STRATEGY, "NAME|FILE",
+           "Apply this preset or YAML file to an unmodified script (repeatable, later ones win). "
+           "Start with recommended; `fleetrun strategy list` shows all presets.",
+           env=(variables.STRATEGY,), path="file"),
+    Option("set", "pairs", STRATEGY, "KEY=VALUE",
+           "Set one strategy field; overrides all files (repeatable): fuse_grad_size_in_MB=16, "
+           "gradient_merge_configs.k_steps=4, flags.FLAGS_x=1."),
+    Option("strategy_mode", "choice", STRATEGY, "defaults|override",
+           "Which setting wins if the script has its own: the script's (defaults) or the "
+           "strategy's (override).",
+           own_default="defaults", words=("defaults", "override")),
+    _flag("strategy_strict", STRATEGY,
+          "Fail if anything that the strategy asks for has no effect."),
+    Option("merge_tail", "choice", STRATEGY, "drop|step",
+           "What to do with an incomplete last round of merged gradients: drop it, or apply it "
+           "when a paddle.io.DataLoader ends (step).",
+           own_default="drop", words=("drop", "step")),
+    Option("check_ranks", "int", STRATEGY, "auto|N",
+           "When to compare the parameters of all ranks: after updates 1, 2, 4, 8, ... and then "
+           "every 32 to 1024 (auto), after 1 and 3 (0), also after every N updates, or never (-1). "
+           "Ranks that differ under a strategy end the job. Default with a strategy: auto.",
+           words=("auto",), minimum=-1),
     # Devices.
-    Option(
-        "devices",
-        "list",
-        DEVICES,
-        "Like --gpus, for any kind of device that this host has. The kind's name works as an "
-        "option, too: --mlus=0,1.",
-        metavar="LIST",
-        env=("PADDLE_DEVICES",),
-    ),
-    Option(
-        "npus",
-        "list",
-        DEVICES,
-        "Like --gpus, for NPUs.",
-        metavar="LIST",
-        aliases=("selected_npus",),
-        slot="devices",
-    ),
-    Option(
-        "xpus",
-        "list",
-        DEVICES,
-        "Like --gpus, for XPUs.",
-        metavar="LIST",
-        aliases=("selected_xpus",),
-        slot="devices",
-    ),
-    Option(
-        "device_kind",
-        "text",
-        DEVICES,
-        "Kind of device: gpu, xpu, one of Paddle's plug-ins (npu, mlu, gcu, ...), or cpu for "
-        "none. Default: the first kind that Paddle has on this host.",
-        metavar="KIND",
-        env=(kinds.XCCL,),
-        words=("cpu", "gpu", *kinds.VENDORS),
-    ),
-    Option(
-        "backend",
-        "choice",
-        DEVICES,
-        "Communication backend of the processes.",
-        metavar="NAME",
-        default="auto",
-        env=("PADDLE_DISTRI_BACKEND",),
-        words=("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"),
-        # For one release: earlier ones took it.
-        gone=(
-            (
-                "hccl",
-                "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says.",
-            ),
-        ),
-    ),
-    Option(
-        "oversubscribe",
-        "flag",
-        DEVICES,
-        "Allow more processes than devices.",
-        default="false",
-        bare="true",
-    ),
-    Option(
-        "virtual_local_rank",
-        "flag",
-        DEVICES,
-        "Show each process only its own devices, counted from 0. PADDLE_LOCAL_RANK remains its "
-        "place on this host.",
-        default="false",
-        bare="true",
-    ),
-    Option(
-        "gpu_memory_fraction",
-        "float",
-        DEVICES,
-        "Share of each GPU's memory that Paddle allocates at the start, with the allocator that "
-        "does so (FLAGS_allocator_strategy=naive_best_fit).",
-        metavar="0..1",
-        minimum=0,
-        maximum=1,
-    ),
-    Option(
-        "bind",
-        "choice",
-        DEVICES,
-        "Bind each process to CPUs of its own, near its GPU: cores divides all of them; numa "
-        "keeps each process within one NUMA node.",
-        metavar="cores|numa|none",
-        default="none",
-        words=("cores", "numa", "none"),
-    ),
+    Option("devices", "list", DEVICES, "LIST",
+           "Like --gpus, for any kind of device that this host has. The kind's name works as an "
+           "option, too: --mlus=0,1.",
+           env=("PADDLE_DEVICES",)),
+    Option("npus", "list", DEVICES, "LIST",
+           "Like --gpus, for NPUs.",
+           aliases=("selected_npus",), slot="devices"),
+    Option("xpus", "list", DEVICES, "LIST",
+           "Like --gpus, for XPUs.",
+           aliases=("selected_xpus",), slot="devices"),
+    Option("device_kind", "text", DEVICES, "KIND",
+           "Kind of device: gpu, xpu, one of Paddle's plug-ins (npu, mlu, gcu, ...), or cpu for "
+           "none. Default: the first kind that Paddle has on this host.",
+           env=(kinds.XCCL,), words=("cpu", "gpu", *kinds.VENDORS)),
+    # For one release: earlier ones took it.
+    Option("backend", "choice", DEVICES, "NAME",
+           "Communication backend of the processes.",
+           env=("PADDLE_DISTRI_BACKEND",),
+           words=("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"),
+           gone=(("hccl", _HCCL),)),
+    _flag("oversubscribe", DEVICES, "Allow more processes than devices."),
+    _flag("virtual_local_rank", DEVICES,
+          "Show each process only its own devices, counted from 0. PADDLE_LOCAL_RANK remains its "
+          "place on this host."),
+    Option("gpu_memory_fraction", "float", DEVICES, "0..1",
+           "Share of each GPU's memory that Paddle allocates at the start, with the allocator that "
+           "does so (FLAGS_allocator_strategy=naive_best_fit).",
+           minimum=0, maximum=1),
+    Option("bind", "choice", DEVICES, "cores|numa|none",
+           "Bind each process to CPUs of its own, near its GPU: cores divides all of them; numa "
+           "keeps each process within one NUMA node.",
+           words=("cores", "numa", "none")),
     # Hosts.
-    Option(
-        "host",
-        "text",
-        HOSTS,
-        "Address of this host, if --ips cannot be matched with its interfaces.",
-        metavar="IP",
-        aliases=("node_ip",),
-        env=("POD_IP",),
-    ),
-    Option(
-        "network",
-        "text",
-        HOSTS,
-        "Network between the hosts: an interface (eth1) or its addresses (10.0.0.0/16). Default: "
-        "the one that leads to the other hosts.",
-        metavar="IFACE|CIDR",
-    ),
-    Option(
-        "start_port",
-        "int",
-        HOSTS,
-        "Port of the first process; the next process gets the next port. Default: free ports on "
-        "one host, 6070 on several.",
-        metavar="PORT",
-        aliases=("started_port",),
-        env=("PADDLE_START_PORT", "FLAGS_START_PORT", FIXED_PORT),
-        minimum=1,
-        maximum=65535,
-    ),
-    Option(
-        "port_range",
-        "text",
-        HOSTS,
-        "Range in which to look for free ports. Default: 10240 to 29999 and above 61000, without "
-        "the range of outgoing connections.",
-        metavar="FIRST:LAST",
-        env=("PORT_RANGE",),
-    ),
-    Option(
-        "port_check",
-        "bool",
-        HOSTS,
-        "Before each start, try for at most a second whether hosts reach each other's rank ports, "
-        "and name those that they do not.",
-        metavar="BOOL",
-        default="true",
-        bare="true",
-    ),
-    Option(
-        "nnodes",
-        "text",
-        HOSTS,
-        "Number of hosts. Follows from --ips; required with --master. With N:M the job is "
-        "elastic: it continues when hosts are lost or arrive.",
-        metavar="N[:M]",
-        default="1",
-        env=("PADDLE_NNODES",),
-    ),
-    Option(
-        "master",
-        "text",
-        HOSTS,
-        "Where hosts meet if --ips does not name them: a host of the job and a free port on it; "
-        "or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that lets an elastic job lose any host. "
-        "Default: this host is the first and prints the command for the others.",
-        metavar="HOST:PORT",
-        env=("PADDLE_MASTER",),
-    ),
+    Option("host", "text", HOSTS, "IP",
+           "Address of this host, if --ips cannot be matched with its interfaces.",
+           aliases=("node_ip",), env=("POD_IP",)),
+    Option("network", "text", HOSTS, "IFACE|CIDR",
+           "Network between the hosts: an interface (eth1) or its addresses (10.0.0.0/16). "
+           "Default: the one that leads to the other hosts."),
+    Option("start_port", "int", HOSTS, "PORT",
+           "Port of the first process; the next process gets the next port. Default: free ports on "
+           "one host, 6070 on several.",
+           aliases=("started_port",), env=("PADDLE_START_PORT", "FLAGS_START_PORT", FIXED_PORT),
+           minimum=1, maximum=65535),
+    Option("port_range", "text", HOSTS, "FIRST:LAST",
+           "Range in which to look for free ports. Default: 10240 to 29999 and above 61000, "
+           "without the range of outgoing connections.",
+           env=("PORT_RANGE",)),
+    _bool("port_check", HOSTS,
+          "Before each start, try for at most a second whether hosts reach each other's rank "
+          "ports, and name those that they do not."),
+    Option("nnodes", "text", HOSTS, "N[:M]",
+           "Number of hosts. Follows from --ips; required with --master. With N:M the job is "
+           "elastic: it continues when hosts are lost or arrive.",
+           env=("PADDLE_NNODES",)),
+    Option("master", "text", HOSTS, "HOST:PORT",
+           "Where hosts meet if --ips does not name them: a host of the job and a free port on it; "
+           "or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that lets an elastic job lose any host. "
+           "Default: this host is the first and prints the command for the others.",
+           env=("PADDLE_MASTER",)),
     # Paddle's words for elastic jobs.
-    Option(
-        "elastic_server",
-        "text",
-        HOSTS,
-        "An etcd 3 that keeps the roster: Paddle's name for --master=etcd://HOST:PORT.",
-        metavar="HOST:PORT",
-        slot="master",
-        env=("PADDLE_ELASTIC_SERVER",),
-    ),
-    Option(
-        "np",
-        "text",
-        HOSTS,
-        "Number of hosts: --nnodes in Paddle's elastic jobs.",
-        metavar="N[:M]",
-        slot="nnodes",
-        env=("PADDLE_ELASTIC_NP",),
-    ),
-    Option(
-        "rdzv_timeout",
-        "duration",
-        HOSTS,
-        "How long to wait for all hosts.",
-        metavar="SECONDS",
-        default=_default("rdzv_timeout_s"),
-        slot="rdzv_timeout_s",
-        minimum=0.1,
-    ),
-    Option(
-        "elastic_timeout",
-        "duration",
-        HOSTS,
-        "How long an elastic job waits for one more host: before it starts, before it restarts "
-        "with new hosts, and if too few are left.",
-        metavar="SECONDS",
-        default=_default("elastic_timeout_s"),
-        env=("PADDLE_ELASTIC_TIMEOUT",),
-        slot="elastic_timeout_s",
-        minimum=0.1,
-    ),
-    Option(
-        "spares",
-        "int",
-        HOSTS,
-        "Number of hosts beyond --nnodes that stand by and replace lost ones.",
-        metavar="N",
-        default=_default("spares"),
-        minimum=0,
-    ),
-    Option(
-        "elastic_pre_hook",
-        "text",
-        HOSTS,
-        "Shell command that each host of an elastic job runs before it joins a start. If it "
-        "fails, the host reports it and joins anyway.",
-        metavar="COMMAND",
-    ),
-    Option(
-        "heartbeat_timeout",
-        "duration",
-        HOSTS,
-        "Silence after which a host counts as lost. A host that is cut off from the others ends "
-        "its own processes before that.",
-        metavar="SECONDS",
-        default=_default("heartbeat_timeout_s"),
-        slot="heartbeat_timeout_s",
-        minimum=1,
-    ),
-    Option(
-        "rank",
-        "int",
-        HOSTS,
-        "This host's place among the hosts, counted from 0. Follows from --ips.",
-        metavar="N",
-        env=("PADDLE_RANK",),
-        minimum=-1,
-    ),
-    Option(
-        "hosts",
-        "text",
-        HOSTS,
-        "Start the job on these hosts by ssh, each with that many ranks. Run this on one host "
-        "only.",
-        metavar="HOST:N,HOST:N",
-        in_file=False,
-    ),
-    Option(
-        "hostfile",
-        "text",
-        HOSTS,
-        "Like --hosts, from a file with one `HOST slots=N` per line.",
-        metavar="FILE",
-        path="file",
-        in_file=False,
-    ),
-    Option(
-        "include",
-        "text",
-        HOSTS,
-        "Use only these of the hosts, or only some of their devices: a@b:0,2.",
-        metavar="HOST@HOST",
-        in_file=False,
-    ),
-    Option(
-        "exclude",
-        "text",
-        HOSTS,
-        "Use all of the hosts or devices except these.",
-        metavar="HOST@HOST",
-        in_file=False,
-    ),
-    Option(
-        "ssh",
-        "text",
-        HOSTS,
-        "The ssh command for --hosts and --hostfile, with its options.",
-        metavar="COMMAND",
-        default="ssh",
-    ),
-    Option(
-        "ssh_fanout",
-        "int",
-        HOSTS,
-        "Number of hosts to connect to at once.",
-        metavar="N",
-        default=_default("ssh_fanout"),
-        minimum=1,
-    ),
-    Option(
-        "ship",
-        "flag",
-        HOSTS,
-        "Copy fleetrun and the current folder, without what .gitignore excludes, to the hosts for "
-        "the duration of the job.",
-        default="false",
-        bare="true",
-        in_file=False,
-    ),
+    Option("elastic_server", "text", HOSTS, "HOST:PORT",
+           "An etcd 3 that keeps the roster: Paddle's name for --master=etcd://HOST:PORT.",
+           slot="master", env=("PADDLE_ELASTIC_SERVER",)),
+    Option("np", "text", HOSTS, "N[:M]",
+           "Number of hosts: --nnodes in Paddle's elastic jobs.",
+           slot="nnodes", env=("PADDLE_ELASTIC_NP",)),
+    Option("rdzv_timeout", "duration", HOSTS, "SECONDS",
+           "How long to wait for all hosts.",
+           slot="rdzv_timeout_s", minimum=0.1),
+    Option("elastic_timeout", "duration", HOSTS, "SECONDS",
+           "How long an elastic job waits for one more host: before it starts, before it restarts "
+           "with new hosts, and if too few are left.",
+           env=("PADDLE_ELASTIC_TIMEOUT",), slot="elastic_timeout_s", minimum=0.1),
+    Option("spares", "int", HOSTS, "N",
+           "Number of hosts beyond --nnodes that stand by and replace lost ones.",
+           minimum=0),
+    Option("elastic_pre_hook", "text", HOSTS, "COMMAND",
+           "Shell command that each host of an elastic job runs before it joins a start. If it "
+           "fails, the host reports it and joins anyway."),
+    Option("heartbeat_timeout", "duration", HOSTS, "SECONDS",
+           "Silence after which a host counts as lost. A host that is cut off from the others ends "
+           "its own processes before that.",
+           slot="heartbeat_timeout_s", minimum=1),
+    Option("rank", "int", HOSTS, "N",
+           "This host's place among the hosts, counted from 0. Follows from --ips.",
+           env=("PADDLE_RANK",), minimum=-1),
+    Option("hosts", "text", HOSTS, "HOST:N,HOST:N",
+           "Start the job on these hosts by ssh, each with that many ranks. Run this on one host "
+           "only.",
+           in_file=False),
+    Option("hostfile", "text", HOSTS, "FILE",
+           "Like --hosts, from a file with one `HOST slots=N` per line.",
+           path="file", in_file=False),
+    Option("include", "text", HOSTS, "HOST@HOST",
+           "Use only these of the hosts, or only some of their devices: a@b:0,2.",
+           in_file=False),
+    Option("exclude", "text", HOSTS, "HOST@HOST",
+           "Use all of the hosts or devices except these.",
+           in_file=False),
+    Option("ssh", "text", HOSTS, "COMMAND",
+           "The ssh command for --hosts and --hostfile, with its options."),
+    Option("ssh_fanout", "int", HOSTS, "N", "Number of hosts to connect to at once.", minimum=1),
+    _flag("ship", HOSTS,
+          "Copy fleetrun and the current folder, without what .gitignore excludes, to the hosts "
+          "for the duration of the job.",
+          in_file=False),
     # Job and logs.
-    Option(
-        "run_mode",
-        "choice",
-        JOB,
-        "Kind of job. Options of parameter servers imply ps.",
-        metavar="MODE",
-        default="collective",
-        env=("PADDLE_RUN_MODE",),
-        words=tuple(modes.BY_WORD),
-    ),
-    Option(
-        "job_id",
-        "text",
-        JOB,
-        "Name of the job.",
-        metavar="NAME",
-        default="default",
-        env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
-    ),
-    Option(
-        "grace",
-        "duration",
-        JOB,
-        "Time between asking processes to stop and killing them.",
-        metavar="SECONDS",
-        default=_default("grace_s"),
-        slot="grace_s",
-        minimum=0,
-    ),
-    Option(
-        "max_restart",
-        "int",
-        JOB,
-        "Restart all processes up to N times after a failure, with new ports; not after usage or "
-        "import errors, nor if the job makes no progress.",
-        metavar="N",
-        default=_default("max_restart"),
-        env=("PADDLE_MAX_RESTART",),
-        minimum=0,
-    ),
-    Option(
-        "stdin",
-        "text",
-        JOB,
-        "The rank that reads the terminal or pipe, or none. Default: the rank that is shown.",
-        metavar="RANK|none",
-        words=("none",),
-    ),
-    Option(
-        "debug",
-        "list",
-        JOB,
-        "Make these ranks wait for a debugger before their first line: debugpy if it is "
-        "installed, one port per rank, else pdb on the terminal. Suspends --hang_timeout.",
-        metavar="RANK|all",
-        words=("all",),
-    ),
-    Option(
-        "wrap",
-        "text",
-        JOB,
-        "Run these ranks below a command: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. all: "
-        "every rank.",
-        metavar="'RANKS: COMMAND'",
-    ),
-    Option(
-        "profile",
-        "text",
-        JOB,
-        "Record where the time of a few steps goes in these ranks, as a trace for Perfetto: "
-        "trace.RANK.json in the run directory. STEPS are 10-14 or 20. Default: 3-7.",
-        metavar="RANKS[:STEPS]",
-    ),
-    Option(
-        "hang_timeout",
-        "duration",
-        JOB,
-        "Stop (or restart) the job if no process shows a sign of life for this long: output, "
-        "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
-        metavar="SECONDS",
-        default=_default("hang_timeout_s"),
-        slot="hang_timeout_s",
-        minimum=0,
-    ),
-    Option(
-        "detach",
-        "flag",
-        JOB,
-        "Run the job in the background: `fleetrun attach` shows its console, `fleetrun ps` lists "
-        "it, `fleetrun stop` ends it.",
-        default="false",
-        bare="true",
-        in_file=False,
-    ),
-    Option(
-        "on_end",
-        "text",
-        JOB,
-        "Shell command to run when the job has ended, successfully or not, with a JSON object on "
-        "its standard input. It does not change the exit code and is stopped after 30 s. Only the "
-        "first host runs it.",
-        metavar="COMMAND",
-    ),
-    Option(
-        "webhook",
-        "text",
-        JOB,
-        "http or https URL to which the same JSON object is posted.",
-        metavar="URL",
-    ),
-    Option(
-        "preflight",
-        "flag",
-        JOB,
-        "First check this host as `fleetrun doctor` does, or all hosts of the job. Start nothing "
-        "if there is an error.",
-        default="false",
-        bare="true",
-    ),
-    Option(
-        "log_level",
-        "choice",
-        JOB,
-        "Verbosity of fleetrun itself: debug, info, warning, error. Paddle's notset means debug, "
-        "critical means error.",
-        metavar="LEVEL",
-        default="info",
-        env=("PADDLE_LOG_LEVEL",),
-        words=("debug", "info", "warning", "error"),
-        synonyms=(
-            ("notset", "debug"),
-            ("0", "debug"),
-            ("10", "debug"),
-            ("20", "info"),
-            ("30", "warning"),
-            ("warn", "warning"),
-            ("40", "error"),
-            ("50", "error"),
-            ("critical", "error"),
-            ("fatal", "error"),
-        ),
-    ),
-    Option(
-        "banner",
-        "choice",
-        JOB,
-        "What to print before the ranks' output: five lines (brief); also Paddle's tables of "
-        "settings and environment, which launch.txt always has (full); or only warnings (none). "
-        "--quiet omits those, too.",
-        metavar="brief|full|none",
-        default="brief",
-        words=("brief", "full", "none"),
-    ),
-    Option(
-        "log_overwrite",
-        "bool",
-        JOB,
-        "Overwrite log files instead of appending to them.",
-        metavar="BOOL",
-        default="false",
-        env=("PADDLE_LOG_OVERWRITE",),
-        bare="true",
-    ),
-    Option(
-        "log_keep",
-        "int",
-        JOB,
-        "Number of launch folders to keep in the log folder.",
-        metavar="N",
-        default=_default("log_keep"),
-        minimum=1,
-    ),
-    Option(
-        "gather_logs",
-        "choice",
-        JOB,
-        "Copy the logs of all hosts to the coordinator's host at the end, into "
-        "log/latest/gathered: the last 64 KiB of each, or all of it.",
-        metavar="tail|all",
-        words=("tail", "all"),
-        bare="tail",
-    ),
-    Option(
-        "log_max_size",
-        "text",
-        JOB,
-        "Move the older part of a log to workerlog.N.1, .2, ... if it exceeds this size: 100M, "
-        "2G. 0: never.",
-        metavar="SIZE",
-        default="0",
-        slot="log_max_bytes",
-    ),
-    Option(
-        "log_max_files",
-        "int",
-        JOB,
-        "Number of older parts that --log_max_size keeps of each log.",
-        metavar="N",
-        default=_default("log_max_files"),
-        minimum=1,
-    ),
-    Option(
-        "metrics_period",
-        "duration",
-        JOB,
-        "Interval at which resource use of the host, GPUs and ranks is written to metrics.jsonl "
-        "in the run directory. 0: never.",
-        metavar="SECONDS",
-        default=_default("metrics_period_s"),
-        minimum=0,
-        slot="metrics_period_s",
-    ),
-    Option(
-        "metrics_port",
-        "int",
-        JOB,
-        "Serve the metrics on this port of each host in OpenMetrics, for Prometheus. Needs "
-        "prometheus-client.",
-        metavar="PORT",
-        minimum=1,
-        maximum=65535,
-    ),
-    Option(
-        "from_manifest",
-        "text",
-        JOB,
-        "Repeat the launch that wrote this manifest.json: same folder, environment and command "
-        "line. Options that you add take precedence.",
-        metavar="FILE",
-        path="file",
-        in_file=False,
-    ),
+    Option("run_mode", "choice", JOB, "MODE",
+           "Kind of job. Options of parameter servers imply ps.",
+           env=("PADDLE_RUN_MODE",), words=tuple(modes.BY_WORD)),
+    Option("job_id", "text", JOB, "NAME",
+           "Name of the job.",
+           env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID")),
+    Option("grace", "duration", JOB, "SECONDS",
+           "Time between asking processes to stop and killing them.",
+           slot="grace_s", minimum=0),
+    Option("max_restart", "int", JOB, "N",
+           "Restart all processes up to N times after a failure, with new ports; not after usage "
+           "or import errors, nor if the job makes no progress.",
+           env=("PADDLE_MAX_RESTART",), minimum=0),
+    Option("stdin", "text", JOB, "RANK|none",
+           "The rank that reads the terminal or pipe, or none. Default: the rank that is shown.",
+           words=("none",)),
+    Option("debug", "list", JOB, "RANK|all",
+           "Make these ranks wait for a debugger before their first line: debugpy if it is "
+           "installed, one port per rank, else pdb on the terminal. Suspends --hang_timeout.",
+           words=("all",)),
+    Option("wrap", "text", JOB, "'RANKS: COMMAND'",
+           "Run these ranks below a command: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. "
+           "all: every rank."),
+    Option("profile", "text", JOB, "RANKS[:STEPS]",
+           "Record where the time of a few steps goes in these ranks, as a trace for Perfetto: "
+           "trace.RANK.json in the run directory. STEPS are 10-14 or 20. Default: 3-7."),
+    Option("hang_timeout", "duration", JOB, "SECONDS",
+           "Stop (or restart) the job if no process shows a sign of life for this long: output, "
+           "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
+           slot="hang_timeout_s", minimum=0),
+    _flag("detach", JOB,
+          "Run the job in the background: `fleetrun attach` shows its console, `fleetrun ps` lists "
+          "it, `fleetrun stop` ends it.",
+          in_file=False),
+    Option("on_end", "text", JOB, "COMMAND",
+           "Shell command to run when the job has ended, successfully or not, with a JSON object "
+           "on its standard input. It does not change the exit code and is stopped after 30 s. "
+           "Only the first host runs it."),
+    Option("webhook", "text", JOB, "URL",
+           "http or https URL to which the same JSON object is posted."),
+    _flag("preflight", JOB,
+          "First check this host as `fleetrun doctor` does, or all hosts of the job. Start nothing "
+          "if there is an error."),
+    Option("log_level", "choice", JOB, "LEVEL",
+           "Verbosity of fleetrun itself: debug, info, warning, error. Paddle's notset means "
+           "debug, critical means error.",
+           env=("PADDLE_LOG_LEVEL",), words=("debug", "info", "warning", "error"),
+           synonyms=(("notset", "debug"), ("0", "debug"), ("10", "debug"), ("20", "info"),
+                     ("30", "warning"), ("warn", "warning"), ("40", "error"), ("50", "error"),
+                     ("critical", "error"), ("fatal", "error"))),
+    Option("banner", "choice", JOB, "brief|full|none",
+           "What to print before the ranks' output: five lines (brief); also Paddle's tables of "
+           "settings and environment, which launch.txt always has (full); or only warnings (none). "
+           "--quiet omits those, too.",
+           words=("brief", "full", "none")),
+    _bool("log_overwrite", JOB,
+          "Overwrite log files instead of appending to them.",
+          env=("PADDLE_LOG_OVERWRITE",)),
+    Option("log_keep", "int", JOB, "N",
+           "Number of launch folders to keep in the log folder.",
+           minimum=1),
+    Option("gather_logs", "choice", JOB, "tail|all",
+           "Copy the logs of all hosts to the coordinator's host at the end, into "
+           "log/latest/gathered: the last 64 KiB of each, or all of it.",
+           words=("tail", "all"), bare="tail"),
+    Option("log_max_size", "text", JOB, "SIZE",
+           "Move the older part of a log to workerlog.N.1, .2, ... if it exceeds this size: 100M, "
+           "2G. 0: never.",
+           own_default="0", slot="log_max_bytes"),
+    Option("log_max_files", "int", JOB, "N",
+           "Number of older parts that --log_max_size keeps of each log.",
+           minimum=1),
+    Option("metrics_period", "duration", JOB, "SECONDS",
+           "Interval at which resource use of the host, GPUs and ranks is written to metrics.jsonl "
+           "in the run directory. 0: never.",
+           minimum=0, slot="metrics_period_s"),
+    Option("metrics_port", "int", JOB, "PORT",
+           "Serve the metrics on this port of each host in OpenMetrics, for Prometheus. Needs "
+           "prometheus-client.",
+           minimum=1, maximum=65535),
+    Option("from_manifest", "text", JOB, "FILE",
+           "Repeat the launch that wrote this manifest.json: same folder, environment and command "
+           "line. Options that you add take precedence.",
+           path="file", in_file=False),
     # Parameter servers.
-    Option(
-        "server_num",
-        "int",
-        SERVERS,
-        "Number of parameter servers on this host (or on each of --ips). Makes the job one with "
-        "parameter servers.",
-        metavar="N",
-        env=("PADDLE_SERVER_NUM",),
-        minimum=0,
-    ),
-    Option(
-        "trainer_num",
-        "int",
-        SERVERS,
-        "Number of trainers on this host (or on each of --ips).",
-        metavar="N",
-        aliases=("worker_num",),
-        env=("PADDLE_TRAINER_NUM",),
-        minimum=0,
-    ),
-    Option(
-        "servers",
-        "list",
-        SERVERS,
-        "Endpoints of all parameter servers, HOST:PORT or HOST. Run the same command on each host.",
-        metavar="LIST",
-        aliases=("endpoints",),
-        env=("PADDLE_SERVERS_ENDPOINTS",),
-    ),
-    Option(
-        "trainers",
-        "list",
-        SERVERS,
-        "Endpoints of all trainers.",
-        metavar="LIST",
-        aliases=("workers",),
-        env=("PADDLE_TRAINERS_ENDPOINTS",),
-    ),
-    Option(
-        "heter_worker_num",
-        "text",
-        SERVERS,
-        'Number of heterogeneous trainers of each stage: 2 or "1;2".',
-        metavar="N;N",
-    ),
-    Option(
-        "heter_workers",
-        "text",
-        SERVERS,
-        "Endpoints of heterogeneous trainers, stages separated by semicolons.",
-        metavar="LIST;LIST",
-    ),
-    Option(
-        "heter_devices",
-        "text",
-        SERVERS,
-        "Device kind of each stage: cpu, gpu or xpu, separated by semicolons.",
-        metavar="KIND;KIND",
-    ),
-    Option(
-        "coordinator_num",
-        "int",
-        SERVERS,
-        "Number of coordinators of federated learning.",
-        metavar="N",
-        minimum=0,
-    ),
-    Option(
-        "coordinators",
-        "list",
-        SERVERS,
-        "Endpoints of coordinators of federated learning.",
-        metavar="LIST",
-    ),
-    Option(
-        "with_gloo",
-        "choice",
-        SERVERS,
-        "Whether trainers wait for each other: 1 yes, 2 servers, too, 0 no. Default: 1 if all "
-        "trainers are on one host.",
-        metavar="0|1|2",
-        env=("PADDLE_WITH_GLOO",),
-        words=("0", "1", "2"),
-    ),
-    Option(
-        "http_port",
-        "int",
-        SERVERS,
-        "Port on the first server where trainers meet for --with_gloo.",
-        metavar="PORT",
-        minimum=1,
-        maximum=65535,
-    ),
-    Option(
-        "gloo_port",
-        "int",
-        SERVERS,
-        "Another name of --http_port.",
-        metavar="PORT",
-        env=("PADDLE_GLOO_PORT",),
-        minimum=1,
-        maximum=65535,
-    ),
-    Option("version", "flag", ABOUT, "Print the version.", bare="true", in_file=False),
-    Option(
-        "color",
-        "choice",
-        ABOUT,
-        "Colour fleetrun's own lines. auto: on a terminal, unless $NO_COLOR is set.",
-        metavar="auto|always|never",
-        default="auto",
-        words=("auto", "always", "never"),
-        bare="always",
-    ),
-    Option(
-        "help",
-        "choice",
-        ABOUT,
-        "Print one screen (also -h), all of this text, or one section: common, strategy, devices, "
-        "hosts, job, servers, about, paddle, later, codes.",
-        metavar="all|SECTION",
-        words=("screen", "all", *SECTIONS, "codes"),
-        bare="screen",
-        in_file=False,
-    ),
+    Option("server_num", "int", SERVERS, "N",
+           "Number of parameter servers on this host (or on each of --ips). Makes the job one with "
+           "parameter servers.",
+           env=("PADDLE_SERVER_NUM",), minimum=0),
+    Option("trainer_num", "int", SERVERS, "N",
+           "Number of trainers on this host (or on each of --ips).",
+           aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",), minimum=0),
+    Option("servers", "list", SERVERS, "LIST",
+           "Endpoints of all parameter servers, HOST:PORT or HOST. Run the same command on each "
+           "host.",
+           aliases=("endpoints",), env=("PADDLE_SERVERS_ENDPOINTS",)),
+    Option("trainers", "list", SERVERS, "LIST",
+           "Endpoints of all trainers.",
+           aliases=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",)),
+    Option("heter_worker_num", "text", SERVERS, "N;N",
+           'Number of heterogeneous trainers of each stage: 2 or "1;2".'),
+    Option("heter_workers", "text", SERVERS, "LIST;LIST",
+           "Endpoints of heterogeneous trainers, stages separated by semicolons."),
+    Option("heter_devices", "text", SERVERS, "KIND;KIND",
+           "Device kind of each stage: cpu, gpu or xpu, separated by semicolons."),
+    Option("coordinator_num", "int", SERVERS, "N",
+           "Number of coordinators of federated learning.",
+           minimum=0),
+    Option("coordinators", "list", SERVERS, "LIST",
+           "Endpoints of coordinators of federated learning."),
+    Option("with_gloo", "choice", SERVERS, "0|1|2",
+           "Whether trainers wait for each other: 1 yes, 2 servers, too, 0 no. Default: 1 if all "
+           "trainers are on one host.",
+           env=("PADDLE_WITH_GLOO",), words=("0", "1", "2")),
+    Option("http_port", "int", SERVERS, "PORT",
+           "Port on the first server where trainers meet for --with_gloo.",
+           minimum=1, maximum=65535),
+    Option("gloo_port", "int", SERVERS, "PORT",
+           "Another name of --http_port.",
+           env=("PADDLE_GLOO_PORT",), minimum=1, maximum=65535),
+    _flag("version", ABOUT, "Print the version.", in_file=False),
+    Option("color", "choice", ABOUT, "auto|always|never",
+           "Colour fleetrun's own lines. auto: on a terminal, unless $NO_COLOR is set.",
+           words=("auto", "always", "never"), bare="always"),
+    Option("help", "choice", ABOUT, "all|SECTION",
+           "Print one screen (also -h), all of this text, or one section: common, strategy, "
+           "devices, hosts, job, servers, about, paddle, later, codes.",
+           words=("screen", "all", *SECTIONS, "codes"), bare="screen", in_file=False),
     # Taken so that Paddle's command lines go on working.
-    Option(
-        "legacy",
-        "bool",
-        PADDLE,
-        "Paddle's older launcher.",
-        metavar="BOOL",
-        bare="true",
-        status="accepted",
-        reason="there is one launcher, and it gives scripts what either of Paddle's does.",
-    ),
-    Option(
-        "sort_ip",
-        "bool",
-        PADDLE,
-        "Order hosts by address.",
-        metavar="BOOL",
-        env=("PADDLE_SORT_IP",),
-        bare="true",
-        status="accepted",
-        reason="hosts have the order of --ips, else of their addresses behind the master's.",
-    ),
-    Option(
-        "enable_gpu_log",
-        "bool",
-        PADDLE,
-        "Sample nvidia-smi into a file.",
-        metavar="BOOL",
-        bare="true",
-        status="accepted",
-        reason="fleetrun does not run nvidia-smi beside the job.",
-    ),
-    Option(
-        "use_paddlecloud",
-        "bool",
-        PADDLE,
-        "Read PaddleCloud's variables.",
-        metavar="BOOL",
-        bare="true",
-        status="accepted",
-        reason="PaddleCloud's variables are read whenever they are all there.",
-    ),
-    Option(
-        "print_config",
-        "bool",
-        PADDLE,
-        "Print the settings.",
-        metavar="BOOL",
-        bare="true",
-        status="accepted",
-        reason="launch.txt in the launch's folder has the settings; --banner=full prints them.",
-    ),
-    Option(
-        "use_env",
-        "bool",
-        PADDLE,
-        "Tell scripts their place by variables.",
-        metavar="BOOL",
-        bare="true",
-        status="accepted",
-        reason="ranks have PADDLE_LOCAL_RANK and no argument --local_rank anyway.",
-    ),
-    Option("scale", "int", PADDLE, "Elastic scaling.", "N", status="accepted", reason=_FLEET_SIZE),
-    Option(
-        "force",
-        "bool",
-        PADDLE,
-        "Elastic scaling by force.",
-        metavar="BOOL",
-        bare="true",
-        status="accepted",
-        reason=_FLEET_SIZE,
-    ),
-    Option(
-        "enable_auto_mapping",
-        "bool",
-        LATER,
-        "Map ranks by topology.",
-        metavar="BOOL",
-        bare="true",
-        status="later",
-        reason=_TOPOLOGY,
-    ),
+    _bool("legacy", PADDLE,
+          "Paddle's older launcher.",
+          reason="there is one launcher, and it gives scripts what either of Paddle's does."),
+    _bool("sort_ip", PADDLE,
+          "Order hosts by address.",
+          env=("PADDLE_SORT_IP",),
+          reason="hosts have the order of --ips, else of their addresses behind the master's."),
+    _bool("enable_gpu_log", PADDLE,
+          "Sample nvidia-smi into a file.",
+          reason="fleetrun does not run nvidia-smi beside the job."),
+    _bool("use_paddlecloud", PADDLE,
+          "Read PaddleCloud's variables.",
+          reason="PaddleCloud's variables are read whenever they are all there."),
+    _bool("print_config", PADDLE,
+          "Print the settings.",
+          reason="launch.txt in the launch's folder has the settings; --banner=full prints them."),
+    _bool("use_env", PADDLE,
+          "Tell scripts their place by variables.",
+          reason="ranks have PADDLE_LOCAL_RANK and no argument --local_rank anyway."),
+    Option("scale", "int", PADDLE, "N", "Elastic scaling.", reason=_FLEET_SIZE),
+    _bool("force", PADDLE, "Elastic scaling by force.", reason=_FLEET_SIZE),
+    _bool("enable_auto_mapping", LATER, "Map ranks by topology.", reason=_TOPOLOGY),
     # Elastic jobs and rendezvous.
-    Option(
-        "elastic_level",
-        "text",
-        PADDLE,
-        "Elastic restarts.",
-        metavar="N",
-        env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-        status="accepted",
-        reason="--nnodes=LEAST:MOST goes on without hosts that are lost, and --max_restart tries "
-        "failures again.",
-    ),
+    Option("elastic_level", "text", PADDLE, "N",
+           "Elastic restarts.",
+           env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
+           reason="--nnodes=LEAST:MOST goes on without hosts that are lost, and --max_restart "
+           "tries failures again."),
     # Where ranks go, and tuning.
-    Option(
-        "cluster_topo_path",
-        "text",
-        LATER,
-        "Cluster topology.",
-        metavar="FILE",
-        path="file",
-        status="later",
-        reason=_TOPOLOGY,
-    ),
-    Option(
-        "rank_mapping_path",
-        "text",
-        LATER,
-        "Rank mapping.",
-        metavar="FILE",
-        env=("PADDLE_RANK_MAPPING_PATH",),
-        path="file",
-        status="later",
-        reason=_TOPOLOGY,
-    ),
-    Option(
-        "auto_parallel_config",
-        "text",
-        LATER,
-        "Automatic parallelism.",
-        metavar="FILE",
-        env=("PADDLE_AUTO_PARALLEL_CONFIG",),
-        path="file",
-        status="later",
-        reason=_TUNER,
-    ),
-    Option(
-        "auto_cluster_config",
-        "bool",
-        LATER,
-        "Look up the cluster for automatic parallelism.",
-        metavar="BOOL",
-        env=("PADDLE_AUTO_CLUSTER",),
-        bare="true",
-        status="later",
-        reason=_TUNER,
-    ),
-    Option(
-        "auto_tuner_json",
-        "text",
-        LATER,
-        "Automatic tuner.",
-        metavar="FILE",
-        path="file",
-        status="later",
-        reason=_TUNER,
-    ),
+    Option("cluster_topo_path", "text", LATER, "FILE",
+           "Cluster topology.",
+           path="file", reason=_TOPOLOGY),
+    Option("rank_mapping_path", "text", LATER, "FILE",
+           "Rank mapping.",
+           env=("PADDLE_RANK_MAPPING_PATH",), path="file", reason=_TOPOLOGY),
+    Option("auto_parallel_config", "text", LATER, "FILE",
+           "Automatic parallelism.",
+           env=("PADDLE_AUTO_PARALLEL_CONFIG",), path="file", reason=_TUNER),
+    _bool("auto_cluster_config", LATER,
+          "Look up the cluster for automatic parallelism.",
+          env=("PADDLE_AUTO_CLUSTER",), reason=_TUNER),
+    Option("auto_tuner_json", "text", LATER, "FILE",
+           "Automatic tuner.",
+           path="file", reason=_TUNER),
 )
+
+# fmt: on
 
 
 def by_name(table: Iterable[Option] = TABLE) -> dict[str, Option]:
@@ -1297,4 +680,4 @@ def of_kind(name: str, value: str = "") -> Option | None:
     if not (looks_right or kind in kinds.VENDORS or kind in kinds.SYNONYMS):
         return None
     about = f"The same for {kinds.label(kind)}s."
-    return Option(listed, "list", DEVICES, about, metavar="LIST", slot="devices")
+    return Option(listed, "list", DEVICES, "LIST", about, slot="devices")

@@ -108,7 +108,7 @@ _SHELL_CLASSES: dict[str, type[shell_completion.ShellComplete]] = {
 }
 
 
-_SHELL = options.Option("shell", "choice", "", "", words=SHELLS)
+_SHELL = options.Option("shell", "choice", "", "", "", words=SHELLS)
 
 
 @click.command(

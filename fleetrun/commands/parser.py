@@ -67,7 +67,8 @@ def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa
 
     Its value is None, or empty where it can be repeated, if it is not given and has no default.
     """
-    typed = Typed(options.Option(name, kind, "", text, **row))
+    row = {"metavar": "", "own_default": row.pop("default", None), **row}
+    typed = Typed(options.Option(name, kind, "", help=text, **row))
     if kind == "flag":
         flag = typed.row.flag
         return click.Option([flag], type=typed, is_flag=True, default=False, help=text)
