@@ -33,19 +33,23 @@ class Installed(NamedTuple):
     wheel: Path
     python: Path
 
-    def say(self, *words: str, **variables: str) -> str:
-        """Return what the installed command prints when it is run with WORDS, somewhere else."""
+    def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run the installed command NAME with WORDS, somewhere else."""
         done = subprocess.run(
-            [self.python.with_name("fleetrun"), *words],
-            cwd=self.python.parent,
-            env={"PATH": os.environ["PATH"], **variables},
+            [self.python.with_name(name), *words],
+            cwd=self.python.parents[1],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": REQUIREMENTS},
             capture_output=True,
             text=True,
             timeout=LONG_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done
+
+    def say(self, *words: str) -> str:
+        """Return what the installed `fleetrun` prints when it is run with WORDS."""
+        return self.run("fleetrun", *words).stdout
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +84,25 @@ def test_the_wheel_has_every_file_of_the_package_and_every_preset(installed: Ins
 
 
 def test_presets_are_shown_where_there_is_no_checkout(installed: Installed) -> None:
-    shown = installed.say("strategy", "show", "recommended", PYTHONPATH=REQUIREMENTS)
+    shown = installed.say("strategy", "show", "recommended")
     assert shown == (ROOT / "configs" / "recommended.yaml").read_text()
 
 
 def test_presets_are_read_where_there_is_no_checkout(installed: Installed) -> None:
-    said = installed.say("strategy", "validate", *load.PRESETS, PYTHONPATH=REQUIREMENTS)
+    said = installed.say("strategy", "validate", *load.PRESETS)
     assert [line.partition(":")[0] for line in said.splitlines()] == list(load.PRESETS)
+
+
+def test_a_name_that_paddle_has_taken_is_noticed_and_given_back(installed: Installed) -> None:
+    command = installed.python.with_name("fleetrun")
+    ours = command.read_text()
+    command.write_text(f"#!{installed.python}\nfrom paddle.distributed.launch.main import launch\n")
+    hint = f"cp {command}x {command}"
+    assert f"get the name back: {hint}\n" in installed.run("fleetrunx", "true").stderr
+    doctor = [command.with_name("python"), "-m", "fleetrun", "doctor"]
+    variables = {"PATH": str(command.parent), "PYTHONPATH": REQUIREMENTS}
+    found = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
+    assert hint in found.stdout
+    subprocess.run(hint.split(), check=True)
+    assert command.read_text() == ours
+    assert "name back" not in installed.run("fleetrunx", "true").stderr

@@ -19,7 +19,8 @@ from fleetrun.records.variables import COMPLETE
 SHELLS = ("bash", "zsh", "fish")
 
 # What the shells source. Unlike click's own: nothing is put behind a word that ends in =, the
-# command is run as it was typed (.venv/bin/fleetrun), and values may hold commas.
+# command is run as it was typed (.venv/bin/fleetrun), and values may hold commas. Both of its names
+# are completed.
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' response type value
@@ -37,10 +38,10 @@ _BASH = """\
         fi
     done
 }
-complete -o nosort -F %(complete_func)s %(prog_name)s
+complete -o nosort -F %(complete_func)s %(prog_name)s %(prog_name)sx
 """
 _ZSH = """\
-#compdef %(prog_name)s
+#compdef %(prog_name)s %(prog_name)sx
 %(complete_func)s() {
     local -a plain unfinished described response
     local type key descr
@@ -63,7 +64,7 @@ _ZSH = """\
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
     %(complete_func)s "$@"
 else
-    compdef %(complete_func)s %(prog_name)s
+    compdef %(complete_func)s %(prog_name)s %(prog_name)sx
 fi
 """
 _FISH = """\
@@ -83,7 +84,7 @@ function %(complete_func)s
         end
     end
 end
-complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
+complete --no-files --command %(prog_name)s --command %(prog_name)sx --arguments "(%(complete_func)s)"
 """
 
 _PROGRAM = "fleetrun"

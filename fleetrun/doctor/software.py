@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.records import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +82,9 @@ def _commands(software: Software) -> Iterator[Finding]:
             + (f", before {others}" if others else "")
             + " (Paddle's wheel brings it, and overwrites ours when it is installed later)",
             "`fleetrun` starts Paddle's launcher, which ignores most options",
-            f"{first.prefix}/bin/python -m pip install --force-reinstall --no-deps fleetrun",
+            installed.mend(first.prefix)
+            if first.prefix == software.prefix
+            else f'export PATH="{software.prefix}/bin:$PATH"',
         )
     elif len(found) > 1:
         yield warning(

@@ -13,6 +13,7 @@ from fleetrun.model import Facts
 from fleetrun.plan import hosts, kinds
 from fleetrun.plan.visible import visible
 from fleetrun.probe import devices, plugins, scripts
+from fleetrun.records import installed
 from fleetrun.records.variables import ASSUME_DEVICES, PYTHON
 
 if TYPE_CHECKING:
@@ -110,7 +111,10 @@ def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = (
 
 
 def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
-    """Return what this process knows of itself without looking."""
+    """Return what this process knows of itself."""
+    # Who typed `fleetrun` and is here has it.
+    is_named = os.path.basename(sys.argv[0]) == "fleetrun"
+    taken = None if is_named else installed.taken_command(sys.prefix)
     return Facts(
         environ=environ,
         cwd=cwd,
@@ -120,6 +124,7 @@ def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
         started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
         cpus=len(os.sched_getaffinity(0)),
         device_counts={},
+        notes=(taken,) if taken else (),
     )
 
 

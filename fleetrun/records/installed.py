@@ -1,4 +1,7 @@
-"""The Paddles that are installed, by the names of folders: `importlib.metadata` takes 60 ms."""
+"""The Paddles that are installed, by the names of folders, and whose the `fleetrun` command is.
+
+`importlib.metadata` takes 60 ms.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _FOLDER = re.compile(r"(paddlepaddle(?:[-_.]\w+)*)-([0-9][^-]*)\.dist-info", re.IGNORECASE)
+
+# The scripts that pip writes hold the module they call; both launchers have theirs.
+OURS, PADDLES = b"fleetrun.__main__", b"paddle.distributed"
 
 
 class Package(NamedTuple):
@@ -40,3 +46,29 @@ def paddles(path: Iterable[str]) -> Iterator[Package]:
 def paddle() -> Package | None:
     """Return the first of them for this Python."""
     return next(paddles(sys.path), None)
+
+
+def taken_command(prefix: str) -> str | None:
+    """Return a line about the `fleetrun` of the environment PREFIX if that is Paddle's launcher.
+
+    Whichever package was installed last owns that name. `fleetrunx` is the same script under a name
+    that no Paddle brings, so a copy of it mends the other, without a network.
+    """
+    folder = os.path.join(prefix, "bin")
+    try:
+        with open(os.path.join(folder, "fleetrun"), "rb") as file:
+            if PADDLES not in file.read(4096):
+                return None
+    except OSError:
+        return None
+    if not os.path.exists(os.path.join(folder, "fleetrunx")):
+        return None
+    return f"{folder}/fleetrun is Paddle's launcher now. To get the name back: {mend(prefix)}"
+
+
+def mend(prefix: str) -> str:
+    """Return the command that makes the `fleetrun` of the environment PREFIX ours again."""
+    from shlex import quote  # hardly anybody needs it
+
+    folder = quote(os.path.join(prefix, "bin"))
+    return f"cp {folder}/fleetrunx {folder}/fleetrun"

@@ -19,8 +19,6 @@ from fleetrun.run import proc
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# The scripts that pip writes hold the module they call; both launchers have theirs.
-_OURS, _PADDLES = b"fleetrun.__main__", b"paddle.distributed"
 _SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
 # A class of the part of Paddle's library that speaks gloo, as its symbol table has it.
 _GLOO = b"ProcessGroupGloo\0"
@@ -53,7 +51,9 @@ def _commands(path: str) -> Iterable[Command]:
             continue
         seen.add(real)
         text = proc.content(candidate)
-        kind = "ours" if _OURS in text else "paddle's" if _PADDLES in text else "other"
+        kind = (
+            "ours" if installed.OURS in text else "paddle's" if installed.PADDLES in text else "other"
+        )
         # The folder above bin: an environment.
         yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))
 
