@@ -1,12 +1,13 @@
-"""The wheel has all that a launch needs, and works where there is no checkout and no Paddle."""
+"""What is released has all that a launch needs, and works without a checkout or Paddle."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PIP = (sys.executable, "-m", "pip")
+ADDRESS = "https://example.org/fleetrun"
 # Nothing is fetched: the build backend comes with the tools for development.
 OFFLINE = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
 
@@ -32,6 +34,7 @@ class Installed(NamedTuple):
 
     wheel: Path
     python: Path
+    released: subprocess.CompletedProcess[str]
 
     def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run the installed command NAME with WORDS, somewhere else."""
@@ -54,21 +57,42 @@ class Installed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    if importlib.util.find_spec("hatchling") is None:
-        reason = "there is no hatchling: scripts/setup --dev brings it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("wheel")
-    build = (*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    subprocess.run(build, check=True, timeout=LONG_S)
+    released = subprocess.run(
+        [ROOT / "scripts" / "release", f"--address={ADDRESS}", f"--output={folder}"],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
     (wheel,) = folder.glob("*.whl")
     python = folder / "clean" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "clean"], check=True)
     subprocess.run(
         [*PIP, "--python", python, "install", *OFFLINE, wheel], check=True, timeout=LONG_S
     )
-    return Installed(wheel, python)
+    return Installed(wheel, python, released)
+
+
+def test_a_release_is_checked_and_says_what_is_missing(installed: Installed) -> None:
+    said = installed.released
+    assert said.stdout.count("PASSED") == 2
+    assert "Final rating: 10/10" in said.stdout + said.stderr
+    assert said.returncode == 3, said.stderr
+    assert "release: pyproject.toml has no mail address that anybody reads\n" in said.stderr
+    assert "not fit to be published" in said.stderr
+
+
+def test_links_of_the_readme_have_the_whole_address(installed: Installed) -> None:
+    (archive,) = installed.wheel.parent.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        (name,) = [name for name in files.getnames() if name.endswith("/README.md")]
+        readme = files.extractfile(name)
+        assert readme is not None
+        links = re.findall(r"\]\(([^)]*)\)", readme.read().decode())
+    assert links
+    assert all(link.startswith(ADDRESS) for link in links)
 
 
 def test_the_wheel_has_every_file_of_the_package_and_every_preset(installed: Installed) -> None:
@@ -99,7 +123,7 @@ def test_a_name_that_paddle_has_taken_is_noticed_and_given_back(installed: Insta
     command.write_text(f"#!{installed.python}\nfrom paddle.distributed.launch.main import launch\n")
     hint = f"cp {command}x {command}"
     assert f"get the name back: {hint}\n" in installed.run("fleetrunx", "true").stderr
-    doctor = [command.with_name("python"), "-m", "fleetrun", "doctor"]
+    doctor = [str(installed.python), "-m", "fleetrun", "doctor"]
     variables = {"PATH": str(command.parent), "PYTHONPATH": REQUIREMENTS}
     found = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
     assert hint in found.stdout

@@ -84,7 +84,8 @@ function %(complete_func)s
         end
     end
 end
-complete --no-files --command %(prog_name)s --command %(prog_name)sx --arguments "(%(complete_func)s)"
+complete --no-files --command %(prog_name)s --command %(prog_name)sx \\
+    --arguments "(%(complete_func)s)"
 """
 
 _PROGRAM = "fleetrun"

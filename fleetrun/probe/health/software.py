@@ -51,9 +51,9 @@ def _commands(path: str) -> Iterable[Command]:
             continue
         seen.add(real)
         text = proc.content(candidate)
-        kind = (
-            "ours" if installed.OURS in text else "paddle's" if installed.PADDLES in text else "other"
-        )
+        kind = "paddle's" if installed.PADDLES in text else "other"
+        if installed.OURS in text:
+            kind = "ours"
         # The folder above bin: an environment.
         yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))
 
