@@ -189,21 +189,21 @@ def _launch(
 ) -> int:
     """Launch what is WANTED."""
     if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude or wanted.ship:
-        from fleetrun.remote import head, sshjob  # only for jobs by ssh
+        from fleetrun.remote import sshjob, sshlaunch  # only for jobs by ssh
 
         if wanted.dry_run is None:
             if caller is not None:
                 caller.gathering()
-            return head.launch(wanted, environ)
+            return sshlaunch.launch(wanted, environ)
         wanted = sshjob.as_listed(wanted)
     if launch is not None:
         return launch(wanted, environ)
     if found is not None and wanted.dry_run is None:
-        from fleetrun.remote import started  # only below an engine
+        from fleetrun.remote import enginelaunch  # only below an engine
 
         if caller is not None:
             caller.gathering()
-        return started.launch(wanted, environ, found, caller)
+        return enginelaunch.launch(wanted, environ, found, caller)
     from fleetrun.job import launch as start  # usage errors need none of it
 
     return start(wanted, environ, caller=caller)

@@ -57,27 +57,30 @@ def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
 
 def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
     """Print the jobs on the hosts that TOLD lists; return 3 where one of them does not answer."""
-    from fleetrun.remote import commands, sshjob  # only for them
+    from fleetrun.remote import sshjob  # only for them
+    from fleetrun.remote.everywhere import Everywhere
+    from fleetrun.remote.protocol import Inquiry
     from fleetrun.remote.sshconnection import ssh_command
 
     wanted = parser.launch_request([*told, CHECK], os.environ)
     if not (wanted.hosts or wanted.hostfile):
         raise UsageError(f"ps: {told[0]} reaches the hosts of --hosts or --hostfile: give one.")
-    entries = sshjob.listed(wanted)
-    order = commands.HostOrder("/", {}, ("ps", "--json", *words))
-    ssh = ssh_command(wanted)
-    answers = commands.run_on_all(entries, ssh, [order] * len(entries), _ANSWER_S)
+    hosts = sshjob.listed(wanted)
+    order = ("ps", "--json", *words)
+    everywhere = Everywhere(
+        hosts, ssh_command(wanted), Inquiry("/"), lambda _addresses, _me: order, _ANSWER_S
+    )
+    results = everywhere.results()
     found = [
         {"on": host.name, **one}
-        for host, answer in zip(entries, answers, strict=True)
-        for line in answer.said.splitlines()
+        for host, (output, _) in zip(hosts, results, strict=True)
+        for line in output.splitlines()
         if (one := reading.parse(line)) is not None and "run_dir" in one
     ]
     code = _show(found, is_json=is_json, where="these hosts")
-    for host, answer in zip(entries, answers, strict=True):
-        if answer.code:
-            who = "ssh" if answer.is_of_ssh else "fleetrun"
-            said = f"fleetrun: ps: {host.name}  {who}: {answer.last.removeprefix('ssh: ')}"
+    for host, (_, failure) in zip(hosts, results, strict=True):
+        if failure:
+            said = f"fleetrun: ps: {host.name}  {failure}"
             print(visible(said), file=sys.stderr, flush=True)
             code = EnvironmentFault.exit_code
     return code

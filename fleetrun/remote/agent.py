@@ -47,6 +47,8 @@ def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer
     )
     if not os.path.isdir(asked.cwd):
         return found._replace(fault=f"there is no folder {asked.cwd}.")
+    if not asked.target:
+        return found
     try:
         path = scripts.find(Script(asked.form, asked.target, ()), asked.cwd, environ)
     except FleetrunError as error:
@@ -152,7 +154,7 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
     open_port = reachability.OpenPort(asked.reach_ports)
     found = look(asked, environ)._replace(port=open_port.port)
     _tell(protocol.line(found))
-    if not found.fault:
+    if asked.target and not found.fault:
         launcher.load(environ, has_others=bool(asked.reach_ports))
     order = head.line()
     places = None if order is None or found.fault else protocol.places(order)
@@ -170,20 +172,20 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
 
 def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
     """Send the logs of the launcher PID, unless the head has them already or is gone."""
-    from fleetrun.remote import runlogs  # only where they are wanted
+    from fleetrun.remote import logsender  # only where they are wanted
 
     folder, what, nonce = asked.logs
-    run = runlogs.find(os.path.join(asked.cwd, folder), pid)
+    run = logsender.find(os.path.join(asked.cwd, folder), pid)
     if run is None or head.is_over:
         return
-    write_all(1, runlogs.MARK + nonce.encode() + protocol.line(os.path.basename(run)))
+    write_all(1, logsender.MARK + nonce.encode() + protocol.line(os.path.basename(run)))
     answer = head.line()
-    while answer not in {None, runlogs.SEND, runlogs.KEEP}:
+    while answer not in {None, logsender.SEND, logsender.KEEP}:
         answer = head.line()
-    if answer == runlogs.SEND:
+    if answer == logsender.SEND:
         # A head that is killed meanwhile leaves nobody who reads.
         with suppress(BrokenPipeError):
-            runlogs.send(run, everything=what == "all", write=partial(write_all, 1))
+            logsender.send(run, everything=what == "all", write=partial(write_all, 1))
 
 
 def _tell(line: bytes) -> None:

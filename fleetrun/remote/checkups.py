@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.doctor import output
 from fleetrun.doctor.findings import Finding, error
+from fleetrun.doctor.output import KEYS
 from fleetrun.probe import current_folder
 from fleetrun.records import reading
-from fleetrun.remote import commands, sshjob
-from fleetrun.remote.commands import HostOrder
+from fleetrun.remote import sshjob
+from fleetrun.remote.everywhere import Everywhere
+from fleetrun.remote.protocol import Inquiry
 from fleetrun.remote.sshconnection import ssh_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import Request
-    from fleetrun.remote.commands import CommandResult
 
 # So long ssh and Python may take to start, and a check-up without its peers; and an allreduce.
 _START_S, _ALLREDUCE_S = 60.0, 240.0
@@ -44,43 +44,33 @@ def examine(
     They meet each other within TIMEOUT_S seconds. UsageError for lists that make no sense,
     EnvironmentFault where there is no ssh here.
     """
-    entries = sshjob.listed(request)
-    ssh = ssh_command(request)
+    hosts = sshjob.listed(request)
     if say is not None:
-        say(f"Checking {len(entries)} hosts by ssh; they meet within {timeout_s:g} s.")
+        say(f"Checking {len(hosts)} hosts by ssh; they meet within {timeout_s:g} s.")
     limit_s = timeout_s + (_ALLREDUCE_S if "--allreduce" in options else _START_S)
 
-    # All at the same time: a host waits for the others.
-    found = commands.run_on_all(entries, ssh, [None] * len(entries), limit_s)
-    addresses = [one.address or host.name for host, one in zip(entries, found, strict=True)]
-    orders = [
-        HostOrder(
-            current_folder(),
-            sshjob.forwarded(environ),
-            ("doctor", "--json", *options, *sshjob.arguments(request, host, addresses, me)),
-        )
-        for me, host in enumerate(entries)
+    def words(addresses: Sequence[str], me: int) -> Sequence[str]:
+        own = sshjob.arguments(request, hosts[me], addresses, me)
+        return ("doctor", "--json", *options, *own)
+
+    asked = Inquiry(current_folder(), environ=sshjob.forwarded(environ))
+    everywhere = Everywhere(hosts, ssh_command(request), asked, words, limit_s)
+    return [
+        _report(host.name, output, failure)
+        for host, (output, failure) in zip(hosts, everywhere.results(), strict=True)
     ]
-    there = [place for place, one in enumerate(found) if one.code == 0]
-    answers = commands.run_on_all(
-        [entries[place] for place in there], ssh, [orders[place] for place in there], limit_s
-    )
-    for place, answer in zip(there, answers, strict=True):
-        found[place] = answer
-    return [_report(host.name, one) for host, one in zip(entries, found, strict=True)]
 
 
-def _report(host: str, found: CommandResult) -> HostReport:
-    """Return what was FOUND on HOST; that it said nothing is a finding."""
-    said = found.said
-    document = reading.parse(said[said.find(b"\n{") + 1 :] if b"\n{" in said else None)
+def _report(host: str, output: bytes, failure: str) -> HostReport:
+    """Return what the OUTPUT of HOST has found; that there is none is a finding."""
+    document = reading.parse(output[output.find(b"{") :] if b"{" in output else None)
     if document is None:
         return HostReport(
             host,
             (
                 error(
-                    "ssh" if found.is_of_ssh else "fleetrun",
-                    f"the check-up gives no result ({found.last})",
+                    failure.partition(": ")[0] or "fleetrun",
+                    f"the check-up gives no result ({failure.partition(': ')[2]})",
                     "a launch with --hosts needs ssh without a password, the same Python, the same "
                     "fleetrun and the same folder there",
                     f"ssh {host} {sys.executable} -m fleetrun --version",
@@ -88,7 +78,7 @@ def _report(host: str, found: CommandResult) -> HostReport:
             ),
         )
     findings = tuple(
-        Finding(*(reading.text(one.get(key)) for key in output.KEYS))
+        Finding(*(reading.text(one.get(key)) for key in KEYS))
         for one in reading.mappings(document.get("findings"))
     )
     return HostReport(host, findings, document)

@@ -15,7 +15,7 @@ VERSION = 4
 MARK = b"fleetrun-agent "
 LAUNCHER = "fleetrun.__main__"
 _MAINS = {"agent": "fleetrun.remote.agent", "launcher": LAUNCHER}
-# Runs the text that comes until the first NUL: that of `arrival`. There is no quotation mark in it.
+# Runs the text of `bootstrap`, which comes until the first NUL. It has no quotation mark.
 RECEIVE = (
     "import os, sys; sys.path[:] = filter(None, sys.path); "
     "exec(bytes().join(iter(lambda: os.read(0, 1) or bytes(1), bytes(1))))"
@@ -42,12 +42,12 @@ def start(what: str, lib: str = "") -> str:
 
 
 class Inquiry(NamedTuple):
-    """What the agent is to look at: the folder, the variables and the script of the job."""
+    """What the agent is to look at: the folder, the script ("": none) and the variables."""
 
     cwd: str
-    form: str
-    target: str
-    environ: Mapping[str, str]
+    form: str = "file"
+    target: str = ""
+    environ: Mapping[str, str] = {}
     # Ports that are wanted here, and those of which one is for the session; none: a host alone.
     ports: tuple[int, ...] = ()
     reach_ports: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import UsageError
-from fleetrun.remote import arrival, protocol
+from fleetrun.remote import bootstrap, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,16 +44,16 @@ def pack(folder: str, script: Script, log_dir: str) -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=4) as archive:
         for name in names:
-            _add(archive, os.path.join(folder, name), f"{arrival.JOB}/{name}")
+            _add(archive, os.path.join(folder, name), f"{bootstrap.JOB}/{name}")
         for path, name in _own():
-            _add(archive, path, f"{arrival.LIB}/{name}")
+            _add(archive, path, f"{bootstrap.LIB}/{name}")
     data = made.getvalue()
     return text() + b"\0%d\n" % len(data) + data
 
 
 def text() -> bytes:
     """Return the text that the other end runs."""
-    with open(arrival.__file__, "rb") as file:
+    with open(bootstrap.__file__, "rb") as file:
         text = file.read()
     like = json.dumps(protocol.Answer()._asdict())
     words = (like, protocol.MARK.decode(), protocol.SILENCE_S)

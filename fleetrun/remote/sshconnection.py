@@ -1,4 +1,4 @@
-"""One host of a job by ssh: the ssh to it, what it has said, and what it is still to be told."""
+"""The ssh to one host: what it has said, and what it is still to be told."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.remote import protocol
+from fleetrun.errors import EnvironmentFault, UsageError, shell_code
 from fleetrun.run.loop import WRITABLE
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Request
     from fleetrun.plan.hostfile import HostEntry
-    from fleetrun.remote.protocol import Answer
     from fleetrun.run.loop import Loop
 
 # It never waits for a password, notices a lost network, and opens no terminal, at whose end
@@ -30,16 +27,9 @@ OPTIONS = (
 )
 # What ssh exits with by its own fault, ssh(1).
 SSH_FAULT = 255
-# Runs code by the Python that is here, too, or by another.
-_ANY_PYTHON = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -c "$2"'
-# What shells end with that cannot start a program.
-_NO_PROGRAM = (126, 127)
 # So many files of ours are open for each: three pipes, and the handle of the process.
 FILES = 4
-# A login shell may greet, but not print for ever: bytes before the answer, that included.
-_MOST_CHATTER = 1 << 20
-# Of what is no answer, and of a line that does not end, so many bytes are kept.
-_KEPT = 1 << 16
+_LONGEST_LINE = 1 << 16
 
 
 def ssh_command(request: Request) -> list[str]:
@@ -63,44 +53,37 @@ def ssh_command(request: Request) -> list[str]:
 
 
 class SshConnection:
-    """One host, and the ssh to it."""
+    """The ssh to HOST by the words of SSH, which runs COMMAND there and gives it BEGINNING."""
 
-    def __init__(self, host: HostEntry, ssh: Sequence[str], shipment: bytes = b"") -> None:
+    def __init__(
+        self, host: HostEntry, ssh: Sequence[str], command: str, beginning: Sequence[bytes] = ()
+    ) -> None:
         self.host = host
-        self._shipment = shipment
-        command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(protocol.start('agent'))}"
-        if shipment:
-            words = ("sh", "-c", _ANY_PYTHON, "sh", sys.executable, protocol.RECEIVE)
-            command = f"exec {shlex.join(words)}"
-        self._argv = [*ssh, *OPTIONS, host.target, command]
-        self.answer: Answer | None = None
-        # What it says of the others: the host, and why that is not reached.
-        self.unreached: tuple[tuple[str, str], ...] | None = None
+        self._argv = [*ssh, *OPTIONS, host.target, f"exec {command}"]
+        # What is still to be written; large things are the same for all hosts.
+        self._wanted = [memoryview(part) for part in beginning]
+        # When more than a heartbeat of it was taken.
+        self.sent_at = 0.0
+        self.is_open = False
+        self.pidfd = -1
+        # How ssh has ended, and that as an exit code.
+        self.status = 0
         self.code: int | None = None
         # Why it cannot take part, where we are the ones who say so.
         self.fault = ""
-        # By how many seconds its clock differs from the one here.
-        self.skew_s = 0.0
-        self.is_open = False
-        self.pidfd = -1
-        self._said = b""
-        self._line = b""
-        self._chatter = 0
-        # What is still to be written; large things are the same for all hosts.
-        self._wanted: list[memoryview] = []
-        # When more than a heartbeat of it was taken.
-        self.sent_at = 0.0
+        # The last line of its errors.
+        self.last = ""
+        self._rest = {1: b"", 2: b""}
 
-    def start(self, loop: Loop, asked: protocol.Inquiry) -> None:
-        """Start the ssh, and let it ask what was ASKED."""
+    def start(self, loop: Loop) -> None:
+        """Start the ssh."""
         self._loop = loop
-        self._asked_at = time.time()
         self.process = subprocess.Popen(
             self._argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Ctrl-C is for the head, which tells them.
+            # Ctrl-C is for us, who tell them.
             start_new_session=True,
         )
         try:
@@ -110,47 +93,39 @@ class SshConnection:
             self.process.wait()
             raise
         self.is_open = True
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-        if self._shipment:
-            self.say(self._shipment)
-        self.say(protocol.line(asked))
+        for fd in range(3):
+            os.set_blocking(self.stream(fd), False)
+        self._write()
 
     @property
     def is_running(self) -> bool:
         """Whether its ssh has been started and has not ended."""
         return self.pidfd >= 0 and self.code is None
 
-    @property
-    def streams(self) -> tuple[int, int]:
-        """Its standard output and error."""
-        out, err = self.process.stdout, self.process.stderr
-        assert out is not None
-        assert err is not None
-        return out.fileno(), err.fileno()
+    def stream(self, fd: int) -> int:
+        """Return our end of its standard input, output or errors: FD 0, 1 or 2."""
+        pipe = (self.process.stdin, self.process.stdout, self.process.stderr)[fd]
+        assert pipe is not None
+        return pipe.fileno()
 
-    # What it is told ----------------------------------------------------------------------------
-
-    def say(self, line: bytes) -> None:
-        """Send LINE; what does not fit into the pipe goes later."""
+    def say(self, data: bytes) -> None:
+        """Send DATA; what does not fit into the pipe goes later."""
         if not self.is_open:
             return
-        self._wanted.append(memoryview(line))
+        self._wanted.append(memoryview(data))
         if len(self._wanted) == 1:
             self._write()
 
     def beat(self) -> None:
-        """Show that the head is there, unless that is still to be sent."""
+        """Show that we are there, unless that is still to be sent."""
         if not self._wanted:
             self.say(b"\n")
 
     def _write(self) -> None:
-        stdin = self.process.stdin
-        assert stdin is not None
+        stdin = self.stream(0)
         try:
             while self._wanted:
-                count = os.write(stdin.fileno(), self._wanted[0])
+                count = os.write(stdin, self._wanted[0])
                 if count > 1:
                     self.sent_at = time.monotonic()
                 self._wanted[0] = self._wanted[0][count:]
@@ -162,16 +137,28 @@ class SshConnection:
             # Its end will be heard of.
             self._wanted.clear()
         if self._wanted:
-            self._loop.watch(stdin.fileno(), self._write, WRITABLE)
+            self._loop.watch(stdin, self._write, WRITABLE)
         else:
-            self._loop.unwatch(stdin.fileno())
+            self._loop.unwatch(stdin)
 
     def hang_up(self) -> None:
         """End its input, which ends whatever runs there."""
         if self.is_open and self.process.stdin is not None:
             self.is_open = False
-            self._loop.unwatch(self.process.stdin.fileno())
+            self._loop.unwatch(self.stream(0))
             self.process.stdin.close()
+
+    def give_up(self, fault: str) -> None:
+        """Kill its ssh, because of FAULT."""
+        if self.is_running:
+            self.fault = fault
+            self.process.kill()
+
+    def reap(self) -> None:
+        """Learn how its ssh has ended."""
+        self.status = self.process.wait()
+        self.code = shell_code(self.status)
+        os.close(self.pidfd)
 
     def close(self) -> None:
         """Close all that is open of it."""
@@ -180,74 +167,17 @@ class SshConnection:
             assert stream is not None
             stream.close()
 
-    def give_up(self, fault: str) -> None:
-        """Kill its ssh, because of FAULT."""
-        if self.is_running:
-            self.fault = fault
-            self.process.kill()
-
-    # What it says -------------------------------------------------------------------------------
-
-    def hear(self, part: bytes) -> None:
-        """Take PART of its output for the answer, or for what comes before that."""
-        *lines, self._line = (self._line + part).split(b"\n")
-        for line in lines:
-            if line.startswith(protocol.MARK):
-                self._said = b""
-                self._take(line[len(protocol.MARK) :])
-                return
-        self.note(b"\n".join((*lines, b"")))
-        if len(self._line) > _MOST_CHATTER:
-            self.note(self._line)
-            self._line = b""
-
-    def _take(self, text: bytes) -> None:
-        try:
-            if self.answer is None:
-                self.answer = protocol.answer(text)
-                self.skew_s = protocol.skew(self.answer.time, self._asked_at, time.time())
-            else:
-                self.unreached = protocol.unreached(text)
-        except ValueError:
-            fault = "another fleetrun answers there."
-            if self.answer is None:
-                self.answer = protocol.Answer(fault=fault)
-            else:
-                self.unreached = ((self.host.name, fault),)
-
-    def note(self, part: bytes) -> None:
-        """Keep PART, as it may say why there is no answer."""
-        self._said = (self._said + part)[-_KEPT:]
-        self._chatter += len(part)
-        if self._chatter > _MOST_CHATTER and self.answer is None:
-            self.give_up(
-                "it prints without end before fleetrun can answer: see what its shell does at a "
-                "start, as in ~/.bashrc."
-            )
-
-    def lines(self, part: bytes) -> list[bytes]:
-        """Return the lines that PART of its errors ends; an empty part ends the last one."""
-        *lines, self._said = (self._said + part).split(b"\n")
-        if self._said and (not part or len(self._said) > _KEPT):
-            lines, self._said = [*lines, self._said], b""
+    def lines(self, fd: int, part: bytes) -> list[bytes]:
+        """Return the lines that PART of its stream FD ends; an empty part ends the last one."""
+        *lines, rest = (self._rest[fd] + part).split(b"\n")
+        if rest and (not part or len(rest) > _LONGEST_LINE):
+            lines, rest = [*lines, rest], b""
+        self._rest[fd] = rest
+        if fd == 2 and lines:
+            self.last = lines[-1].decode(errors="replace").strip() or self.last
         return lines
 
     def why(self) -> str:
-        """Return why there is no answer: the last that ssh, or what it has started, said."""
-        if self.fault:
-            return self.fault
-        text = (self._said + self._line).decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines()]
-        said = next((line for line in reversed(lines) if line), "")
-        if "No module named" in said:
-            return (
-                f"fleetrun is not installed there for {sys.executable} ({said}): install it there, "
-                "or send it along with --ship."
-            )
-        if self.code in _NO_PROGRAM and sys.executable in said:
-            return (
-                f"there is no {sys.executable} there ({said}): install fleetrun in the same place, "
-                "or send it along with --ship."
-            )
-        said = said.removeprefix("ssh: ")
-        return f"ssh: {said or f'it ended with exit code {self.code}'}"
+        """Return why it has ended: what we know, else the last that it said."""
+        said = self.last.removeprefix("ssh: ")
+        return self.fault or f"ssh: {said or f'it ended with exit code {self.code}'}"

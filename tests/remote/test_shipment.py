@@ -19,7 +19,7 @@ from sshd import HOSTS, instead_of_ssh
 from fleetrun import cli
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
-from fleetrun.remote import arrival, protocol, shipment
+from fleetrun.remote import bootstrap, protocol, shipment
 
 SCRIPT = Script("file", "train.py", ())
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
@@ -133,9 +133,9 @@ def test_what_cannot_be_sent_for_is_one_sentence(
 def test_an_old_python_is_named(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ast.parse(Path(arrival.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
-    monkeypatch.setattr(arrival, "_OLDEST", (99, 1))
-    arrival.run(json.dumps(protocol.Answer()._asdict()), protocol.MARK.decode(), 1.0)
+    ast.parse(Path(bootstrap.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
+    monkeypatch.setattr(bootstrap, "_OLDEST", (99, 1))
+    bootstrap.run(json.dumps(protocol.Answer()._asdict()), protocol.MARK.decode(), 1.0)
     said = capfd.readouterr().out.strip().removeprefix(protocol.MARK.decode())
     fault = protocol.answer(said.encode()).fault
     assert fault.startswith("Python is 3.")

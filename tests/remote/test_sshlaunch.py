@@ -20,8 +20,8 @@ from waiting import LONG_S, until
 
 from fleetrun import argv, cli, configfile, request
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.remote import agent, head, protocol, sshjob
-from fleetrun.remote.sshconnection import SshConnection
+from fleetrun.remote import agent, protocol, sshjob, sshlaunch
+from fleetrun.remote.agentconnection import AgentConnection
 
 if TYPE_CHECKING:
     from fleetrun.model import Request
@@ -447,14 +447,16 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
         'sh -c "$command" < /dev/null; exec sleep 1000',
     )
     wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
-    asked = protocol.Inquiry(str(tmp_path), "file", "t.py", {})
-    remotes = [SshConnection(host, [ssh[6:]]) for host in sshjob.listed(wanted)]
-    remotes[1].answer = protocol.Answer()
-    assert head.Head(remotes, wanted, asked, closing_s=0.0).run() == 3
+    asked = protocol.Inquiry(str(tmp_path), target="t.py")
+    connections = [AgentConnection(host, [ssh[6:]], asked) for host in sshjob.listed(wanted)]
+    connections[1].answer = protocol.Answer()
+    head = sshlaunch.Head(connections, wanted, closing_s=0.0)
+    head.run()
+    assert head.code == 3
     said = capfd.readouterr().err
     assert "fleetrun: 127.0.0.1  ssh: no\n" in said
     assert "fleetrun: ssh to 127.0.0.2 does not end by itself, and is killed.\n" in said
-    assert remotes[1].process.returncode == -signal.SIGKILL
+    assert connections[1].status == -signal.SIGKILL
 
 
 def test_an_agent_whose_head_falls_silent_before_the_word_to_go_ends() -> None:

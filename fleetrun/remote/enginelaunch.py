@@ -39,7 +39,7 @@ def launch(
 
 def _spread(request: Request, found: Detected) -> int:
     """Start a launcher on each host."""
-    from fleetrun.remote import steps  # most are started on each host
+    from fleetrun.remote import srun  # most are started on each host
 
     if request.detach or request.ui:
         option = "--detach" if request.detach else "--ui"
@@ -47,7 +47,7 @@ def _spread(request: Request, found: Detected) -> int:
             f"{option} does not go with an allocation of several hosts: leave it out, or hand the "
             "job in by `fleetrun submit slurm`."
         )
-    return steps.run(request.typed, found)
+    return srun.run(request.typed, found)
 
 
 def _with_tasks(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Folder, enter, point, write_all
-from fleetrun.remote import runlogs
+from fleetrun.remote import logsender
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ class FetchedLogs:
 
     def __init__(self, log_dir: str, nonce: str, answer: Callable[[bytes], None]) -> None:
         self._log_dir = log_dir
-        self._mark = runlogs.MARK + nonce.encode()
+        self._mark = logsender.MARK + nonce.encode()
         self._answer = answer
         # What may be a beginning of the mark, or comes after it.
         self._rest = b""
@@ -90,7 +90,7 @@ class FetchedLogs:
         self._trouble = why
         # The agent waits for an answer as long as we are there.
         if not self._has_answered:
-            self._reply(runlogs.KEEP)
+            self._reply(logsender.KEEP)
 
     def _reply(self, word: bytes) -> None:
         self._has_answered = True
@@ -100,7 +100,7 @@ class FetchedLogs:
         """Take the name of the run, or of the next file, or the end."""
         found = json.loads(line)
         if self._run is None:
-            if not isinstance(found, str) or not runlogs.RUN.fullmatch(found):
+            if not isinstance(found, str) or not logsender.RUN.fullmatch(found):
                 raise ValueError(found)
             self._begin(found)
             return
@@ -108,7 +108,7 @@ class FetchedLogs:
             self._is_whole = True
             return
         name, size = found if isinstance(found, list) else (None, None)
-        if not (isinstance(name, str) and runlogs.FILE.fullmatch(name) and isinstance(size, int)):
+        if not (isinstance(name, str) and logsender.FILE.fullmatch(name) and isinstance(size, int)):
             raise ValueError(name)
         if name != self._name:
             self._close_file()
@@ -128,14 +128,14 @@ class FetchedLogs:
             self._run.make(runs)
         except FileExistsError:
             self._is_here = True
-            self._reply(runlogs.KEEP)
+            self._reply(logsender.KEEP)
             return
         finally:
             os.close(runs)
         lock = self._run.open(names.LOCK, _FLAGS)
         os.write(lock, lockfile.mark(os.getpid(), run))
         os.close(lock)
-        self._reply(runlogs.SEND)
+        self._reply(logsender.SEND)
 
     def _close_file(self) -> None:
         if self._file >= 0:

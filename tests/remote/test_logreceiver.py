@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.remote import runlogs
-from fleetrun.remote.fetched import FetchedLogs
+from fleetrun.remote import logsender
+from fleetrun.remote.logreceiver import FetchedLogs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,8 @@ def a_run(folder: Path) -> Path:
 
 def sent(run: Path, *, everything: bool = False) -> bytes:
     """Return what the agent sends after the launcher's own output."""
-    parts = [b"out\n", runlogs.MARK, NONCE.encode(), json.dumps(RUN).encode(), b"\n"]
-    runlogs.send(str(run), everything=everything, write=parts.append)
+    parts = [b"out\n", logsender.MARK, NONCE.encode(), json.dumps(RUN).encode(), b"\n"]
+    logsender.send(str(run), everything=everything, write=parts.append)
     return b"".join(parts)
 
 
@@ -51,10 +51,10 @@ def received(folder: Path, text: bytes, piece: int) -> tuple[bytes, list[bytes],
 @pytest.mark.parametrize("piece", [1, 7, 100, 1 << 20])
 def test_files_arrive_as_they_were_with_their_well_known_names(tmp_path: Path, piece: int) -> None:
     run = a_run(tmp_path)
-    assert runlogs.find(str(tmp_path / "log"), 7) == str(run)
+    assert logsender.find(str(tmp_path / "log"), 7) == str(run)
     there = tmp_path / "head"
     shown, answers, said = received(there, sent(run, everything=True), piece)
-    assert (shown, answers) == (b"out\n", [runlogs.SEND])
+    assert (shown, answers) == (b"out\n", [logsender.SEND])
     assert said == f"The logs are in {there}/runs/{RUN}."
     for name in ("events.jsonl", "workerlog.0", "gathered/workerlog.1", "empty.json"):
         assert (there / "latest" / name).read_bytes() == (run / name).read_bytes()
@@ -71,11 +71,11 @@ def test_logs_that_cannot_be_kept_let_nobody_wait_for_an_answer(
     run = a_run(tmp_path)
     (tmp_path / "there").write_text("a file")
     _, answers, said = received(tmp_path / folder, sent(run), 4096)
-    assert answers == [runlogs.KEEP]
+    assert answers == [logsender.KEEP]
     assert said.startswith("The logs could not be fetched from the first host (")
     # Neither does what is no run's name.
     _, answers, _ = received(tmp_path / "head", sent(run).replace(b"default", b"/../.."), 7)
-    assert answers == [runlogs.KEEP]
+    assert answers == [logsender.KEEP]
 
 
 def test_only_the_ends_of_logs_are_sent_unless_all_is_wanted(tmp_path: Path) -> None:
@@ -90,22 +90,22 @@ def test_only_the_ends_of_logs_are_sent_unless_all_is_wanted(tmp_path: Path) -> 
 def test_a_folder_that_both_have_is_left_as_it_is(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     _, answers, said = received(tmp_path / "log", sent(run), 4096)
-    assert (answers, said) == ([runlogs.KEEP], "")
+    assert (answers, said) == ([logsender.KEEP], "")
     assert (run / "lock").read_text() == "not to be sent"
 
 
 def test_the_run_of_another_launcher_is_not_taken_for_this_ones(tmp_path: Path) -> None:
     a_run(tmp_path)
-    assert runlogs.find(str(tmp_path / "log"), 8) is None
-    assert runlogs.find(str(tmp_path / "nowhere"), 7) is None
+    assert logsender.find(str(tmp_path / "log"), 8) is None
+    assert logsender.find(str(tmp_path / "nowhere"), 7) is None
 
 
 def test_what_is_cut_off_or_never_comes_is_a_sentence(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     _, _, said = received(tmp_path / "head", sent(run)[:-20], 4096)
     assert "(the connection has ended)" in said
-    shown, _, said = received(tmp_path / "other", b"out\n" + runlogs.MARK + b"01", 3)
-    assert shown == b"out\n" + runlogs.MARK + b"01"
+    shown, _, said = received(tmp_path / "other", b"out\n" + logsender.MARK + b"01", 3)
+    assert shown == b"out\n" + logsender.MARK + b"01"
     assert said == "The logs could not be fetched from the first host."
 
 
@@ -113,7 +113,7 @@ def test_what_is_cut_off_or_never_comes_is_a_sentence(tmp_path: Path) -> None:
     "line", [b'["../x", 1]', b'["/etc/x", 1]', b'["a/b/c", 1]', b"{", b"7", b'["x"]', b"x" * 2000]
 )
 def test_no_name_leads_out_of_the_run_directory(tmp_path: Path, line: bytes) -> None:
-    begin = runlogs.MARK + NONCE.encode() + json.dumps(RUN).encode() + b"\n"
+    begin = logsender.MARK + NONCE.encode() + json.dumps(RUN).encode() + b"\n"
     _, _, said = received(tmp_path / "head", begin + line + b"\nX[]\n", 4096)
     assert "(what came is none)" in said
     assert {path.name for path in (tmp_path / "head" / "runs" / RUN).iterdir()} == {"lock"}
@@ -122,6 +122,6 @@ def test_no_name_leads_out_of_the_run_directory(tmp_path: Path, line: bytes) -> 
 @given(st.binary(max_size=60), st.integers(1, 20))
 def test_output_without_the_mark_is_shown_as_it_is(text: bytes, piece: int) -> None:
     logs = FetchedLogs("/nowhere", NONCE, lambda _: None)
-    text = text.replace(b"a", runlogs.MARK).replace(b"b", b"0")
+    text = text.replace(b"a", logsender.MARK).replace(b"b", b"0")
     shown = b"".join(logs.take(text[at : at + piece]) for at in range(0, len(text), piece))
     assert shown + logs.take(b"") == text

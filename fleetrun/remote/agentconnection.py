@@ -1,0 +1,125 @@
+"""The ssh to an agent: what it has answered, and why not."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.remote import protocol
+from fleetrun.remote.sshconnection import SshConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.plan.hostfile import HostEntry
+    from fleetrun.remote.protocol import Answer, Inquiry
+    from fleetrun.run.loop import Loop
+
+# Runs code by the Python that is here, too, or by another.
+_ANY_PYTHON = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -c "$2"'
+# What shells end with that cannot start a program.
+_NO_PROGRAM = (126, 127)
+# A login shell may greet, but not print for ever: bytes before the answer, that included.
+_MOST_CHATTER = 1 << 20
+# Of what is no answer, so many bytes are kept.
+_KEPT = 1 << 16
+
+
+class AgentConnection(SshConnection):
+    """The ssh to the agent on HOST, which is ASKED; a SHIPMENT goes before that."""
+
+    def __init__(
+        self, host: HostEntry, ssh: Sequence[str], asked: Inquiry, shipment: bytes = b""
+    ) -> None:
+        words = [sys.executable, "-c", protocol.start("agent")]
+        if shipment:
+            words = ["sh", "-c", _ANY_PYTHON, "sh", sys.executable, protocol.RECEIVE]
+        beginning = [part for part in (shipment, protocol.line(asked)) if part]
+        super().__init__(host, ssh, shlex.join(words), beginning)
+        self.answer: Answer | None = None
+        # What it says of the others: the host, and why that is not reached.
+        self.unreached: tuple[tuple[str, str], ...] | None = None
+        # By how many seconds its clock differs from the one here.
+        self.skew_s = 0.0
+        self._said = b""
+        self._line = b""
+        self._chatter = 0
+
+    def start(self, loop: Loop) -> None:
+        """Start the ssh."""
+        self._asked_at = time.time()
+        super().start(loop)
+
+    @property
+    def address(self) -> str:
+        """Where other hosts reach this one: as listed, if that is an address."""
+        name = self.host.name
+        if self.answer is None or not self.answer.address or name.replace(".", "").isdigit():
+            return name
+        return self.answer.address
+
+    @property
+    def outcome(self) -> Answer:
+        """What the host has answered; a fault if it has not, or is gone since."""
+        if self.answer is None or (self.code is not None and not self.answer.fault):
+            return protocol.Answer(fault=self.why())
+        return self.answer
+
+    def hear(self, part: bytes) -> None:
+        """Take PART of its output for the answer, or for what comes before that."""
+        *lines, self._line = (self._line + part).split(b"\n")
+        for line in lines:
+            if line.startswith(protocol.MARK):
+                self._said = b""
+                self._take(line[len(protocol.MARK) :])
+                return
+        self.note(b"\n".join((*lines, b"")))
+        if len(self._line) > _MOST_CHATTER:
+            self.note(self._line)
+            self._line = b""
+
+    def _take(self, text: bytes) -> None:
+        try:
+            if self.answer is None:
+                self.answer = protocol.answer(text)
+                self.skew_s = protocol.skew(self.answer.time, self._asked_at, time.time())
+            else:
+                self.unreached = protocol.unreached(text)
+        except ValueError:
+            fault = "another fleetrun answers there."
+            if self.answer is None:
+                self.answer = protocol.Answer(fault=fault)
+            else:
+                self.unreached = ((self.host.name, fault),)
+
+    def note(self, part: bytes) -> None:
+        """Keep PART, as it may say why there is no answer, or why it was the last."""
+        if self.answer is not None:
+            self._rest[2] = (self._rest[2] + part)[-_KEPT:]
+            return
+        self._said = (self._said + part)[-_KEPT:]
+        self._chatter += len(part)
+        if self._chatter > _MOST_CHATTER:
+            self.give_up(
+                "it prints without end before fleetrun can answer: see what its shell does at a "
+                "start, as in ~/.bashrc."
+            )
+
+    def why(self) -> str:
+        """Return why there is no answer: the last that ssh, or what it has started, said."""
+        text = (self._said + self._line + self._rest[2]).decode(errors="replace")
+        said = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+        self.last = said or self.last
+        if not self.fault and "No module named" in said:
+            return (
+                f"fleetrun is not installed there for {sys.executable} ({said}): install it there, "
+                "or send it along with --ship."
+            )
+        if not self.fault and self.code in _NO_PROGRAM and sys.executable in said:
+            return (
+                f"there is no {sys.executable} there ({said}): install fleetrun in the same place, "
+                "or send it along with --ship."
+            )
+        return super().why()

@@ -1,0 +1,173 @@
+"""Programs on several hosts at the same time, each by an ssh of its own, in one loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from fleetrun.plan.visible import visible
+from fleetrun.remote import protocol
+from fleetrun.remote.outlets import Outlets
+from fleetrun.remote.sshconnection import FILES, SSH_FAULT, SshConnection
+from fleetrun.run.descriptors import FileLimit
+from fleetrun.run.loop import Loop, nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+_CHUNK = 1 << 16
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Connection = TypeVar("Connection", bound=SshConnection)
+
+
+class Fanout(Generic[Connection]):
+    """The loop over CONNECTIONS, of which MOST have a place at the same time.
+
+    Subclasses say what becomes of what is heard, of an end and of a signal, and free places.
+    """
+
+    def __init__(self, connections: Sequence[Connection], most: int) -> None:
+        self._all = tuple(connections)
+        self._unstarted = list(connections)
+        self._has_place: set[Connection] = set()
+        self._most = most
+        self._loop = Loop()
+        self._outlets = Outlets(self._loop)
+        # The first that was caught.
+        self.signum: int | None = None
+
+    def run(self) -> None:
+        """Run until all have ended; signals are caught meanwhile."""
+        files = FileLimit(len(self._all), each=FILES, what="hosts by ssh")
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        previous_fd = signal.set_wakeup_fd(write_fd)
+        previous = {one: signal.signal(one, _nothing) for one in _CAUGHT}
+        self._loop.watch(read_fd, lambda: self._caught(read_fd))
+        try:
+            self._connect()
+            self._beat()
+            while self._unstarted or any(one.is_running for one in self._all):
+                self._loop.turn()
+            self._finish()
+            self._outlets.drain()
+        finally:
+            for one in self._all:
+                one.close()
+            self._loop.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(read_fd)
+            os.close(write_fd)
+            files.restore()
+
+    # What subclasses say -------------------------------------------------------------------------
+
+    def _started(self, one: Connection) -> None:
+        """Know that ONE has been started."""
+
+    def _heard(self, one: Connection, fd: int, part: bytes) -> None:
+        """Take PART of the output (FD 1) or the errors (2) of ONE; an empty part is their end."""
+        raise NotImplementedError
+
+    def _ended(self, one: Connection) -> None:
+        """Know that ONE has ended, of which all was heard."""
+
+    def _interrupted(self, number: int) -> None:
+        """Do what the signal NUMBER asks for."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Say what is to be said at the end."""
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Start as many connections as there are places for."""
+        while self._unstarted and len(self._has_place) < self._most:
+            one = self._unstarted.pop(0)
+            try:
+                one.start(self._loop)
+            except OSError as error:
+                one.last = f"it cannot be started here ({error.strerror})"
+                one.code = SSH_FAULT
+                self._ended(one)
+                continue
+            self._has_place.add(one)
+            for fd in (1, 2):
+                self._loop.watch(one.stream(fd), partial(self._read, one, fd))
+            self._loop.watch(one.pidfd, partial(self._reap, one))
+            self._started(one)
+
+    def _release(self, one: Connection) -> None:
+        """Give the place of ONE to the next."""
+        self._has_place.discard(one)
+        self._connect()
+
+    def _beat(self) -> None:
+        for one in self._all:
+            one.beat()
+        self._loop.alarm("heartbeat", time.monotonic() + protocol.HEARTBEAT_S, self._beat)
+
+    def _read(self, one: Connection, fd: int) -> None:
+        stream = one.stream(fd)
+        try:
+            part = os.read(stream, _CHUNK)
+        except OSError:
+            part = b""
+        if not part or one.fault:
+            self._loop.unwatch(stream)
+        self._heard(one, fd, part)
+
+    def _reap(self, one: Connection) -> None:
+        self._loop.unwatch(one.pidfd)
+        self._loop.alarm(one, None, nothing)
+        one.hang_up()
+        # What it said last is still in the pipes.
+        for fd in (1, 2):
+            while not one.fault and _has_more(one.stream(fd)):
+                self._read(one, fd)
+            self._heard(one, fd, b"")
+            self._loop.unwatch(one.stream(fd))
+        one.reap()
+        self._release(one)
+        self._ended(one)
+
+    def _show(self, one: Connection, fd: int, part: bytes, *, has_name: bool = True) -> None:
+        """Show the lines that PART ends of the stream FD of ONE, each after its host's name."""
+        prefix = f"[{one.host.name}] ".encode() if has_name else b""
+        shown = b"".join(prefix + line + b"\n" for line in one.lines(fd, part))
+        if shown:
+            self._put(one, fd, shown, is_last=not part)
+
+    def _put(self, one: Connection, fd: int, shown: bytes, *, is_last: bool = False) -> None:
+        """Write what is to be SHOWN of the stream FD of ONE, which waits for a slow reader."""
+        source = -1 if is_last else one.stream(fd)
+        self._outlets.put(fd, shown, source, partial(self._read, one, fd))
+
+    def _say(self, text: str) -> None:
+        self._outlets.put(2, f"fleetrun: {visible(text)}\n".encode(), -1, nothing)
+
+    def _caught(self, fd: int) -> None:
+        for number in os.read(fd, 64):
+            self.signum = self.signum or number
+            self._interrupted(number)
+
+
+def _has_more(fd: int) -> bool:
+    """Whether FD has unread input."""
+    import fcntl  # only at an end
+    import termios
+
+    count = fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4)
+    return bool(int.from_bytes(count, sys.byteorder))
+
+
+def _nothing(_signum: int, _frame: FrameType | None) -> None:
+    """Let the signal come as a byte."""
