@@ -6,6 +6,8 @@ ranks that wait for each other for ever (seen in Paddle 2.6.2 and 3.3.1, mostly 
 
 Gloo reads its store only while it connects. So the store ends then, with its thread and its
 descriptors, and the next group uses the same port: the one that the launcher planned for the rank.
+The first group, of all ranks, finds nothing of others in the shared store: it stays Paddle's. This
+needs no strategy, so the module imports nothing that is slow.
 """
 
 from __future__ import annotations
@@ -35,16 +37,29 @@ _POLL_S = 0.002
 # kernel takes ports of outgoing connections by default.
 _FIRST_PORT, _LAST_PORT = 10240, 29999
 _report: Callable[[str], None] = print
+_SENTENCE = (
+    "each gloo group connects through a store of its own: in the one that Paddle shares among them,"
+    " ranks find addresses of other groups, and often no peers"
+)
 # The stores of groups that did not all connect.
 _unfinished: list[Any] = []
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Give each gloo group that Paddle creates a store of its own."""
-    global _report  # one Paddle
-    _report = proof.note
     if spec.topology.nranks > 1:
-        after_import("paddle.distributed.collective", _patch)
+        _begin(proof.note)
+
+
+def arm(report: Callable[[str], None]) -> None:
+    """Do the same without a strategy, before Paddle is imported; REPORT takes a sentence."""
+    after_import("paddle", lambda _: _begin(report))
+
+
+def _begin(report: Callable[[str], None]) -> None:
+    global _report  # one Paddle
+    _report = report
+    after_import("paddle.distributed.collective", _patch)
 
 
 @contextlib.contextmanager
@@ -118,9 +133,11 @@ def _patch(module: ModuleType) -> None:
     signature = inspect.signature(new_group)
     # How often each group id was used: it is free again when its group is destroyed.
     uses: Counter[int] = Counter()
+    is_said = False
 
     @functools.wraps(new_group)
     def _new_process_group_impl(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_said
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -129,11 +146,17 @@ def _patch(module: ModuleType) -> None:
             # All ranks of a group count alike.
             name = f"paddle/{number}/{uses[number]}"
             uses[number] += 1
-            is_leader = given["rank"] == 0
-            with new_store(
-                given["store"], name, size=given["world_size"], is_leader=is_leader
-            ) as given["store"]:
-                return new_group(*bound.args, **bound.kwargs)
+            if name != "paddle/0/0":
+                shared, is_leader = given["store"], given["rank"] == 0
+                if not (is_said or str(given["group_name"]).startswith("fleetrun")):
+                    is_said = True
+                    # In the log that the console shows.
+                    if os.environ.get("PADDLE_TRAINER_ID") == "0":
+                        _report(_SENTENCE)
+                with new_store(
+                    shared, name, size=given["world_size"], is_leader=is_leader
+                ) as given["store"]:
+                    return new_group(*bound.args, **bound.kwargs)
         return new_group(*bound.args, **bound.kwargs)
 
     collective._new_process_group_impl = _new_process_group_impl

@@ -277,7 +277,7 @@ def _show_stacks_on(signum):
     faulthandler.register(signum, file=fd, all_threads=True, chain=False)
 
 
-class _StrategyFinder:
+class _PaddleFinder:
     """Loads the package `inject` when Paddle is imported; finds no module itself."""
 
     def find_spec(self, name, path=None, target=None):
@@ -287,7 +287,7 @@ class _StrategyFinder:
             return None
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
-            _apply_strategy()
+            _change_paddle()
             # Python iterates over the old list, without the finder that `inject` has just added.
             for finder in sys.meta_path:
                 if type(finder).__module__ == _INJECT + ".import_hooks":
@@ -295,15 +295,15 @@ class _StrategyFinder:
         except Exception as error:
             what = "the strategy cannot be applied"
             if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
-                what = "updates cannot be watched, which --hang_timeout and --profile do without"
+                what = "updates and gloo groups of this rank stay as Paddle has them"
             sys.stderr.write("fleetrun: %s: %r\n" % (what, error))
         return None
 
 
-def _apply_strategy():
+def _change_paddle():
     # type: () -> None
     """Load the package `inject`, which this folder lies in, under a name of its own."""
-    from importlib import util
+    from importlib import import_module, util
 
     root = os.path.dirname(os.path.dirname(__file__))
     spec = util.spec_from_file_location(
@@ -313,10 +313,22 @@ def _apply_strategy():
     assert spec.loader is not None
     module = util.module_from_spec(spec)
     sys.modules[_INJECT] = module
-    spec.loader.exec_module(module)
-    module.arm(
-        os.environ.get("FLEETRUN_STRATEGY_FILE", ""),
-        os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", ""),
+    strategy = os.environ.get("FLEETRUN_STRATEGY_FILE", "")
+    if _is_over_gloo() and not strategy:
+        # The rest of the package takes a while to load.
+        import_module(_INJECT + ".gloo_stores").arm(
+            lambda text: sys.stderr.write("fleetrun: %s\n" % text)
+        )
+    if any(map(os.environ.get, _FOR_PADDLE)):
+        spec.loader.exec_module(module)
+        module.arm(strategy, os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", ""))
+
+
+def _is_over_gloo():
+    # type: () -> bool
+    """Whether this is one of several ranks whose collectives are gloo's."""
+    return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo" and (
+        (_number("PADDLE_TRAINERS_NUM") or 1) > 1
     )
 
 
@@ -438,8 +450,8 @@ def _begin():
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
-        if any(map(os.environ.get, _FOR_PADDLE)):
-            sys.meta_path.insert(0, _StrategyFinder())
+        if _is_over_gloo() or any(map(os.environ.get, _FOR_PADDLE)):
+            sys.meta_path.insert(0, _PaddleFinder())
     except Exception:  # training goes on without
         pass
 
