@@ -29,14 +29,14 @@ from sklearn.model_selection import train_test_split
 
 
 class Block(nn.Layer):
-    """Two 3x3 convolutions and a way around them."""
+    """Two 3x3 convolutions, whose result is multiplied by SCALE at first, and a way around them."""
 
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int, scale: float) -> None:
         super().__init__()
         self.conv1 = nn.Conv2D(channels_in, channels, 3, stride, padding=1, bias_attr=False)
         self.norm1 = nn.BatchNorm2D(channels)
         self.conv2 = nn.Conv2D(channels, channels, 3, padding=1, bias_attr=False)
-        self.norm2 = nn.BatchNorm2D(channels)
+        self.norm2 = nn.BatchNorm2D(channels, weight_attr=nn.initializer.Constant(scale))
         self.shortcut = nn.Sequential()
         if stride != 1 or channels_in != channels:
             self.shortcut = nn.Sequential(
@@ -51,10 +51,15 @@ class Block(nn.Layer):
 
 
 class ResNet(nn.Layer):
-    """The CIFAR shape of ResNet, small enough for 8x8 images on a CPU."""
+    """The CIFAR shape of ResNet, small enough for 8x8 images on a CPU.
 
-    def __init__(self, widths: tuple[int, ...] = (16, 32, 64), depth: int = 2) -> None:
+    DEPTH blocks of each width: 2 have 47 parameters in 0.7 MB, 8 have 155 in 6 MB.
+    """
+
+    def __init__(self, depth: int) -> None:
         super().__init__()
+        # A deep network learns from its first steps if each block begins as the way around it.
+        widths, scale = ((16, 32, 64), 1.0) if depth < 8 else ((16, 32, 96), 0.0)
         self.stem = nn.Sequential(
             nn.Conv2D(1, widths[0], 3, padding=1, bias_attr=False),
             nn.BatchNorm2D(widths[0]),
@@ -64,7 +69,7 @@ class ResNet(nn.Layer):
         for width in widths:
             for i in range(depth):
                 stride = 2 if i == 0 and width > channels else 1
-                blocks.append(Block(channels, width, stride))
+                blocks.append(Block(channels, width, stride, scale))
                 channels = width
         self.blocks = nn.Sequential(*blocks)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2D(1), nn.Flatten())
@@ -88,8 +93,8 @@ def make_optimizer(name: str, rate: float, parameters: list | None) -> paddle.op
 class DynamicTrainer:
     """The dynamic graph: a DataParallel model reduces the gradients during backward()."""
 
-    def __init__(self, optimizer: str, rate: float) -> None:
-        self.net = ResNet()
+    def __init__(self, optimizer: str, rate: float, depth: int) -> None:
+        self.net = ResNet(depth)
         self.model: nn.Layer = self.net
         # Paddle 3 takes the model of a lone rank for a pipeline's, and refuses it.
         if fleet.worker_num() > 1:
@@ -144,12 +149,12 @@ class DynamicTrainer:
 class StaticTrainer:
     """The static graph: fleet's optimizer writes the gradients' all_reduce into the program."""
 
-    def __init__(self, optimizer: str, rate: float) -> None:
+    def __init__(self, optimizer: str, rate: float, depth: int) -> None:
         self.main, startup = paddle.static.Program(), paddle.static.Program()
         with paddle.static.program_guard(self.main, startup):
             images = paddle.static.data("images", [None, 1, 8, 8])
             labels = paddle.static.data("labels", [None], "int64")
-            self.net = ResNet()
+            self.net = ResNet(depth)
             self.logits = self.net(images)
             self.loss = functional.cross_entropy(self.logits, labels)
             self.test = self.main.clone(for_test=True)
@@ -256,9 +261,9 @@ def compare_weights(trainer: Trainer) -> None:
 def make_trainer(options: argparse.Namespace) -> Trainer:
     """Make the trainer that --static chooses, or say in one sentence why this Paddle cannot."""
     if not options.static:
-        return DynamicTrainer(options.optimizer, options.lr)
+        return DynamicTrainer(options.optimizer, options.lr, options.depth)
     try:
-        return StaticTrainer(options.optimizer, options.lr)
+        return StaticTrainer(options.optimizer, options.lr, options.depth)
     except ValueError as error:
         if paddle.device.is_compiled_with_cuda() or fleet.worker_num() == 1:
             raise
@@ -323,6 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch_size", type=int, default=32, help="images a step on each rank")
+    parser.add_argument("--depth", type=int, default=2, help="blocks of each width")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--optimizer", choices=["momentum", "sgd", "adam"], default="momentum")
     parser.add_argument("--seed", type=int, default=1)

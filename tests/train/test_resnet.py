@@ -157,3 +157,16 @@ def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(trial: Trial) 
     # The other rank may have been stopped before it came to say it, too.
     assert any("--static with 2 ranks needs a GPU build of Paddle" in log for log in logs)
     assert not any('\n  File "' in log for log in logs)
+
+
+def test_the_deep_demo_shows_what_a_strategy_does(trial: Trial) -> None:
+    run = trial.fleetrun("--strategy=recommended", SCRIPT, "--depth=8", "--epochs=1")
+
+    assert run.returncode == 0, run.stdout
+    counted = re.search(r"Allreduces: \d+ → (\d+) .*, of (\d+) gradients", run.stdout)
+    assert counted is not None, run.stdout
+    assert 4 <= int(counted[1]) <= 8
+    assert 150 <= int(counted[2]) <= 160
+    early = re.search(r"(\d+) of (\d+) allreduces went out before the last", run.stdout)
+    assert early is not None, run.stdout
+    assert (int(early[1]), early[2]) == (int(counted[1]) - 1, counted[1])
