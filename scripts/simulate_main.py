@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.model import Device
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.authentication import Handshake, Key, Seal
 from fleetrun.session.codec import Codec
 from fleetrun.session.connection import LONGEST_FROM_LISTENER
-from fleetrun.session.messages import Failure, Offer
+from fleetrun.session.messages import Offer
 from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
@@ -122,24 +122,28 @@ class Peer:
             self.perform(action)
         self.set_timer()
 
+    def say(self, message: messages.Prepared | messages.Failed | messages.Stopped) -> None:
+        """Say what becomes of its ranks."""
+        self.feed(member.Said(message, self.job.now))
+
     def perform(self, action: member.Action) -> None:
         """Do what the protocol says."""
         job = self.job
         match action:
             case member.SendToCoordinator(message=message):
                 job.to_coordinator(self, message)
-            case member.Plan():
-                job.at(job.now, lambda: self.feed(member.Planned(job.now)))
-            case member.StartRanks():
+            case member.Deliver(message=messages.RosterMessage()):
+                job.at(job.now, lambda: self.say(messages.Prepared(0)))
+            case member.Deliver(message=messages.Start()):
                 job.running += 1
                 job.last = job.now
-            case member.StopRanks():
+            case member.Deliver(message=messages.Stop()):
                 job.stopping += 1
                 job.last = job.now
-                job.at(job.now + _STOP_S, lambda: self.feed(member.RanksStopped(None, job.now)))
+                job.at(job.now + _STOP_S, lambda: self.say(messages.Stopped(0, None)))
             case member.Redial():
                 raise AssertionError("the coordinator was too busy to answer")
-            case member.Conclude():
+            case member.Deliver(message=messages.Verdict()):
                 job.ended += 1
                 job.last = job.now
             case _:
@@ -359,8 +363,8 @@ def simulate(hosts: int, devices: int) -> Result:
     job.received, job.sent, job.sent_bytes = received, sent, sent_bytes
     failed_at = job.now
     failure = Failure("host", "rank 1 exited with 1", 1, "a last line")
-    job.peers[-1].feed(member.RanksFailed(failure, job.now))
-    job.at(job.now + _STOP_S, lambda: job.peers[-1].feed(member.RanksStopped(failure, job.now)))
+    job.peers[-1].say(messages.Failed(0, failure))
+    job.at(job.now + _STOP_S, lambda: job.peers[-1].say(messages.Stopped(0, failure)))
     job.play(lambda: job.stopping == hosts - 1)
     stop_s = job.last - failed_at
     job.play(lambda: job.ended == hosts)

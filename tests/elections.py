@@ -15,7 +15,7 @@ from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import StoreAnswer
-from fleetrun.session.messages import LauncherKilled, Leave, RosterMessage
+from fleetrun.session.messages import LauncherKilled, Leave, Missing, RosterMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -283,10 +283,10 @@ class ElectedLauncher(Launcher):
     def perform(self, action: member.Action) -> None:
         """Do what the member wants."""
         match action:
-            case member.Plan(roster=roster):
+            case member.Deliver(message=RosterMessage() as roster):
                 self.election.take_part()
                 self.world.check_roster(self, roster)
-            case member.Show(missing=missing) if missing.stands_by:
+            case member.Deliver(message=Missing(stands_by=True)):
                 self.election.take_part()
         super().perform(action)
 
@@ -463,7 +463,7 @@ class ElectedWorld(World):
             return
         if host.state.phase == member.ENDED:
             self.to_coordinator(host, Leave(None))
-        host.feed(member.Quit(host.departure, host.clock()))
+        host.say(Leave(host.departure))
         host.has_ended = True
         host.ended_at = self.now
         host.election.leave(is_final=True)

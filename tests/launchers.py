@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import ports
 
 from fleetrun.run.loop import Loop
-from fleetrun.session.driver import Meeting, Session
-from fleetrun.session.messages import Failure, Offer, RosterMessage, Verdict
+from fleetrun.session.driver import Meeting, Session, SessionHandler
+from fleetrun.session.messages import Offer, RosterMessage, Verdict
 from fleetrun.session.terms import Terms
+
+if TYPE_CHECKING:
+    from fleetrun.run.events import Failure
 
 HERE = "127.0.0.1"
 TERMS = Terms(2, 2, rdzv_timeout_s=60.0)
 
 
-class Rank:
+class Rank(SessionHandler):
     """Keeps what the session decides for a launcher."""
 
     def __init__(self) -> None:
@@ -30,18 +35,9 @@ class Rank:
         """Keep the roster."""
         self.rosters.append(roster)
 
-    def run(self) -> None:
-        """Start nothing."""
-
-    def stop(self, failure: Failure) -> None:
+    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
         """Keep the reason."""
         self.stopped.append(failure)
-
-    def stand_by(self) -> None:
-        """Wait."""
-
-    def kill(self) -> None:
-        """Kill nothing."""
 
     def conclude(self, verdict: Verdict) -> None:
         """Keep the verdict."""

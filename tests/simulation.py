@@ -11,14 +11,20 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, member, state
 from fleetrun.session.messages import (
-    Failure,
+    Done,
+    Failed,
     LauncherKilled,
     Leave,
+    Missing,
     Offer,
+    Prepared,
     RosterMessage,
+    Start,
+    Stop,
+    Stopped,
     Verdict,
 )
 from fleetrun.session.terms import Terms
@@ -128,6 +134,10 @@ class Launcher:
             self.perform(action)
         self.set_timer()
 
+    def say(self, message: Done | Failed | Stopped | Leave) -> None:
+        """Let the launcher say what becomes of its ranks, or that it ends."""
+        self.feed(member.Said(message, self.clock()))
+
     def puts_off(self, call: Callable[[], None]) -> bool:
         """Do CALL later, where the launcher is stopped now."""
         is_stopped = self.world.now < self.stopped_until
@@ -156,27 +166,30 @@ class Launcher:
             case member.Redial():
                 world.hang_up(self)
                 world.dial(self)
-            case member.Plan(roster=roster):
+            case member.Deliver(message=RosterMessage() as roster):
                 known = self.rosters.setdefault(roster.generation, roster)
                 assert known == roster, "two rosters in one generation"
                 failure = None
                 if world.chance.random() < world.chances.no_plan:
                     failure = Failure(self.name, "no plan", 3, no_retry="no plan helps")
-                event = member.Planned(self.clock(), failure)
+                said = Prepared(roster.generation)
+                event = member.Said(
+                    said if failure is None else Stopped(roster.generation, failure), self.clock()
+                )
                 world.after(0.01, lambda: self.feed(event._replace(at=self.clock())))
-            case member.StartRanks():
+            case member.Deliver(message=Start()):
                 world.check_alone(self)
                 self.start_ranks()
-            case member.StopRanks():
+            case member.Deliver(message=Stop()):
                 self.end_ranks(self.grace())
-            case member.Kill():
+            case member.Fence():
                 self.ranks = None
                 self.end_ranks(0.01)
             case member.KillAt(at=at):
                 self.let_guard_kill_at(at)
-            case member.Show():
+            case member.Deliver(message=Missing()):
                 pass
-            case member.Conclude(verdict=verdict):
+            case member.Deliver(message=Verdict() as verdict):
                 assert self.ranks is None, "a verdict while ranks run"
                 self.conclude(verdict)
 
@@ -230,14 +243,14 @@ class Launcher:
         """Let the ranks end well."""
         if run == self.run and self.ranks is not None and self.state.phase == member.RUNNING:
             self.ranks = None
-            self.feed(member.RanksDone(self.clock()))
+            self.say(Done(self.state.generation))
 
     def fail(self, run: int, failure: Failure) -> None:
         """Let a rank fail, and those of others that depend on it."""
         if run != self.run or self.ranks is None or self.state.phase != member.RUNNING:
             return
         self.failure = failure
-        self.feed(member.RanksFailed(failure, self.clock()))
+        self.say(Failed(self.state.generation, failure))
         self.end_ranks(self.grace())
         for other in self.world.launchers:
             if other is not self and self.world.chance.random() < 0.5:
@@ -251,7 +264,7 @@ class Launcher:
             if self.kill_at != at or self.ranks is None or not self.is_alive:
                 return
             self.ranks, self.failure = None, Failure(self.name, "killed", 137)
-            self.feed(member.RanksFailed(self.failure, self.clock()))
+            self.say(Failed(self.state.generation, self.failure))
             self.end_ranks(0.0)
 
         if at is not None:
@@ -278,7 +291,7 @@ class Launcher:
             stops = (member.RUNNING, member.STOPPING)
             if run == self.run and self.is_alive and self.state.phase in stops:
                 self.ranks = None
-                self.feed(member.RanksStopped(self.failure, self.clock()))
+                self.say(Stopped(self.state.generation, self.failure))
 
         self.world.after(after_s, ended)
 
@@ -412,7 +425,7 @@ class World:
         """Let a launcher end."""
         if host.state.phase == member.ENDED:
             self.to_coordinator(host, Leave(None))
-        host.feed(member.Quit(host.departure, host.clock()))
+        host.say(Leave(host.departure))
         host.has_ended = True
         host.ended_at = self.now
 

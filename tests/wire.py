@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from waiting import LONG_S
 
+from fleetrun.run.events import Lines
 from fleetrun.run.loop import Loop
-from fleetrun.session.codec import Codec, Lines
+from fleetrun.session.codec import Codec
 
 
 class Part(NamedTuple):

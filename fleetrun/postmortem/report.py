@@ -11,10 +11,10 @@ from fleetrun.postmortem.investigation import devices_of
 from fleetrun.records.names import listed, spec_label
 from fleetrun.run.events import (
     Exited,
+    Failure,
     GatherFailed,
     Hung,
     Interrupted,
-    PeerFailed,
     Refuted,
     SourceFailed,
 )
@@ -75,7 +75,7 @@ def verdict(
             lines += _hang(hang, {spec_label(rank): devices_of(rank) for rank in ranks})
         case Refuted(faults=faults):
             lines += _refuted(faults)
-        case PeerFailed() as elsewhere:
+        case Failure() as elsewhere:
             lines += _elsewhere(elsewhere)
         case GatherFailed() as failed:
             lines.append(f"{sentence(failed.describe())}.")
@@ -89,7 +89,7 @@ def verdict(
     return "\n".join((*lines, *_attempts(outcome, labels, lines)))
 
 
-def _elsewhere(failure: PeerFailed) -> list[str]:
+def _elsewhere(failure: Failure) -> list[str]:
     """Return what failed first on another host, with its last lines."""
     # Control characters in the text of another host must not reach the terminal.
     said = sentence(visible(failure.describe()))

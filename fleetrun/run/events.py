@@ -3,7 +3,7 @@
 `policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import Annotated, NamedTuple, NoReturn, TypeAlias
 
 from fleetrun.model import ExitStatus, LaunchPlan
 
@@ -13,6 +13,11 @@ HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHL
 TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS
 """
 _SIGNALS = tuple(_SIGNAL_NAMES.split())
+# The annotation of a text of several lines, of a message between launchers; any other has one.
+Lines: TypeAlias = Annotated[str, "lines"]
+# For the last lines of a rank, not for its log.
+LONGEST_TEXT = 16 * 1024
+_LAST_CODE = 255
 # The exit code of a job that hung, as `timeout` has it.
 HUNG = 124
 # The exit code of a job whose strategy is not in effect, with --strategy_strict.
@@ -219,56 +224,65 @@ class Refuted(NamedTuple):
         return f"the strategy is not in effect: {self.faults[0]}{rest}"
 
 
-class PeersDone(NamedTuple):
-    """The trainers of all other hosts are done."""
+class Failure(NamedTuple):
+    """What went wrong on a host: `what` is a sentence without its end, `words` the last lines.
 
-    at: float
-    attempt: int = 0
-
-
-class PeerFailed(NamedTuple):
-    """The job has failed on another host: `what` happened there, and `exit_code` is the culprit's.
-
-    When `is_final`, that host does not start again.
+    All hosts tell each other of failures like this.
     """
 
     host: str
     what: str
     exit_code: int
-    at: float
-    attempt: int = 0
-    is_final: bool = False
-    # The culprit's last lines.
-    words: str = ""
-    # Whether nothing failed, but hosts have come or gone.
+    words: Lines = ""
+    # Whether it looks like the loss of a peer.
+    is_victim: bool = False
+    # Why no other attempt can help; empty: one may.
+    no_retry: str = ""
+    # Whether it changes who takes part, and nothing failed.
     is_departure: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        if not 0 <= self.exit_code <= _LAST_CODE:
+            raise ValueError(self.exit_code)
+        for text in (self.host, self.what, self.words, self.no_retry):
+            if len(text) > LONGEST_TEXT:
+                raise ValueError(text[:80])
 
     def describe(self) -> str:
         """Return one line of text.
 
-        >>> PeerFailed("10.0.0.2", "server 1 exited with 7", 7, at=9.0).describe()
+        >>> Failure("10.0.0.2", "server 1 exited with 7", 7).describe()
         'server 1 exited with 7 on 10.0.0.2'
         """
         return f"{self.what} on {self.host}"
 
 
-class Arbitrated(NamedTuple):
-    """All hosts have stopped, and it is decided why: `failure` is elsewhere, or None: it was here.
+class StopRequested(NamedTuple):
+    """The attempt has failed on another host, as far as is known by `failure`: it stops here, too.
+
+    When `is_fenced`, the others may start again without this host: its processes are killed.
+    """
+
+    failure: Failure
+    at: float
+    attempt: int = 0
+    is_fenced: bool = False
+
+
+class JobVerdict(NamedTuple):
+    """How the attempt has ended on all hosts: of `failure`; None: well, or of what failed here.
 
     When `is_final`, there is no other attempt; `given_up` is why, if the rules allow one.
     """
 
-    attempt: int
-    failure: PeerFailed | None
+    failure: Failure | None
     at: float
-    is_final: bool
+    attempt: int = 0
+    is_final: bool = True
     given_up: str = ""
-
-
-class CutOff(NamedTuple):
-    """The other hosts have been silent for so long that they may restart without this one."""
-
-    at: float
+    # Whether what failed here was the first failure of all.
+    is_here: bool = False
 
 
 class SourceFailed(NamedTuple):
@@ -304,7 +318,7 @@ class SourceFailed(NamedTuple):
 
 
 # Failures that another attempt may follow, and everything that may end a job.
-Retried: TypeAlias = Exited | Hung | PeerFailed
+Retried: TypeAlias = Exited | Hung | Failure
 Cause: TypeAlias = Retried | Interrupted | Refuted | SourceFailed | GatherFailed
 
 
@@ -398,8 +412,8 @@ class Examine(NamedTuple):
     exits: tuple[Exited, ...]
 
 
-class Arbitrate(NamedTuple):
-    """Find out which host failed first; answered by Arbitrated when all have stopped.
+class HostStopped(NamedTuple):
+    """Tell the other hosts that all has stopped here; JobVerdict follows when it has everywhere.
 
     `cause` is what went wrong here, `no_retry` why no other attempt can help.
     """
@@ -430,21 +444,17 @@ Event: TypeAlias = (
     | Elapsed
     | Hung
     | Refuted
-    | PeersDone
-    | PeerFailed
-    | Arbitrated
-    | CutOff
+    | StopRequested
+    | JobVerdict
     | SourceFailed
 )
 # What sources may declare.
-Declared: TypeAlias = (
-    Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed | Arbitrated | CutOff | SourceFailed
-)
+Declared: TypeAlias = Hung | Noticed | Judged | Refuted | StopRequested | JobVerdict | SourceFailed
 Action: TypeAlias = (
-    Gather | StopGathering | Spawn | Await | SignalAll | Examine | Arbitrate | Sweep | Finish
+    Gather | StopGathering | Spawn | Await | SignalAll | Examine | HostStopped | Sweep | Finish
 )
 # What sinks and sources are notified of.
-Happening: TypeAlias = Event | SignalAll | Arbitrate | Finished | StacksWanted | Noticed | Judged
+Happening: TypeAlias = Event | SignalAll | HostStopped | Finished | StacksWanted | Noticed | Judged
 
 
 def assert_never(value: NoReturn) -> NoReturn:

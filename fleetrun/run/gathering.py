@@ -154,6 +154,8 @@ class Round:
 
     def end(self, *, is_answered: bool) -> None:
         """Wait for no answer any more."""
+        if self._is_over:
+            return
         self._is_over = True
         self._share.clear()
         if not is_answered:

@@ -11,25 +11,23 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run.events import (
     Action,
-    Arbitrate,
-    Arbitrated,
     Await,
     Cause,
-    CutOff,
     Elapsed,
     Event,
     Examine,
     Examined,
     Exited,
+    Failure,
     Finish,
     Gather,
     Gathered,
     GatherFailed,
+    HostStopped,
     Hung,
     Interrupted,
+    JobVerdict,
     Outcome,
-    PeerFailed,
-    PeersDone,
     Ready,
     Refuted,
     Retried,
@@ -38,6 +36,7 @@ from fleetrun.run.events import (
     Spawn,
     Started,
     StopGathering,
+    StopRequested,
     Sweep,
     assert_never,
 )
@@ -65,13 +64,13 @@ SESSION = "the session with the other hosts"
 # A job that reports no steps has made progress if it ran this long.
 SOME_PROGRESS_S = 60.0
 
-GATHERING, RUNNING, STOPPING, KILLING, ARBITRATING, WAITING, FINISHED = (
+# STOPPED: nothing runs here any more, and it is decided how the attempt has ended.
+GATHERING, RUNNING, STOPPING, KILLING, STOPPED, FINISHED = (
     "gathering",
     "running",
     "stopping",
     "killing",
-    "arbitrating",
-    "waiting",
+    "stopped",
     "finished",
 )
 
@@ -91,6 +90,8 @@ class PolicyState(NamedTuple):
     awaiting: frozenset[int] = frozenset()
     alive: frozenset[int] = frozenset()
     phase: str = GATHERING
+    # Whether gathering begins at the deadline: what has failed has time to heal.
+    is_resting: bool = False
     attempt: int = 0
     # The first thing that went wrong in this attempt.
     cause: Cause | None = None
@@ -131,7 +132,8 @@ def begin(at: float, timeout_s: float) -> Step:
 
 def _gather(state: PolicyState, at: float) -> Step:
     """Begin a generation: gather the hosts."""
-    return state._replace(deadline=at + state.timeout_s), (Gather(state.attempt),)
+    state = state._replace(is_resting=False, deadline=at + state.timeout_s)
+    return state, (Gather(state.attempt),)
 
 
 def _gathered(state: PolicyState, event: Gathered) -> Step:
@@ -209,12 +211,10 @@ def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901,
             return _elapsed(state, event)
         case Hung():
             return _hung(state, event, rules)
-        case PeersDone() | PeerFailed():
-            return _on_peer(state, event, rules)
-        case Arbitrated():
-            return _arbitrated(state, event, rules)
-        case CutOff():
-            return _kill(state, event.at) if state.alive else (state, ())
+        case StopRequested():
+            return _stop_requested(state, event, rules)
+        case JobVerdict():
+            return _judged(state, event, rules)
         case _:  # pragma: no cover - there are no others
             return assert_never(event)
 
@@ -277,34 +277,13 @@ def _hung(state: PolicyState, event: Hung, rules: Rules) -> Step:
     return state, ()
 
 
-def _on_peer(state: PolicyState, event: PeersDone | PeerFailed, rules: Rules) -> Step:
-    """Handle what happened on other hosts."""
-    if isinstance(event, PeerFailed):
-        return _peer_failed(state, event, rules)
-    if event.attempt != state.attempt:
-        return state, ()
-    state = state._replace(unfinished=state.unfinished - {PEERS})
-    if isinstance(state.cause, PeerFailed) and not state.unfinished:
-        # This host had lost sight of the others when the job was done.
-        state = state._replace(cause=None)
-        if state.phase == ARBITRATING:
-            return _finish(state)
-    is_done = state.phase == RUNNING and not state.unfinished
-    return _stop(state, TERM, event.at, rules) if is_done else (state, ())
-
-
-def _peer_failed(state: PolicyState, event: PeerFailed, rules: Rules) -> Step:
-    """Fail with the other hosts, and restart with them if they restart."""
-    if state.phase == WAITING and event.is_final:
-        return _finish(_given_up_for(state, event))
-    if state.phase in {STOPPING, KILLING} and event.is_final and state.cause is not None:
-        return _without_restart(state, event, rules), ()
-    # About an earlier attempt, only that there is no other one is new.
-    if state.phase not in {GATHERING, RUNNING} or not (
-        event.is_final or event.attempt >= state.attempt
-    ):
-        return state, ()
-    return _stop(state._replace(cause=event), TERM, event.at, rules)
+def _stop_requested(state: PolicyState, event: StopRequested, rules: Rules) -> Step:
+    """Stop, as the other hosts do."""
+    if event.is_fenced:
+        return _kill(state, event.at) if state.alive else (state, ())
+    if state.phase == RUNNING and event.attempt == state.attempt:
+        return _stop(state._replace(cause=event.failure), TERM, event.at, rules)
+    return state, ()
 
 
 def _source_failed(state: PolicyState, event: SourceFailed, rules: Rules) -> Step:
@@ -316,37 +295,22 @@ def _source_failed(state: PolicyState, event: SourceFailed, rules: Rules) -> Ste
         state = state._replace(
             essential=state.essential - {PEERS}, unfinished=state.unfinished - {PEERS}
         )
-    if state.phase == ARBITRATING:
-        return _finish(state._replace(given_up=f"{event.describe()}."))
-    if state.phase == WAITING:
-        return _finish(_given_up_for(state, event))
+    why = f"{event.describe()}."
+    if state.phase == STOPPED:
+        return _finish(state._replace(given_up=why))
     if state.cause is None:
         return _refuted(state, event, rules)
-    return _without_restart(state, event, rules), ()
-
-
-def _without_restart(
-    state: PolicyState, event: PeerFailed | SourceFailed, rules: Rules
-) -> PolicyState:
-    """Give EVENT as the reason why there is no other attempt, if there would have been one."""
     is_open = state.phase in {STOPPING, KILLING} and isinstance(state.cause, Retried)
-    if not is_open or state.attempt >= rules.max_restarts:
-        return state
-    return state._replace(given_up=state.given_up or f"{event.describe()}.")
-
-
-def _given_up_for(
-    state: PolicyState, cause: Interrupted | PeerFailed | SourceFailed
-) -> PolicyState:
-    """Make CAUSE the cause, instead of the failure after which the job waited to restart."""
-    assert isinstance(state.cause, Retried)
-    return state._replace(cause=cause, earlier=(*state.earlier, state.cause))
+    if is_open and state.attempt < rules.max_restarts:
+        # There would have been another attempt.
+        state = state._replace(given_up=state.given_up or why)
+    return state, ()
 
 
 def _refuted(state: PolicyState, event: Refuted | SourceFailed, rules: Rules) -> Step:
     """Make EVENT the cause, unless something worse has happened already."""
     is_early = isinstance(event, Refuted) and state.phase == GATHERING
-    if state.cause is not None or state.phase == WAITING or is_early:
+    if state.cause is not None or is_early:
         # An earlier attempt has run with this strategy already.
         return state, ()
     if state.phase in {GATHERING, RUNNING}:
@@ -375,33 +339,55 @@ def _all_dead(state: PolicyState, at: float, rules: Rules) -> Step:
 
 def _to_examine(state: PolicyState) -> tuple[Examine, ...]:
     """Return the action that finds out which process failed first, if any did."""
-    if not isinstance(state.cause, Exited) or state.cause.fault:
+    if not isinstance(state.cause, Exited) or _has_fault(state.cause):
         return ()
     exits = (one for one in state.exits if one.process in state.suspects)
     return (Examine(tuple(one for one in exits if one.status.exit_code)),)
 
 
+class Decision(NamedTuple):
+    """Whether a failure is the last one, and why, if the rules allow another attempt."""
+
+    is_final: bool
+    given_up: str
+
+
+def decide(
+    no_retry: str, restarts: int, max_restarts: int, *, is_departure: bool = False
+) -> Decision:
+    """Decide whether another attempt follows a failure: for one host, and for all hosts alike.
+
+    NO_RETRY is why none can help. RESTARTS is how often the job has started again because it had
+    failed; hosts that come and go are no failure.
+
+    >>> decide("", 0, 1).is_final, decide("", 1, 1).is_final
+    (False, True)
+    >>> decide("", 1, 1, is_departure=True).is_final, decide("no such module", 0, 1)
+    (False, Decision(is_final=True, given_up='no such module'))
+    """
+    is_allowed = is_departure or restarts < max_restarts
+    return Decision(bool(no_retry) or not is_allowed, no_retry if is_allowed else "")
+
+
 def _decide(state: PolicyState, at: float, rules: Rules) -> Step:
-    """Finish, or wait before another attempt."""
+    """Finish, or find out how the attempt has ended: on several hosts, the coordinator says it."""
     cause = state.cause
-    if cause is not None and PEERS in state.essential:
-        state = state._replace(phase=ARBITRATING, deadline=None)
-        return state, (Arbitrate(state.attempt, cause, _no_retry(state, rules)),)
-    if (
-        cause is None
-        # The strategy would not be in effect in another attempt, either.
-        or isinstance(cause, Interrupted | Refuted | SourceFailed | GatherFailed)
-        or state.interrupted is not None
-        or state.attempt >= rules.max_restarts
-        or (isinstance(cause, Exited) and cause.fault)
-        or (isinstance(cause, PeerFailed) and cause.is_final)
-    ):
+    if cause is None:
         return _finish(state)
-    given_up = state.given_up or _no_progress((*state.earlier, cause))
-    if given_up:
-        return _finish(state._replace(given_up=given_up))
-    wait = backoff(rules.backoff_s, state.attempt, at)
-    return state._replace(phase=WAITING, deadline=at + wait), (Sweep(),)
+    no_retry = state.given_up or _no_retry(state, rules)
+    state = state._replace(phase=STOPPED, deadline=None)
+    if PEERS in state.essential:
+        return state, (HostStopped(state.attempt, cause, no_retry),)
+    is_final, given_up = decide(no_retry, state.attempt, rules.max_restarts)
+    # Of what no attempt could mend by its nature, there is nothing to explain.
+    is_told = isinstance(cause, Retried) and not (state.interrupted or _has_fault(cause))
+    told = given_up if state.given_up or is_told else ""
+    verdict = JobVerdict(None, at, state.attempt, is_final, told, is_here=True)
+    return _judged(state, verdict, rules)
+
+
+def _has_fault(cause: Cause | None) -> bool:
+    return isinstance(cause, Exited) and bool(cause.fault)
 
 
 def _no_retry(state: PolicyState, rules: Rules) -> str:
@@ -419,26 +405,45 @@ def _no_retry(state: PolicyState, rules: Rules) -> str:
     )
 
 
-def _arbitrated(state: PolicyState, event: Arbitrated, rules: Rules) -> Step:
-    """Finish or restart, as all hosts do."""
-    if event.attempt != state.attempt:
-        return state, ()
-    if state.phase == WAITING and event.is_final and event.failure is not None:
-        return _finish(_given_up_for(state, event.failure))
-    if state.phase != ARBITRATING:
+def _judged(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
+    """Finish or start again, as all hosts do."""
+    if state.phase == GATHERING and event.is_final and event.failure is not None:
+        return _finish(state._replace(cause=event.failure))
+    is_current = event.attempt == state.attempt
+    if is_current and event.failure is None and not event.is_here:
+        return _all_done(state, event, rules)
+    if state.phase != STOPPED or not is_current:
         # The others have lost this host; what runs here is being stopped or killed.
         return state, ()
-    state = state._replace(cause=event.failure or state.cause)
-    if event.is_final or not isinstance(state.cause, Retried):
-        return _finish(
-            state._replace(given_up=event.given_up if rules.max_restarts or state.earlier else "")
-        )
+    cause = event.failure or state.cause
+    state = state._replace(cause=cause)
+    if event.is_final or not isinstance(cause, Retried):
+        has_restarts = rules.max_restarts or state.earlier
+        return _finish(state._replace(given_up=event.given_up if has_restarts else ""))
+    again = PolicyState(
+        state.timeout_s,
+        attempt=state.attempt + 1,
+        is_resting=True,
+        earlier=(*state.earlier, cause),
+    )
     if state.interrupted is not None:
-        return _finish(_given_up_for(state, state.interrupted))
-    # What failed shall have time to heal; hosts that come and go need none.
-    has_failed = not (isinstance(state.cause, PeerFailed) and state.cause.is_departure)
+        return _finish(again._replace(cause=state.interrupted))
+    # Hosts that come and go need no time to heal.
+    has_failed = not (isinstance(cause, Failure) and cause.is_departure)
     wait = backoff(rules.backoff_s, state.attempt, event.at) if has_failed else 0.0
-    return state._replace(phase=WAITING, deadline=event.at + wait), (Sweep(),)
+    return again._replace(deadline=event.at + wait), (Sweep(),)
+
+
+def _all_done(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
+    """Take note that the trainers of all other hosts are done."""
+    state = state._replace(unfinished=state.unfinished - {PEERS})
+    if isinstance(state.cause, Failure) and not state.unfinished:
+        # This host had lost sight of the others when the job was done.
+        state = state._replace(cause=None)
+        if state.phase == STOPPED:
+            return _finish(state)
+    is_done = state.phase == RUNNING and not state.unfinished
+    return _stop(state, TERM, event.at, rules) if is_done else (state, ())
 
 
 def backoff(first_s: float, attempt: int, at: float) -> float:
@@ -484,16 +489,6 @@ def _has_progressed(first: Retried, later: Exited) -> bool:
     return isinstance(first, Exited) and first.step is not None and later.step > first.step
 
 
-def _restart(state: PolicyState, at: float) -> Step:
-    """Begin another attempt."""
-    # Only failures are followed by another attempt.
-    assert isinstance(state.cause, Retried)
-    again = PolicyState(
-        state.timeout_s, attempt=state.attempt + 1, earlier=(*state.earlier, state.cause)
-    )
-    return _gather(again, at)
-
-
 def _finish(state: PolicyState) -> Step:
     state = state._replace(phase=FINISHED, deadline=None)
     return state, (Sweep(), Finish(state.outcome()))
@@ -505,8 +500,6 @@ def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
     first = state.interrupted
     if first is None:
         state = state._replace(interrupted=event)
-        if state.phase == WAITING:
-            return _finish(_given_up_for(state, event))
         if state.phase in {GATHERING, RUNNING}:
             return _stop(state._replace(cause=event), event.signum, event.at, rules)
         # All were asked to end already; a scheduler's TERM to ranks and launcher is one request.
@@ -516,16 +509,16 @@ def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
     if state.phase == KILLING or same or event.signum == HUP:
         return state, ()
     # After a second request, do not wait for the other hosts.
-    return _finish(state) if state.phase == ARBITRATING else _kill(state, event.at)
+    return _finish(state) if state.phase == STOPPED else _kill(state, event.at)
 
 
 def _elapsed(state: PolicyState, event: Elapsed) -> Step:
     if state.deadline is None or event.at < state.deadline:
         return state, ()
+    if state.phase == GATHERING and state.is_resting:
+        return _gather(state, event.at)
     if state.phase == GATHERING:
         return state._replace(deadline=None), (StopGathering(state.attempt),)
-    if state.phase == WAITING:
-        return _restart(state, event.at)
     if state.phase == KILLING:
         examine = _to_examine(state)
         return (state, examine) if examine else _finish(state)

@@ -14,7 +14,6 @@ from fleetrun.records import names, variables
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
     Action,
-    Arbitrate,
     Await,
     Elapsed,
     Event,
@@ -26,6 +25,7 @@ from fleetrun.run.events import (
     Gather,
     Gathered,
     GatherFailed,
+    HostStopped,
     Interrupted,
     Judged,
     Noticed,
@@ -505,7 +505,7 @@ class Supervisor:
         before = self._state
         self._state, actions = policy.step(before, event, self._rules)
         self._todo += actions
-        if self._state.phase == policy.WAITING and before.phase != policy.WAITING:
+        if self._state.is_resting and not before.is_resting:
             self._say_what_comes_next(event.at)
         if self._state.phase != policy.RUNNING:
             self._readiness.stop()
@@ -542,7 +542,7 @@ class Supervisor:
                 self._explain(signum)
             case Examine(exits=exits):
                 self._feed(self._examine(exits))
-            case Arbitrate():
+            case HostStopped():
                 self._observers.on_event(action)
             case Sweep():
                 ranks = {one.pid for one in self._workers.values()}
@@ -629,14 +629,14 @@ class Supervisor:
 
     def _say_what_comes_next(self, at: float) -> None:
         # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.
-        attempt, most = self._state.attempt + 1, self._rules.max_restarts
+        attempt, most = self._state.attempt, self._rules.max_restarts
         wait = (self._state.deadline or at) - at
         comes = f"Attempt {attempt} of {most} in {wait:.1f} s."
         if self._gathering.may_change:
             # Those that hosts cause, which come and go, are not limited.
             when = f" in {wait:.1f} s or later," if wait else ""
             comes = f"All ranks start again{when} on the hosts that are there."
-        self._say(f"{self._state.outcome().describe()}. {comes}")
+        self._say(f"{self._state.earlier[-1].describe()}. {comes}")
 
     def _say_who_is_late(self) -> None:
         if self._state.phase == policy.STOPPING and self._state.deadline is not None:

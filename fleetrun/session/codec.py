@@ -11,9 +11,10 @@ from contextlib import suppress
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from fleetrun.plan.visible import visible, visible_lines
+from fleetrun.run.events import Lines
 
 if TYPE_CHECKING:
     from json import JSONDecoder, JSONEncoder
@@ -40,10 +41,6 @@ _PACKED = b"\0"
 
 # So long a text may become by escapes.
 _ESCAPED = 8 * 1024
-
-# The annotation of a text of several lines; any other has one. Neither holds what a terminal would
-# act on: such characters are escaped when a message is written, and refused when it is read.
-Lines: TypeAlias = Annotated[str, "lines"]
 
 
 class Malformed(ValueError):

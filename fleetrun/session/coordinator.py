@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import RendezvousError
 from fleetrun.records.variables import TOKEN
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.policy import decide
 from fleetrun.session import admission, seating
 from fleetrun.session.authentication import fingerprint
 from fleetrun.session.hosttable import table
@@ -21,7 +22,6 @@ from fleetrun.session.messages import (
     Done,
     Entry,
     Failed,
-    Failure,
     Heartbeat,
     Join,
     LauncherKilled,
@@ -528,9 +528,10 @@ def _arbitrate(state: State, at: float) -> Step:
         return state, ()
     first = min(state.reports.values(), key=lambda one: (one.failure.is_victim, one.at))
     failure, terms = first.failure, state.terms
-    given_up = failure.no_retry
     counts = not failure.is_departure
-    is_final = bool(given_up) or (counts and state.restarts >= terms.max_restarts)
+    is_final, given_up = decide(
+        failure.no_retry, state.restarts, terms.max_restarts, is_departure=not counts
+    )
     verdict = Verdict(state.generation, first.launcher, failure, is_final, given_up)
     if is_final:
         return _end(state, verdict, at)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.errors import RendezvousError
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.session import coordinator, exchange, host_ends, member, messages, state
 from fleetrun.session.authentication import Key
@@ -18,7 +18,6 @@ from fleetrun.session.connection import HUNG_UP
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.loss import LossReport, PlaceRelease
-from fleetrun.session.messages import Failure
 from fleetrun.session.relay import Relay
 from fleetrun.session.rival import RivalSearch
 from fleetrun.session.terms import differences
@@ -50,29 +49,27 @@ if TYPE_CHECKING:
         def tell_at(self, target: Target) -> None:
             """Let the coordinator at TARGET be told if this launcher is killed."""
 
-    class SessionHandler(Protocol):
-        """Performs what the session decides."""
 
-        def obey(self) -> None:
-            """Go by the terms of the job, which are known now."""
+class SessionHandler:
+    """Does what the session decides; each overrides what it needs."""
 
-        def plan(self, roster: RosterMessage) -> None:
-            """Plan the generation; `planned` is the answer."""
+    def obey(self) -> None:
+        """Go by the terms of the job, which are known now."""
 
-        def run(self) -> None:
-            """Start the ranks."""
+    def plan(self, roster: RosterMessage) -> None:
+        """Plan the generation; `planned` is the answer."""
 
-        def stop(self, failure: Failure) -> None:
-            """Stop the ranks; `stopped` is the answer."""
+    def run(self) -> None:
+        """Start the ranks."""
 
-        def stand_by(self) -> None:
-            """Wait for a place, for however long: the job runs without this host."""
+    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
+        """Stop the ranks, or kill them if the others may start again; `stopped` is the answer."""
 
-        def kill(self) -> None:
-            """Kill the ranks now: the other hosts may restart without them."""
+    def stand_by(self) -> None:
+        """Wait for a place, for however long: the job runs without this host."""
 
-        def conclude(self, verdict: Verdict) -> None:
-            """Take the verdict."""
+    def conclude(self, verdict: Verdict) -> None:
+        """Take the verdict."""
 
 
 # The connection of the coordinator's own launcher, which is none.
@@ -289,7 +286,7 @@ class Session:
         else:
             if not self.is_connected and self._member is not None:
                 self._last_words = member.last_words(self._member, failure)
-            self._feed(member.Quit(failure, time.monotonic()))
+            self._feed(member.Said(messages.Leave(failure), time.monotonic()))
         # Hosts that are just connecting would otherwise wait for this one.
         if self._dialer is not None and not self._last_words:
             self._dialer.close()
@@ -346,21 +343,33 @@ class Session:
         """Join the next generation, or say by FAILURE why this host cannot."""
         self._event(member.Offered(offer, time.monotonic(), failure))
 
+    @property
+    def _generation(self) -> int:
+        return 0 if self._member is None else self._member.generation
+
+    def _say_of_ranks(
+        self, message: messages.Prepared | messages.Done | messages.Failed | messages.Stopped
+    ) -> None:
+        self._event(member.Said(message, time.monotonic()))
+
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
-        self._event(member.Planned(time.monotonic(), failure))
+        if failure is None:
+            self._say_of_ranks(messages.Prepared(self._generation))
+        else:
+            self.stopped(failure)
 
     def done(self) -> None:
         """Report that all ranks of this host that the job waits for have succeeded."""
-        self._event(member.RanksDone(time.monotonic()))
+        self._say_of_ranks(messages.Done(self._generation))
 
     def failed(self, failure: Failure) -> None:
         """Report that the generation has failed here."""
-        self._event(member.RanksFailed(failure, time.monotonic()))
+        self._say_of_ranks(messages.Failed(self._generation, failure))
 
     def stopped(self, failure: Failure | None) -> None:
         """Report that no rank runs here any more, and what failed here first."""
-        self._event(member.RanksStopped(failure, time.monotonic()))
+        self._say_of_ranks(messages.Stopped(self._generation, failure))
 
     @property
     def has_told_all(self) -> bool:
@@ -566,7 +575,7 @@ class Session:
             self.shown(f"{where} coordinates the job, with its own options: {', '.join(found)}")
         self.handler.obey()
 
-    def _perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
+    def _perform(self, action: member.Action) -> None:
         match action:
             case member.SendToCoordinator(message=message):
                 self._send_own(message)
@@ -574,22 +583,33 @@ class Session:
                 self._connection = None
                 if self._dialer is not None:
                     self._dialer.begin()
-            case member.Plan(roster=roster):
-                self._todo.append(partial(self._plan, roster))
-            case member.StartRanks():
-                self._todo.append(self.handler.run)
-            case member.StopRanks(failure=failure):
-                self._todo.append(partial(self.handler.stop, failure))
-            case member.Kill():
-                self._todo.append(self.handler.kill)
+            case member.Deliver(message=messages.Missing() as missing):
+                # At once: it is asked for whom the others wait.
+                self._show(missing)
+            case member.Deliver(message=said):
+                self._todo.append(partial(self._deliver, said))
+            case member.Fence(failure=failure):
+                self._todo.append(partial(self.handler.stop, failure, is_fenced=True))
             case member.KillAt(at=at):
                 self._kill_at = at
                 if self._guard is not None:
                     self._guard.kill_at(at)
-            case member.Show(missing=missing):
-                self._show(missing)
-            case member.Conclude(verdict=verdict):
-                self._todo.append(partial(self.handler.conclude, verdict))
+
+    def _deliver(
+        self, message: RosterMessage | messages.Start | messages.Stop | Verdict | Missing
+    ) -> None:
+        """Let the handler do what the coordinator says."""
+        match message:
+            case messages.RosterMessage():
+                self._plan(message)
+            case messages.Start():
+                self.handler.run()
+            case messages.Stop(failure=failure):
+                self.handler.stop(failure)
+            case messages.Verdict():
+                self.handler.conclude(message)
+            case _:
+                self._show(message)
 
     def _plan(self, roster: RosterMessage) -> None:
         for remark in roster.remarks:

@@ -18,11 +18,12 @@ from fleetrun.session.resolver import literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fleetrun.run.events import Failure
     from fleetrun.run.loop import Waiting
     from fleetrun.session.connection import Connection
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
     from fleetrun.session.loss import LossReport
-    from fleetrun.session.messages import Failure, FromCoordinator, Missing, RosterMessage
+    from fleetrun.session.messages import FromCoordinator, Missing, RosterMessage
     from fleetrun.session.terms import Terms
 
 # Of each member of etcd an answer is awaited for a fifth of the heartbeat timeout, at least this

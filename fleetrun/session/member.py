@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.policy import decide
 from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
     Acknowledged,
     Done,
     Failed,
-    Failure,
     Heartbeat,
     Join,
     Leave,
@@ -85,37 +85,16 @@ class Offered(NamedTuple):
     failure: Failure | None = None
 
 
-class Planned(NamedTuple):
-    """The generation has a plan here; `failure`: it cannot be planned."""
-
-    at: float
-    failure: Failure | None = None
+_OfRanks: TypeAlias = Prepared | Done | Failed | Stopped
 
 
-class RanksDone(NamedTuple):
-    """All ranks here that the job waits for have ended well."""
+class Said(NamedTuple):
+    """The launcher says what becomes of its ranks, or that it ends.
 
-    at: float
+    A generation that cannot be planned has stopped, with why it cannot.
+    """
 
-
-class RanksFailed(NamedTuple):
-    """The generation fails here; its ranks are being stopped."""
-
-    failure: Failure
-    at: float
-
-
-class RanksStopped(NamedTuple):
-    """No rank runs here any more; `failure` is what went wrong here first, if anything did."""
-
-    failure: Failure | None
-    at: float
-
-
-class Quit(NamedTuple):
-    """The launcher ends; before the verdict, `failure` is why."""
-
-    failure: Failure | None
+    message: _OfRanks | Leave
     at: float
 
 
@@ -129,24 +108,20 @@ class Redial(NamedTuple):
     """Give up the connection, if there is one, and make another."""
 
 
-class Plan(NamedTuple):
-    """Plan the generation; the answer is Planned."""
+class Deliver(NamedTuple):
+    """Let the launcher do what the coordinator says.
 
-    roster: RosterMessage
+    RosterMessage: plan the generation; Start: start the ranks; Stop: stop them; Verdict: the
+    generation has ended so; Missing: remember for whom the others wait.
+    """
+
+    message: RosterMessage | Start | Stop | Verdict | Missing
 
 
-class StartRanks(NamedTuple):
-    """Start the ranks."""
-
-
-class StopRanks(NamedTuple):
-    """Stop the ranks: the job has failed, as far as is known by this; then comes RanksStopped."""
+class Fence(NamedTuple):
+    """End all ranks now: the others may start again without them."""
 
     failure: Failure
-
-
-class Kill(NamedTuple):
-    """End all ranks now."""
 
 
 class KillAt(NamedTuple):
@@ -158,34 +133,8 @@ class KillAt(NamedTuple):
     at: float | None
 
 
-class Show(NamedTuple):
-    """Remember for whom the others wait."""
-
-    missing: Missing
-
-
-class Conclude(NamedTuple):
-    """The generation has ended with this verdict."""
-
-    verdict: Verdict
-
-
-Event: TypeAlias = (
-    Connected
-    | Disconnected
-    | Gone
-    | Heard
-    | Elapsed
-    | Offered
-    | Planned
-    | RanksDone
-    | RanksFailed
-    | RanksStopped
-    | Quit
-)
-Action: TypeAlias = (
-    SendToCoordinator | Redial | Plan | StartRanks | StopRanks | Kill | KillAt | Show | Conclude
-)
+Event: TypeAlias = Connected | Disconnected | Gone | Heard | Elapsed | Offered | Said
+Action: TypeAlias = SendToCoordinator | Redial | Deliver | Fence | KillAt
 
 
 class MemberState(NamedTuple):
@@ -246,7 +195,7 @@ def begin(
     return MemberState(terms, launcher, coordinator, is_local, wake_at, secret=secret, alive_at=at)
 
 
-def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
+def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one for each event
     """Return the state after EVENT, and what is to be done."""
     if state.phase == ENDED:
         return state, ()
@@ -274,16 +223,8 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0
         case Offered(offer=offer, failure=failure):
             state = state._replace(phase=JOINING, offer=offer, failure=failure)
             return _say(state, _join(state, state.generation, offer))
-        case Planned(failure=failure):
-            return _planned(state, failure)
-        case RanksDone():
-            return _done(state)
-        case RanksFailed(failure=failure, at=at):
-            return _failed(state, failure, at)
-        case RanksStopped(failure=failure, at=at):
-            return _stopped(state, failure, at)
-        case Quit(failure=failure):
-            return state._replace(phase=ENDED), (SendToCoordinator(Leave(failure)),)
+        case Said(message=message, at=at):
+            return _said(state, message, at)
 
 
 def _say(state: MemberState, message: FromMember, *more: Action) -> Step:
@@ -405,7 +346,7 @@ def _watch(state: MemberState, at: float) -> Step:
             state, actions = _give_up(state, is_gone=is_gone)
         if silence >= terms.fence_s and not state.is_fenced:
             state = state._replace(is_fenced=True)
-            actions = (*actions, Kill())
+            actions = (*actions, Fence(_loss(state, is_gone=is_gone)))
         return state, actions
     if is_gone or silence >= terms.heartbeat_timeout_s:
         return _give_up(state, is_gone=is_gone)
@@ -415,24 +356,28 @@ def _watch(state: MemberState, at: float) -> Step:
 def _give_up(state: MemberState, *, is_gone: bool) -> Step:
     """End without the coordinator."""
     failure = _loss(state, is_gone=is_gone)
-    goes_on = state.terms.has_store and (state.terms.may_change or _may_restart(state))
+    goes_on = state.terms.has_store and not _is_last(state, failure)
     verdict = Verdict(state.generation, "", failure, is_final=not goes_on)
     if state.phase == RUNNING:
         # The verdict may yet come from the coordinator; if not, this is the one.
         state = state._replace(phase=STOPPING, failure=failure, verdict=verdict, is_own=True)
-        return _say(state, Failed(state.generation, failure), StopRanks(failure))
+        return _say(
+            state, Failed(state.generation, failure), Deliver(Stop(state.generation, failure))
+        )
     if state.phase == STOPPING:
         return state._replace(verdict=verdict, is_own=True), ()
     own = state.failure
     if own is not None and not own.is_victim:
-        goes_on = goes_on and _may_restart(state) and not own.no_retry
+        goes_on = goes_on and not _is_last(state, own)
         given_up = "" if goes_on else failure.what
         verdict = Verdict(state.generation, state.launcher, own, not goes_on, given_up)
     return _conclude(state, verdict)
 
 
-def _may_restart(state: MemberState) -> bool:
-    return state.restarts < state.terms.max_restarts
+def _is_last(state: MemberState, failure: Failure) -> bool:
+    most = state.terms.max_restarts
+    is_departure = failure.is_departure
+    return decide(failure.no_retry, state.restarts, most, is_departure=is_departure).is_final
 
 
 def _loss(state: MemberState, *, is_gone: bool) -> Failure:
@@ -481,7 +426,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
             return _acknowledged(state, number, at)
         case Missing(stands_by=stands_by, terms=terms):
             state = _obey(state, terms, at)
-            return _missing(state, message, at) if stands_by else (state, (Show(message),))
+            return _missing(state, message, at) if stands_by else (state, (Deliver(message),))
         case Refused(why=why):
             return _refused(state, why)
         case Verdict():
@@ -499,13 +444,13 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
                 # They wait behind the rosters of all.
                 unanswered=(),
             )
-            return state, (Plan(message),)
+            return state, (Deliver(message),)
         case RosterMessage() | Start() | Stop() if message.generation != state.generation:
             return state, ()
         case Start() if state.phase == READY:
             return _run(state, at)
-        case Stop(failure=failure) if state.phase == RUNNING:
-            return state._replace(phase=STOPPING), (StopRanks(failure),)
+        case Stop() if state.phase == RUNNING:
+            return state._replace(phase=STOPPING), (Deliver(message),)
         case Stop() if state.phase in {PLANNING, READY}:
             # Nothing runs here yet.
             state = state._replace(phase=STOPPED)
@@ -518,7 +463,7 @@ def _run(state: MemberState, at: float) -> Step:
     state = state._replace(phase=RUNNING)
     if state.is_local:
         state = state._replace(alive_at=at, wake_at=at, stood_still_s=0.0)
-    return state, (*_kill_later(state), StartRanks())
+    return state, (*_kill_later(state), Deliver(Start(state.generation)))
 
 
 def _obey(state: MemberState, terms: Terms, at: float) -> MemberState:
@@ -534,7 +479,7 @@ def _missing(state: MemberState, message: Missing, at: float) -> Step:
         return state, ()
     if not state.stands_by:
         state = state._replace(stands_by=True, alive_at=max(state.alive_at, at))
-    return _set_alarm(state, at), (Show(message),)
+    return _set_alarm(state, at), (Deliver(message),)
 
 
 def _acknowledged(state: MemberState, number: int, at: float) -> Step:
@@ -575,7 +520,7 @@ def _end_for(state: MemberState, failure: Failure) -> Step:
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
         state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)
-        return state, (StopRanks(failure),)
+        return state, (Deliver(Stop(state.generation, failure)),)
     if state.phase == STOPPING:
         return state._replace(verdict=verdict, is_own=False), ()
     return _conclude(state, verdict)
@@ -591,7 +536,7 @@ def _judged(state: MemberState, verdict: Verdict) -> Step:
         return state, ()
     if verdict.failure is not None and state.phase == RUNNING:
         state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)
-        return state, (StopRanks(verdict.failure),)
+        return state, (Deliver(Stop(state.generation, verdict.failure)),)
     if state.phase == STOPPING:
         return state._replace(verdict=verdict, is_own=False), ()
     return _conclude(state, verdict)
@@ -599,7 +544,7 @@ def _judged(state: MemberState, verdict: Verdict) -> Step:
 
 def _conclude(state: MemberState, verdict: Verdict) -> Step:
     if verdict.is_final:
-        return state._replace(phase=ENDED, verdict=verdict), (Conclude(verdict),)
+        return state._replace(phase=ENDED, verdict=verdict), (Deliver(verdict),)
     state = state._replace(
         phase=IDLE,
         generation=state.generation + 1,
@@ -609,25 +554,32 @@ def _conclude(state: MemberState, verdict: Verdict) -> Step:
         is_own=False,
         is_fenced=False,
     )
-    return state, (Conclude(verdict),)
+    return state, (Deliver(verdict),)
 
 
 # What becomes of the ranks --------------------------------------------------------------------
 
 
-def _planned(state: MemberState, failure: Failure | None) -> Step:
-    if state.phase != PLANNING:
+def _said(state: MemberState, message: _OfRanks | Leave, at: float) -> Step:  # noqa: PLR0911 - one for each message
+    if isinstance(message, Leave):
+        return state._replace(phase=ENDED), (SendToCoordinator(message),)
+    if message.generation != state.generation:
         return state, ()
-    if failure is None:
-        return _say(state._replace(phase=READY), Prepared(state.generation))
-    state = state._replace(phase=STOPPED, failure=failure)
-    return _say(state, Stopped(state.generation, failure))
-
-
-def _done(state: MemberState) -> Step:
-    if state.phase != RUNNING or state.is_done:
-        return state, ()
-    return _say(state._replace(is_done=True), Done(state.generation))
+    match message:
+        case Prepared() if state.phase == PLANNING:
+            return _say(state._replace(phase=READY), message)
+        case Done() if state.phase == RUNNING and not state.is_done:
+            return _say(state._replace(is_done=True), message)
+        case Failed(failure=failure) if state.phase == RUNNING:
+            if _were_killed(state, at):
+                return _give_up(state, is_gone=False)
+            return _say(state._replace(phase=STOPPING, failure=failure), message)
+        case Stopped(failure=failure) if state.phase == PLANNING:
+            return _say(state._replace(phase=STOPPED, failure=failure), message)
+        case Stopped(failure=failure) if state.phase in {RUNNING, STOPPING}:
+            return _stopped(state, failure, at)
+        case _:
+            return state, ()
 
 
 def _were_killed(state: MemberState, at: float) -> bool:
@@ -637,19 +589,8 @@ def _were_killed(state: MemberState, at: float) -> bool:
     return is_guarded and is_late
 
 
-def _failed(state: MemberState, failure: Failure, at: float) -> Step:
-    if state.phase != RUNNING:
-        return state, ()
-    if _were_killed(state, at):
-        return _give_up(state, is_gone=False)
-    state = state._replace(phase=STOPPING, failure=failure)
-    return _say(state, Failed(state.generation, failure))
-
-
 def _stopped(state: MemberState, failure: Failure | None, at: float) -> Step:
     """Report that no rank runs here any more; the verdict follows."""
-    if state.phase not in {RUNNING, STOPPING}:
-        return state, ()
     # How ranks end that were killed, or asked to end, because of that says nothing.
     if failure is not None and _were_killed(state, at):
         failure = state.failure or _loss(state, is_gone=False)

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple, TypeAlias
 
 from fleetrun.model import Device
-from fleetrun.session.codec import Lines
+from fleetrun.run.events import LONGEST_TEXT, Failure
 from fleetrun.session.terms import Terms
 
 # Goes up when launchers of two versions could misunderstand each other.
@@ -17,9 +17,6 @@ PROTOCOL = 8
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
-_LAST_CODE = 255
-# For the last lines of a rank, not for its log.
-_LONGEST_TEXT = 16 * 1024
 # Of a host (a name of DNS has 253 characters at most), a launcher, a job: it becomes a part of
 # addresses, of variables of ranks and of file names.
 _NAME = re.compile(r"(?!-)[\w.:-]{0,255}", re.ASCII)
@@ -48,12 +45,6 @@ def _check_ports(ports: tuple[int, ...], groups: tuple[tuple[Device, ...], ...])
         raise ValueError(f"{len(groups)} groups of devices, and {len(ports)} ports")
     if not all(_KIND.fullmatch(device.kind) for group in groups for device in group):
         raise ValueError("a kind of devices that is none")
-
-
-def _limit(*texts: str) -> None:
-    for text in texts:
-        if len(text) > _LONGEST_TEXT:
-            raise ValueError(text[:80])
 
 
 class Offer(NamedTuple):
@@ -86,34 +77,14 @@ class Offer(NamedTuple):
         if len(self.ports) != len(self.groups) or min(self.rank or 0, self.attempt) < 0:
             raise ValueError(self.rank)
         _check_names(self.host, self.hostname)
-        _limit(self.trouble)
+        if len(self.trouble) > LONGEST_TEXT:
+            raise ValueError(self.trouble[:80])
 
     def named(self, address: str = "") -> str:
         """Name the host for people: as the job's options do, or `10.0.0.1 (node-1)`."""
         if self.host or not address:
             return self.host or self.hostname
         return f"{address} ({self.hostname})"
-
-
-class Failure(NamedTuple):
-    """What went wrong on a host: `what` is a sentence without its end, `words` the last lines."""
-
-    host: str
-    what: str
-    exit_code: int
-    words: Lines = ""
-    # Whether it looks like the loss of a peer.
-    is_victim: bool = False
-    # Why no other attempt can help; empty: one may.
-    no_retry: str = ""
-    # Whether it changes who takes part, and nothing failed.
-    is_departure: bool = False
-
-    def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
-        if not 0 <= self.exit_code <= _LAST_CODE:
-            raise ValueError(self.exit_code)
-        _limit(self.host, self.what, self.words, self.no_retry)
 
 
 class Join(NamedTuple):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
 from fleetrun.plan.visible import sentence
+from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Gathering
 from fleetrun.session import portcheck
-from fleetrun.session.messages import Failure, Offer
+from fleetrun.session.driver import SessionHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
-    from fleetrun.session.messages import RosterMessage, Verdict
+    from fleetrun.session.messages import Offer, RosterMessage, Verdict
     from fleetrun.session.portcheck import PortCheck
 
     class Settled(Protocol):
@@ -44,7 +45,7 @@ _HOOK = "the command of --elastic_pre_hook"
 _REPORT_S, _LOOK_S, _SAY_S = 10.0, 0.05, 1.0
 
 
-class Rendezvous(Gathering):
+class Rendezvous(Gathering, SessionHandler):
     """Plans each generation together with the other hosts.
 
     OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
@@ -408,9 +409,6 @@ class Rendezvous(Gathering):
         self._settle(has_begun=True)
         self._reply(self._planned)
 
-    def stop(self, failure: Failure) -> None:
-        """Stop nothing: nothing has been started."""
-
     def stand_by(self) -> None:
         """Wait as long as the job runs, which the session sees."""
         self._until = None
@@ -425,9 +423,6 @@ class Rendezvous(Gathering):
         self._cold = trouble
         if trouble:
             self._say(f"This host would stay out of the job, as {trouble}.")
-
-    def kill(self) -> None:
-        """Kill nothing."""
 
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session.hosttable import NOBODY, HostTable
-from fleetrun.session.messages import LOST, Failure, Offer, Verdict
+from fleetrun.session.messages import LOST, Offer, Verdict
 from fleetrun.session.seating import Host
 
 if TYPE_CHECKING:

@@ -10,27 +10,25 @@ from fleetrun.records import eventfile, names
 from fleetrun.records.folder import Folder
 from fleetrun.run import policy
 from fleetrun.run.events import (
-    Arbitrate,
-    Arbitrated,
-    CutOff,
     Elapsed,
     Examined,
     Exited,
     Finished,
     Gathered,
     GatherFailed,
+    HostStopped,
     Hung,
     Interrupted,
+    JobVerdict,
     Judged,
     Noticed,
-    PeerFailed,
-    PeersDone,
     Ready,
     Refuted,
     SignalAll,
     SourceFailed,
     StacksWanted,
     Started,
+    StopRequested,
     assert_never,
     signal_name,
 )
@@ -172,21 +170,23 @@ class EventLog(Sink):
                     silent=list(silent),
                     ranks_equal=ranks_equal,
                 )
-            case PeersDone(at=at, attempt=attempt):
-                self._write("peers_done", at, attempt=attempt)
-            case PeerFailed(at=at, attempt=attempt):
+            case StopRequested(at=at, is_fenced=True):
+                self._write("fenced", at)
+            case StopRequested(at=at, attempt=attempt, failure=failure):
                 self._write(
                     "peer_failed",
                     at,
                     attempt=attempt,
-                    host=happening.host,
-                    what=happening.what,
-                    exit_code=happening.exit_code,
-                    is_final=happening.is_final,
+                    host=failure.host,
+                    what=failure.what,
+                    exit_code=failure.exit_code,
+                    is_final=False,
                 )
-            case Arbitrate(attempt=attempt):
+            case JobVerdict(at=at, attempt=attempt, failure=None, is_here=False):
+                self._write("peers_done", at, attempt=attempt)
+            case HostStopped(attempt=attempt):
                 self._write("host_stopped", time.monotonic(), attempt=attempt)
-            case Arbitrated(at=at, attempt=attempt, failure=failure):
+            case JobVerdict(at=at, attempt=attempt, failure=failure):
                 self._write(
                     "job_verdict",
                     at,
@@ -197,8 +197,6 @@ class EventLog(Sink):
                     is_final=happening.is_final,
                     given_up=happening.given_up or None,
                 )
-            case CutOff(at=at):
-                self._write("fenced", at)
             case SourceFailed(at=at, source=source, why=why, is_required=is_required):
                 self._write("source_failed", at, source=source, why=why, is_required=is_required)
             case Refuted(at=at, faults=faults):

@@ -6,24 +6,23 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.run.events import (
-    Arbitrate,
-    Arbitrated,
-    CutOff,
     Exited,
+    Failure,
     Finished,
     Gathered,
+    HostStopped,
     Hung,
     Interrupted,
-    PeerFailed,
-    PeersDone,
+    JobVerdict,
     Refuted,
     SourceFailed,
+    StopRequested,
     signal_name,
 )
 from fleetrun.run.observers import Source
 from fleetrun.run.policy import FORWARDED, SESSION, TERM
+from fleetrun.session.driver import SessionHandler
 from fleetrun.session.exchange import ServerEnded
-from fleetrun.session.messages import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Cause, Declared, Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import GuardLink, Session
-    from fleetrun.session.messages import RosterMessage, Verdict
+    from fleetrun.session.messages import Verdict
     from fleetrun.sources.session_end import SessionEnd
 
 _REMARK_S = 5.0
@@ -43,7 +42,7 @@ _LONGEST = 2000
 _START_AGAIN = 101
 
 
-class JobSession(Source):
+class JobSession(Source, SessionHandler):
     """Reports what happens here to the other hosts, and feeds the policy with their decisions."""
 
     name = SESSION
@@ -118,8 +117,8 @@ class JobSession(Source):
                     self._session.failed(self._failure(happening, ""))
             case Interrupted(signum=signum) if signum not in FORWARDED:
                 self._session.failed(self._failure(happening, ""))
-            case Arbitrate(cause=cause, no_retry=no_retry):
-                known = None if isinstance(cause, PeerFailed) else self._failure(cause, no_retry)
+            case HostStopped(cause=cause, no_retry=no_retry):
+                known = None if isinstance(cause, Failure) else self._failure(cause, no_retry)
                 self._session.stopped(known)
             case Finished(outcome=outcome):
                 last = outcome.cause
@@ -188,8 +187,8 @@ class JobSession(Source):
                 what, code = cause.describe(), cause.exit_code
                 if cause.odd and places:
                     what += f": {' and '.join(places[0][0])} in {places[0][1]}"
-            case PeerFailed():
-                return Failure(cause.host, cause.what[:_LONGEST], cause.exit_code)
+            case Failure():
+                return cause
             case _:
                 what, code = cause.describe(), cause.exit_code
                 no_retry = no_retry or what
@@ -211,48 +210,39 @@ class JobSession(Source):
 
     # What comes in ------------------------------------------------------------------------------
 
-    def obey(self) -> None:
-        """Go by what the plan has of the terms."""
-
-    def plan(self, roster: RosterMessage) -> None:
-        """Plan nothing: generations are planned by the gathering."""
-
-    def run(self) -> None:
-        """Start nothing: that is for the gathering, too."""
-
-    def stop(self, failure: Failure) -> None:
-        """Stop, as the others do."""
-        self._stopped_for = failure.what
-        self._declare(self._peer_failed(failure))
+    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
+        """Stop, as the others do, or kill the ranks: the others may start again without them."""
+        if is_fenced:
+            self._say("Cut off from the other hosts: the ranks here are killed.")
+        else:
+            self._stopped_for = failure.what
+        now = time.monotonic()
+        self._declare(StopRequested(self._complete(failure), now, self._attempt, is_fenced))
 
     def stand_by(self) -> None:
         """Wait for nothing: ranks run here."""
 
-    def kill(self) -> None:
-        """Kill the ranks: the other hosts may restart without them."""
-        self._say("Cut off from the other hosts: the ranks here are killed.")
-        self._declare(CutOff(time.monotonic()))
-
     def conclude(self, verdict: Verdict) -> None:
         """Take the verdict that all hosts get."""
-        now, failure = time.monotonic(), verdict.failure
-        if failure is None:
-            self._is_over = True
-            self._declare(PeersDone(now, self._attempt))
-            return
+        failure = verdict.failure
+        self._is_over = self._is_over or failure is None
         # What the session has stopped the ranks for does not come from them.
-        is_ours = verdict.launcher == self._session.launcher and failure.what != self._stopped_for
-        peer = None if is_ours else self._peer_failed(failure, is_final=verdict.is_final)
-        self._declare(Arbitrated(self._attempt, peer, now, verdict.is_final, verdict.given_up))
-
-    def _peer_failed(self, failure: Failure, *, is_final: bool = False) -> PeerFailed:
-        return PeerFailed(
-            failure.host or self._host,
-            failure.what,
-            failure.exit_code or 1,
-            time.monotonic(),
-            self._attempt,
-            is_final,
-            failure.words,
-            failure.is_departure,
+        is_here = (
+            failure is not None
+            and verdict.launcher == self._session.launcher
+            and failure.what != self._stopped_for
         )
+        elsewhere = None if is_here or failure is None else self._complete(failure)
+        self._declare(
+            JobVerdict(
+                elsewhere,
+                time.monotonic(),
+                self._attempt,
+                verdict.is_final,
+                verdict.given_up,
+                is_here,
+            )
+        )
+
+    def _complete(self, failure: Failure) -> Failure:
+        return failure._replace(host=failure.host or self._host, exit_code=failure.exit_code or 1)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.records.folder import Folder
+    from fleetrun.run.events import Failure
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
-    from fleetrun.session.messages import Failure
     from fleetrun.sources.gather import LogGatherer, LogServer
 
 _AGAIN_S = 0.5

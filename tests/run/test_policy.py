@@ -14,28 +14,27 @@ from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Action,
-    Arbitrate,
-    Arbitrated,
-    CutOff,
     Elapsed,
     Event,
     Examine,
     Examined,
     Exited,
+    Failure,
     Finish,
     Gather,
     Gathered,
     GatherFailed,
+    HostStopped,
     Interrupted,
+    JobVerdict,
     Outcome,
-    PeerFailed,
-    PeersDone,
     Refuted,
     SignalAll,
     SourceFailed,
     Spawn,
     Started,
     StopGathering,
+    StopRequested,
     Sweep,
 )
 
@@ -96,7 +95,7 @@ class Job:
                 case Examine(exits=exits):
                     known = [one._replace(**self.facts.get(one.process, {})) for one in exits]
                     todo += self.take(Examined(tuple(known), self.now))
-                case SignalAll() | Sweep() | Arbitrate():
+                case SignalAll() | Sweep() | HostStopped():
                     pass
 
     def start(self, process: int, attempt: int) -> Started | Exited:
@@ -470,7 +469,7 @@ def test_s35_a_signal_ends_the_wait_for_another_attempt() -> None:
     one.exit(0, code=4)
     one.interrupt(TERM)
     assert one.verdict().exit_code == 143
-    assert one.verdict().attempts == 1
+    assert one.verdict().attempts == 2
     assert [cause.describe() for cause in one.verdict().earlier] == ["rank 0 exited with 4"]
 
 
@@ -559,11 +558,15 @@ def with_peers(trainers: int, servers: int = 0, restarts: int = 0) -> Job:
     return Job(essential, Rules(max_restarts=restarts), has_peers=True)
 
 
+ELSEWHERE = Failure("10.0.0.2", "server 1 exited with 7", 7)
+DONE = JobVerdict(None, 1.0)
+
+
 def test_servers_go_on_until_the_other_hosts_are_done() -> None:
     one = with_peers(1, servers=1)
     one.exit(0)
     assert one.signals() == []
-    one.feed(PeersDone(1.0))
+    one.feed(DONE)
     assert one.signals() == [TERM]
     one.exit(1, signum=TERM)
     assert one.verdict().exit_code == 0
@@ -571,7 +574,7 @@ def test_servers_go_on_until_the_other_hosts_are_done() -> None:
 
 def test_the_other_hosts_may_be_done_first() -> None:
     one = with_peers(1)
-    one.feed(PeersDone(1.0))
+    one.feed(DONE)
     assert one.outcome is None
     one.exit(0)
     assert one.verdict().cause is None
@@ -579,14 +582,13 @@ def test_the_other_hosts_may_be_done_first() -> None:
 
 def test_a_failure_elsewhere_is_the_verdict() -> None:
     one = with_peers(1)
-    failed = PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0)
-    one.feed(failed)
+    one.feed(StopRequested(ELSEWHERE, 1.0))
     assert one.signals() == [TERM]
     one.exit(0, signum=TERM)
-    assert one.done[-1] == Arbitrate(0, failed, "")
+    assert one.done[-1] == HostStopped(0, ELSEWHERE, "")
     assert one.outcome is None
-    told = failed._replace(words="Traceback")
-    one.feed(Arbitrated(0, told, 1.0, is_final=True))
+    told = ELSEWHERE._replace(words="Traceback")
+    one.feed(JobVerdict(told, 1.0))
     assert (one.verdict().cause, one.verdict().exit_code) == (told, 7)
 
 
@@ -594,21 +596,20 @@ def test_what_failed_here_may_have_been_the_first_of_all_hosts() -> None:
     one = with_peers(2)
     one.exit(0, code=3)
     one.exit(1, signum=TERM)
-    one.feed(Arbitrated(0, None, 1.0, is_final=True))
+    one.feed(JobVerdict(None, 1.0, is_here=True))
     assert one.verdict().exit_code == 3
 
 
 def test_a_victim_here_is_not_the_cause_when_another_host_was_first() -> None:
     one = with_peers(1)
     one.exit(0, code=1)
-    first = PeerFailed("10.0.0.2", "rank 1 exited with 7", 7, 1.0)
-    one.feed(Arbitrated(0, first, 1.0, is_final=True))
+    one.feed(JobVerdict(ELSEWHERE, 1.0))
     assert one.verdict().exit_code == 7
 
 
 def test_who_is_cut_off_is_killed() -> None:
     one = with_peers(1)
-    one.feed(CutOff(1.0))
+    one.feed(StopRequested(ELSEWHERE, 1.0, is_fenced=True))
     assert one.signals() == [KILL]
 
 
@@ -634,27 +635,27 @@ def test_a_second_signal_does_not_wait_for_the_other_hosts() -> None:
 def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() -> None:
     one = with_peers(1)
     one.exit(0)
-    lost = PeerFailed("10.0.0.2", "fleetrun was lost", 1, 1.0, is_departure=True)
-    one.feed(lost)
-    one.feed(Arbitrated(0, lost, one.now, is_final=False))
+    lost = Failure("10.0.0.2", "fleetrun was lost", 1, is_departure=True)
+    one.feed(StopRequested(lost, 1.0))
+    one.feed(JobVerdict(lost, one.now, is_final=False))
     one.wait(0.0)
-    assert one.state.attempt == 1
+    assert one.done[-1] == Spawn(0, 1)
 
 
 def test_a_host_that_gave_up_hears_that_the_job_was_done_already() -> None:
     one = with_peers(1)
     one.exit(0)
-    one.feed(PeerFailed("node-2", "this launcher stood still for 20 s", 1, one.now))
+    one.feed(StopRequested(ELSEWHERE, one.now))
     assert one.outcome is None
-    one.feed(PeersDone(one.now))
+    one.feed(DONE)
     assert one.verdict().exit_code == 0
 
 
 def test_it_hears_so_while_its_servers_are_being_stopped_too() -> None:
     one = with_peers(1, servers=1)
     one.exit(0)
-    one.feed(PeerFailed("node-2", "this launcher stood still for 20 s", 1, one.now))
-    one.feed(PeersDone(one.now))
+    one.feed(StopRequested(ELSEWHERE, one.now))
+    one.feed(DONE)
     one.exit(1, signum=TERM)
     assert one.verdict().exit_code == 0
 
@@ -662,17 +663,16 @@ def test_it_hears_so_while_its_servers_are_being_stopped_too() -> None:
 def test_hosts_start_again_together() -> None:
     one = with_peers(1, restarts=1)
     one.exit(0)
-    failed = PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0)
-    one.feed(failed)
-    one.feed(Arbitrated(0, failed, 1.0, is_final=False))
+    one.feed(StopRequested(ELSEWHERE, 1.0))
+    one.feed(JobVerdict(ELSEWHERE, 1.0, is_final=False))
     one.wait(LONGEST_WAIT_S)
     assert one.state.attempt == 1
     # Word of the attempt that is over already.
-    one.feed(PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0))
-    one.feed(PeersDone(1.0))
+    one.feed(StopRequested(ELSEWHERE, 1.0))
+    one.feed(DONE)
     one.exit(0)
     assert one.outcome is None
-    one.feed(PeersDone(1.0, attempt=1))
+    one.feed(DONE._replace(attempt=1))
     assert one.verdict().exit_code == 0
 
 
@@ -681,13 +681,12 @@ def test_nobody_starts_again_without_the_others(*, is_waiting: bool) -> None:
     one = with_peers(2, restarts=3)
     one.exit(0, code=3)
     one.exit(1, signum=TERM)
-    lost = PeerFailed("10.0.0.2", "fleetrun was lost", 1, 1.0, is_final=True)
     if is_waiting:
-        one.feed(Arbitrated(0, None, 1.0, is_final=False))
-        one.feed(Arbitrated(0, lost, 1.0, is_final=True))
+        one.feed(JobVerdict(None, 1.0, is_final=False, is_here=True))
+        one.feed(JobVerdict(ELSEWHERE, 1.0))
     else:
-        one.feed(Arbitrated(0, None, 1.0, is_final=True, given_up="no use"))
-    assert one.verdict().exit_code == (1 if is_waiting else 3)
+        one.feed(JobVerdict(None, 1.0, given_up="no use", is_here=True))
+    assert one.verdict().exit_code == (7 if is_waiting else 3)
     assert one.verdict().given_up == ("" if is_waiting else "no use")
 
 
@@ -759,10 +758,10 @@ def test_what_cannot_be_planned_again_ends_the_job() -> None:
 
 def test_other_hosts_may_fail_while_one_gathers() -> None:
     one = gathering(1)
-    one.feed(PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, attempt=0))
+    one.feed(JobVerdict(ELSEWHERE, one.now, attempt=0, is_final=False))
     assert one.outcome is None
-    one.feed(PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, 1, is_final=True))
-    assert one.verdict().exit_code == 9
+    one.feed(JobVerdict(ELSEWHERE, one.now, attempt=0))
+    assert one.verdict().exit_code == 7
 
 
 def test_what_is_lost_while_hosts_are_waited_for_ends_the_job() -> None:
@@ -804,7 +803,7 @@ def test_nothing_starts_again_that_cannot_be_watched_as_it_must(*, is_waiting: b
     if not is_waiting:
         one.exit(1, signum=TERM)
     assert one.verdict().exit_code == (1 if is_waiting else 3)
-    assert one.verdict().attempts == 1
+    assert one.verdict().attempts == 1 + is_waiting
 
 
 def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
@@ -879,7 +878,7 @@ def happen(one: Job, dice: Dice) -> None:
             one.feed(Refuted(("rank 0 left no evidence",), one.now))
         case 5:
             one.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
-        case 6 if policy.PEERS in one.state.essential:
+        case 6 if one.has_peers and one.state.phase != policy.FINISHED:
             hear(one, dice)
         case _:
             one.now += 0.001
@@ -915,40 +914,30 @@ def die(one: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
 def hear(one: Job, dice: Dice) -> None:
     """Let another host tell something, of this attempt or of the one before."""
     attempt = max(0, one.state.attempt - dice.roll(2))
-    if one.state.phase == policy.ARBITRATING:
-        arbitrate(one, dice, attempt)
-    elif dice.roll(4) == 3:
-        one.feed(CutOff(one.now))
+    if one.state.phase == policy.STOPPED:
+        is_last = one.state.attempt >= one.rules.max_restarts
+        is_here = isinstance(one.state.cause, Exited) and dice.roll(2) == 1
+        failure = None if is_here else ELSEWHERE
+        is_final = is_last or dice.roll(2) == 1
+        one.feed(JobVerdict(failure, one.now, attempt, is_final, is_here=is_here))
     elif dice.roll(2):
-        one.feed(PeersDone(one.now, attempt))
+        one.feed(DONE._replace(at=one.now, attempt=attempt))
     else:
-        is_final = dice.roll(3) == 2
-        one.feed(PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, attempt, is_final))
-
-
-def arbitrate(one: Job, dice: Dice, attempt: int) -> None:
-    """Let the verdict of all hosts come."""
-    elsewhere = PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, attempt)
-    is_last = one.state.attempt >= one.rules.max_restarts
-    is_ours = isinstance(one.state.cause, Exited) and dice.roll(2) == 1
-    failure = None if is_ours else elsewhere
-    one.feed(Arbitrated(attempt, failure, one.now, is_last or dice.roll(2) == 1))
+        one.feed(StopRequested(ELSEWHERE, one.now, attempt, is_fenced=dice.roll(3) == 2))
 
 
 def end(one: Job) -> None:
     """Let somebody who is left die."""
     alive = sorted(one.state.alive)
-    if one.state.phase == policy.WAITING:
-        one.wait(LONGEST_WAIT_S)
-    elif one.state.phase == policy.GATHERING:
+    if one.state.phase == policy.GATHERING:
         one.wait(TIMEOUT_S)
     elif alive:
         one.exit(alive[0], signum=KILL)
-    elif one.state.phase == policy.ARBITRATING:
-        one.feed(Arbitrated(one.state.attempt, None, one.now, is_final=True))
+    elif one.state.phase == policy.STOPPED:
+        one.feed(JobVerdict(None, one.now, one.state.attempt, is_here=True))
     else:
         assert policy.PEERS in one.state.unfinished, "nobody is left, and still no end"
-        one.feed(PeersDone(one.now, one.state.attempt))
+        one.feed(DONE._replace(attempt=one.state.attempt))
 
 
 def check(one: Job) -> None:
@@ -963,11 +952,7 @@ def check(one: Job) -> None:
         after = order[order.index(stops[0]) :]
         assert not any(isinstance(event, Started) for event in after), "started after a signal"
     assert 1 <= outcome.attempts <= one.rules.max_restarts + 1
-    was_waiting = (
-        isinstance(outcome.cause, Interrupted | PeerFailed | SourceFailed)
-        and len(outcome.earlier) > 0
-    )
-    assert len(outcome.earlier) in {outcome.attempts - 1, outcome.attempts * was_waiting}
+    assert len(outcome.earlier) == outcome.attempts - 1
     check_last_attempt(one, stops)
     check_spawns(one)
     check_kills(one)
@@ -987,7 +972,7 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.exit_code == 0
             done = {exited.process for exited in last if not exited.status.exit_code}
             heard = any(
-                isinstance(event, PeersDone) and event.attempt == outcome.attempts - 1
+                isinstance(event, JobVerdict) and event.attempt == outcome.attempts - 1
                 for event in one.events
             )
             assert one.state.essential <= done | ({policy.PEERS} if heard else set())
@@ -995,10 +980,7 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.cause is stops[0]
             assert outcome.exit_code == 128 + stops[0].signum
             before = one.events[: one.events.index(stops[0])]
-            # Then the attempt was over, and another one was waited for.
-            assert not any(first in before for first in failures[:1]) or (
-                len(outcome.earlier) == outcome.attempts
-            )
+            assert not any(first in before for first in failures[:1])
         case Refuted():
             assert outcome.exit_code == 5
             assert outcome.cause in one.events
@@ -1010,10 +992,9 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.exit_code == 1
             assert outcome.cause.is_required
             assert outcome.cause in one.events
-        case PeerFailed():
-            assert outcome.exit_code == 9
-            told = [e.failure for e in one.events if isinstance(e, Arbitrated)]
-            assert outcome.cause in one.events or outcome.cause in told
+        case Failure():
+            told = [e.failure for e in one.events if isinstance(e, JobVerdict | StopRequested)]
+            assert outcome.cause in told
         case Exited():
             suspects = failures[0].also_failed | {failures[0].process}
             assert outcome.cause.process in suspects

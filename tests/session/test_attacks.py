@@ -17,18 +17,18 @@ import pytest
 from wire import turn_until
 
 from fleetrun.model import Device
+from fleetrun.run.events import Failure
 from fleetrun.run.loop import Loop
 from fleetrun.session import exchange, messages
 from fleetrun.session.authentication import Key
 from fleetrun.session.codec import Codec, frame
 from fleetrun.session.dialer import Dialer, Target
-from fleetrun.session.driver import Meeting, Session
+from fleetrun.session.driver import Meeting, Session, SessionHandler
 from fleetrun.session.listener import Listener
 from fleetrun.session.messages import (
     PROTOCOL,
     Entry,
     Failed,
-    Failure,
     Heartbeat,
     Join,
     Missing,
@@ -53,7 +53,7 @@ CODEC = Codec({**messages.MESSAGES, **exchange.MESSAGES})
 SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"))
 
 
-class Handler:
+class Handler(SessionHandler):
     """A launcher's ranks, which are none: keeps what the session decides."""
 
     def __init__(self, session: Session) -> None:
@@ -61,9 +61,6 @@ class Handler:
         self.rosters: list[RosterMessage] = []
         self.runs = 0
         self.verdicts: list[Verdict] = []
-
-    def obey(self) -> None:
-        """Go by the terms of the job."""
 
     def plan(self, roster: RosterMessage) -> None:
         """Have a plan at once."""
@@ -74,15 +71,9 @@ class Handler:
         """Start."""
         self.runs += 1
 
-    def stop(self, failure: Failure) -> None:
+    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
         """Stop."""
         self.session.stopped(None)
-
-    def stand_by(self) -> None:
-        """Wait."""
-
-    def kill(self) -> None:
-        """Kill nothing."""
 
     def conclude(self, verdict: Verdict) -> None:
         """Keep the verdict."""

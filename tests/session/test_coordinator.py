@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, state
 from fleetrun.session.codec import Codec
 from fleetrun.session.jobrecord import HostStrikes, JobRecord
@@ -14,7 +14,6 @@ from fleetrun.session.messages import (
     Acknowledged,
     Done,
     Failed,
-    Failure,
     FromCoordinator,
     FromMember,
     Heartbeat,

@@ -9,7 +9,7 @@ import pytest
 from launchers import HERE, TERMS, Launchers
 from wire import turn_until
 
-from fleetrun.session.messages import Failure
+from fleetrun.run.events import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

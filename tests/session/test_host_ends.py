@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fleetrun.run.events import Failure
 from fleetrun.session import host_ends, state
-from fleetrun.session.messages import Entry, Failure, RosterMessage, Verdict
+from fleetrun.session.messages import Entry, RosterMessage, Verdict
 from fleetrun.session.terms import Terms
 
 ENTRIES = tuple(

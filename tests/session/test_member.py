@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import member
 from fleetrun.session.messages import (
     Failed,
-    Failure,
     Join,
     Offer,
+    Prepared,
     Redialing,
     RosterMessage,
     Start,
@@ -34,7 +34,7 @@ class Launcher:
             member.Connected(self.now),
             member.Offered(OFFER, self.now),
             member.Heard(RosterMessage(0, 0, (), Terms(3, 3)), self.now),
-            member.Planned(self.now),
+            member.Said(Prepared(0), self.now),
             member.Heard(Start(0), self.now),
         ):
             self.feed(event)
@@ -58,7 +58,11 @@ class Launcher:
 
     def verdicts(self) -> list[Verdict]:
         """Return the verdicts with which it has ended."""
-        return [one.verdict for one in self.done if isinstance(one, member.Conclude)]
+        return [
+            one.message
+            for one in self.done
+            if isinstance(one, member.Deliver) and isinstance(one.message, Verdict)
+        ]
 
 
 def joined() -> Launcher:
@@ -88,7 +92,7 @@ def test_a_connection_that_is_given_up_is_said_to_be() -> None:
 def test_who_was_cut_off_still_takes_the_verdict_of_the_coordinator() -> None:
     one = Launcher()
     one.wait(7.5)
-    one.feed(member.RanksStopped(None, one.now))
+    one.feed(member.Said(Stopped(0, None), one.now))
     assert one.verdicts() == []
     one.feed(member.Connected(one.now))
     assert any(isinstance(each, Stopped) for each in one.said())
@@ -127,7 +131,7 @@ def test_who_joins_and_hears_nothing_for_the_whole_timeout_calls_again() -> None
 def test_who_reaches_no_coordinator_ends_within_the_timeout() -> None:
     one = Launcher()
     one.wait(7.5)
-    one.feed(member.RanksStopped(None, one.now))
+    one.feed(member.Said(Stopped(0, None), one.now))
     one.wait(2.6)
     (verdict,) = one.verdicts()
     assert verdict.failure is not None
@@ -136,9 +140,9 @@ def test_who_reaches_no_coordinator_ends_within_the_timeout() -> None:
 
 def test_a_coordinator_that_is_lost_hides_no_failure_of_this_hosts_ranks() -> None:
     one = Launcher()
-    one.feed(member.RanksFailed(OWN, one.now))
+    one.feed(member.Said(Failed(0, OWN), one.now))
     one.feed(member.Disconnected(one.now))
-    one.feed(member.RanksStopped(OWN, one.now))
+    one.feed(member.Said(Stopped(0, OWN), one.now))
     one.wait(5.0)
     (verdict,) = one.verdicts()
     assert (verdict.failure, verdict.launcher) == (OWN, "launcher 2")

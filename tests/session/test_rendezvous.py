@@ -9,20 +9,13 @@ import pytest
 from wire import turn_until
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.run.events import Failure
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import Loop
 from fleetrun.session import health as checks
 from fleetrun.session import prehook
 from fleetrun.session.codec import Codec
-from fleetrun.session.messages import (
-    MESSAGES,
-    Failure,
-    Leave,
-    Offer,
-    RosterMessage,
-    Stopped,
-    Verdict,
-)
+from fleetrun.session.messages import MESSAGES, Leave, Offer, RosterMessage, Stopped, Verdict
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.terms import Terms
 

@@ -6,33 +6,31 @@ import itertools
 
 import pytest
 
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import member
 from fleetrun.session.member import (
-    Conclude,
     Connected,
+    Deliver,
     Disconnected,
+    Fence,
     Heard,
-    Kill,
     KillAt,
     Offered,
-    Planned,
-    RanksFailed,
-    RanksStopped,
+    Said,
     SendToCoordinator,
-    StopRanks,
 )
 from fleetrun.session.messages import (
     Acknowledged,
     Entry,
     Failed,
-    Failure,
     Offer,
+    Prepared,
     Refused,
     RosterMessage,
     Start,
     Stop,
     Stopped,
+    Verdict,
 )
 from fleetrun.session.terms import Terms
 
@@ -55,7 +53,7 @@ class Launcher:
             Connected(0.1),
             Offered(offer, 0.2),
             Heard(roster, 0.3),
-            Planned(0.4),
+            Said(Prepared(0), 0.4),
             Heard(Start(0), 0.5),
         ):
             self.feed(event)
@@ -83,9 +81,13 @@ class Launcher:
         assert last is not None
         return last
 
+    def delivered(self) -> list[object]:
+        """Return what the launcher was to do."""
+        return [one.message for one in self.done if isinstance(one, Deliver)]
+
     def why(self) -> str:
         """Return why the ranks are stopped."""
-        (found,) = [one.failure.what for one in self.done if isinstance(one, StopRanks)]
+        (found,) = [one.failure.what for one in self.delivered() if isinstance(one, Stop)]
         return found
 
 
@@ -97,7 +99,7 @@ def test_a_launcher_that_was_stopped_says_so_and_kills_its_ranks() -> None:
     one.feed(Elapsed(now))
     assert "stood still for 43 s" in one.why()
     assert "cut off" not in one.why()
-    assert any(isinstance(action, Kill) for action in one.done)
+    assert any(isinstance(action, Fence) for action in one.done)
 
 
 def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
@@ -107,10 +109,10 @@ def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
     one.feed(Connected(now + 0.01))
     one.feed(Heard(Refused("it counts as lost"), now + 0.02))
     assert "stood still" in one.why()
-    one.feed(RanksStopped(None, now + 1.0))
+    one.feed(Said(Stopped(0, None), now + 1.0))
     one.feed(Disconnected(now + 1.1))
     one.feed(Elapsed(now + 1.2))
-    (end,) = [action.verdict for action in one.done if isinstance(action, Conclude)]
+    (end,) = [told for told in one.delivered() if isinstance(told, Verdict)]
     assert end.failure is not None
     assert end.failure.host == "node-2"
 
@@ -142,8 +144,8 @@ def test_a_coordinator_that_was_stopped_says_so_and_not_how_its_ranks_have_ended
     now = one.state.wake_at + 45.0
     victim = Failure("node-1", "this host was cut off", 1, is_victim=True)
     for i in order:
-        one.feed((RanksFailed(KILLED, now), Elapsed(now), Heard(Stop(0, victim), now))[i])
-    one.feed(RanksStopped(KILLED, now + 1.0))
+        one.feed((Said(Failed(0, KILLED), now), Elapsed(now), Heard(Stop(0, victim), now))[i])
+    one.feed(Said(Stopped(0, KILLED), now + 1.0))
     (end,) = [
         action.message.failure
         for action in one.done
@@ -175,12 +177,12 @@ def test_ranks_that_were_killed_while_it_was_stopped_have_not_failed_by_themselv
     now = one.beat(60.0) + 45.0
     # The loop sees a process that has ended before it looks at the clock.
     killed = Failure("node-2", "rank 1 was killed by SIGKILL", 137)
-    one.feed(RanksFailed(killed, now))
+    one.feed(Said(Failed(0, killed), now))
     one.feed(Disconnected(now))
-    one.feed(RanksStopped(killed, now + 0.1))
+    one.feed(Said(Stopped(0, killed), now + 0.1))
     one.feed(Elapsed(now + 5.0))
     assert "stood still" in one.why()
-    (end,) = [action.verdict for action in one.done if isinstance(action, Conclude)]
+    (end,) = [told for told in one.delivered() if isinstance(told, Verdict)]
     assert end.failure is not None
     assert "stood still" in end.failure.what
 
