@@ -8,6 +8,7 @@ from fleetrun import options
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
 from fleetrun.options import Option, RawOption
+from fleetrun.plan import kinds
 
 # Fewer letters are more likely a slip than an abbreviation.
 _SHORTEST_PREFIX = 4
@@ -244,7 +245,8 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
         if len(name) == 1:
             # A letter is near to any short name.
             names = ()
-    return suggestions.ending(name, names, otherwise, prefix)
+    kinds_too = [*names, *(f"{kind}s" for kind in kinds.VENDORS)] if names else []
+    return suggestions.ending(name, kinds_too, otherwise, prefix)
 
 
 def _script(words: Sequence[str]) -> Script:

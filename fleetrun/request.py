@@ -624,6 +624,8 @@ def _device_kind(
     kind = (found.of(str) or "").strip()
     if kind and not kinds.is_name(kind):
         raise UsageError(found.given.blame("give the name that Paddle has for it: npu, mlu, gpu."))
+    if kind.lower() in {*kinds.BUILT_IN, *kinds.VENDORS, *kinds.SYNONYMS}:
+        kind = kind.lower()
     kind = kinds.SYNONYMS.get(kind, kind)
     listed = devices.option.name.removesuffix("s")
     listed = kinds.SYNONYMS.get(listed, listed)

@@ -120,6 +120,7 @@ def test_devices_of_any_kind_are_named_by_the_rule(words: list[str], name: str, 
     [
         ("--foos=x", "no such option: --foos; `fleetrun --help=all` lists them all."),
         ("--foos=", "no such option: --foos; "),
+        ("--mlu=0", "no such option: --mlu; did you mean --mlus?"),
         ("--ngpus=4", "no such option: --ngpus; here that is --nproc_per_node=4"),
         ("-mlus=0", "no such option: -mlus; "),
         ("--mlu=0", "no such option: --mlu; "),

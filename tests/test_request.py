@@ -654,6 +654,7 @@ XCCL = "PADDLE_XCCL_BACKEND"
         (["--device_kind=dcu", "--gpus=0"], {}, "gpu"),
         (["--devices=0"], {XCCL: "sdaa"}, "sdaa"),
         (["--devices=0", "--device_kind=mlu"], {XCCL: "sdaa"}, "mlu"),
+        (["--device_kind=MLU"], {}, "mlu"),
         (["--devices=0", "--env", f"{XCCL}=mlu"], {XCCL: "sdaa"}, "mlu"),
         ([], {XCCL: " "}, None),
     ],

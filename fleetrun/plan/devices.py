@@ -17,9 +17,6 @@ _ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "xccl", "flagcx", "heter")
 
 _ON_CPU = "training runs on the CPU with the gloo backend."
 
-# More than any host has: a range beyond it is a slip of the keyboard, not worth expanding.
-_LONGEST_RANGE = 4096
-
 
 class Share(NamedTuple):
     """What each local rank gets: one group of devices per rank, empty on CPU."""
@@ -253,7 +250,15 @@ def _choose(
     if request.devices is None:
         return visible.devices, ()
     chosen: list[Device] = []
-    for word in _device_ids(request):
+    words = _device_ids(request)
+    if (
+        visible.mask in kinds.VENDORS.get(kind, kinds.Vendor()).masks
+        and all(word.isdigit() and int(word) < len(visible.devices) for word in words)
+        and not {*words} <= {*visible.numbers}
+    ):
+        # Paddle's launcher does not know the vendor's mask: it counts what the mask leaves.
+        words = tuple(visible.devices[int(word)].id for word in words)
+    for word in words:
         chosen += visible.devices if word == "all" else _find(request, visible, kind, word)
     for device in chosen:
         if chosen.count(device) > 1:
@@ -281,14 +286,14 @@ def _device_ids(request: Request) -> tuple[str, ...]:
                 f"{origin.option(request, 'devices')}: an id is missing; give ids like 0,1 or "
                 "0-3, or `all`, or --nproc_per_node=cpu to train on the CPU."
             )
-        if span is not None and len(span) <= _LONGEST_RANGE:
+        if span is not None and len(span) <= masks.LONGEST_RANGE:
             words += map(str, span)
         elif "-" in piece and all(_is_number(end.strip()) for end in piece.split("-")):
             raise UsageError(
                 f"{origin.option(request, 'devices')}: {piece} is not a range; "
                 "write the lower id first, like 0-7."
             )
-        elif piece == "all" or piece.startswith(masks.UUIDS):
+        elif piece == "all" or masks.is_uuid(piece):
             words.append(piece)
         else:
             raise UsageError(

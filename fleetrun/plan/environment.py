@@ -166,8 +166,10 @@ def variables(
         for name in (STRATEGY_FILE, STRATEGY_EVIDENCE, PROFILE, REPORT_UPDATES)
         if name in facts.environ
     )
+    # Paddle's launcher takes it for no mask, and CUDA for one that hides all.
+    every = tuple(name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all")
     # Other roles have other variables.
-    unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
+    unset = tuple(tuple(name for name in (*foreign, *every) if name not in env) for env in mine)
     removed = tuple(name for name in foreign if all(name in names for names in unset))
     if share.backend != "xccl" and kinds.XCCL in facts.environ:
         # Paddle 2.6 would look for FLAGS_selected_* of that kind, and find device 0 for each rank.

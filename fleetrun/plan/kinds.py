@@ -25,6 +25,7 @@ _CONTAINERS = (
     "ENFLAME_VISIBLE_DEVICES",
     "HABANA_VISIBLE_DEVICES",
     "IX_VISIBLE_DEVICES",
+    "MTHREADS_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
 )
 
@@ -45,15 +46,19 @@ class Vendor(NamedTuple):
 
 
 # Masks and files are those of each vendor's runtime and driver, as they stand in the documents and
-# tests of PaddleCustomDevice (backends/<kind>), FastDeploy and the vendors' container toolkits.
+# tests of PaddleCustomDevice (backends/<kind>), FastDeploy and the vendors' container toolkits. All
+# take numbers, and read a mask up to the first entry that names no device; what else is said below.
 VENDORS = {
-    # Paddle's own launcher reads both (launch/context/device.py of 3.3.1).
+    # Paddle's own launcher reads both (launch/context/device.py of 3.3.1): numbers.
     "xpu": Vendor(masks=("XPULINK_VISIBLE_DEVICES",), file="xpu", package="paddlepaddle-xpu"),
-    # Huawei Ascend: its runtime reads ASCEND_RT_VISIBLE_DEVICES alone.
+    # Huawei Ascend: its runtime reads ASCEND_RT_VISIBLE_DEVICES alone: numbers in ascending order,
+    # to the first other character, blanks included (hiascend.com, envref_07_0028).
     "npu": Vendor(("ASCEND_RT_VISIBLE_DEVICES",), "davinci", "paddle-custom-npu"),
-    # Cambricon: CNRT reads MLU_VISIBLE_DEVICES.
+    # Cambricon: CNRT reads MLU_VISIBLE_DEVICES, after CN_VISIBLE_DEVICES: numbers, or whole UUIDs
+    # (Cambricon's plug-in for torch, which keeps to CNRT).
     "mlu": Vendor(file="cambricon_dev", package="paddle-custom-mlu"),
-    # Enflame: TopsRider's runtime reads TOPS_VISIBLE_DEVICES.
+    # Enflame: TopsRider's runtime reads TOPS_VISIBLE_DEVICES: numbers, or UUIDs, or beginnings of
+    # them: GCU-..., of instances MIG-... and DRS-... (torch_gcu, Enflame's device plug-in).
     "gcu": Vendor(("TOPS_VISIBLE_DEVICES",), "gcu", "paddle-custom-gcu"),
     # Tecorigin: the plug-in's own tests set SDAA_VISIBLE_DEVICES.
     "sdaa": Vendor(file="tcaicard", package="paddle-sdaa"),
@@ -63,9 +68,11 @@ VENDORS = {
     "metax_gpu": Vendor(
         ("MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), package="paddle-metax-gpu"
     ),
-    # Moore Threads.
+    # Moore Threads: the driver reads MUSA_VISIBLE_DEVICES, -1 hides all (README of Paddle's fork).
     "musa": Vendor(file="mtgpu."),
-    # Intel Gaudi: Habana's runtime; its files /dev/accel/* are also those of other accelerators.
+    # Intel Gaudi: Habana's runtime reads HABANA_VISIBLE_MODULES (docs.habana.ai, Multiple Workloads
+    # on a Single Docker). The plug-in reads neither and takes numbers for those of modules
+    # (backends/intel_hpu/runtime). Its files /dev/accel/* are also those of other accelerators.
     "intel_hpu": Vendor(("HABANA_VISIBLE_MODULES",), package="paddle-intel-hpu"),
 }
 

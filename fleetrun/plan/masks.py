@@ -1,7 +1,9 @@
 """The devices that a process would see: those of the host, or those that a mask leaves."""
 
+import re
 from typing import NamedTuple
 
+from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
 from fleetrun.plan import kinds
@@ -12,7 +14,11 @@ HIP_MASK = "HIP_VISIBLE_DEVICES"
 # Hides GPUs below HIP, which counts those that are left from 0.
 ROCR_MASK = "ROCR_VISIBLE_DEVICES"
 
-UUIDS = ("GPU-", "MIG-")
+# More than any host has: a range beyond it is a slip of the keyboard, not worth expanding.
+LONGEST_RANGE = 4096
+
+# What people write to hide all devices.
+_HIDING = re.compile(r"|-.*|none|void|NoDev\w*", re.IGNORECASE)
 
 
 class Visible(NamedTuple):
@@ -37,6 +43,7 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     if name is None or text == "all":
         name, entries = None, tuple(map(str, range(count)))
     else:
+        _check_numbers(name, text, kind)
         entries = listed(text)
         if not entries:
             return Visible((), name), f"{name}={text} hides all {count} {label(kind)}s"
@@ -62,19 +69,22 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
     if name is None or text == "all":
         name, ids = None, tuple(map(str, range(count)))
     else:
-        ids = tuple(entry.strip() for entry in text.split(",") if entry.strip())
-        if not ids or ids[0].startswith("-"):
+        ids = listed(text)
+        if not ids and (not count or _HIDING.fullmatch(text)):
             return Visible((), name), f"{name}={text} hides all {label(kind)}s"
     if not count:
         return Visible((), name), facts.absent[kind]
     if len(ids) == count:
         places = tuple(range(count))
-    elif all(entry.isdecimal() and int(entry) < count for entry in ids) and len(ids) < count:
+    elif 0 < len(ids) < count and all(one.isdecimal() and int(one) < count for one in ids):
         # The plug-in does not read the mask: its numbers are those of all devices.
         places = tuple(map(int, ids))
     else:
-        number = f"{len(ids)} device{'s' * (len(ids) > 1)}"
-        raise EnvironmentFault(f"{name}={text} names {number}, but Paddle sees {count} behind it.")
+        number = f"{len(ids) or 'no'} device{'s' * (len(ids) > 1)}"
+        raise EnvironmentFault(
+            f"{name}={text} names {number}, but Paddle sees {count} behind it; list the numbers of "
+            "devices, as 4,5,6,7."
+        )
     devices = tuple(Device(kind, entry, place) for entry, place in zip(ids, places, strict=True))
     numbers = tuple(entry if entry.isdecimal() else "" for entry in ids)
     return Visible(devices, name, tuple((entry,) for entry in ids), numbers), ""
@@ -104,6 +114,11 @@ def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
     return [_Behind(each, number, (each, known[index])) for each in instances]
 
 
+def is_uuid(text: str) -> bool:
+    """Whether TEXT may be a UUID, whose forms differ among vendors, or the beginning of one."""
+    return text.find("-") > 0 and not text.strip("-").isdigit()
+
+
 def is_instance(device: str) -> bool:
     """Whether DEVICE names an instance of a GPU that is divided (MIG), not a whole one."""
     return device.startswith("MIG-")
@@ -126,18 +141,33 @@ def variable(facts: Facts, kind: str) -> str:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return a mask's entries as the driver reads it: up to the first that names no device."""
-    entries = []
+    """Return a mask's entries as drivers read it: up to the first that names no device.
+
+    >>> listed("0,05,-1,2"), listed("4-6"), listed("GPU-a1,DRS-b2"), listed("none")
+    (('0', '5'), ('4', '5', '6'), ('GPU-a1', 'DRS-b2'), ())
+    """
+    entries: list[str] = []
     for piece in text.split(","):
         entry = piece.strip()
-        if entry.isascii() and entry.isdigit():
-            entries.append(str(int(entry)))
-        elif entry.startswith(UUIDS):
+        span = conversion.parse_range(entry)
+        if span is not None and len(span) <= LONGEST_RANGE:
+            entries += map(str, span)
+        elif is_uuid(entry):
             entries.append(entry)
         else:
             # CUDA stops here too: "-1", "NoDevFiles" and the like hide what follows.
             break
     return tuple(entries)
+
+
+def _check_numbers(name: str, text: str, kind: str) -> None:
+    """Raise an error about an entry of which a built-in KIND's driver reads the first digits."""
+    for entry in (piece.strip() for piece in text.split(",")):
+        if kind in kinds.BUILT_IN and entry[:1].isdigit() and not entry.isdigit():
+            raise EnvironmentFault(
+                f"{name}={text}: {entry} is no number, and drivers differ in what they make of it; "
+                "list the numbers of devices, as 4,5,6,7."
+            )
 
 
 def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) -> None:

@@ -128,7 +128,13 @@ def test_the_driver_reads_a_mask_up_to_its_first_mistake() -> None:
 
 @pytest.mark.parametrize(
     ("mask", "message"),
-    [("0,8", "names 8: this host has 8 GPUs, 0-7"), ("1,1", "names 1 twice")],
+    [
+        ("0,8", "names 8: this host has 8 GPUs, 0-7"),
+        ("1,1", "names 1 twice"),
+        # CUDA reads 4 alone.
+        ("4-7", "4-7 is no number, and drivers differ in what they make of it; list the numbers"),
+        ("0,1;2", "1;2 is no number"),
+    ],
 )
 def test_a_mask_that_the_driver_would_refuse_is_a_fault(mask: str, message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
@@ -499,8 +505,10 @@ def test_any_kind_of_a_plugin_is_used_by_the_rule() -> None:
         ("1,3", 2, ["1", "3"], [[0], [1]]),
         (" uuid-a , uuid-b ", 2, ["uuid-a", "uuid-b"], [[0], [1]]),
         ("all", 2, ["0", "1"], [[0], [1]]),
+        ("0,2,-1,3", 2, ["0", "2"], [[0], [1]]),
         # The plug-in does not read it.
         ("1,3", 4, ["1", "3"], [[1], [3]]),
+        ("5-7", 8, ["5", "6", "7"], [[5], [6], [7]]),
     ],
 )
 def test_a_plugins_mask_is_what_paddle_makes_of_it(
@@ -515,19 +523,56 @@ def test_devices_are_named_as_in_the_plugins_mask() -> None:
     facts = plugged({"FOO_VISIBLE_DEVICES": "4,7"}, foo=2)
     request = a_request(devices="7", device_kind="foo")
     assert indexes(share(request, facts)) == [[1]]
+    uuids = plugged({"FOO_VISIBLE_DEVICES": "DRS-1a,DRS-2b"}, foo=2)
+    for uuid in ("DRS-2b", "DRS-2"):
+        assert indexes(share(request._replace(devices=uuid), uuids)) == [[1]]
     with pytest.raises(EnvironmentFault, match=r"FOO_VISIBLE_DEVICES does not hold 0; it allows 4"):
         share(request._replace(devices="0"), facts)
 
 
-def test_a_mask_that_names_what_paddle_does_not_see_is_a_fault() -> None:
-    facts = plugged({"FOO_VISIBLE_DEVICES": "0,9"}, foo=1)
-    with pytest.raises(EnvironmentFault, match="names 2 devices, but Paddle sees 1 behind it"):
-        share(a_request(), facts)
+@pytest.mark.parametrize(
+    ("devices", "places"), [("0,1", [[0], [1]]), ("1", [[1]]), ("5,4", [[1], [0]])]
+)
+def test_places_behind_a_vendors_mask_are_taken_as_by_paddles_launcher(
+    devices: str, places: list[list[int]]
+) -> None:
+    facts = plugged({"ASCEND_RT_VISIBLE_DEVICES": "4,5"}, npu=2)
+    found = share(a_request(devices=devices, device_kind="npu"), facts)
+    assert indexes(found) == places
+    assert "of ASCEND_RT_VISIBLE_DEVICES" in found.notes[0]
 
 
-@pytest.mark.parametrize("mask", ["", "-1"])
-def test_a_plugins_mask_that_hides_all_means_the_cpu(mask: str) -> None:
-    facts = plugged({"FOO_VISIBLE_DEVICES": mask}, foo=0)
+@pytest.mark.parametrize(
+    ("mask", "count", "number"),
+    [
+        ("0,9", 1, "2 devices"),
+        ("4-7", 1, "4 devices"),
+        ("[0,1]", 8, "no device"),
+        ("4,9", 8, "2 d"),
+    ],
+)
+def test_a_mask_that_names_what_paddle_does_not_see_is_a_fault(
+    mask: str, count: int, number: str
+) -> None:
+    with pytest.raises(EnvironmentFault, match=f"names {number}.*but Paddle sees {count} behind"):
+        share(a_request(), plugged({"FOO_VISIBLE_DEVICES": mask}, foo=count))
+
+
+@pytest.mark.parametrize(
+    ("mask", "count"),
+    [
+        ("", 0),
+        ("-1", 0),
+        ("none", 0),
+        ("[0]", 0),
+        ("", 4),
+        ("-1,2", 4),
+        ("void", 4),
+        ("NoDevFiles", 4),
+    ],
+)
+def test_a_plugins_mask_that_hides_all_means_the_cpu(mask: str, count: int) -> None:
+    facts = plugged({"FOO_VISIBLE_DEVICES": mask}, foo=count)
     for request in (a_request(), a_request(**chosen("foo", "$PADDLE_XCCL_BACKEND"))):
         found = share(request, facts._replace(absent={"foo": "Paddle sees none"}))
         assert found.kind == "cpu"

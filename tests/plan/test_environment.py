@@ -220,6 +220,12 @@ def test_no_rank_gets_the_token_of_the_launchers() -> None:
         made(request=a_request(env=(("FLEETRUN_TOKEN", "hush"),)))
 
 
+def test_a_mask_of_all_is_none_for_the_ranks() -> None:
+    found = made(facts=some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "all"}))
+    assert set(found.unset) == {("CUDA_VISIBLE_DEVICES",)}
+    assert found.notes == ()
+
+
 def test_identity_that_we_do_not_set_is_removed() -> None:
     environ = {"MASTER_ADDR": "10.0.0.9", "TRAINING_ROLE": "PSERVER", "FLAGS_selected_npus": "3"}
     found = made(facts=some_facts(8, environ=environ))
