@@ -14,7 +14,7 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # Options of a launch that say what the queue says here.
 _OURS = (
@@ -117,11 +117,52 @@ def name(parsed: argv.ParsedCommand) -> str:
     return os.path.splitext(os.path.basename(target))[0] or "fleetrun"
 
 
-def plain(what: str, option: str, text: str) -> str:
-    """Return TEXT if it fits into a line by itself; UsageError if it has blanks or controls."""
-    if not text or not text.isprintable() or any(letter.isspace() for letter in text):
-        raise UsageError(f"{what}: --{option}={text!r}: give one word without blanks.")
-    return text
+class Form(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
+    """Text that FITS; UsageError says what is WANTED, and of a SECRET value only the name."""
+
+    def __init__(
+        self, fits: Callable[[str], object], wanted: str, *, is_secret: bool = False
+    ) -> None:
+        self._fits, self._wanted, self._is_secret = fits, wanted, is_secret
+        self.name = "text"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return VALUE as it is."""
+        assert param is not None
+        assert ctx is not None
+        return self.checked(str(value), f"submit {ctx.command.name}: --{param.name}")
+
+    def checked(self, text: str, what: str) -> str:
+        """Return TEXT, the value of WHAT."""
+        if not self._fits(text):
+            shown = text.partition("=")[0] if self._is_secret else text
+            shown = shown if text.isprintable() else repr(shown)
+            raise UsageError(f"{what}={shown}: {self._wanted}.")
+        return text
+
+
+WORD = Form(
+    lambda text: text.isprintable() and len(text.split()) == 1 and text == text.strip(),
+    "give one word without blanks",
+)
+
+
+def option(
+    name: str, form: Form, metavar: str, text: str, default: str | None = None
+) -> click.Option:
+    """Return the option NAME, whose value has a FORM; one that is `(repeatable)` has several."""
+    spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+    return click.Option(
+        [*spellings],
+        type=form,
+        metavar=metavar,
+        help=text,
+        default=default,
+        show_default=default is not None,
+        multiple="(repeatable)" in text,
+    )
 
 
 def site(named: str | None, command: click.Command) -> Mapping[str, str | list[str]]:
@@ -175,12 +216,6 @@ def _site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
     return found
 
 
-def repeatable(name: str, text: str, metavar: str) -> click.Option:
-    """Return an option that may be given several times, each a text."""
-    spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-    return click.Option([*spellings], multiple=True, metavar=metavar, help=text)
-
-
 def shown(words: Sequence[str]) -> tuple[str, ...]:
     """Return WORDS without the values of secrets, as they may be seen."""
     return tuple(arguments.conceal(words)[0])
@@ -193,13 +228,3 @@ def remark_on_secrets(words: Sequence[str]) -> None:
             "fleetrun: secret values are shown as ***; without --dry-run they are handed in.",
             file=sys.stderr,
         )
-
-
-def number(value: object) -> int | None:
-    """Return VALUE if it is a number."""
-    return value if isinstance(value, int) else None
-
-
-def texts(value: object) -> tuple[str, ...]:
-    """Return the texts that VALUE, of a repeatable option, has."""
-    return tuple(map(str, value)) if isinstance(value, tuple | list) else ()

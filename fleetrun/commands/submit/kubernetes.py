@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,44 +19,44 @@ from fleetrun.printing import put
 from fleetrun.records.variables import TOKEN, new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     Document = dict[str, Any]
 
 WHAT = "submit k8s"
-_QUANTITY = (
-    re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?"),
-    "a quantity, as 8, 500m or 64Gi",
-)
-_QUEUE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"), "the name of a queue"
 # How the values of options are written.
-_FORMS = {
-    # A label of DNS (RFC 1035, as names of services are); names of pods add "-" and a number, which
-    # have to fit into 63, too.
-    "name": (
-        re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?"),
-        "small letters, digits and hyphens, a letter first, 52 at most",
-    ),
-    "cpus": _QUANTITY,
-    "memory": _QUANTITY,
-    "shm": _QUANTITY,
-    "kueue": _QUEUE,
-    "volcano": _QUEUE,
-    "env": (re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL), "NAME=VALUE"),
-    "volume": (re.compile(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)"), "CLAIM=/PATH"),
-    "node_selector": (
-        re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"),
-        "a label, as pool=a100",
-    ),
-    "toleration": (
-        re.compile(
-            r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?"
-            r"(:(NoSchedule|PreferNoSchedule|NoExecute))?"
-        ),
-        "KEY[=VALUE][:EFFECT]",
-    ),
-}
-_SINGLE = (*("name", "image", "cpus", "memory", "shm", "namespace", "python", "kueue", "volcano"),)
+_QUANTITY = common.Form(
+    re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?").fullmatch,
+    "give a quantity, as 8, 500m or 64Gi",
+)
+_QUEUE = common.Form(
+    re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch, "give the name of a queue"
+)
+# A label of DNS (RFC 1035, as names of services are); names of pods add "-" and a number, which
+# have to fit into 63, too.
+_NAME = common.Form(
+    re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?").fullmatch,
+    "give small letters, digits and hyphens, a letter first, 52 at most",
+)
+_VARIABLE = common.Form(
+    re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL).fullmatch,
+    "give NAME=VALUE",
+    is_secret=True,
+)
+_VOLUME = common.Form(re.compile(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)").fullmatch, "give CLAIM=/PATH")
+_LABEL = common.Form(
+    re.compile(
+        r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
+    ).fullmatch,
+    "give a label, as pool=a100",
+)
+_TAINT = common.Form(
+    re.compile(
+        r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?"
+        r"(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+    ).fullmatch,
+    "give KEY[=VALUE][:EFFECT]",
+)
 # Where the hosts meet.
 _PORT = 6070
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "kubernetes.yaml")
@@ -64,47 +64,17 @@ _TEMPLATE = os.path.join(os.path.dirname(__file__), "kubernetes.yaml")
 _EXPANDED = re.compile(r"\$(?=[$(])")
 
 
-class KubernetesJob(NamedTuple):
-    """What is asked of Kubernetes."""
-
-    name: str
-    image: str
-    nodes: int
-    words: tuple[str, ...]
-    # A fresh one for each job, by which its hosts know each other.
-    token: str
-    gpus: int = 0
-    cpus: str | None = None
-    memory: str | None = None
-    shm: str = "16Gi"
-    namespace: str | None = None
-    python: str = "python"
-    env: tuple[str, ...] = ()
-    # A claim, and where it is mounted.
-    volumes: tuple[tuple[str, str], ...] = ()
-    # How many pods may fail before the job does; preempted ones do not count.
-    retries: int = 0
-    # KEY=VALUE of nodes, and the taints that pods tolerate: KEY[=VALUE][:EFFECT].
-    node_selector: tuple[str, ...] = ()
-    tolerations: tuple[str, ...] = ()
-    # Seconds after its end until the job is deleted.
-    ttl: int | None = None
-    # The queue of Kueue or of Volcano from which all pods start at once.
-    kueue: str | None = None
-    volcano: str | None = None
-
-
-def documents(job: KubernetesJob, kind: str = "job") -> tuple[Document, ...]:
-    """Return the resources of JOB, those first that others need; KIND is job or paddlejob."""
+def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
+    """Return the resources of the job that is GIVEN, those first that others need."""
     import yaml  # only to write
 
     with open(_TEMPLATE, encoding="utf-8") as file:
         template = yaml.safe_load(file)
-    values = _values(job, kind)
-    if kind == "paddlejob":
+    values = _values(given)
+    if given["kind"] == "paddlejob":
         names = ["secret", "paddlejob"]
     else:
-        names = ["secret", "service", *([] if job.volcano is None else ["group"]), "job"]
+        names = ["secret", "service", *(["group"] if given["volcano"] else []), "job"]
     return tuple(_filled(template[name], values) for name in names)
 
 
@@ -118,33 +88,39 @@ def _filled(node: Any, values: Document) -> Any:  # noqa: ANN401 - YAML
     return {key: value for key, value in filled.items() if value is not None} or None
 
 
-def _values(job: KubernetesJob, kind: str) -> Document:
-    """Return what stands in the template for JOB; None: nothing."""
-    is_indexed = kind == "job"
+def _values(given: Mapping[str, Any]) -> Document:
+    """Return what stands in the template for the job that is GIVEN; None: nothing."""
+    name, nodes, retries, volcano = (given[key] for key in ("name", "nodes", "retries", "volcano"))
+    is_indexed = given["kind"] == "job"
     hosts = {
-        "PADDLE_MASTER": f"{job.name}-0.{job.name}:{_PORT}",
-        "PADDLE_NNODES": str(job.nodes),
-        "PADDLE_JOB_ID": job.name,
+        "PADDLE_MASTER": f"{name}-0.{name}:{_PORT}",
+        "PADDLE_NNODES": str(nodes),
+        "PADDLE_JOB_ID": name,
     }
-    own = dict(pair.split("=", 1) for pair in job.env)
+    own = dict(pair.split("=", 1) for pair in given["env"])
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
-    token = {"secretKeyRef": {"name": f"{job.name}-token", "key": "token"}}
-    claims = [(f"volume-{number}", *volume) for number, volume in enumerate(job.volumes)]
-    amounts = {"nvidia.com/gpu": str(job.gpus or ""), "cpu": job.cpus, "memory": job.memory}
-    words = (job.python, "-m", "fleetrun", *job.words)
-    has_volcano = job.volcano is not None
+    token = {"secretKeyRef": {"name": f"{name}-token", "key": "token"}}
+    claims = [
+        (f"volume-{number}", *volume.split("=", 1)) for number, volume in enumerate(given["volume"])
+    ]
+    amounts = {
+        "nvidia.com/gpu": str(given["gpus"] or ""),
+        "cpu": given["cpus"],
+        "memory": given["memory"],
+    }
+    words = (given["python"], "-m", "fleetrun", *given["words"])
     return {
-        **{name: getattr(job, name) for name in _AS_THEY_ARE},
-        "secret": f"{job.name}-token",
+        **given,
+        "secret": f"{name}-token",
         "port": _PORT,
-        "suspend": True if job.kueue else None,
-        "failures": job.retries * job.nodes,
-        "again": "OnFailure" if job.retries else "Never",
-        "group": job.name if has_volcano else None,
-        "gang": job.nodes if has_volcano else None,
-        "scheduler": "volcano" if has_volcano else None,
-        "selector": dict(label.split("=", 1) for label in job.node_selector) or None,
-        "tolerations": [_toleration(taint) for taint in job.tolerations] or None,
+        "suspend": True if given["kueue"] else None,
+        "failures": retries * nodes,
+        "again": "OnFailure" if retries else "Never",
+        "group": name if volcano else None,
+        "gang": nodes if volcano else None,
+        "scheduler": "volcano" if volcano else None,
+        "selector": dict(label.split("=", 1) for label in given["node_selector"]) or None,
+        "tolerations": [_toleration(taint) for taint in given["toleration"]] or None,
         "command": [_EXPANDED.sub("$$", word) for word in words],
         "env": [
             *(_variable(name, value) for name, value in hosts.items() if is_indexed),
@@ -154,24 +130,19 @@ def _values(job: KubernetesJob, kind: str) -> Document:
         ],
         "mounts": [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - it is one
-            *({"name": name, "mountPath": path} for name, _, path in claims),
+            *({"name": volume, "mountPath": path} for volume, _, path in claims),
         ],
         "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": given["shm"]}},
             *(
-                {"name": name, "persistentVolumeClaim": {"claimName": claim}}
-                for name, claim, _ in claims
+                {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
+                for volume, claim, _ in claims
             ),
         ],
-        "limits": {name: amount for name, amount in amounts.items() if amount} or None,
-        "subdomain": job.name if is_indexed else None,
+        "limits": {key: amount for key, amount in amounts.items() if amount} or None,
+        "subdomain": name if is_indexed else None,
         "restart": "Never" if is_indexed else None,
     }
-
-
-_AS_THEY_ARE = (
-    *("name", "namespace", "nodes", "image", "token", "ttl", "retries", "kueue", "volcano"),
-)
 
 
 def _variable(name: str, value: str) -> Document:
@@ -232,10 +203,8 @@ def _kubectl(verb: str, document: Document, *options: str) -> subprocess.Complet
     )
 
 
-def _run(
-    words: tuple[str, ...], *, kind: str, is_applied: bool, dry_run: bool, **fields: object
-) -> int:
-    parsed = common.launch(words, WHAT, fields["config"])
+def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
+    parsed = common.launch(words, WHAT, given["config"])
     if common.shown(parsed.words) != parsed.words:
         raise UsageError(
             f"{WHAT}: a word after -- is a secret, which all who may see the job would read: let "
@@ -243,42 +212,17 @@ def _run(
         )
     if is_applied and dry_run:
         raise UsageError(f"{WHAT}: --apply and --dry-run: give one of them.")
-    if fields["image"] is None:
+    if given["image"] is None:
         raise UsageError(
             f"{WHAT}: give --image NAME, one that has Paddle, fleetrun and the script."
         )
-    name = str(fields["name"] or common.name(parsed).lower().replace("_", "-"))
-    given = {
-        option: common.texts(value) if isinstance(value, tuple | list) else (str(value),)
-        for option, value in {**fields, "name": name}.items()
-        if value is not None
-    }
-    for option, (pattern, wanted) in _FORMS.items():
-        for value in given.get(option, ()):
-            if not pattern.fullmatch(value):
-                shown = value.partition("=")[0] if option == "env" else value
-                raise UsageError(f"{WHAT}: --{option}={shown}: give {wanted}.")
-    for option in ("image", "namespace"):
-        for value in given.get(option, ()):
-            common.plain(WHAT, option, value)
-    single = {option: values[0] for option, values in given.items() if option in _SINGLE}
-    volumes = (volume.partition("=") for volume in given["volume"])
-    job = KubernetesJob(
-        **single,
-        words=parsed.words,
-        token=new_token(),
-        nodes=common.number(fields["nodes"]) or 1,
-        gpus=common.number(fields["gpus"]) or 0,
-        retries=common.number(fields["retries"]) or 0,
-        ttl=int(ttl) if isinstance(ttl := fields["ttl"], int | float) else None,
-        env=given["env"],
-        volumes=tuple((claim, path) for claim, _, path in volumes),
-        node_selector=given["node_selector"],
-        tolerations=given["toleration"],
-    )
-    if job.kueue is not None and job.volcano is not None:
+    if given["kueue"] and given["volcano"]:
         raise UsageError(f"{WHAT}: --kueue and --volcano: give one of them.")
-    found = documents(job, kind)
+    name = given["name"] or common.name(parsed).lower().replace("_", "-")
+    _NAME.checked(name, f"{WHAT}: --name")
+    ttl = None if given["ttl"] is None else int(given["ttl"])
+    own = {"name": name, "ttl": ttl, "words": parsed.words, "token": new_token()}
+    found = documents({**given, **own})
     return apply(found) if is_applied else put(text(found))
 
 
@@ -290,18 +234,14 @@ command = common.QueueCommand(
     "at a site may stand in fleetrun.yaml under `submit: k8s:`.",
     callback=_run,
     params=[
-        parser.option(
-            "image", "text", "The image: Paddle, fleetrun and the script.", metavar="NAME"
-        ),
+        common.option("image", common.WORD, "NAME", "The image: Paddle, fleetrun and the script."),
         parser.option("nodes", "int", "How many pods.", metavar="N", default="1", minimum=1),
         parser.option("gpus", "int", "GPUs of each pod.", metavar="N", minimum=0),
-        parser.option("cpus", "text", "CPUs of each pod.", metavar="QUANTITY"),
-        parser.option("memory", "text", "Memory of each pod.", metavar="QUANTITY"),
-        parser.option(
-            "shm", "text", "Size of /dev/shm, for data loaders.", metavar="QUANTITY", default="16Gi"
-        ),
-        parser.option("name", "text", "The job's name; the script's.", metavar="NAME"),
-        parser.option("namespace", "text", "Kubernetes' namespace.", metavar="NAME"),
+        common.option("cpus", _QUANTITY, "QUANTITY", "CPUs of each pod."),
+        common.option("memory", _QUANTITY, "QUANTITY", "Memory of each pod."),
+        common.option("shm", _QUANTITY, "QUANTITY", "Size of /dev/shm, for data loaders.", "16Gi"),
+        common.option("name", _NAME, "NAME", "The job's name; the script's."),
+        common.option("namespace", common.WORD, "NAME", "Kubernetes' namespace."),
         parser.option(
             "kind",
             "choice",
@@ -312,20 +252,23 @@ command = common.QueueCommand(
         parser.option(
             "retries", "int", "Attempts after a failure.", metavar="N", default="0", minimum=0
         ),
-        common.repeatable("env", "A variable of the pods (repeatable).", "NAME=VALUE"),
-        common.repeatable("volume", "Mount a claim (repeatable).", "CLAIM=/PATH"),
-        common.repeatable(
-            "node_selector", "Only nodes that have this label (repeatable).", "KEY=VALUE"
+        common.option("env", _VARIABLE, "NAME=VALUE", "A variable of the pods (repeatable)."),
+        common.option("volume", _VOLUME, "CLAIM=/PATH", "Mount a claim (repeatable)."),
+        common.option(
+            "node_selector", _LABEL, "KEY=VALUE", "Only nodes that have this label (repeatable)."
         ),
-        common.repeatable(
-            "toleration", "Also nodes with this taint (repeatable).", "KEY[=VALUE][:EFFECT]"
+        common.option(
+            "toleration",
+            _TAINT,
+            "KEY[=VALUE][:EFFECT]",
+            "Also nodes with this taint (repeatable).",
         ),
         parser.option(
             "ttl", "duration", "Delete the job so long after its end.", metavar="SECONDS", minimum=0
         ),
-        parser.option("kueue", "text", "Kueue's queue for it.", metavar="QUEUE"),
-        parser.option(
-            "volcano", "text", "Volcano's queue for it; all pods start at once.", metavar="QUEUE"
+        common.option("kueue", _QUEUE, "QUEUE", "Kueue's queue for it."),
+        common.option(
+            "volcano", _QUEUE, "QUEUE", "Volcano's queue for it; all pods start at once."
         ),
         parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
         click.Option(["--apply", "is_applied"], is_flag=True, help="Create it by kubectl."),

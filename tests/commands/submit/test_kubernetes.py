@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from fleetrun import argv, cli
 from fleetrun.commands.submit import kubernetes
-from fleetrun.commands.submit.kubernetes import KubernetesJob
 
 if TYPE_CHECKING:
     import subprocess
@@ -100,8 +99,10 @@ def loaded(text: str) -> Iterator[dict[str, Any]]:
     return documents
 
 
-def a_job(**fields: Any) -> KubernetesJob:
-    return KubernetesJob("train", "registry/image:1", 4, ("train.py",), "t0ken")._replace(**fields)
+def a_job(**fields: Any) -> dict[str, Any]:
+    words = ["--name=train", "--image=registry/image:1", "--nodes=4", "--", "train.py"]
+    context = kubernetes.command.make_context("k8s", words)
+    return {**context.params, "token": "t0ken", **fields}
 
 
 FULL = {
@@ -110,10 +111,10 @@ FULL = {
     "memory": "256Gi",
     "namespace": "team",
     "env": ("A=1", "B=a=b c"),
-    "volumes": (("data", "/data"),),
+    "volume": ("data=/data",),
     "retries": 2,
     "node_selector": ("example.com/pool=a100", "zone="),
-    "tolerations": ("nvidia.com/gpu:NoSchedule", "team=ml:NoExecute", "spot"),
+    "toleration": ("nvidia.com/gpu:NoSchedule", "team=ml:NoExecute", "spot"),
     "ttl": 600,
     "kueue": "team-queue",
 }
@@ -144,7 +145,7 @@ def test_each_resource_is_valid_in_each_version(version: str, fields: dict[str, 
 
 @pytest.mark.parametrize("version", SCHEMAS)
 def test_the_pods_of_kubeflows_job_are_valid_and_its_own_fields_known(version: str) -> None:
-    secret, job = kubernetes.documents(a_job(**FULL), "paddlejob")
+    secret, job = kubernetes.documents(a_job(**FULL, kind="paddlejob"))
     assert check(secret, version) == []
     # kubeflow.org_paddlejobs.yaml of the training operator, 1.5 and later.
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PaddleJob")
@@ -290,7 +291,7 @@ def test_volcano_starts_all_pods_at_once(version: str) -> None:
     assert template["metadata"]["annotations"] == {
         "scheduling.k8s.io/group-name": group["metadata"]["name"]
     }
-    _, theirs = kubernetes.documents(a_job(volcano="default"), "paddlejob")
+    _, theirs = kubernetes.documents(a_job(volcano="default", kind="paddlejob"))
     policy = theirs["spec"]["runPolicy"]["schedulingPolicy"]
     assert policy == {"minAvailable": 4, "queue": "default"}
 

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from fleetrun import cli
 from fleetrun.commands.submit import slurm
-from fleetrun.commands.submit.slurm import SlurmJob
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SCRIPT = """\
+#SBATCH --ntasks-per-node=1
 #SBATCH --job-name=train
 #SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --mem=0
@@ -49,13 +48,15 @@ exit "$code"
 """
 
 
-def a_job(**fields: Any) -> SlurmJob:
-    return SlurmJob("train", 4, ("train.py",), "/work", "/usr/bin/python3")._replace(**fields)
+def script(*words: str, folder: str = "/tmp", **options: Any) -> str:
+    own = ["--name=train", "--nodes=4", "--python=/usr/bin/python3", "--", "x.py"]
+    context = slurm.command.make_context("slurm", own)
+    return slurm.script({**context.params, **options}, words or ("train.py",), folder)
 
 
 def test_the_script_says_all_that_was_asked_for() -> None:
-    job = a_job(
-        words=("--strategy=comm_fusion", "train.py", "--name", "a b"),
+    text = script(
+        *("--strategy=comm_fusion", "train.py", "--name", "a b"),
         folder="/work/my job",
         gpus=8,
         cpus=64,
@@ -63,13 +64,13 @@ def test_the_script_says_all_that_was_asked_for() -> None:
         time="12:00:00",
         partition="gpu",
         account="vision",
-        modules=("cuda/12.4", "nccl"),
+        module=("cuda/12.4", "nccl"),
         setup=("source env.sh",),
-        sbatch=("qos=high",),
+        sbatch=("--qos=high",),
         signal="TERM@120",
         requeue=True,
     )
-    assert slurm.script(job).split("\n", 2)[2] == SCRIPT
+    assert text.split("\n", 2)[2] == SCRIPT
 
 
 def fake(folder: Path, name: str, text: str) -> None:
@@ -96,7 +97,7 @@ def test_only_what_preemption_has_ended_begins_again(
     fake(tmp_path, "scontrol", f"echo $1 $2 >>{tmp_path}/asked; echo '{shown}'")
     done = subprocess.run(
         ["/bin/bash"],
-        input=slurm.script(a_job(folder="/tmp", requeue=True)),
+        input=script(requeue=True),
         env={"PATH": str(tmp_path), "SLURM_JOB_ID": "77"},
         text=True,
         check=False,
@@ -112,7 +113,7 @@ def test_only_what_preemption_has_ended_begins_again(
     )
 )
 def test_words_and_folder_are_what_they_were_for_the_shell(args: list[str]) -> None:
-    text = slurm.script(a_job(words=("train.py", *args), folder="/tmp"))
+    text = script("train.py", *args)
     heard = text.replace("exec srun", "printf '%s\\0'")
     done = subprocess.run(["bash", "-c", heard], capture_output=True, check=True)
     words = done.stdout.decode().split("\0")[:-1]
@@ -248,6 +249,7 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
         (("--partition=a b", "--", "t.py"), "give one word without blanks"),
         (("--name=a\nb", "--", "t.py"), "give one word without blanks"),
         (("--setup=a\nb", "--", "t.py"), "give one line of shell"),
+        (("--", "my train.py"), "--name=my train: give one word without blanks"),
         (
             ("--nodes=3", "--", "--nnodes=2:4", "t.py"),
             "--nnodes=2:4: --nodes=3 says how many hosts",
