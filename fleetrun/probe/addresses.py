@@ -185,14 +185,22 @@ def _interface_to(targets: Sequence[str], own: Sequence[Address]) -> str | None:
     return None
 
 
+def rdma_ports(root: str) -> list[tuple[str, str, str, str]]:
+    """Return each port of the InfiniBand and RoCE devices: device, port, state and rate."""
+    folder = os.path.join(root, "sys/class/infiniband")
+    found = []
+    for device in files.names(folder):
+        ports = os.path.join(folder, device, "ports")
+        for port in files.names(ports):
+            state, rate = (
+                files.text(os.path.join(ports, port, name)).strip() for name in ("state", "rate")
+            )
+            found.append((device, port, state, rate))
+    return found
+
+
 def rdma(root: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the InfiniBand and RoCE devices with an active port, and all of them."""
-    folder = os.path.join(root, "sys/class/infiniband")
-    names = files.names(folder)
-    active = []
-    for name in names:
-        ports = os.path.join(folder, name, "ports")
-        states = [files.text(os.path.join(ports, port, "state")) for port in files.names(ports)]
-        if any("ACTIVE" in state for state in states):
-            active.append(name)
-    return tuple(active), names
+    names = files.names(os.path.join(root, "sys/class/infiniband"))
+    active = dict.fromkeys(name for name, _, state, _ in rdma_ports(root) if "ACTIVE" in state)
+    return tuple(active), tuple(names)

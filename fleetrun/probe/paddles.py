@@ -30,47 +30,38 @@ _CONTAINER, _MOST_CONTAINERS, _PTX = 0xBA55ED50, 200, 1
 _HEADER_BYTES = 64
 
 
-def without(symbol: bytes, path: Sequence[str]) -> str | None:
-    """Return the version of the Paddle on PATH if SYMBOL is surely none of its library's texts."""
+def found(path: Sequence[str]) -> tuple[str, str]:
+    """Return the folder of the Paddle on PATH and its version file; both empty: there is none."""
     for folder in path:
         root = os.path.join(folder, "paddle")
         text = proc.content(os.path.join(root, "version", "__init__.py")).decode(errors="replace")
-        if not text:
-            continue
-        version = _VERSION.search(text)
-        found = constants(root)
-        if found is not None and symbol not in found:
-            return version.group(1) if version else "?"
-        return None
-    return None
+        if text:
+            return root, text
+    return "", ""
+
+
+def without(symbol: bytes, path: Sequence[str]) -> str | None:
+    """Return the version of the Paddle on PATH if SYMBOL is surely none of its library's texts."""
+    root, _ = found(path)
+    texts = constants(root) if root else None
+    return None if texts is None or symbol in texts else version(path)
 
 
 def version(path: Sequence[str]) -> str:
     """Return the version of the Paddle on PATH; empty where there is none."""
-    for folder in path:
-        content = proc.content(os.path.join(folder, "paddle", "version", "__init__.py"))
-        if content:
-            found = _VERSION.search(content.decode(errors="replace"))
-            return found.group(1) if found else "?"
-    return ""
+    _, text = found(path)
+    told = _VERSION.search(text)
+    return told[1] if told else "?" if text else ""
 
 
 def is_for_rocm(path: Sequence[str]) -> bool:
     """Whether the Paddle on PATH says that it is built for AMD's GPUs."""
-    for folder in path:
-        content = proc.content(os.path.join(folder, "paddle", "version", "__init__.py"))
-        if content:
-            return _HIP.search(content.decode(errors="replace")) is not None
-    return False
+    return _HIP.search(found(path)[1]) is not None
 
 
 def lacks_xpus(path: Sequence[str]) -> bool:
     """Whether the Paddle on PATH says that it is not built for XPUs."""
-    for folder in path:
-        content = proc.content(os.path.join(folder, "paddle", "version", "__init__.py"))
-        if content:
-            return _NO_XPU.search(content.decode(errors="replace")) is not None
-    return False
+    return _NO_XPU.search(found(path)[1]) is not None
 
 
 def constants(root: str) -> bytes | None:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
+
+from fleetrun.records import names
+from fleetrun.records.folder import Folder, enter
 
 
 def mark(pid: int, name: str) -> bytes:
@@ -34,3 +38,22 @@ def is_locked(fd: int) -> bool:
     except OSError:
         return True
     return False
+
+
+def begin(log_dir: str, name: str) -> tuple[Folder, int]:
+    """Make the run directory NAME in LOG_DIR; return it and its lock, which is ours.
+
+    FileExistsError where it is there already.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(os.path.join(log_dir, names.RUNS))
+    runs = enter(os.path.join(log_dir, names.RUNS))
+    folder = Folder(os.path.join(log_dir, names.RUNS, name))
+    try:
+        folder.make(runs)
+    finally:
+        os.close(runs)
+    lock = folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    is_locked(lock)
+    os.write(lock, mark(os.getpid(), name))
+    return folder, lock

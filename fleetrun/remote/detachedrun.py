@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from fleetrun import planner
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import eventfile, lockfile, names
-from fleetrun.records.folder import Folder, enter
 from fleetrun.run.events import signal_name
 
 if TYPE_CHECKING:
@@ -29,9 +28,8 @@ class HeadRun:
         self._log_dir = os.path.abspath(request.log_dir)
         started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         # Where the head is one of the hosts, its launcher has a run of its own.
-        name = f"{planner.run_name(request, started, os.getpid())}-head"
-        self._folder = Folder(os.path.join(self._log_dir, names.RUNS, name))
-        self._lock = self._events = -1
+        self._name = f"{planner.run_name(request, started, os.getpid())}-head"
+        self._events = -1
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Keep the console, SAY how to attach to the job, and let the foreground process exit.
@@ -39,42 +37,25 @@ class HeadRun:
         Raises EnvironmentFault where there is no room for it.
         """
         try:
-            self._make()
+            self._folder, self._lock = lockfile.begin(self._log_dir, self._name)
+            self._events = self._folder.append(names.EVENTS)
+            self._note(
+                "launched",
+                job_id=self._job_id,
+                mode="head",
+                engine="ssh",
+                generation=0,
+                node_rank=0,
+                processes=0,
+                launcher_pid=os.getpid(),
+            )
         except OSError as error:
             raise EnvironmentFault(
-                f"The console cannot be kept in {self._folder.path} ({error.strerror}): make room "
-                "or choose another folder with --log_dir."
+                f"The console cannot be kept in {self._log_dir} ({error.strerror}): make room or "
+                "choose another folder with --log_dir."
             ) from None
-        pid = os.getpid()
-        say(
-            f"in the background as process {pid}: `fleetrun attach {pid}` shows its console, "
-            f"`fleetrun stop {pid}` ends it."
-        )
-        self._background.leave()
-
-    def _make(self) -> None:
-        with suppress(FileExistsError):
-            os.mkdir(os.path.join(self._log_dir, names.RUNS))
-        runs = enter(os.path.join(self._log_dir, names.RUNS))
-        try:
-            self._folder.make(runs)
-        finally:
-            os.close(runs)
-        self._lock = self._folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        lockfile.is_locked(self._lock)
-        os.write(self._lock, lockfile.mark(os.getpid(), os.path.basename(self._folder.path)))
-        self._events = self._folder.append(names.EVENTS)
-        self._note(
-            "launched",
-            job_id=self._job_id,
-            mode="head",
-            engine="ssh",
-            generation=0,
-            node_rank=0,
-            processes=0,
-            launcher_pid=os.getpid(),
-        )
-        self._background.keep(self._folder)
+        self._background.sink(self._folder, say).prepare()
+        self._background.announce()
 
     def end(self, code: int, signum: int | None) -> None:
         """Note the exit CODE of the job, and the signal SIGNUM that has ended it, if one has."""

@@ -121,19 +121,13 @@ class FetchedLogs:
 
     def _begin(self, run: str) -> None:
         """Make the run directory, unless this host has the same log folder as the first one."""
-        os.makedirs(os.path.join(self._log_dir, names.RUNS), exist_ok=True)
-        self._run = Folder(os.path.join(self._log_dir, names.RUNS, run))
-        runs = enter(os.path.join(self._log_dir, names.RUNS))
+        os.makedirs(self._log_dir, exist_ok=True)
         try:
-            self._run.make(runs)
+            self._run, lock = lockfile.begin(self._log_dir, run)
         except FileExistsError:
             self._is_here = True
             self._reply(logsender.KEEP)
             return
-        finally:
-            os.close(runs)
-        lock = self._run.open(names.LOCK, _FLAGS)
-        os.write(lock, lockfile.mark(os.getpid(), run))
         os.close(lock)
         self._reply(logsender.SEND)
 

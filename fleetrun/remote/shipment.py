@@ -11,6 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from fleetrun.conversion import size
 from fleetrun.errors import UsageError
 from fleetrun.remote import bootstrap, protocol
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Script
 
-_MOST_BYTES = 50_000_000
+_MOST_BYTES = 50 << 20
 # Of the folder's parts so many are named.
 _NAMED = 3
 # Pure Python that a launch may import: for config files and strategies, and for GPUs.
@@ -143,11 +144,10 @@ def _check_size(folder: str, names: Sequence[str]) -> None:
     if whole <= _MOST_BYTES:
         return
     largest = sorted(sizes.items(), key=lambda one: -one[1])[:_NAMED]
-    said = ", ".join(f"{part} {_megabytes(size)}" for part, size in largest)
+    said = ", ".join(f"{part} {size(count)}" for part, count in largest)
     raise UsageError(
-        f"--ship sends at most {_megabytes(_MOST_BYTES)}, and {folder} has {_megabytes(whole)} "
-        f"({said}): name in .gitignore what the job does not need, or bring it to the hosts "
-        "otherwise."
+        f"--ship sends at most {size(_MOST_BYTES)}, and {folder} has {size(whole)} ({said}): name "
+        "in .gitignore what the job does not need, or bring it to the hosts otherwise."
     )
 
 
@@ -156,15 +156,6 @@ def _size(path: str) -> int:
         return os.lstat(path).st_size
     except OSError:
         return 0
-
-
-def _megabytes(count: int) -> str:
-    """Return COUNT bytes as text.
-
-    >>> _megabytes(50_000_000), _megabytes(1_234_567_890)
-    ('50 MB', '1,235 MB')
-    """
-    return f"{count / 1e6:,.0f} MB"
 
 
 def _own() -> Iterator[tuple[str, str]]:

@@ -23,70 +23,56 @@ _CHUNK = 1 << 16
 _READY = b"."
 
 
-class Background:
+class Background(Sink):
     """The launcher in the background: its console is the file CONSOLE.
 
-    The foreground process waits for a byte on the descriptor READY.
+    The foreground process, which waits for a byte on the descriptor READY, exits when all processes
+    are started.
     """
 
     def __init__(self, console: str, ready: int) -> None:
         self._console = console
-        self._kept: Folder | None = None
         self._ready = ready
+        self._is_kept = False
 
     def sink(self, folder: Folder, say: Callable[[str], None]) -> Sink:
-        """Return the sink that moves the console into FOLDER and ends the foreground process."""
-        return _ForegroundExit(self, folder, say)
-
-    def keep(self, folder: Folder) -> None:
-        """Move the console file into FOLDER; open descriptors stay valid."""
-        os.rename(self._console, names.CONSOLE, dst_dir_fd=folder.fd)
-        self._kept = folder
-
-    def take_back(self) -> None:
-        """Move the console file out of the folder in which it is kept."""
-        if self._kept is not None:
-            with suppress(OSError):
-                os.rename(names.CONSOLE, self._console, src_dir_fd=self._kept.fd)
-            self._kept = None
-
-    def leave(self) -> None:
-        """Let the foreground process exit."""
-        if self._ready >= 0:
-            os.write(self._ready, _READY)
-            os.close(self._ready)
-            self._ready = -1
-
-
-class _ForegroundExit(Sink):
-    """Ends the foreground process when all processes are started."""
-
-    def __init__(self, background: Background, folder: Folder, say: Callable[[str], None]) -> None:
-        self._background = background
-        self._folder = folder
-        self._say = say
+        """Return what moves the console into FOLDER, and SAYs how to attach to the job."""
+        self._folder, self._say = folder, say
+        return self
 
     def prepare(self) -> None:
-        """Move the console into the run directory."""
+        """Move the console into the run directory; open descriptors stay valid."""
         try:
-            self._background.keep(self._folder)
+            os.rename(self._console, names.CONSOLE, dst_dir_fd=self._folder.fd)
         except OSError as error:
             raise EnvironmentFault(
-                f"The console cannot be kept in {self._folder.path} ({error.strerror})."
+                f"The console cannot be kept in {self._folder.path} ({error.strerror}): make room "
+                "or choose another folder with --log_dir."
             ) from None
+        self._is_kept = True
 
     def withdraw(self) -> None:
         """Move it out again."""
-        self._background.take_back()
+        if self._is_kept:
+            with suppress(OSError):
+                os.rename(names.CONSOLE, self._console, src_dir_fd=self._folder.fd)
+            self._is_kept = False
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - nothing to wait for
         """Print how to attach to the job, and let the foreground process exit."""
+        self.announce()
+
+    def announce(self) -> None:
+        """Do as `open`, without a loop."""
         pid = os.getpid()
         self._say(
             f"in the background as process {pid}: `fleetrun attach {pid}` shows its console, "
             f"`fleetrun stop {pid}` ends it."
         )
-        self._background.leave()
+        if self._ready >= 0:
+            os.write(self._ready, _READY)
+            os.close(self._ready)
+            self._ready = -1
 
 
 def begin(log_dir: str) -> Background | int:

@@ -85,12 +85,12 @@ def test_a_folder_that_is_too_large_is_not_sent_and_its_largest_parts_are_named(
     tmp_path: Path,
 ) -> None:
     work = a_folder(tmp_path)
-    for name, size in (("data/huge", 40_000_000), ("huge", 30_000_000), ("big/huge", 10**12)):
+    for name, size in (("data/huge", 40 << 20), ("huge", 30 << 20), ("big/huge", 10**12)):
         with (work / name).open("wb") as file:
             file.truncate(size)
     with pytest.raises(UsageError) as caught:
         shipment.pack(str(work), SCRIPT, "log")
-    said = f"--ship sends at most 50 MB, and {work} has 70 MB (data/ 40 MB, huge 30 MB, "
+    said = f"--ship sends at most 50 MiB, and {work} has 70 MiB (data/ 40 MiB, huge 30 MiB, "
     assert str(caught.value).startswith(said)
 
 

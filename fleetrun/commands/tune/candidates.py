@@ -42,12 +42,12 @@ class Candidate(NamedTuple):
 class TuneOptions(NamedTuple):
     """What tune's own options say."""
 
-    vary: tuple[str, ...] = ()
-    steps: int = 30
-    warmup: int = 5
-    repeats: int = 2
-    timeout: float = 600.0
-    out: str = "tune"
+    vary: tuple[str, ...]
+    steps: int
+    warmup: int
+    repeats: int
+    timeout: float
+    out: str
 
 
 class TuneSpec(NamedTuple):

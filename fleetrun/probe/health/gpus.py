@@ -154,18 +154,12 @@ def _asked(lib: Library, handle: object, index: int) -> Gpu:
         is_remap_pending=bool(remapped[2]) if remapped is not None else _truth(retiring),
         is_remap_failed=None if remapped is None else bool(remapped[3]),
         is_mig=None if mig is None else bool(mig[0]),
-        instances=_instances(lib, handle),
+        instances=len(nvml.instances(lib, handle)),
         throttle=throttle,
         compute_mode=_COMPUTE_MODES.get(said("nvmlDeviceGetComputeMode")),
         lanes=None if lanes is None or most is None else (lanes, most),
         nvlinks=(sum(map(bool, up)), len(up)) if up else None,
     )
-
-
-def _instances(lib: Library, handle: object) -> int:
-    numbers = range(ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
-    parts = [ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, each) for each in numbers]
-    return sum(part is not None for part in parts)
 
 
 def _truth(state: int | None) -> bool | None:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from fleetrun.doctor.facts import Interface, NameLookup, Network, RdmaPort
-from fleetrun.probe import addresses, files, tcp
+from fleetrun.probe import addresses, tcp
 from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read(
         hostname=hostname,
         interfaces=tuple(_interfaces()),
         lookups=tuple(lookups(asked, resolve)),
-        rdma=tuple(_rdma(root)),
+        rdma=tuple(RdmaPort(*row) for row in addresses.rdma_ports(root)),
         asked_interface=environ.get("NCCL_SOCKET_IFNAME", ""),
         peer_interface=peer_interface,
         ports=tuple(ports),
@@ -92,18 +92,4 @@ def lookups(
         else:
             addresses, seconds = cast("tuple[tuple[str, ...], float]", answer.value)
             found.append(NameLookup(name, addresses, seconds))
-    return found
-
-
-def _rdma(root: str) -> list[RdmaPort]:
-    """Return every port of every InfiniBand and RoCE device."""
-    base = os.path.join(root, "sys/class/infiniband")
-    found = []
-    for device in files.names(base):
-        ports = os.path.join(base, device, "ports")
-        for port in files.names(ports):
-            state, rate = (
-                files.text(os.path.join(ports, port, name)).strip() for name in ("state", "rate")
-            )
-            found.append(RdmaPort(device, port, state, rate))
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun import __version__, modes
 from fleetrun.doctor.facts import Build, Command, Software
-from fleetrun.probe import files, paddles
+from fleetrun.probe import paddles
 from fleetrun.records import installed
 from fleetrun.run import proc
 
@@ -58,34 +58,27 @@ def _commands(path: str) -> Iterable[Command]:
         yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))
 
 
-def _build(path: Iterable[str]) -> Build | None:
+def _build(path: Sequence[str]) -> Build | None:
     """Return the Paddle that `import paddle` would find on PATH."""
-    for folder in path:
-        root = os.path.join(folder, "paddle")
-        text = files.text(os.path.join(root, "version", "__init__.py"))
-        if not text:
-            continue
-        reported = dict(_SETTING.findall(text))
-        parts: dict[str, bool] = {}
-        constants = paddles.constants(root)
-        if constants is not None:
-            features = [mode.feature for mode in modes.MODES if mode.feature is not None]
-            parts = {each.name: each.symbol in constants for each in features}
-            parts["gloo"] = _GLOO in constants
-        return Build(
-            version=reported.get("full_version", "?"),
-            folder=root,
-            cuda=_without_false(reported.get("cuda_version", "")),
-            cudnn=_without_false(reported.get("cudnn_version", "")),
-            nccl=_without_false(reported.get("nccl_version", "")),
-            kernels=paddles.kernels(root)
-            if _without_false(reported.get("cuda_version", ""))
-            else (),
-            parts=parts,
-        )
-    return None
-
-
-def _without_false(text: str) -> str:
-    """Return a version as Paddle's version file has it; False and 0 stand for none there."""
-    return "" if text in {"False", "0"} else text
+    root, text = paddles.found(path)
+    if not root:
+        return None
+    reported = {
+        name: "" if value in {"False", "0"} else value for name, value in _SETTING.findall(text)
+    }
+    parts: dict[str, bool] = {}
+    constants = paddles.constants(root)
+    if constants is not None:
+        features = [mode.feature for mode in modes.MODES if mode.feature is not None]
+        parts = {each.name: each.symbol in constants for each in features}
+        parts["gloo"] = _GLOO in constants
+    cuda = reported.get("cuda_version", "")
+    return Build(
+        version=reported.get("full_version", "?"),
+        folder=root,
+        cuda=cuda,
+        cudnn=reported.get("cudnn_version", ""),
+        nccl=reported.get("nccl_version", ""),
+        kernels=paddles.kernels(root) if cuda else (),
+        parts=parts,
+    )
