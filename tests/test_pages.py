@@ -53,15 +53,14 @@ LEFT_OUT = re.compile(
 CLUSTER = re.compile(r" --(gpus|ips|master|servers)=")
 
 TRAINER = """
-import os, signal, socket, sys
+import json, os, signal, socket, sys
 if os.environ.get("TRAINING_ROLE") == "PSERVER":
     listening = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
     signal.pause()
-times = os.environ.get("FLEETRUN_STEP_TIMES")
-if times:
-    with open(times.replace("{rank}", os.environ["PADDLE_TRAINER_ID"]), "w") as file:
-        for number in range(1, int(os.environ["FLEETRUN_STOP_AFTER"]) + 1):
-            file.write(f"{number} {number / 10} {1 / number}\\n")
+with open(os.environ["FLEETRUN_RECORDS"], "w") as file:
+    for number in range(1, int(os.environ.get("FLEETRUN_STOP_AFTER", "0")) + 1):
+        record = {"number": number, "at": number / 10, "loss": 1 / number}
+        print(json.dumps({"schema": 1, "kind": "update", **record}), file=file)
 print("trained", *sys.argv[1:])
 """
 

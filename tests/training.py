@@ -15,6 +15,7 @@ import ports
 from waiting import TRAINING_S, until
 from warming import WARM
 
+from fleetrun.records import rankfile
 from fleetrun.strategy import document
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ _AFTERWARDS_S = 30.0
 def told(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the strategy.json of ASKED, with what the launcher knows of its fields."""
     return {"schema": 1, **asked, "verdicts": document.known(asked)}
+
+
+def evidence(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """Return what RANK has recorded last of its strategy in FOLDER."""
+    found = rankfile.evidence(str(folder), str(rank))
+    assert found is not None, f"no evidence of rank {rank} in {folder}"
+    return found
 
 
 def run(
@@ -82,7 +90,7 @@ def alone(
             **devices.of_rank(0),
             "PYTHONPATH": f"{SITE}:{WARM}",
             "FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"),
-            "FLEETRUN_STRATEGY_EVIDENCE": str(folder / "proof.json"),
+            "FLEETRUN_RECORDS": str(folder / "rank.0.jsonl"),
         },
         capture_output=True,
         text=True,
@@ -90,7 +98,7 @@ def alone(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "proof.json").read_text()), done.stdout
+    return evidence(folder), done.stdout
 
 
 def train(
@@ -130,7 +138,7 @@ def train(
 
     def of_rank(rank: int) -> dict[str, str]:
         return {
-            "FLEETRUN_STRATEGY_EVIDENCE": str(folder / f"strategy.{rank}.json"),
+            "FLEETRUN_RECORDS": str(folder / f"rank.{rank}.jsonl"),
             "FLEETRUN_PROFILE": profile and f"{profile}:{folder}/trace.{rank}.json",
         }
 

@@ -55,10 +55,10 @@ _PARTS = (
 )
 
 
-def arm(path: str, evidence_path: str) -> None:
+def arm(path: str) -> None:
     """Prepare everything for the strategy in the file PATH, before Paddle is imported.
 
-    The proof goes to EVIDENCE_PATH. A part that fails is reported there and on stderr, and the
+    The proof goes to the rank's records. A part that fails is reported there and on stderr, and the
     launcher reports its fields as without effect. Without a PATH, updates are reported and
     profiled, as far as the launcher asks for it.
     """
@@ -68,7 +68,7 @@ def arm(path: str, evidence_path: str) -> None:
         import_hooks.after_import("paddle", _watch_alone)
         return
     spec = read_spec(path)
-    proof = Evidence(evidence_path, spec)
+    proof = Evidence(os.environ.get("FLEETRUN_RECORDS", ""), spec)
     import_hooks.on_failure(lambda text: _report(proof, text))
     border.on_remark(lambda text: _remark(proof, text))
     # All at once, when all of Paddle is there: nothing is patched before everything was checked.

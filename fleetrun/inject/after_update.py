@@ -1,4 +1,4 @@
-"""Reports after each update: heartbeat, step times, the proof; and ends the rank after N updates.
+"""Reports after each update: heartbeat, times, the proof; and ends the rank after N updates.
 
 These callbacks come after all others, because they write what the others have found.
 """
@@ -16,39 +16,39 @@ from . import border, heartbeats, paddle_api, rank_check, updates
 from .evidence import WHAT
 from .import_hooks import after_import
 from .paddle_api import private_names
+from .site import rank_records
 
 if TYPE_CHECKING:
     from .evidence import Evidence
     from .spec import StrategySpec
 
 
-_TIMES = "the list of step times"
+_TIMES = "the record of updates"
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
     """Register the reports that the launcher asks for by its variables."""
-    rank = os.environ.get("PADDLE_TRAINER_ID", "0")
-    times = os.environ.get("FLEETRUN_STEP_TIMES", "").replace("{rank}", rank)
-    if times:
-        recorder = _StepTimes(times, proof)
+    last = os.environ.get("FLEETRUN_STOP_AFTER", "")
+    stops = last.isdigit() and int(last) > 0
+    if stops:
+        recorder = _UpdateTimes(os.environ.get("FLEETRUN_RECORDS", ""), proof)
         if paddle_api.has(private_names.LOSSES):
             after_import("paddle", recorder.watch_losses)
         updates.on_update(recorder.record, _TIMES)
     heartbeats.install(proof.claim)
     updates.on_update(functools.partial(_write_after_the_first, proof), WHAT)
-    last = os.environ.get("FLEETRUN_STOP_AFTER", "")
-    if last.isdigit() and int(last) > 0:
+    if stops:
         updates.on_update(functools.partial(_stop, proof, int(last)), "the end after some updates")
 
 
-class _StepTimes:
-    """Appends `number seconds loss` for each update: time.monotonic(), and the loss before it."""
+class _UpdateTimes:
+    """Records each update: its number, time.monotonic(), and the loss before it."""
 
     def __init__(self, path: str, proof: Evidence) -> None:
         self._path = path
         self._proof = proof
         self._loss: Any = None
-        # Written one update later: reading its loss now would wait for the device.
+        # Recorded one update later: reading its loss now would wait for the device.
         self._newest: tuple[int, float, Any] | None = None
 
     def watch_losses(self, paddle: Any) -> None:
@@ -78,14 +78,14 @@ class _StepTimes:
         self._newest, self._loss = (number, now, self._loss), None
 
     def flush(self) -> None:
-        """Write the newest line."""
+        """Append the newest record."""
         if self._newest is None or not self._proof.claim():
             return
         number, at, loss = self._newest
         self._newest = None
-        text = "" if loss is None else repr(float(loss))
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(f"{number} {at:.6f} {text}\n")
+        value = None if loss is None else float(loss)
+        record = {"number": number, "at": at, "loss": value}
+        rank_records.append(self._path, rank_records.UPDATE, record)
 
 
 def _write_after_the_first(proof: Evidence, _source: Any, number: int) -> None:

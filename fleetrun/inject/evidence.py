@@ -1,4 +1,4 @@
-"""The proof of what took effect in this rank: writes `strategy.<rank>.json`."""
+"""The proof of what took effect in this rank, which it appends to its records."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import atexit
 import json
 import os
 import sys
-from importlib import util
 from typing import TYPE_CHECKING, Any
 
 from . import border
-from .writing import write
+from .site import rank_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .spec import StrategySpec
 
-SCHEMA = 1
 # What this is, for remarks.
 WHAT = "the evidence of the strategy"
-_SECRETS = "_fleetrun_secrets"
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
 # What was to be counted is not known.
 NO_WORD = "no_word"
@@ -36,7 +33,7 @@ def plural(count: int, noun: str) -> str:
 
 
 class Evidence:
-    """Collects what was counted in this process, and writes it atomically to a file.
+    """Collects what was counted in this process, and appends it to the file PATH.
 
     `effective` must be counted in the program or the calls that ran. What a setter accepted is no
     evidence.
@@ -119,9 +116,9 @@ class Evidence:
             self._disagreements.append(entry)
 
     def claim(self) -> bool:
-        """Claim the evidence file for this process, which trains; return whether it succeeds.
+        """Claim the rank's evidence for this process, which trains; return whether it succeeds.
 
-        A rank may have several processes. The first one that trains writes the file.
+        A rank may have several processes. The evidence of the first one that trains counts.
         """
         if self._is_trainer is None or os.getpid() != self._pid:
             # A forked child inherits this object, and may be the process that trains.
@@ -135,14 +132,15 @@ class Evidence:
         # Forked DataLoader workers inherit this object, and must not write.
         if os.getpid() != self._pid or not self._path:
             return
-        # A process that only imports Paddle leaves the file of one that trains as it is.
+        # A process that only imports Paddle says nothing after one that trains.
         if not self._is_trainer and (self._is_trainer is False or _owner(self._path)):
             return
-        text = json.dumps(_without_secrets(self._record()))
+        record = self._record()
+        text = json.dumps(record, default=str)
         if text == self._written:
             return
         try:
-            write(self._path, text)
+            rank_records.append(self._path, rank_records.STRATEGY, record)
             self._written = text
         except OSError as error:
             self._path = ""
@@ -155,9 +153,6 @@ class Evidence:
     def _record(self) -> dict[str, Any]:
         paddle = sys.modules.get("paddle")
         return {
-            "schema": SCHEMA,
-            "rank": int(os.environ.get("PADDLE_TRAINER_ID", "0") or 0),
-            "pid": self._pid,
             "paddle": getattr(paddle, "__version__", None),
             "graph": self.graph,
             "device": device_kind(),
@@ -186,34 +181,14 @@ class Evidence:
         return {**knob, "status": NO_EFFECT, "in_effect": None, "reason": reason}
 
 
-def _without_secrets(record: dict[str, Any]) -> object:
-    """Return RECORD without the secrets in this process's environment and arguments."""
-    module = sys.modules.get(_SECRETS)
-    if module is None:
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        path = os.path.join(root, "plan", "secrets.py")
-        spec = util.spec_from_file_location(_SECRETS, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(path)
-        module = util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[_SECRETS] = module
-    plain = json.loads(json.dumps(record, default=str))
-    return module.everywhere(plain, module.Hider(os.environ, sys.argv))
-
-
 def _owner(path: str) -> int | None:
-    """Return the process that has written PATH, if it trains."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
-        return int(record["pid"]) if record["complete"] else None
-    except (OSError, ValueError, KeyError):
-        return None
+    """Return the process of this rank that trains, by the records in PATH."""
+    pids = [one["pid"] for one in rank_records.read(path, rank_records.STRATEGY) if one["complete"]]
+    return pids[-1] if pids else None
 
 
 def _is_taken(path: str, pid: int) -> bool:
-    """Whether PATH was written by another process of this rank that trains and still runs."""
+    """Whether another process of this rank trains, by the records in PATH, and still runs."""
     owner = _owner(path)
     if owner in (None, pid):
         return False
@@ -222,7 +197,7 @@ def _is_taken(path: str, pid: int) -> bool:
             environ = file.read()
     except OSError:
         return False
-    # Process ids are reused, and an earlier run of the rank leaves its file.
+    # Process ids are reused.
     return os.fsencode(path) in environ
 
 

@@ -17,10 +17,10 @@ from fleetrun.records.variables import (
     JOB,
     PROFILE,
     PYTHON,
+    RECORDS,
     REPORT_UPDATES,
     RUN_DIR,
     STACK_SIGNAL_VARIABLE,
-    STRATEGY_EVIDENCE,
     STRATEGY_FILE,
     TOKEN,
 )
@@ -150,7 +150,7 @@ def variables(
             **process.identity,
             **_own_mask(facts, share, process.spec),
             **_files(process.spec, run_dir),
-            **_strategy_files(strategy, process.spec, run_dir),
+            **({} if strategy is None else {STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}"}),
             **_profile(request, process.spec, run_dir),
             **chosen,
         }
@@ -162,9 +162,7 @@ def variables(
     )
     # A launch without a strategy, started by a rank that has one.
     foreign += tuple(
-        name
-        for name in (STRATEGY_FILE, STRATEGY_EVIDENCE, PROFILE, REPORT_UPDATES)
-        if name in facts.environ
+        name for name in (STRATEGY_FILE, PROFILE, REPORT_UPDATES) if name in facts.environ
     )
     # Paddle's launcher takes it for no mask, and CUDA for one that hides all.
     every = tuple(name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all")
@@ -201,16 +199,6 @@ def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[st
 
 def _shown(name: str, value: str) -> str:
     return f"{name}={secrets.redact(name, value)}"
-
-
-def _strategy_files(strategy: Strategy | None, spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Return the variables with the paths of STRATEGY and of this rank's evidence."""
-    if strategy is None:
-        return {}
-    return {
-        STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}",
-        STRATEGY_EVIDENCE: f"{run_dir}/{names.evidence(names.rank_name(spec))}",
-    }
 
 
 def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
@@ -257,9 +245,10 @@ def _plugins(facts: Facts, share: Share, run_dir: str) -> dict[str, str]:
 
 
 def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Return the variables with the paths of this rank's heartbeat, error file and exit note."""
+    """Return the variables with the paths of this rank's records, heartbeat and error file."""
     name = names.rank_name(spec)
     return {
+        RECORDS: f"{run_dir}/{names.rank_records(name)}",
         ERROR_FILE: f"{run_dir}/{names.error(name)}",
         HEARTBEAT: f"{run_dir}/{names.heartbeat(name)}",
     }

@@ -11,14 +11,14 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.postmortem import causes, lastlines
-from fleetrun.records import names, variables
-from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records import names, rankfile, variables
 from fleetrun.records.heartbeat import read_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fleetrun.model import LaunchPlan, ProcessSpec
+    from fleetrun.records.rankfile import ErrorReport
     from fleetrun.run.events import Exited
 
 # What a shell says when it is the wrapper that cannot run a command.
@@ -36,10 +36,9 @@ _MOST_LOGS = 64
 _LAST = 5
 
 
-def has_raised(spec: ProcessSpec, attempt: int) -> bool:
+def has_raised(spec: ProcessSpec) -> bool:
     """Whether the process of SPEC, which is alive, has raised an exception that will end it."""
-    path = spec.env.get(variables.ERROR_FILE, "")
-    for one in (_read(path, attempt), _read(names.exit_note(path), attempt)):
+    for one in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
         # The exception of another one, that a shell survived, ends nobody.
         if one is not None and one.pid and os.path.exists(f"/proc/{one.pid}"):
             return True
@@ -47,7 +46,7 @@ def has_raised(spec: ProcessSpec, attempt: int) -> bool:
 
 
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
-    """Return EXITS completed from error files and logs."""
+    """Return EXITS completed from the ranks' records and logs."""
     steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in plan.processes]
     step = max((one for one in steps if one is not None), default=None)
     examined = [
@@ -58,9 +57,8 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
 
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
     spec = plan.processes[exited.process]
-    path = spec.env.get(variables.ERROR_FILE, "")
-    error = _error(path, exited)
-    asked = None if error else _error(names.exit_note(path), exited)
+    error = _own(rankfile.exception(spec), exited)
+    asked = None if error else _own(rankfile.exit_under_way(spec), exited)
     if error is not None:
         exited = exited._replace(failed_at=_moment(error, exited), raised=1)
     elif asked is not None:
@@ -91,15 +89,11 @@ def _with_last_lines(exited: Exited, words: list[str]) -> Exited:
     return exited._replace(no_retry=no_retry, last_words=words[-1] if words else "")
 
 
-def _read(path: str, attempt: int) -> ErrorReport | None:
-    error = read_error(path) if path else None
-    return None if error is None or error.raw or error.restart != attempt else error
-
-
-def _error(path: str, exited: Exited) -> ErrorReport | None:
-    """Return the exception of which this process ended."""
-    error = _read(path, exited.attempt)
-    if error is None or error.pid == exited.pid:
+def _own(error: ErrorReport | None, exited: Exited) -> ErrorReport | None:
+    """Return ERROR if it is that of which this process ended."""
+    if error is None or error.raw:
+        return None
+    if error.pid == exited.pid:
         return error
     return error if exited.at - _moment(error, exited) < _WRAPPER_S else None
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.plan.kinds import label
 from fleetrun.postmortem import causes, kernelfacts, lastlines
-from fleetrun.records import names, reportfile, variables
-from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records import names, rankfile, reportfile, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
+from fleetrun.records.rankfile import ErrorReport
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
 from fleetrun.run.events import Exited, signal_name
 
@@ -122,17 +122,12 @@ def last_lines_of(
     spec = plan.processes[exited.process]
     words, log = lastlines.of(names.log_paths(plan, spec, exited.attempt))
     source = log
-    error = None
-    path = spec.env.get(variables.ERROR_FILE)
-    if path:
-        error = read_error(path)
-        if error is not None and not error.raw and error.restart != exited.attempt:
-            error = None
-        # The log has what the user saw; but not if the script sent its errors elsewhere.
-        if error is not None and not lastlines.explains(words):
-            reported = error.stack.rstrip().split("\n") if error.stack else []
-            reported = lastlines.shorten(reported) or error.raw.strip().split("\n")[:_RAW_LINES]
-            words, source = (reported, path) if any(reported) else (words, source)
+    error = rankfile.exception(spec)
+    # The log has what the user saw; but not if the script sent its errors elsewhere.
+    if error is not None and not lastlines.explains(words):
+        reported = error.stack.rstrip().split("\n") if error.stack else []
+        reported = lastlines.shorten(reported) or error.raw.strip().split("\n")[:_RAW_LINES]
+        words, source = (reported, error.path) if any(reported) else (words, source)
     return words, log, source, error
 
 

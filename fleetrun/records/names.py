@@ -75,10 +75,9 @@ FILES = (
     File(METRICS, "launcher", "report", 1, "What host, GPUs and ranks used, each 5 s."),
     File(STRATEGY, "launcher", "ranks", 1, "The strategy that is asked for."),
     File(LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
-    File("strategy.{rank}.json", "rank", "launcher", 1, "What came of the strategy."),
+    File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; what came of the strategy."),
     File("trace.{rank}.json", "rank", "report, Perfetto", 1, "Where the time of steps went."),
-    File("error.{rank}.json", "rank", "launcher", 1, "The exception that ended it."),
-    File(".error.{rank}.json", "rank", "launcher", 1, "A failing sys.exit that is under way."),
+    File("error.{rank}.json", "rank", "launcher", 1, "The same, of a program that is no Python."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the step made last."),
     File("stacks.{rank}.txt", "launcher", "people", None, "Stacks of all threads, as asked for."),
     File("{log}", "rank", "launcher", None, "The output of the first attempt."),
@@ -189,9 +188,9 @@ def listed(labels: Sequence[str]) -> str:
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
 
 
-def evidence(rank: str) -> str:
-    """Name the file in which RANK says what came of the strategy."""
-    return f"strategy.{rank}.json"
+def rank_records(rank: str) -> str:
+    """Name the file in which RANK tells what happens to it."""
+    return f"rank.{rank}.jsonl"
 
 
 def trace(rank: str) -> str:
@@ -200,14 +199,8 @@ def trace(rank: str) -> str:
 
 
 def error(rank: str) -> str:
-    """Name the file in which RANK leaves the exception that ends it."""
+    """Name the file for the exception that ends RANK, where it is no Python."""
     return f"error.{rank}.json"
-
-
-def exit_note(path: str) -> str:
-    """Return where a rank whose error file is PATH notes a failing sys.exit that is under way."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}") if name else ""
 
 
 def heartbeat(rank: str) -> str:

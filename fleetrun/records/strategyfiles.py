@@ -1,6 +1,6 @@
-"""Reading `strategy.json`, what is asked for, and `strategy.N.json`, what came of it in a rank.
+"""Reading `strategy.json`, what is asked for, and the record of what came of it in a rank.
 
-Only a launch with a strategy loads it. `inject/evidence.py` writes the evidence of a rank.
+Only a launch with a strategy loads it. `inject/evidence.py` writes the record.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fleetrun.records import reading
+from fleetrun.records import rankfile, reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Of what is asked for, and of a rank's evidence.
+# Of what is asked for.
 DOCUMENT_SCHEMA = 1
-SCHEMA = 1
 SECTIONS = ("strategy", "build_strategy", "execution_strategy")
 EFFECTIVE, NO_WORD = "effective", "no_word"
 STATUSES = frozenset((EFFECTIVE, "no_effect", "refused", "script"))
@@ -104,10 +103,9 @@ def parse_document(text: str) -> StrategyDocument:
     )
 
 
-def parse_evidence(text: bytes | None) -> RankEvidence | None:
-    """Return what TEXT, that of a `strategy.N.json`, says; None if it is none."""
-    found = reading.parse(text)
-    if found is None or found.get("schema") != SCHEMA:
+def parse_evidence(found: Mapping[str, Any] | None) -> RankEvidence | None:
+    """Return what the record FOUND of a rank says; None if it is none."""
+    if found is None or found.get("schema") != rankfile.SCHEMA:
         return None
     try:
         return _evidence(found)

@@ -17,12 +17,11 @@ TOKEN = "FLEETRUN_TOKEN"  # noqa: S105 - a name
 _TOKEN_BYTES = 32
 HEARTBEAT = "FLEETRUN_HEARTBEAT"
 ERROR_FILE = "FLEETRUN_ERROR_FILE"
+RECORDS = "FLEETRUN_RECORDS"
 STACK_SIGNAL_VARIABLE = "FLEETRUN_STACK_SIGNAL"
 STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
-STRATEGY_EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
 PROFILE = "FLEETRUN_PROFILE"
 REPORT_UPDATES = "FLEETRUN_REPORT_UPDATES"
-STEP_TIMES = "FLEETRUN_STEP_TIMES"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
 EXEC = "FLEETRUN_EXEC"
 EXEC_OPTIONS = "FLEETRUN_EXEC_OPTIONS"
@@ -112,9 +111,15 @@ TABLE = (
     Variable(
         ERROR_FILE,
         "the launcher",
-        "scripts; Python ranks",
-        "Where a rank writes down, as JSON, the exception that ends it.",
+        "programs that are no Python",
+        "Where a rank may write down, as JSON, the exception that ends it; Python's are recorded.",
         is_public=True,
+    ),
+    Variable(
+        RECORDS,
+        "the launcher",
+        "Python ranks",
+        "The file to which a rank appends its exception, and what came of the strategy.",
     ),
     Variable(
         JOB,
@@ -135,12 +140,6 @@ TABLE = (
         "The file that says which strategy is asked for; not set without one.",
     ),
     Variable(
-        STRATEGY_EVIDENCE,
-        "the launcher",
-        "Python ranks",
-        "Where a rank writes down what came of the strategy.",
-    ),
-    Variable(
         PROFILE,
         "the launcher",
         "Python ranks",
@@ -153,16 +152,10 @@ TABLE = (
         "Report each update to the heartbeat file, without a strategy too; with --hang_timeout.",
     ),
     Variable(
-        STEP_TIMES,
-        "`fleetrun tune`",
-        "Python ranks with a strategy",
-        "A file for the time and the loss of each update; `{rank}` in it is replaced.",
-    ),
-    Variable(
         STOP_AFTER,
         "`fleetrun tune`",
         "Python ranks with a strategy",
-        "After how many updates a rank ends.",
+        "After how many updates a rank ends, each of which it records with its time and loss.",
     ),
     Variable(
         COMPLETE,

@@ -445,19 +445,19 @@ class Supervisor:
         also_failed = frozenset(
             index
             for index, one in self._workers.items()
-            if one.has_ended() or self._has_raised(index, one.attempt)
+            if one.has_ended() or self._has_raised(index)
         )
         return exited._replace(also_failed=also_failed)
 
-    def _has_raised(self, index: int, attempt: int) -> bool:
+    def _has_raised(self, index: int) -> bool:
         spec = self._plan.processes[index]
-        path = spec.env.get(variables.ERROR_FILE, "")
-        # The others wait for their signals: pay the 4 ms of this import only for an error file.
-        if not os.path.exists(path) and not os.path.exists(names.exit_note(path)):
+        paths = [spec.env.get(name, "") for name in (variables.RECORDS, variables.ERROR_FILE)]
+        # The others wait for their signals: pay the 4 ms of this import only for a record.
+        if not any(map(os.path.exists, paths)):
             return False
         from fleetrun.postmortem import failures  # only after a failure
 
-        return failures.has_raised(spec, attempt)
+        return failures.has_raised(spec)
 
     def _examine(self, exits: tuple[Exited, ...]) -> Examined:
         from fleetrun.postmortem import failures  # only after a failure

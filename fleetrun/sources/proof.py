@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names, variables
@@ -24,7 +23,7 @@ from fleetrun.run.events import (
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from fleetrun.model import LaunchPlan
     from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
@@ -51,52 +50,47 @@ def find(plan: LaunchPlan) -> str | None:
 
 
 class _Trainer:
-    """A rank: the path of its evidence, the evidence as last read, and its end."""
+    """A rank: its records, its evidence as last read, and its end; one of another host has no PATH.
 
-    def __init__(self, name: str, path: str) -> None:
+    RESTART is the attempt that its records are of.
+    """
+
+    def __init__(self, name: str, path: str = "", restart: int = 0) -> None:
         self.name = name
-        self.path = path
         self.evidence: RankEvidence | None = None
         self.seen: tuple[int, ...] = ()
+        self.record: Mapping[str, object] | None = None
         self.has_ended = False
+        self._path = path
+        self._restart = restart
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing more is to be expected before the end of the job."""
         return self.has_ended or (self.evidence is not None and self.evidence.is_complete)
 
-    def look(self) -> bytes | None:
-        """Read the evidence, if it is new, and return its text."""
-        from fleetrun.records import reading, strategyfiles  # only with a strategy
+    def look(self) -> bool:
+        """Read the records, if there are new ones; return whether there were."""
+        from fleetrun.records import rankfile  # only with a strategy
 
         try:
-            stat = os.stat(self.path)
+            stat = os.stat(self._path)
         except OSError:
             # It is not there yet, or its folder is gone.
-            return None
-        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            return False
+        seen = (stat.st_ino, stat.st_size)
         if seen == self.seen:
-            return None
+            return False
         self.seen = seen
-        text = reading.content(self.path)
-        # A file that cannot be read is skipped; the older evidence stays.
-        self.evidence = strategyfiles.parse_evidence(text) or self.evidence
-        return text
+        self.record = rankfile.last(self._path, rankfile.STRATEGY, self._restart)
+        self.take(self.record)
+        return True
 
-
-class _RemoteTrainer(_Trainer):
-    """A rank of another host, which tells of it."""
-
-    def take(self, text: bytes | None, *, has_ended: bool) -> None:
-        """Take what its host says."""
+    def take(self, record: Mapping[str, object] | None) -> None:
+        """Take what its RECORD says; where that cannot be read, the older evidence stays."""
         from fleetrun.records import strategyfiles  # only with a strategy
 
-        self.evidence = strategyfiles.parse_evidence(text) or self.evidence
-        self.has_ended = self.has_ended or has_ended
-
-    def look(self) -> bytes | None:
-        """Read nothing."""
-        return None
+        self.evidence = strategyfiles.parse_evidence(record) or self.evidence
 
 
 class Proof(Source):
@@ -141,17 +135,16 @@ class Proof(Source):
         self._shown: object = None
         self._noted: frozenset[str] = frozenset()
         self._has_judged = False
-        folder = os.path.join(self._plan.cwd, self._plan.run_dir)
         self._trainers: dict[int, _Trainer] = {}
         self._places: dict[int, int] = {}
         if self._hosts is not None:
             self._hosts.begin(self._plan)
         for process, spec in enumerate(self._plan.processes):
             if spec.rank is not None and spec.rank.role == "TRAINER":
-                name = names.evidence(names.rank_name(spec.rank))
-                path = spec.env.get(variables.STRATEGY_EVIDENCE) or os.path.join(folder, name)
-                path = os.path.join(self._plan.cwd, path)
-                self._trainers[process] = _Trainer(names.label(spec), path)
+                name = names.rank_records(names.rank_name(spec.rank))
+                path = spec.env.get(variables.RECORDS) or names.run_path(self._plan, name)
+                restart = spec.env.get("PADDLE_RESTART_COUNT", "")
+                self._trainers[process] = _Trainer(names.label(spec), path, int(restart or 0))
                 if self._hosts is not None:
                     self._places[process] = self._plan.ranks.index(spec.rank)
         self._add_others()
@@ -166,7 +159,7 @@ class Proof(Source):
             if place in own:
                 self._trainers[own[place]] = local[own[place]]
             elif spec.role == "TRAINER" and spec.node_rank != self._plan.node_rank:
-                self._trainers[_remote(place)] = _RemoteTrainer(names.spec_label(spec), "")
+                self._trainers[_remote(place)] = _Trainer(names.spec_label(spec))
 
     # The supervisor's side ----------------------------------------------------------------------
 
@@ -185,7 +178,8 @@ class Proof(Source):
                 self._is_ending = False
             case Exited(process=process, status=status) if process in self._trainers:
                 self._trainers[process].has_ended = True
-                self._declare_verdicts(process)
+                # Whatever the host that judges has heard before.
+                self._report(process)
                 if status.exit_code:
                     self._is_ending = True
                 elif not self._is_ending:
@@ -194,7 +188,6 @@ class Proof(Source):
                 self._is_ending = True
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._plan, self._asked = plan, None
-                self._forget()
                 self._begin()
                 self._look_later()
             case Finished(outcome=outcome):
@@ -213,13 +206,6 @@ class Proof(Source):
     def close(self) -> None:
         """Stop."""
         self._stop()
-
-    def _forget(self) -> None:
-        """Remove evidence that belongs to an attempt that is over."""
-        for trainer in self._trainers.values():
-            if trainer.path:
-                with suppress(OSError):
-                    os.unlink(trainer.path)
 
     # Looking ------------------------------------------------------------------------------------
 
@@ -241,25 +227,22 @@ class Proof(Source):
 
     def _read(self) -> None:
         for process, trainer in self._trainers.items():
-            text = trainer.look()
-            if text is not None and self._hosts is not None and not self._judges:
-                self._hosts.report(self._places[process], text, has_ended=trainer.has_ended)
+            if trainer.look() and self._hosts is not None and not self._judges:
+                self._report(process)
 
-    def _declare_verdicts(self, process: int) -> None:
-        """Tell the host that judges the last word of a rank, whatever it has heard before."""
+    def _report(self, process: int) -> None:
+        """Tell the host that judges what a rank has said last."""
         if self._hosts is not None and not self._judges:
-            from fleetrun.records import reading  # only with a strategy
-
             trainer = self._trainers[process]
             trainer.look()
-            text = reading.content(trainer.path)
-            self._hosts.report(self._places[process], text, has_ended=True)
+            self._hosts.report(self._places[process], trainer.record, has_ended=trainer.has_ended)
 
-    def _take(self, _generation: int, place: int, text: bytes | None, has_ended: bool) -> None:  # noqa: FBT001 - as a message has it
+    def _take(self, place: int, record: Mapping[str, object] | None, has_ended: bool) -> None:  # noqa: FBT001 - as a message has it
         """Take what another host tells of its rank."""
         trainer = self._trainers.get(_remote(place))
-        if isinstance(trainer, _RemoteTrainer):
-            trainer.take(text, has_ended=has_ended)
+        if trainer is not None:
+            trainer.take(record)
+            trainer.has_ended = trainer.has_ended or has_ended
             if not self._is_ending:
                 self._look()
 

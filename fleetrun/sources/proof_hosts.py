@@ -7,10 +7,11 @@ import binascii
 import zlib
 from typing import TYPE_CHECKING
 
+from fleetrun.records import reading
 from fleetrun.session.exchange import PackedEvidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from fleetrun.model import LaunchPlan
     from fleetrun.session.driver import Session
@@ -30,8 +31,8 @@ class ProofOfHosts:
         """Whether this host judges for all."""
         return self._session.serves
 
-    def open(self, take: Callable[[int, int, bytes | None, bool], None]) -> None:
-        """Begin; TAKE is called with generation, rank, evidence, and whether the rank has ended.
+    def open(self, take: Callable[[int, Mapping[str, object] | None, bool], None]) -> None:
+        """Begin; TAKE is called with a rank, its record, and whether it has ended.
 
         Ranks are counted as in the plan, which this host must have of the same generation.
         """
@@ -43,8 +44,7 @@ class ProofOfHosts:
                 and 0 <= message.process < len(ranks)
                 and ranks[message.process].node_rank == node_rank != self._plan.node_rank
             ):
-                text = _unpacked(message.packed)
-                take(message.generation, message.process, text, message.has_ended)
+                take(message.process, _unpacked(message.packed), message.has_ended)
 
         self._session.hearers[PackedEvidence] = receive
 
@@ -52,20 +52,23 @@ class ProofOfHosts:
         """Know the ranks of a generation."""
         self._plan = plan
 
-    def report(self, process: int, text: bytes | None, *, has_ended: bool) -> None:
-        """Send the evidence TEXT of a rank."""
-        packed = base64.b64encode(zlib.compress(text)).decode("ascii") if text else ""
+    def report(self, process: int, record: Mapping[str, object] | None, *, has_ended: bool) -> None:
+        """Send the last RECORD of a rank."""
+        import json  # as `reading` does
+
+        text = json.dumps(record).encode()
+        packed = base64.b64encode(zlib.compress(text)).decode("ascii") if record else ""
         if len(packed) > _LONGEST_PACKED:
             packed = ""
         message = PackedEvidence(self._plan.generation, process, has_ended, packed)
         self._session.to_coordinator(message)
 
 
-def _unpacked(packed: str) -> bytes | None:
+def _unpacked(packed: str) -> Mapping[str, object] | None:
     """Return what was packed; None where that is nothing, or no evidence can be as long."""
     try:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(base64.b64decode(packed, validate=True), _LONGEST)
     except (binascii.Error, ValueError, zlib.error):
         return None
-    return text if text and unpacking.eof else None
+    return reading.parse(text) if unpacking.eof else None

@@ -34,7 +34,7 @@ EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
     verdicts.GPUS,
     verdicts.LEGACY_IR,
-    "In a job, the table after the first update and log/latest/strategy.N.json say what it was.",
+    "In a job, the table after the first update and log/latest/rank.N.jsonl say what it was.",
 )
 VARIABLES = {
     fields.FLAGS: ("FLAGS_*: Paddle's own flags.", "FLAGS_cudnn_exhaustive_search: 1"),

@@ -24,6 +24,8 @@ from peers import ROOT
 from processes import HERE, Failed
 from report import Goal, ms, quartered
 
+from fleetrun.records import rankfile
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -600,10 +602,9 @@ class Side:
 def _proof(run_dir: Path) -> Proof:
     events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
     peak_bytes = max(one["peak_bytes"] for one in events if one["event"] == "exited")
-    path = run_dir / "strategy.0.json"
-    if not path.exists():
+    told = rankfile.evidence(str(run_dir), "0")
+    if told is None:
         return Proof({}, {}, peak_bytes)
-    told = json.loads(path.read_text())
     evidence = {
         knob["name"]: knob["evidence"] for knob in told["knobs"] if knob["status"] == "effective"
     }

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.records import rankfile
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -75,7 +77,7 @@ def launch(
         code,
         said,
         tuple(_read(latest / f"trained.{rank}.json") for rank in range(ranks)),
-        tuple(_read(latest / f"strategy.{rank}.json") for rank in range(ranks)),
+        tuple(rankfile.evidence(str(latest), str(rank)) or {} for rank in range(ranks)),
         tuple(_lines(latest / "events.jsonl")),
     )
 

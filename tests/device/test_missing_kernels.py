@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, ROOT, SITE, ends, start, told, train
+from training import PYTHONS, ROOT, SITE, ends, evidence, start, told, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def test_kernels_that_most_plugins_lack_are_done_without(tmp_path: Path) -> None
         ranks = train(PYTHON, "odd.py", tmp_path / "ours", FUSED)
     for rank, report in enumerate(ranks):
         assert report["weights"] == pytest.approx(report["alone"], abs=2e-6)
-        proof = json.loads((tmp_path / "ours" / f"strategy.{rank}.json").read_text())
+        proof = evidence(tmp_path / "ours", rank)
         assert {row["status"] for row in proof["knobs"]} == {"effective"}
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
 
@@ -44,7 +44,7 @@ def test_hosts_whose_devices_differ_take_what_all_of_them_can(
         folder.mkdir()
         # Without it no gradient can be written to in place. A warm rank has what all have.
         without = {"TESTDEVICE_WITHOUT": "scale", "PYTHONPATH": str(SITE)} if rank else {}
-        return {"FLEETRUN_STRATEGY_EVIDENCE": str(folder / "strategy.json"), **without}
+        return {"FLEETRUN_RECORDS": str(folder / "rank.0.jsonl"), **without}
 
     with devices.on("npu", **LATE):
         ranks = start(
@@ -61,7 +61,7 @@ def test_hosts_whose_devices_differ_take_what_all_of_them_can(
     found = [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(2)]
     assert found[0]["weights"] == found[1]["weights"]
     for rank, by in enumerate((" of rank 1", "")):
-        proof = json.loads((tmp_path / f"host{rank}" / "strategy.json").read_text())
+        proof = evidence(tmp_path / f"host{rank}")
         assert {row["status"] for row in proof["knobs"]} == {"no_effect"}
         why = f"it is not so that gradients are views of the buffer on npu{by}"
         reasons = {row["reason"].partition(": ")[0] for row in proof["knobs"]}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import device_strategies
 import devices
 import pytest
-from training import PYTHONS, train
+from training import PYTHONS, evidence, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +81,7 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
         exactness = 2e-3 if asked.get("bf16_allreduce") else 2e-6
         assert report["weights"] == pytest.approx(report["alone"], abs=exactness)
         assert report["weights"] == ranks[0]["weights"]
-        proof = json.loads((folder / f"strategy.{rank}.json").read_text())
+        proof = evidence(folder, rank)
         assert {one["name"] for one in proof["knobs"]} == {*asked, *builds}
         for one in proof["knobs"]:
             if not has_no_effect(one, proof["counts"], nranks):

@@ -1,4 +1,4 @@
-"""Which of a rank's processes writes the rank's proof: the first that trains."""
+"""Which of a rank's processes gives the rank's proof: the first that trains; and what it says."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from training import evidence
 from waiting import until
 
-from fleetrun.inject.evidence import Evidence
+from fleetrun.inject.evidence import EFFECTIVE, REFUSED, Evidence
 from fleetrun.inject.spec import StrategySpec
 
 NOTHING = StrategySpec({}, {}, {})
+RECORDS = "rank.0.jsonl"
 
 
 def record(path: Path, pid: int, *, complete: bool) -> None:
-    path.write_text(json.dumps({"pid": pid, "complete": complete}))
+    one = {"schema": 1, "kind": "strategy", "restart": 0, "pid": pid, "complete": complete}
+    with path.open("a") as file:
+        print(json.dumps(one), file=file)
 
 
 def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path) -> None:
-    path = tmp_path / "strategy.0.json"
+    path = tmp_path / RECORDS
     code = "import sys; sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
-        env={**os.environ, "FLEETRUN_STRATEGY_EVIDENCE": str(path)},
+        env={**os.environ, "FLEETRUN_RECORDS": str(path)},
     )
     try:
         # While it becomes another program it seems to have no environment.
@@ -36,38 +41,37 @@ def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path)
         assert not late.claim()
         late.updates = 1
         late.write()
-        assert json.loads(path.read_text())["pid"] == other.pid
+        assert evidence(tmp_path)["pid"] == other.pid
         # One that has only imported Paddle has no claim.
+        path.unlink()
         record(path, other.pid, complete=False)
         assert Evidence(str(path), NOTHING).claim()
     finally:
         other.communicate()
 
 
-def test_what_an_earlier_run_of_the_rank_has_left_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "strategy.0.json"
+def test_the_claim_of_a_process_that_is_gone_ends(tmp_path: Path) -> None:
     # A process id of today that has nothing to do with the rank.
-    record(path, 1, complete=True)
-    proof = Evidence(str(path), NOTHING)
+    record(tmp_path / RECORDS, 1, complete=True)
+    proof = Evidence(str(tmp_path / RECORDS), NOTHING)
     assert proof.claim()
     proof.write()
-    assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert evidence(tmp_path)["pid"] == os.getpid()
 
 
-def test_who_does_not_train_replaces_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "strategy.0.json"
-    proof = Evidence(str(path), NOTHING)
-    proof.write()
-    assert json.loads(path.read_text())["complete"] is False
+def test_who_does_not_train_says_nothing_after_one_that_does(tmp_path: Path) -> None:
+    path = tmp_path / RECORDS
+    Evidence(str(path), NOTHING).write()
+    assert evidence(tmp_path)["complete"] is False
     record(path, 4, complete=True)
     Evidence(str(path), NOTHING).write()
-    assert json.loads(path.read_text())["pid"] == 4
+    assert evidence(tmp_path)["pid"] == 4
 
 
 def test_a_forked_child_that_trains_writes_and_one_that_does_not_is_silent(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "strategy.0.json"
+    path = tmp_path / RECORDS
     code = f"""
 import json, os, sys
 from fleetrun.inject.evidence import Evidence
@@ -86,3 +90,27 @@ for trains in (False, True):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_nothing_is_effective_before_an_update_was_counted(tmp_path: Path) -> None:
+    spec = StrategySpec({"nccl_comm_num": 2, "dgc": True}, {}, {})
+    proof = Evidence(str(tmp_path / RECORDS), spec)
+    proof.knob("nccl_comm_num", EFFECTIVE, in_effect=2, evidence="2 communicators in turn")
+    proof.knob("dgc", REFUSED, reason="no")
+    proof.write()
+    early = evidence(tmp_path)
+    assert early["complete"] is False
+    counted, refused = early["knobs"]
+    assert (counted["status"], counted["in_effect"]) == ("no_effect", None)
+    assert counted["reason"] == "no update of the optimizer was made"
+    assert counted["evidence"] == "2 communicators in turn"
+    assert refused["status"] == "refused"
+
+    proof.updates = 1
+    assert proof.claim()
+    proof.write()
+    late: dict[str, Any] = evidence(tmp_path)
+    assert late["complete"] is True
+    assert late["knobs"][0]["status"] == "effective"
+    assert late["knobs"][0]["in_effect"] == 2
+    assert late["knobs"][0]["reason"] == ""

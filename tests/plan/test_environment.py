@@ -77,6 +77,7 @@ def test_a_rank_gets_what_every_paddle_reads() -> None:
         "POD_NAME": "default-1",
         "FLEETRUN_RUN_DIR": RUN_DIR,
         "FLEETRUN_JOB": "now",
+        "FLEETRUN_RECORDS": f"{RUN_DIR}/rank.3.jsonl",
         "FLEETRUN_ERROR_FILE": f"{RUN_DIR}/error.3.json",
         "FLEETRUN_HEARTBEAT": f"{RUN_DIR}/heartbeat.3",
         "FLEETRUN_STACK_SIGNAL": "60",
@@ -107,9 +108,9 @@ def test_the_island_comes_first_on_the_users_python_path(
 
 
 def test_what_reports_the_end_of_a_rank_can_be_switched_off() -> None:
-    chosen = (("FLEETRUN_ERROR_FILE", ""), ("PYTHONFAULTHANDLER", "0"))
+    chosen = (("FLEETRUN_RECORDS", ""), ("PYTHONFAULTHANDLER", "0"))
     rank = first(request=a_request(env=chosen))
-    assert (rank["FLEETRUN_ERROR_FILE"], rank["PYTHONFAULTHANDLER"]) == ("", "0")
+    assert (rank["FLEETRUN_RECORDS"], rank["PYTHONFAULTHANDLER"]) == ("", "0")
 
 
 def test_several_devices_of_a_rank_are_joined() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commandline import Command
 
-from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 ONCE = "time.sleep(30) if rank else None\n"
 
 
-def error(job: Command, rank: int = 0) -> ErrorReport | None:
-    return read_error(str(job.folder / "log" / "latest" / f"error.{rank}.json"))
+def error(job: Command, rank: int = 0) -> rankfile.ErrorReport | None:
+    return rankfile.error(str(job.folder / "log" / "latest" / f"rank.{rank}.jsonl"))
 
 
 def test_s20_an_exception_is_written_down_with_all_that_is_known(tmp_path: Path) -> None:

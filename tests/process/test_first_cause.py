@@ -111,13 +111,13 @@ def test_s16_who_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
     assert [one["how"] for one in report(tmp_path)["victims"]] == ["peer lost"] * 3
 
 
-def test_s18_s20_the_exception_comes_from_the_error_file_if_the_log_lacks_it(
+def test_s18_s20_the_exception_comes_from_the_records_if_the_log_lacks_it(
     tmp_path: Path,
 ) -> None:
     code = "sys.stderr = open(os.devnull, 'w')\nif rank == 1: raise ValueError('a\\nb \\udcff')"
     done = Command.python(tmp_path, f"{code}\ntime.sleep(60)").run()
     assert done.code == 1
-    assert "/error.1.json it left" in done.said
+    assert "/rank.1.jsonl it left" in done.said
     assert "    Traceback (most recent call last):" in done.said
     culprit = report(tmp_path)["culprit"]
     assert (culprit["rank"], culprit["code"], culprit["attempt"]) == (1, 1, 0)

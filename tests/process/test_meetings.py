@@ -135,10 +135,10 @@ EVIDENCE = """
 status=effective
 [ "$PADDLE_TRAINER_ID" = 0 ] || status=no_effect
 knob() { printf '{"name": "%s", "asked": 1, "in_effect": 1, "status": "%s"}' "$1" "$2"; }
-printf '{"schema": 1, "complete": true, "updates": 1, "knobs": [%s, %s]}' \\
-    "$(knob fuse_all_reduce_ops effective)" "$(knob fuse_grad_size_in_MB $status)" \\
-    >"$FLEETRUN_STRATEGY_EVIDENCE.new"
-mv "$FLEETRUN_STRATEGY_EVIDENCE.new" "$FLEETRUN_STRATEGY_EVIDENCE"
+what='"schema": 1, "kind": "strategy", "restart": 0, "complete": true, "updates": 1'
+printf '{%s, "knobs": [%s, %s]}\\n' \\
+    "$what" "$(knob fuse_all_reduce_ops effective)" "$(knob fuse_grad_size_in_MB $status)" \\
+    >>"$FLEETRUN_RECORDS"
 """
 
 

@@ -143,7 +143,7 @@ def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(
     assert job.run(umask=0o002).code == 1
     found = {path.name: path for path in (tmp_path / "log/latest").iterdir()}
     told = {name: path for name, path in found.items() if name.endswith((".json", "l", ".txt"))}
-    names = {"plan.json", "manifest.json", "events.jsonl", "report.json", "error.0.json"}
+    names = {"plan.json", "manifest.json", "events.jsonl", "report.json", "rank.0.jsonl"}
     names |= {"launch.txt"}
     assert set(told) == names
     assert {stat.S_IMODE(path.stat().st_mode) for path in told.values()} == {0o600}
@@ -194,8 +194,8 @@ def test_no_secret_of_a_launch_that_fails_is_told(tmp_path: Path, secret: str) -
     assert "RuntimeError" in ended.said
     assert secret not in ended.said + ended.out.decode()
     files = [path for path in (folder / "log").rglob("*") if path.is_file()]
-    assert {"report.json", "error.0.json", "launch.txt"} <= {path.name for path in files}
-    assert "***" in (folder / "log/latest/error.0.json").read_text()
+    assert {"report.json", "rank.0.jsonl", "launch.txt"} <= {path.name for path in files}
+    assert "***" in (folder / "log/latest/rank.0.jsonl").read_text()
     assert [path.name for path in files if secret in path.read_text()] == []
     for form in ("table", "json", "sh"):
         argv = [*job.argv[:3], f"--dry-run={form}", *job.argv[3:]]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commandline import Command
 
+from fleetrun.records import rankfile
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -177,7 +179,9 @@ os._exit(9)
 """
     job = Command.python(tmp_path, code, "--grace=1")
     assert job.run().code == 9
-    assert not (tmp_path / "log" / "latest" / "error.1.json").exists()
+    path = str(tmp_path / "log" / "latest" / "rank.1.jsonl")
+    assert [one["code"] for one in rankfile.records(path, rankfile.EXIT)] == [5, None]
+    assert rankfile.error(path) is None
 
 
 def test_s16_an_exception_that_a_shell_survived_is_not_the_end_of_its_rank(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import fleetrun
 from fleetrun.inject import evidence as island
 from fleetrun.inject import heartbeats
+from fleetrun.inject.site import rank_records
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.postmortem import stacks
-from fleetrun.records import names, strategyfiles, variables
-from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records import names, rankfile, strategyfiles, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.strategyfiles import FieldEvidence, GradientCounts, RankEvidence
 
@@ -27,7 +27,7 @@ def run_rank(folder: Path, code: str) -> str:
         "PYTHONPATH": str(SITE),
         "PADDLE_TRAINER_ID": "3",
         "PADDLE_RESTART_COUNT": "1",
-        variables.ERROR_FILE: str(folder / names.error("3")),
+        variables.RECORDS: str(folder / names.rank_records("3")),
     }
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
@@ -37,32 +37,45 @@ def run_rank(folder: Path, code: str) -> str:
 
 def test_an_exception_fills_all_that_the_reader_knows(tmp_path: Path) -> None:
     run_rank(tmp_path, "raise ValueError('no')")
-    said = read_error(str(tmp_path / names.error("3")))
+    said = rankfile.error(str(tmp_path / names.rank_records("3")), restart=1)
     assert said is not None
     assert (said.rank, said.restart, said.kind, said.message) == (3, 1, "ValueError", "no")
     # `code` is of an exit only, `raw` of a broken file.
     known = said._replace(code=0, raw="x")
     assert all(value not in {None, ""} for value in known), known
-    assert set(ErrorReport._fields) == set(said._asdict())
+    assert set(rankfile.ErrorReport._fields) == set(said._asdict())
 
 
 def test_an_exit_that_is_under_way_is_noted_where_the_launcher_looks(tmp_path: Path) -> None:
-    note = names.exit_note(str(tmp_path / names.error("3")))
-    code = f"""
-import shutil, sys
-try:
-    sys.exit(7)
-finally:
-    shutil.copy({note!r}, {str(tmp_path / "seen")!r})
+    run_rank(tmp_path, "import sys\nsys.exit(7)")
+    said = rankfile.error(str(tmp_path / names.rank_records("3")), rankfile.EXIT, restart=1)
+    assert said is not None
+    assert (said.rank, said.restart, said.code) == (3, 1, 7)
+
+
+def test_exits_that_are_caught_again_and_again_do_not_fill_the_disk(tmp_path: Path) -> None:
+    code = """
+import sys
+for _ in range(300):
+    try: sys.exit(7)
+    except SystemExit: pass
 """
     run_rank(tmp_path, code)
-    said = read_error(str(tmp_path / "seen"))
-    assert said is not None
-    assert (said.rank, said.restart, said.code, said.kind) == (3, 1, 7, "SystemExit")
+    path = str(tmp_path / names.rank_records("3"))
+    assert [one["code"] for one in rankfile.records(path, rankfile.EXIT)] == [7, None] * 100
+
+
+def test_a_record_after_a_torn_one_is_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / names.rank_records("3")
+    path.write_text('{"kind": "upd')
+    rank_records.append(str(path), rankfile.UPDATE, {"number": 3, "at": 1.5, "loss": None})
+    rank_records.append(str(path), rankfile.UPDATE, {"number": 4, "at": 2.0, "loss": 0.5})
+    assert [*rankfile.updates(str(path))] == [(3, 1.5, None), (4, 2.0, 0.5)]
+    assert [one["number"] for one in rank_records.read(str(path), rankfile.UPDATE)] == [3, 4]
 
 
 def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
-    path = tmp_path / names.evidence("0")
+    path = tmp_path / names.rank_records("0")
     spec = StrategySpec({"amp": True, "dgc": True}, {}, {})
     proof = island.Evidence(str(path), spec)
     proof.knob("amp", island.EFFECTIVE, in_effect=True, reason="so", evidence="3 casts")
@@ -80,7 +93,7 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
     }
     proof.claim()
     proof.write()
-    assert strategyfiles.parse_evidence(path.read_bytes()) == RankEvidence(
+    assert strategyfiles.parse_evidence(rankfile.evidence(str(tmp_path), "0")) == RankEvidence(
         is_complete=True,
         where="dygraph",
         fields=(FieldEvidence("amp", "true", "true", "effective", "3 casts. so"),),
@@ -97,14 +110,16 @@ def test_both_sides_have_the_same_words_and_schema() -> None:
     said = {island.EFFECTIVE, island.NO_EFFECT, island.REFUSED, island.SCRIPT}
     assert said == strategyfiles.STATUSES
     assert island.NO_WORD == strategyfiles.NO_WORD
-    assert island.SCHEMA == strategyfiles.SCHEMA
+    for name in ("SCHEMA", "EXCEPTION", "EXIT", "STRATEGY", "UPDATE"):
+        assert getattr(rank_records, name) == getattr(rankfile, name)
     source = (SITE / "sitecustomize.py").read_text(encoding="utf-8")
-    assert f'"{stacks.MEMORY}"' in source
+    for text in (stacks.MEMORY, rankfile.EXCEPTION, rankfile.EXIT):
+        assert f'"{text}"' in source
 
 
 def test_the_step_of_a_heartbeat_is_read(tmp_path: Path) -> None:
     path = tmp_path / names.heartbeat("0")
-    proof = island.Evidence(str(tmp_path / names.evidence("0")), StrategySpec({}, {}, {}))
+    proof = island.Evidence(str(tmp_path / names.rank_records("0")), StrategySpec({}, {}, {}))
     heartbeats.HeartbeatFile(str(path), proof.claim).beat(None, 12)
     assert read_step(str(path)) == 12
     assert not is_scripts(str(path))

@@ -15,6 +15,7 @@ from fleetrun.records import (
     metricsfile,
     names,
     planfile,
+    rankfile,
     reportfile,
     strategyfiles,
     tracefile,
@@ -37,7 +38,6 @@ def test_all_that_a_launch_leaves_is_in_the_table(tmp_path: Path) -> None:
     script = """
 open(os.environ["FLEETRUN_HEARTBEAT"], "w").write("3")
 print("x" * 200_000)
-# Only one fails: who is killed while it writes its error leaves a draft.
 if rank: time.sleep(600)
 raise ValueError("no")
 """
@@ -52,7 +52,7 @@ raise ValueError("no")
     }
     assert not strange
     expected = {names.LOCK, names.PLAN, names.EVENTS, names.MANIFEST, names.REPORT, names.LAUNCH}
-    assert {*expected, names.ENDPOINTS, names.STRATEGY, names.error("0")} <= left
+    assert {*expected, names.ENDPOINTS, names.STRATEGY, names.rank_records("0")} <= left
     for one in names.FILES:
         if one.schema is None:
             continue
@@ -66,10 +66,8 @@ raise ValueError("no")
 
 def test_the_names_that_are_made_are_those_of_the_table() -> None:
     table = {one.name for one in names.FILES}
-    made = (names.evidence, names.error, names.heartbeat, names.stacks, names.trace)
+    made = (names.rank_records, names.error, names.heartbeat, names.stacks, names.trace)
     assert {name("{rank}") for name in made} <= table
-    assert names.exit_note("/run/" + names.error("3")) == "/run/.error.3.json"
-    assert names.exit_note("") == ""
     assert len(table) == len(names.FILES)
 
 
@@ -83,9 +81,8 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.REPORT: reportfile.SCHEMA,
         names.HOSTS: hostsfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
-        names.evidence("{rank}"): strategyfiles.SCHEMA,
-        # The training process's; see tests/inject/site.
+        names.rank_records("{rank}"): rankfile.SCHEMA,
+        # A program's.
         names.error("{rank}"): 1,
-        names.exit_note(names.error("{rank}")): 1,
         names.trace("{rank}"): tracefile.SCHEMA,
     }

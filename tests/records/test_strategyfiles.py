@@ -7,6 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetrun.records import reading
 from fleetrun.records.strategyfiles import (
     FieldEvidence,
     StrategyDocument,
@@ -31,20 +32,20 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS.split()), ANYTHING))
 def test_no_document_breaks_the_readers(document: dict[str, object]) -> None:
     text = json.dumps({**document, "schema": 1})
-    assert parse_evidence(text.encode()) is not None
+    assert parse_evidence(reading.parse(text.encode())) is not None
     parse_document(text)
 
 
 @given(st.binary(max_size=50))
 def test_no_bytes_break_the_readers(text: bytes) -> None:
-    parse_evidence(text)
+    parse_evidence(reading.parse(text))
     parse_document(text.decode(errors="surrogateescape"))
 
 
 def test_what_is_no_document_says_nothing() -> None:
     nested = '{"schema": 1, "notes": ' + "[" * 900 + "]" * 900 + "}"
-    parse_evidence(nested.encode())
-    assert parse_evidence(b'{"schema": 2}') is None
+    parse_evidence(reading.parse(nested.encode()))
+    assert parse_evidence({"schema": 2}) is None
     assert parse_evidence(None) is None
     assert parse_document("[") == StrategyDocument(())
 
@@ -59,7 +60,7 @@ def test_evidence_with_fields_of_any_kind_is_read_as_far_as_it_goes() -> None:
         "disagreements": [None, {"name": "x"}],
         "ranks_equal": 0,
     }
-    read = parse_evidence(json.dumps(odd).encode())
+    read = parse_evidence(odd)
     assert read is not None
     assert read.fields == (FieldEvidence("7", "", "a=1.5,", "no_word", ""),)
     assert (read.is_complete, read.notes, read.ranks_equal) == (False, (), None)

@@ -64,6 +64,8 @@ IDLE = [*GOOD[:2], knob("fuse_bn_act_ops", "no_effect", "false", reason="dygraph
 def evidence(knobs: list[dict[str, object]], **more: object) -> dict[str, object]:
     return {
         "schema": 1,
+        "kind": "strategy",
+        "restart": 0,
         "rank": 0,
         "paddle": "3.3.1",
         "graph": "dygraph",
@@ -76,6 +78,11 @@ def evidence(knobs: list[dict[str, object]], **more: object) -> dict[str, object
         "ranks_equal": None,
         **more,
     }
+
+
+def env(folder: Path, rank: int, attempt: int = 0) -> dict[str, str]:
+    records = str(folder / f"rank.{rank}.jsonl")
+    return {"FLEETRUN_RECORDS": records, "PADDLE_RESTART_COUNT": f"{attempt}"}
 
 
 class Room:
@@ -93,7 +100,9 @@ class Room:
             RankSpec("TRAINER", n, n, 0, (), Endpoint("127.0.0.1", 6070 + n)) for n in range(ranks)
         )
         processes = tuple(
-            ProcessSpec(f"trainer.{one.rank}", ("x",), {}, (), f"workerlog.{one.rank}", rank=one)
+            ProcessSpec(
+                *(f"trainer.{one.rank}", ("x",), env(folder, one.rank), (), "log"), rank=one
+            )
             for one in specs
         )
         server = ProcessSpec("server.0", ("x",), {}, (), "serverlog.0")
@@ -125,10 +134,8 @@ class Room:
 
     def leave(self, rank: int, what: object) -> None:
         """Let RANK leave its evidence."""
-        text = what if isinstance(what, str) else json.dumps(what)
-        draft = self.folder / "draft"
-        draft.write_text(text)
-        draft.rename(self.folder / f"strategy.{rank}.json")
+        with (self.folder / f"rank.{rank}.jsonl").open("a") as file:
+            print(what if isinstance(what, str) else json.dumps(what), file=file)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Turn the loop until CONDITION holds."""
@@ -302,8 +309,9 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     here.leave(0, evidence(GOOD))
     here.until(lambda: here.said)
     here.exit(0, code=1)
-    here.proof.on_event(Gathered(1, here.plan, 1.0))
-    assert not (tmp_path / "strategy.0.json").exists()
+    (process, *_) = here.plan.processes
+    process = process._replace(env=env(tmp_path, 0, attempt=1))
+    here.proof.on_event(Gathered(1, here.plan._replace(processes=(process,)), 1.0))
     here.proof.on_event(Started(0, "rank 0", 11, 1.0, attempt=1))
     here.exit(0)
     assert here.refuted is not None
@@ -320,7 +328,8 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
         '"x"',
         "\udcff".encode(errors="surrogateescape").decode("latin1"),
         "[" * 100_000,
-        '{"schema": 2}',
+        '{"kind": "strategy", "restart": 0, "schema": 2}',
+        json.dumps(evidence(GOOD, restart=1)),
     ],
 )
 def test_what_is_no_evidence_says_nothing_until_there_is_some(tmp_path: Path, garbage: str) -> None:
@@ -509,9 +518,7 @@ def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> Non
 RANK = """
 import json, os, sys, time
 rank = os.environ["PADDLE_TRAINER_ID"]
-path = os.path.realpath("log/latest/strategy.%s.json" % rank)
-open(path + ".draft", "w").write(sys.argv[1])
-os.rename(path + ".draft", path)
+print(sys.argv[1], file=open("log/latest/rank.%s.jsonl" % rank, "a"))
 time.sleep(float(sys.argv[2]))
 """
 
@@ -559,11 +566,10 @@ def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
 # A rank that leaves the evidence of a real one, where a real one leaves it.
 LEAVE = """
 import json
-path = os.environ["FLEETRUN_STRATEGY_EVIDENCE"]
-open(path + ".draft", "w").write(json.dumps({
-    "schema": 1, "complete": True, "updates": 1, "knobs": [
-        {"name": "fuse_grad_size_in_MB", "status": "no_effect", "reason": "so it is"}]}))
-os.rename(path + ".draft", path)
+print(json.dumps({
+    "schema": 1, "kind": "strategy", "restart": 0, "complete": True, "updates": 1, "knobs": [
+        {"name": "fuse_grad_size_in_MB", "status": "no_effect", "reason": "so it is"}]}),
+    file=open(os.environ["FLEETRUN_RECORDS"], "a"))
 """
 
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
 
 
-def hosts() -> tuple[
-    ProofOfHosts, Callable[[int, PackedEvidence], None], list[tuple[int, bytes | None]]
-]:
+def hosts() -> tuple[ProofOfHosts, Callable[[int, PackedEvidence], None], list[tuple[int, object]]]:
     """Return what judges for two hosts of two ranks, what hears, and what is taken."""
     hearers: dict[type, Callable[[int, Any], None]] = {}
     sent: list[PackedEvidence] = []
@@ -33,8 +31,8 @@ def hosts() -> tuple[
     )
     made = ProofOfHosts(cast("Session", session))
     made.begin(cast("LaunchPlan", SimpleNamespace(generation=3, node_rank=0, ranks=ranks)))
-    taken: list[tuple[int, bytes | None]] = []
-    made.open(lambda _generation, place, text, _has_ended: taken.append((place, text)))
+    taken: list[tuple[int, object]] = []
+    made.open(lambda place, record, _has_ended: taken.append((place, record)))
     return made, hearers[PackedEvidence], taken
 
 
@@ -54,7 +52,7 @@ def test_a_host_speaks_for_its_own_ranks_of_this_generation() -> None:
         (0, PackedEvidence(3, 0, has_ended=True, packed=good)),
     ):
         hear(node_rank, message)
-    assert taken == [(2, b"{}")]
+    assert taken == [(2, {})]
 
 
 @given(

@@ -90,8 +90,7 @@ def test_every_rank_learns_of_it_and_has_a_file_to_answer() -> None:
     plan = planned(asked("--strategy=amp"), me=1)
     for process, rank in zip(plan.processes, (2, 3), strict=True):
         assert process.env["FLEETRUN_STRATEGY_FILE"] == f"{plan.run_dir}/strategy.json"
-        evidence = f"{plan.run_dir}/strategy.{rank}.json"
-        assert process.env["FLEETRUN_STRATEGY_EVIDENCE"] == evidence
+        assert process.env["FLEETRUN_RECORDS"] == f"{plan.run_dir}/rank.{rank}.jsonl"
 
 
 def test_all_hosts_are_told_the_same() -> None:
@@ -100,7 +99,7 @@ def test_all_hosts_are_told_the_same() -> None:
 
 
 def test_without_a_strategy_nothing_is_told_and_an_inherited_one_is_removed() -> None:
-    environ = {"FLEETRUN_STRATEGY_FILE": "/a", "FLEETRUN_STRATEGY_EVIDENCE": "/b"}
+    environ = {"FLEETRUN_STRATEGY_FILE": "/a", "FLEETRUN_PROFILE": "/b"}
     plan = planned(asked(), environ=environ)
     assert plan.files == {}
     assert plan.strategy is None
@@ -199,10 +198,6 @@ def test_parameter_servers_are_told_too() -> None:
     wanted = asked("--server_num=1", "--trainer_num=2", "--set=a_sync_configs.k_steps=4")
     facts = some_facts(program="train.py")
     plan = gather_and_plan(wanted, facts)
-    evidence = [process.env["FLEETRUN_STRATEGY_EVIDENCE"] for process in plan.processes]
-    assert [path.rpartition("/")[2] for path in evidence] == [
-        "strategy.server.0.json",
-        "strategy.0.json",
-        "strategy.1.json",
-    ]
+    records = [process.env["FLEETRUN_RECORDS"].rpartition("/")[2] for process in plan.processes]
+    assert records == ["rank.server.0.jsonl", "rank.0.jsonl", "rank.1.jsonl"]
     assert document(plan)["topology"]["nranks"] == 2

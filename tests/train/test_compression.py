@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, train
+from training import PYTHONS, evidence, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +24,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 
 def row(folder: Path, name: str) -> dict[str, Any]:
-    proof = json.loads((folder / "strategy.0.json").read_text())
+    proof = evidence(folder)
     found: dict[str, Any] = next(knob for knob in proof["knobs"] if knob["name"] == name)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import lab
 import pytest
 from processes import MARKER, assert_no_survivors, survivors
-from training import PYTHONS, ROOT
+from training import PYTHONS, ROOT, evidence
 from waiting import TRAINING_S
 
 if TYPE_CHECKING:
@@ -136,8 +135,7 @@ def test_a_strategy_makes_the_same_script_exchange_every_20_steps(tmp_path: Path
     for trainer, log in enumerate(logs):
         # As Paddle itself says when it starts the communicator.
         assert "'communicator_max_merge_var_num': '20'" in log
-        evidence = tmp_path / "log" / "latest" / f"strategy.{trainer}.json"
-        (knob,) = json.loads(evidence.read_text())["knobs"]
+        (knob,) = evidence(tmp_path / "log" / "latest", trainer)["knobs"]
         assert (knob["status"], knob["in_effect"]) == ("effective", {"k_steps": 20})
 
 

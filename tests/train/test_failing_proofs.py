@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import MODELS, PYTHONS, ROOT, SITE, run, told, train
+from training import MODELS, PYTHONS, ROOT, SITE, evidence, run, told, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,6 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
                 builds={"fuse_all_optimizer_ops": True},
                 more={
                     "FAULT": json.dumps(fault),
-                    "FLEETRUN_STEP_TIMES": str(folder / "times.{rank}"),
                     "FLEETRUN_HEARTBEAT": str(folder / "heartbeat"),
                     "FLEETRUN_STOP_AFTER": "1000",
                 },
@@ -138,7 +137,7 @@ def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -
         PADDLE_PSERVERS_IP_PORT_LIST="127.0.0.1:1",
         FLEETRUN_STOP_AFTER="2",
         FLEETRUN_STRATEGY_FILE=str(tmp_path / "strategy.json"),
-        FLEETRUN_STRATEGY_EVIDENCE=str(tmp_path / "proof.json"),
+        FLEETRUN_RECORDS=str(tmp_path / "rank.0.jsonl"),
         FLAGS_enable_pir_api="0",
     )
     said = done.stdout
@@ -171,7 +170,7 @@ def test_ranks_do_not_wait_for_one_whose_check_fails(
     why = "ValueError: (NotFound) it is broken"
     assert second["remarks"] == [f"{what} has failed, and is left out: {why}"]
     assert first["remarks"] == []
-    proofs = [json.loads((tmp_path / f"ours/strategy.{rank}.json").read_text()) for rank in (0, 1)]
+    proofs = [evidence(tmp_path / "ours", rank) for rank in (0, 1)]
     assert [proof["failures"] for proof in proofs] == [[], second["remarks"]]
     assert [row["status"] for row in proofs[1]["knobs"]] == ["effective"] * 2
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Command
 
-from fleetrun.records.errorfile import read_error
+from fleetrun.records import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_s15_paddle_and_python_both_show_a_crash(tmp_path: Path) -> None:
     assert log.count("C++ Traceback") == 1
 
 
-def test_s20_an_error_of_a_data_loader_ends_in_the_ranks_error_file(tmp_path: Path) -> None:
+def test_s20_an_error_of_a_data_loader_ends_in_the_ranks_records(tmp_path: Path) -> None:
     code = """
 import paddle
 class Data(paddle.io.Dataset):
@@ -56,7 +56,7 @@ for _ in paddle.io.DataLoader(Data(), num_workers=2): pass
 """
     job = Command.python(tmp_path, code, ranks=1)
     assert job.run().code == 1
-    said = read_error(str(tmp_path / "log" / "latest" / "error.0.json"))
+    said = rankfile.error(str(tmp_path / "log" / "latest" / "rank.0.jsonl"))
     assert said is not None
     # In the main thread Paddle says only that; the reason is in the log, from another thread.
     assert said.kind == "SystemError"

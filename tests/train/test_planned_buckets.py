@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, train
+from training import PYTHONS, evidence, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,9 +24,7 @@ def test_planned_buckets_are_those_that_are_reduced_and_train_as_one_process(
         assert report["weights"] == pytest.approx(report["alone"], abs=2e-6)
         assert report["weights"] == ranks[0]["weights"]
         assert report["made"] == ranks[0]["made"]
-    proofs = [
-        json.loads((tmp_path / "run" / f"strategy.{rank}.json").read_text()) for rank in (0, 1)
-    ]
+    proofs = [evidence(tmp_path / "run", rank) for rank in (0, 1)]
     for proof in proofs:
         (knob,) = [each for each in proof["knobs"] if each["name"] == "fuse_grad_size_in_MB"]
         assert knob["status"] == "effective"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, train
+from training import PYTHONS, evidence, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +19,7 @@ GOES_ON = "Paddle alone sums its gradients, as without fleetrun, so the job goes
 
 
 def proofs(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"strategy.{rank}.json").read_text()) for rank in (0, 1)]
+    return [evidence(folder, rank) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("strategy", [OURS, {}])
@@ -95,7 +94,7 @@ def test_sums_that_are_equally_wrong_on_all_ranks_are_found(version: str, tmp_pa
         assert set(rank) == {"twice", "infinite", "one"}
         for stopped in rank.values():
             assert "has not given the average of the ranks' gradients" in stopped
-    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    proof = evidence(tmp_path / "ours")
     assert proof["counts"]["gradients_checked"] == 6
 
 

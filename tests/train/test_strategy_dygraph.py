@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, train
+from training import PYTHONS, evidence, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +40,7 @@ def test_buckets_give_the_weights_of_paddles_own_reducer(version: str, tmp_path:
         assert ours["none"]
         # Twelve dense gradients, four in each.
         assert ours["allreduces"] == 3
-    proof = json.loads((tmp_path / "fused" / "strategy.0.json").read_text())
+    proof = evidence(tmp_path / "fused")
     assert proof["counts"]["allreduces"] == 3
     assert {knob["status"] for knob in proof["knobs"]} == {"effective"}
 
@@ -60,7 +59,7 @@ def test_what_a_script_does_to_gradients_is_done_once_in_its_order_at_the_update
         assert "the parameter odd is complex64: keep its real" in stopped["complex"]
         assert "the buffer odd is complex64" in stopped["complex buffer"]
         assert "the parameter odd is int8 and trained" in stopped["integers"]
-    proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
+    proof = evidence(tmp_path / "merged")
     assert any("were cleared before a step" in note for note in proof["notes"])
 
 
@@ -92,7 +91,7 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
         assert rank["told"] == [False, False, True, True]
         assert "Descent updates the weights" in rank["stopped"]
         assert "no step of the optimizer (SGD) is called" in rank["stopped"]
-    proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
+    proof = evidence(tmp_path / "merged")
     knob = {each["name"]: each for each in proof["knobs"]}["gradient_merge"]
     assert knob["status"] == "no_effect"
     assert "Descent updates the weights" in knob["reason"]
@@ -121,7 +120,7 @@ def test_what_a_script_averages_in_each_micro_step_is_merged_and_counted(
     for report in ranks:
         for name, model in report.items():
             assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
-    proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
+    proof = evidence(tmp_path / "merged")
     (said,) = {knob["evidence"] for knob in proof["knobs"]}
     assert said == (
         "4 micro-steps made one update; 16 allreduces by the script or Paddle among them, none by"

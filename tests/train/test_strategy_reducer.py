@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, train
+from training import PYTHONS, evidence, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +30,7 @@ def test_buckets_follow_the_order_that_the_first_backward_shows(
         first = [[], "last", "middle", "first", UNUSED, FIRST, MIDDLE, LAST]
         others = [[], "last", LAST, "middle", MIDDLE, "first", FIRST, UNUSED]
         assert rank["seen"] == [*first, *others, *others, *others]
-    proof = json.loads((tmp_path / "ours" / "strategy.1.json").read_text())
+    proof = evidence(tmp_path / "ours", 1)
     # Two are sent before the last gradient is ready, and nothing runs beside them.
     assert proof["counts"]["early"] == 0
 
@@ -104,7 +103,7 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
         rest = [*first, False, False, False, True]
         assert seen["plain"] == seen["accumulated"] == seen["probed"] == rest
         assert seen["several"] == seen["thawed"] == [*first, True, True, True, True]
-    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    proof = evidence(tmp_path / "ours")
     (knob,) = proof["knobs"]
     assert knob["status"] == "effective"
     assert "as built: Paddle's own reducer" in knob["evidence"]
@@ -172,7 +171,7 @@ def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_give
     version: str, tmp_path: Path
 ) -> None:
     train(PYTHONS[version], "buffers.py", tmp_path / "ours", {"fuse_grad_size_in_num": 99})
-    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    proof = evidence(tmp_path / "ours")
     all_bytes = 4 * (4 * 64 + 2 * 16 + 2 * 4)
     first, *others = proof["counts"]["bucket_bytes"]
     assert first == all_bytes
@@ -225,7 +224,7 @@ def test_sparse_gradients_of_functions_are_averaged_as_dense_ones(
         for name in ("first", "late", "one"):
             assert rank[name] == pytest.approx(rank[f"alone {name}"], abs=1e-6), name
         assert "Adam updates weights by sparse gradients otherwise than by dense" in rank["adam"]
-    proof = json.loads((tmp_path / "ours" / "strategy.1.json").read_text())
+    proof = evidence(tmp_path / "ours", 1)
     assert any("dense, not sparse as embedding is asked for" in note for note in proof["notes"])
 
 
@@ -279,7 +278,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
         strategy = {**asked, **more}
         ranks = train(PYTHONS[version], "failing.py", tmp_path / name, strategy)
         assert ranks[0]["weights"] == ranks[1]["weights"]
-        proof = json.loads((tmp_path / name / "strategy.0.json").read_text())
+        proof = evidence(tmp_path / name)
         knobs = {each["name"]: each for each in proof["knobs"]}
         assert ("as built" in knobs["fuse_grad_size_in_MB"]["evidence"]) is is_paddles, name
         for field in asked if is_paddles else ():
@@ -306,7 +305,7 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
     for rank, made in enumerate(([3, 6, 10, 12], [2, 4, 7, 8]) * 2):
         assert [model["made"] for model in ranks[rank].values()] == made
     for rank in range(4):
-        proof = json.loads((folder / f"strategy.{rank}.json").read_text())
+        proof = evidence(folder, rank)
         knobs = {each["name"]: each for each in proof["knobs"]}
         knob = knobs["use_hierarchical_allreduce"]
         assert (knob["status"], knob["in_effect"]) == ("effective", False)

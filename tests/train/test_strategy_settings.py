@@ -9,11 +9,11 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, told
+from training import PYTHONS, evidence, told
 from waiting import TRAINING_S
 from warming import warm
 
-from fleetrun.records import heartbeat
+from fleetrun.records import heartbeat, rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ TOPOLOGY = {"nranks": 2, "nnodes": 1, "ranks_per_node": 2}
 BEGIN = """
 import os, sys
 rank = int(os.environ["PADDLE_TRAINER_ID"])
-os.environ["FLEETRUN_STRATEGY_EVIDENCE"] = f"proof.{rank}.json"
+os.environ["FLEETRUN_RECORDS"] = f"rank.{rank}.jsonl"
 import paddle
 from paddle.distributed import fleet
 """
@@ -161,9 +161,7 @@ def train(
 
 
 def proofs(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("proof.*.json"))
-    ]
+    return [evidence(folder, rank) for rank in range(len([*folder.glob("rank.*.jsonl")]))]
 
 
 def knobs(proof: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -180,7 +178,6 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         OWN_SETTINGS,
         {"strategy": ASKED, "build_strategy": BUILD},
         FLEETRUN_STOP_AFTER="4",
-        FLEETRUN_STEP_TIMES=str(tmp_path / "times.{rank}"),
         FLEETRUN_HEARTBEAT=str(tmp_path / "beat"),
     )
     assert done.returncode == 0, done.stdout + "".join(logs)
@@ -218,10 +215,10 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     for rank, log in enumerate(logs):
         said = [float(loss) for loss in re.findall(r"^LOSS \d+ ([\d.]+)$", log, re.MULTILINE)]
         assert len(said) == 3
-        rows = [row.split() for row in (tmp_path / f"times.{rank}").read_text().splitlines()]
-        assert [int(row[0]) for row in rows] == [1, 2, 3, 4]
-        assert [float(row[2]) for row in rows][:3] == pytest.approx(said)
-        assert [float(row[1]) for row in rows] == sorted(float(row[1]) for row in rows)
+        made = [*rankfile.updates(str(tmp_path / f"rank.{rank}.jsonl"))]
+        assert [one.number for one in made] == [1, 2, 3, 4]
+        assert [one.loss for one in made][:3] == pytest.approx(said)
+        assert [one.at for one in made] == sorted(one.at for one in made)
     # The last one is written at the end.
     assert heartbeat.read_step(str(tmp_path / "beat")) == 4
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from training import PYTHONS, run
 
+from fleetrun.records import rankfile
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -101,14 +103,12 @@ def launch(setup: Setup, folder: Path) -> Done:
     done = run(PYTHONS[setup.version], ["-m", "fleetrun", *words, SCRIPT, *arguments], folder)
     ranks = range(setup.ranks)
     made = [folder / f"made.{rank}.json" for rank in ranks]
-    proofs = [folder / "log" / "latest" / f"strategy.{rank}.json" for rank in ranks]
+    proofs = [rankfile.evidence(str(folder / "log" / "latest"), str(rank)) for rank in ranks]
     return Done(
         done.returncode,
         done.stdout,
-        *(
-            [json.loads(path.read_text()) for path in paths if path.exists()]
-            for paths in (made, proofs)
-        ),
+        [json.loads(path.read_text()) for path in made if path.exists()],
+        [proof for proof in proofs if proof is not None],
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import devices
 import pytest
-from training import PYTHONS, run, told
+from training import PYTHONS, evidence, run, told
 
 pytestmark = pytest.mark.train
 
@@ -25,9 +25,7 @@ class Trained:
         self.ranks: list[dict[str, Any]] = [
             json.loads((folder / f"made.{rank}.json").read_text()) for rank in range(ranks)
         ]
-        self.proofs: list[dict[str, Any]] = [
-            json.loads((folder / f"proof.{rank}.json").read_text()) for rank in range(ranks)
-        ]
+        self.proofs: list[dict[str, Any]] = [evidence(folder, rank) for rank in range(ranks)]
 
     def knob(self, name: str) -> dict[str, Any]:
         """Find what is said of the field NAME."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +11,7 @@ import pytest
 from training import PYTHONS, run
 
 from fleetrun.errors import UsageError
+from fleetrun.records import rankfile
 from fleetrun.strategy import fields, load, verdicts
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ def launch(version: str, case: Case, folder: Path) -> Done:
         *options,
     ]
     ended = run(PYTHONS[version], argv, folder)
-    proof = folder / "log" / "latest" / "strategy.0.json"
-    said: list[dict[str, Any]] = json.loads(proof.read_text())["knobs"] if proof.exists() else []
+    proof = rankfile.evidence(str(folder / "log" / "latest"), "0")
+    said: list[dict[str, Any]] = [] if proof is None else proof["knobs"]
     logs = "".join(log.read_text() for log in folder.glob("log/workerlog.*"))
     statuses = {str(knob["name"]): str(knob["status"]) for knob in said}
     return Done(ended.returncode, ended.stdout + logs, statuses)

@@ -12,6 +12,7 @@ from fleetrun.records import (
     names,
     outputtimes,
     progress,
+    rankfile,
     reading,
     reportfile,
     strategyfiles,
@@ -381,9 +382,7 @@ def _uses(found: Sequence[Run], began: float) -> Iterator[Use]:
 
 
 def _buckets(path: str) -> tuple[int, ...]:
-    evidence = strategyfiles.parse_evidence(
-        reading.content(os.path.join(path, names.evidence("0")))
-    )
+    evidence = strategyfiles.parse_evidence(rankfile.evidence(path, "0"))
     if evidence is None or evidence.counts is None:
         return ()
     return evidence.counts.bucket_bytes

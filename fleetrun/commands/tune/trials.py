@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.commands.tune.candidates import FEWEST_TIMED
 from fleetrun.commands.tune.halving import Trial
-from fleetrun.records import eventfile, names, reading, reportfile, variables
+from fleetrun.records import eventfile, names, rankfile, reading, reportfile, variables
 from fleetrun.records.strategyfiles import EFFECTIVE, SECTIONS
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ class Runner:
         """
         folder = Path(self._spec.out).absolute() / "trials" / name
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("steps.*"):
-            # Of an earlier tune into the same folder; the ranks append.
-            old.unlink()
         # A launch that is refused leaves none, and must not be judged by another's.
         (folder / "log" / names.LATEST).unlink(missing_ok=True)
         planning = self._spec.planning(candidate)
@@ -48,7 +45,7 @@ class Runner:
             return Trial(fault=fault, folder=str(folder))
         if code:
             return Trial(fault=_why(folder, code, events), folder=str(folder))
-        at, losses = read_steps(folder)
+        at, losses = read_updates(folder / "log" / names.LATEST)
         timed = sorted(at)[planning + self._spec.warmup :]
         if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
             made = len(at)
@@ -78,7 +75,6 @@ class Runner:
         argv += [f"--set={key}={value}" for key, value in candidate.values]
         environ = {
             **os.environ,
-            variables.STEP_TIMES: str(folder / "steps.{rank}"),
             variables.STOP_AFTER: str(steps),
         }
         with (folder / "output.txt").open("wb") as output:
@@ -104,23 +100,15 @@ class Runner:
                         process.wait()
 
 
-def read_steps(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
+def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, float]]:
     """Return when each update was made by the last rank that made it, and rank 0's losses."""
     at: dict[int, float] = {}
     losses: dict[int, float] = {}
-    ranks = sorted(folder.glob("steps.*"), key=lambda path: (len(path.name), path.name))
-    for place, path in enumerate(ranks):
-        for line in path.read_text(errors="replace").splitlines():
-            words = line.split()
-            try:
-                number, seconds = int(words[0]), float(words[1])
-                loss = float(words[2]) if words[2:] else None
-            except (ValueError, IndexError):
-                # A rank that was killed leaves half a line.
-                continue
-            at[number] = max(at.get(number, seconds), seconds)
-            if place == 0 and loss is not None:
-                losses[number] = loss
+    for path in run_dir.glob(names.rank_records("*")):
+        for one in rankfile.updates(str(path)):
+            at[one.number] = max(at.get(one.number, one.at), one.at)
+            if path.name == names.rank_records("0") and one.loss is not None:
+                losses[one.number] = one.loss
     return at, losses
 
 

@@ -34,8 +34,8 @@ def failures(device: str, capabilities: Sequence[str]) -> dict[str, str]:
     One rank of a host tries it for all that train with the same Paddle on the same kind of device.
     """
     kind = device.partition(":")[0]
-    evidence = os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", "")
-    if not evidence:
+    records = os.environ.get("FLEETRUN_RECORDS", "")
+    if not records:
         return _tried(kind, capabilities)
     paddle: Any = sys.modules["paddle"]
     flags = sorted(item for item in os.environ.items() if item[0].startswith("FLAGS_"))
@@ -44,7 +44,7 @@ def failures(device: str, capabilities: Sequence[str]) -> dict[str, str]:
         *(item for item in flags if not item[0].startswith("FLAGS_selected_")),
     )
     name = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
-    path = os.path.join(os.path.dirname(evidence), f".self-tests.{kind}.{name}.json")
+    path = os.path.join(os.path.dirname(records), f".self-tests.{kind}.{name}.json")
     try:
         with _held(path) as file:
             with contextlib.suppress(ValueError):

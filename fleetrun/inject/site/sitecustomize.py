@@ -25,6 +25,8 @@ _STACKS = "fleetrun-stacks"
 _INJECT = "_fleetrun_inject"
 # The most characters of a message or stack: some exceptions quote a whole tensor.
 _MOST = 256 * 1024
+# So many failing exits are recorded that the script has caught.
+_MOST_EXITS = 100
 # Each asks for something that is done to Paddle.
 _FOR_PADDLE = ("FLEETRUN_STRATEGY_FILE", "FLEETRUN_PROFILE", "FLEETRUN_REPORT_UPDATES")
 # So long does a callback live that has swallowed an interrupt.
@@ -50,7 +52,7 @@ def _import_hidden():
 
 def _report_fatal_exceptions(path):
     # type: (str) -> None
-    """Write the exception that ends this process to PATH; what is printed is unchanged."""
+    """Append the exception that ends this process to PATH; what is printed is unchanged."""
     import atexit
 
     pid = os.getpid()
@@ -69,7 +71,7 @@ def _report_fatal_exceptions(path):
         # Forked children are not the rank. A failure of ours must not hide the user's.
         try:
             if os.getpid() == pid and _is_main(path):
-                _write(path, error)
+                _rank_records().append(path, "exception", _describe(error))
         except Exception:
             pass
 
@@ -97,28 +99,31 @@ def _is_called_by_the_script():
 
 def _record_exits(path, pid):
     # type: (str, int) -> None
-    """Write a failing exit to a file beside PATH at once: the end of the process may take long."""
+    """Record a failing exit in PATH at once: the end of the process may take long."""
     from _thread import get_ident
 
     main = get_ident()
-    note_at = os.path.join(os.path.dirname(path), "." + os.path.basename(path))
+    caught = []  # type: list[None]
 
     class Mark:
-        """Is deleted with the exception; removes the file if the script has caught it."""
+        """Is deleted with the exception; takes the record back if the script has caught it."""
 
         def __del__(self):
             # type: () -> None
             if os.getpid() == pid and _is_called_by_the_script():
-                os.unlink(note_at)
+                caught.append(None)
+                _rank_records().append(path, "exit", {"code": None})
 
     def note(error):
         # type: (SystemExit) -> None
-        """Write that ERROR ends the rank, if its code is not 0."""
+        """Record that ERROR ends the rank, if its code is not 0."""
         try:
             code = error.code
             code = 0 if code is None else code & 255 if isinstance(code, int) else 1
-            if code and os.getpid() == pid and get_ident() == main and _is_main(path):
-                _write(note_at, error, code)
+            is_main = os.getpid() == pid and get_ident() == main and _is_main(path)
+            # A script that catches them again and again must not fill the disk.
+            if code and is_main and len(caught) < _MOST_EXITS:
+                _rank_records().append(path, "exit", {"code": code})
                 vars(error)["fleetrun"] = Mark()
         except Exception:
             pass
@@ -162,7 +167,7 @@ def _note_exits(note):
 def _is_main(path):
     # type: (str) -> bool
     """Whether no other Python of this rank has started this one: the end of that one counts."""
-    mark = b"\0FLEETRUN_ERROR_FILE=" + os.fsencode(path) + b"\0"
+    mark = b"\0FLEETRUN_RECORDS=" + os.fsencode(path) + b"\0"
     pid = os.getppid()
     while pid > 1:
         try:
@@ -178,11 +183,9 @@ def _is_main(path):
     return True
 
 
-def _write(path, error, code=None):
-    # type: (str, BaseException, int | None) -> None
-    """Write ERROR to PATH atomically."""
-    import json
-    import time
+def _describe(error):
+    # type: (BaseException) -> dict[str, str]
+    """Return the record of ERROR."""
     import traceback
 
     kind = type(error)
@@ -191,75 +194,31 @@ def _write(path, error, code=None):
     except Exception as trouble:
         message = "its text cannot be had (%s)" % type(trouble).__name__
     stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
-    hide = _hider()
-    message, stack = hide(message), hide(stack)
-    record = {
-        "schema": 1,
-        "rank": _number("PADDLE_TRAINER_ID"),
-        "host": os.uname()[1],
-        "pid": os.getpid(),
-        "time": time.time(),
-        # The launcher compares it with the ends of other ranks; the other clock may be set.
-        "monotonic": time.monotonic(),
-        "code": code,
-        "restart": _number("PADDLE_RESTART_COUNT") or 0,
+    if len(stack) > _MOST:
+        stack = stack[: _MOST // 2] + "\n[...]\n" + stack[-_MOST // 2 :]
+    return {
         "class": kind.__name__,
         "module": kind.__module__,
         "message": message[:_MOST],
-        "stack": stack
-        if len(stack) <= _MOST
-        else stack[: _MOST // 2] + "\n[...]\n" + stack[-_MOST // 2 :],
+        "stack": stack,
     }
-    draft = "%s.%d" % (path, os.getpid())
-    # Private from the first byte, and never through a link.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
-            json.dump(record, file)
-        os.rename(draft, path)
-    except OSError:
-        os.unlink(draft)
 
 
-def _hider():
-    # type: () -> Callable[[str], str]
-    """Return a function that hides the secrets in a text; all of it if that cannot be loaded."""
+def _rank_records():
+    # type: () -> Any
+    """Load the module beside this one that appends to the rank's records."""
     from importlib import util
 
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    try:
-        spec = util.spec_from_file_location(
-            "_fleetrun_secrets", os.path.join(root, "plan", "secrets.py")
-        )
+    name = "_fleetrun_rank_records"
+    if name not in sys.modules:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_records.py")
+        spec = util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        hider = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
-    except Exception:
-        return lambda text: "(its log has it)"  # noqa: ARG005
-    return hider
-
-
-def _environ():
-    # type: () -> dict[str, str]
-    """Return the environment of this process, with what the script has removed or changed."""
-    try:
-        with open("/proc/self/environ", "rb") as file:
-            given = [os.fsdecode(entry) for entry in file.read().split(b"\0")]
-    except OSError:
-        given = []
-    found = {entry.partition("=")[0]: entry.partition("=")[2] for entry in given}
-    for name, value in os.environ.items():
-        # A variable that the script has changed has two values.
-        found["NEW_" + name if found.get(name, value) != value else name] = value
-    return found
-
-
-def _number(name):
-    # type: (str) -> int | None
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else None
+        sys.modules[name] = module
+    return sys.modules[name]
 
 
 def _show_stacks_on(signum):
@@ -321,15 +280,15 @@ def _change_paddle():
         )
     if any(map(os.environ.get, _FOR_PADDLE)):
         spec.loader.exec_module(module)
-        module.arm(strategy, os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", ""))
+        module.arm(strategy)
 
 
 def _is_over_gloo():
     # type: () -> bool
     """Whether this is one of several ranks whose collectives are gloo's."""
-    return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo" and (
-        (_number("PADDLE_TRAINERS_NUM") or 1) > 1
-    )
+    ranks = os.environ.get("PADDLE_TRAINERS_NUM", "")
+    is_gloo = os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
+    return is_gloo and ranks.isdigit() and int(ranks) > 1
 
 
 class _CrashHandlerFinder:
@@ -444,7 +403,7 @@ def _begin():
     except (AttributeError, KeyError):
         pass
     try:
-        path = os.environ.get("FLEETRUN_ERROR_FILE")
+        path = os.environ.get("FLEETRUN_RECORDS")
         if path:
             _report_fatal_exceptions(path)
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")

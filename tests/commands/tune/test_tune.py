@@ -27,12 +27,13 @@ asked = json.load(open(os.environ["FLEETRUN_STRATEGY_FILE"]))["strategy"]
 size = asked["fuse_grad_size_in_MB"]
 if size == 64:
     raise MemoryError("64 MB are too many")
-with open(os.environ["FLEETRUN_STEP_TIMES"].replace("{rank}", rank), "w") as file:
+with open(os.environ["FLEETRUN_RECORDS"], "w") as file:
     for number in range(1, int(os.environ["FLEETRUN_STOP_AFTER"]) + 1):
         # The first steps are slow, and one rank is late.
         slow = 2 if size != "plan" else 52
         at = 100 + number / (3 if size == "plan" else size) if number > slow else number
-        file.write("%d %.6f %r\\n" % (number, at + 0.001 * int(rank), 1 / number))
+        record = {"number": number, "at": at + 0.001 * int(rank), "loss": 1 / number}
+        print(json.dumps({"schema": 1, "kind": "update", **record}), file=file)
 assert sys.argv[1:] == ["--steps=7"]
 """
 
@@ -142,6 +143,13 @@ def test_help_says_what_to_write(tmp_path: Path) -> None:
 
 
 def test_half_a_line_and_the_later_rank_are_dealt_with(tmp_path: Path) -> None:
-    (tmp_path / "steps.0").write_text("1 1.0 0.5\n2 2.0 \n3 3.")
-    (tmp_path / "steps.1").write_text("1 1.5 0.7\nx\n3\n")
-    assert trials.read_steps(tmp_path) == ({1: 1.5, 2: 2.0, 3: 3.0}, {1: 0.5})
+    made = {0: ((1, 1.0, 0.5), (2, 2.0, None), (3, 3.0, None)), 1: ((1, 1.5, 0.7),)}
+    for rank, updates in made.items():
+        keys = ("number", "at", "loss")
+        lines = [
+            json.dumps({"schema": 1, "kind": "update", **dict(zip(keys, one, strict=True))})
+            for one in updates
+        ]
+        lines += ["x", '{"schema": 1, "kind": "update"}', lines[0].replace("1", "9")[:-1]]
+        (tmp_path / f"rank.{rank}.jsonl").write_text("\n".join(lines))
+    assert trials.read_updates(tmp_path) == ({1: 1.5, 2: 2.0, 3: 3.0}, {1: 0.5})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from training import evidence
 
 from fleetrun.inject import settings
 from fleetrun.inject.dygraph.reducer_report import ReducerReport, ReducerSetup
@@ -39,7 +39,7 @@ def told(
     of Paddle's reducer, which has taken over. The models DELETED are gone before the last report.
     """
     spec = StrategySpec(asked, {}, {})
-    proof = Evidence(str(folder / "proof.json"), spec)
+    proof = Evidence(str(folder / "rank.0.jsonl"), spec)
     settings.reset(spec, proof)
     report = ReducerReport(spec, proof)
     communicators: Any = [SimpleNamespace(calls=count) for count in calls]
@@ -64,7 +64,7 @@ def told(
     proof.updates = 1
     assert proof.claim()
     proof.write()
-    knobs = json.loads((folder / "proof.json").read_text())["knobs"]
+    knobs = evidence(folder)["knobs"]
     parts = ("status", "in_effect", "reason", "evidence")
     return {knob["name"]: tuple(knob[part] for part in parts) for knob in knobs}
 

@@ -38,7 +38,7 @@ print([p for p in sys.path_importer_cache if "inject" in p], len(sys.meta_path))
 """
     # `faulthandler` and `atexit` are built into the interpreter.
     also = "import faulthandler, atexit\n" + see
-    env = {"FLEETRUN_ERROR_FILE": str(tmp_path / "error"), "FLEETRUN_STACK_SIGNAL": "60"}
+    env = {"FLEETRUN_RECORDS": str(tmp_path / "error"), "FLEETRUN_STACK_SIGNAL": "60"}
     assert said(also, SITE, str(tmp_path), **env) == said(also, str(tmp_path))
 
 
@@ -52,10 +52,10 @@ def test_what_fails_in_the_users_own_sitecustomize_fails_as_before(tmp_path: Pat
     (tmp_path / "sitecustomize.py").write_text("import nowhere_at_all\n")
     assert said("print(1)", SITE, str(tmp_path)) == said("print(1)", str(tmp_path))
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n")
-    with_island = said("print(1)", SITE, str(tmp_path), FLEETRUN_ERROR_FILE=str(tmp_path / "e"))
+    with_island = said("print(1)", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
     assert with_island == said("print(1)", str(tmp_path))
     # And ours is there all the same.
-    said("raise OSError", SITE, str(tmp_path), FLEETRUN_ERROR_FILE=str(tmp_path / "e"))
+    said("raise OSError", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
     assert (tmp_path / "e").exists()
 
 
@@ -64,17 +64,17 @@ def test_a_hook_that_was_there_before_is_called(tmp_path: Path) -> None:
         "import sys\nsys.excepthook = lambda *_: print('theirs')\n"
     )
     path = tmp_path / "error.json"
-    assert said("1 / 0", SITE, str(tmp_path), FLEETRUN_ERROR_FILE=str(path)) == "theirs\n"
+    assert said("1 / 0", SITE, str(tmp_path), FLEETRUN_RECORDS=str(path)) == "theirs\n"
     assert "ZeroDivisionError" in path.read_text()
 
 
 def test_a_folder_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
     plain = said("raise OSError('x')", str(tmp_path))
     gone = str(tmp_path / "gone" / "error.json")
-    assert said("raise OSError('x')", SITE, FLEETRUN_ERROR_FILE=gone) == plain
+    assert said("raise OSError('x')", SITE, FLEETRUN_RECORDS=gone) == plain
     (tmp_path / "error.json").mkdir()
     there = str(tmp_path / "error.json")
-    assert said("raise OSError('x')", SITE, FLEETRUN_ERROR_FILE=there) == plain
+    assert said("raise OSError('x')", SITE, FLEETRUN_RECORDS=there) == plain
     assert [entry.name for entry in tmp_path.iterdir()] == ["error.json"]
 
 
@@ -85,7 +85,7 @@ def test_nonsense_in_its_variables_is_no_trouble() -> None:
 
 def test_a_huge_message_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    said("raise ValueError('x' * 3_000_000)", SITE, FLEETRUN_ERROR_FILE=str(path))
+    said("raise ValueError('x' * 3_000_000)", SITE, FLEETRUN_RECORDS=str(path))
     assert path.stat().st_size < 2_000_000
 
 
@@ -126,7 +126,7 @@ print(sys.path, sys.argv, __main__.__dict__.keys(), sorted(sys.modules.keys() - 
 print([p for p in sys.path_importer_cache if "inject" in p])
 import json
 """
-    env = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "nowhere"), "FLEETRUN_STRATEGY_EVIDENCE": "x"}
+    env = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "nowhere")}
     assert said(see, SITE, str(tmp_path), **env) == said(see, str(tmp_path))
 
 
@@ -151,7 +151,7 @@ print(type(paddle.__loader__).__name__, type(paddle.__spec__.loader).__name__)
     env = {
         "FLEETRUN_STRATEGY_FILE": str(tmp_path / "strategy.json"),
         # Only then does anybody wait for Paddle itself: for its losses.
-        "FLEETRUN_STEP_TIMES": str(tmp_path / "times"),
+        "FLEETRUN_STOP_AFTER": "9",
     }
     *lines, told = said(code, SITE, str(tmp_path), **env).splitlines()
     assert lines == ["True", "SourceFileLoader SourceFileLoader"]
@@ -164,8 +164,8 @@ def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_pat
     (tmp_path / "strategy.json").write_text('{"schema": 1}')
     env = {
         "FLEETRUN_STRATEGY_FILE": str(tmp_path / "strategy.json"),
-        "FLEETRUN_STRATEGY_EVIDENCE": str(tmp_path / "proof.json"),
-        "FLEETRUN_STEP_TIMES": str(tmp_path / "times"),
+        "FLEETRUN_RECORDS": str(tmp_path / "rank.0.jsonl"),
+        "FLEETRUN_STOP_AFTER": "9",
     }
     text = said("import paddle; print('on')", SITE, str(tmp_path), **env)
     assert text.startswith("on\nfleetrun: Paddle of unknown version is not as fleetrun knows it")

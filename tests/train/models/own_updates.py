@@ -35,7 +35,7 @@ def train(net: Any, model: Any, ranks: list[int]) -> list[bool]:
     optimizer, told = Descent(net.parameters()), []
     for _, batch in zip(range(4), batches(ranks, 4, 8), strict=False):
         (model(batch) ** 2).mean().backward()
-        path = Path(os.environ["FLEETRUN_STRATEGY_EVIDENCE"])
+        path = Path(os.environ["FLEETRUN_RECORDS"])
         told.append(path.exists() and '"complete": true' in path.read_text())
         optimizer.step()
     return told

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 rank, ranks = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
-os.environ["FLEETRUN_STRATEGY_EVIDENCE"] = f"proof.{rank}.json"
+os.environ["FLEETRUN_RECORDS"] = f"rank.{rank}.jsonl"
 os.environ["FLAGS_enable_pir_api"] = "0"
 import numpy as np  # Paddle reads the environment when it is imported
 import paddle

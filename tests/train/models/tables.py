@@ -44,7 +44,7 @@ def train(is_sparse: bool, elements: int, *, skips: bool = False) -> str:
 
 
 report: dict[str, Any] = {"skipped": train(is_sparse=True, elements=0, skips=True)}
-told = json.loads(Path(os.environ["FLEETRUN_STRATEGY_EVIDENCE"]).read_text())
+told = json.loads(Path(os.environ["FLEETRUN_RECORDS"]).read_text().splitlines()[-1])
 report["equal"] = told["ranks_equal"]
 report["few"] = train(is_sparse=True, elements=3)
 report["rows"] = train(is_sparse=True, elements=800)

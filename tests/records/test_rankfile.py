@@ -1,4 +1,4 @@
-"""Whatever is in an error file, something can be told."""
+"""Whatever is in the records of a rank, or an error file, something can be told."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.model import ProcessSpec
+from fleetrun.records import rankfile
 from fleetrun.records.heartbeat import beat, read_step
+from fleetrun.records.rankfile import ErrorReport, read_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,17 +32,50 @@ WHOLE = {
 
 
 def test_s20_every_field_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "error.3.json"
-    path.write_text(json.dumps(WHOLE))
-    assert read_error(str(path)) == ErrorReport(
-        3, "h", 7, 1.5, 2, "ValueError", "caf\\udce9", "Traceback\n", monotonic=0.5, code=3
+    path = tmp_path / "rank.3.jsonl"
+    expected = ErrorReport(
+        *(3, "h", 7, 1.5, 2, "ValueError", "caf\\udce9", "Traceback\n"),
+        monotonic=0.5,
+        code=3,
+        path=str(path),
     )
+    path.write_text(json.dumps(WHOLE))
+    assert read_error(str(path)) == expected
+    # One of another attempt, and what a full disk has torn.
+    lines = [json.dumps({**WHOLE, "kind": "exception"}), '{"kind": "exception", "restart": 2, "m']
+    lines.append(json.dumps({**WHOLE, "kind": "exception", "restart": 3, "message": "later"}))
+    path.write_text("\n".join(lines) + "\n")
+    assert rankfile.error(str(path), restart=2) == expected
+    assert rankfile.error(str(path)) is None
+
+
+def test_the_exception_of_a_process_is_recorded_or_else_left_in_a_file_of_its_own(
+    tmp_path: Path,
+) -> None:
+    records, own = tmp_path / "rank.0.jsonl", tmp_path / "error.0.json"
+    env = {"FLEETRUN_RECORDS": str(records), "FLEETRUN_ERROR_FILE": str(own)}
+    spec = ProcessSpec("x", ("x",), {**env, "PADDLE_RESTART_COUNT": "2"}, (), "log")
+    assert rankfile.exception(spec) is rankfile.exit_under_way(spec) is None
+    own.write_text(json.dumps({**WHOLE, "message": "own"}))
+    found = rankfile.exception(spec)
+    assert found is not None
+    assert found.message == "own"
+    for kind, change in (("exception", {}), ("exit", {}), ("exit", {"code": None})):
+        with records.open("a") as file:
+            print(json.dumps({**WHOLE, "kind": kind, **change}), file=file)
+        found = rankfile.exception(spec)
+        assert found is not None
+        assert found.path == str(records)
+        assert (rankfile.exit_under_way(spec) is not None) == (kind == "exit" and not change)
+    own.write_text(json.dumps({**WHOLE, "restart": 1}))
+    records.unlink()
+    assert rankfile.exception(spec) is None
 
 
 def test_s21_half_a_file_is_raw_text(tmp_path: Path) -> None:
     path = tmp_path / "error.3.json"
     path.write_text('{"rank": 3, "mess')
-    assert read_error(str(path)) == ErrorReport(raw='{"rank": 3, "mess')
+    assert read_error(str(path)) == ErrorReport(raw='{"rank": 3, "mess', path=str(path))
     assert read_error(str(tmp_path / "none")) is None
     assert read_error(str(tmp_path)) is None
 
@@ -81,4 +116,4 @@ def test_a_heartbeat_may_tell_the_step(tmp_path: Path) -> None:
 def test_s21_numbers_that_no_clock_has_are_no_times(tmp_path: Path) -> None:
     path = tmp_path / "error.0.json"
     path.write_text(f'{{"time": 1{"0" * 400}, "monotonic": NaN, "rank": true, "message": "m"}}')
-    assert read_error(str(path)) == ErrorReport(message="m")
+    assert read_error(str(path)) == ErrorReport(message="m", path=str(path))

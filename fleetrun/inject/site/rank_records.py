@@ -1,0 +1,124 @@
+"""Appends to the file in which a rank tells the launcher what happens to it: a record is a line.
+
+Every Python of a rank loads this file by its path, so its syntax is plain, and it imports late.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # For the type comments.
+    from collections.abc import Callable, Iterator, Mapping  # noqa: F401
+    from typing import Any  # noqa: F401
+
+SCHEMA = 1
+# What the rank's exception was, its exit code before it exits, and what came of the strategy.
+EXCEPTION, EXIT, STRATEGY = "exception", "exit", "strategy"
+# When an update was made, with the loss before it.
+UPDATE = "update"
+_READ_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def append(path, kind, record):
+    # type: (str, str, Mapping[str, Any]) -> None
+    """Append RECORD, without secrets, as one of KIND to the file PATH, or raise OSError."""
+    import json
+    import time
+
+    whole = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "rank": _number("PADDLE_TRAINER_ID"),
+        "host": os.uname()[1],
+        "pid": os.getpid(),
+        "restart": _number("PADDLE_RESTART_COUNT") or 0,
+        "time": time.time(),
+        # The launcher compares it with the ends of other ranks; the other clock may be set.
+        "monotonic": time.monotonic(),
+    }
+    whole.update(record)
+    if any(value and not isinstance(value, (int, float)) for value in record.values()):
+        plain = json.loads(json.dumps(whole, default=str))
+        whole = _everywhere(plain, _hider())
+    line = (json.dumps(whole) + "\n").encode()
+    # Private from the first byte, and never through a link.
+    fd = os.open(path, _READ_APPEND, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            # A full disk has torn the record before this one.
+            line = b"\n" + line
+        os.write(fd, line)
+    finally:
+        os.close(fd)
+
+
+def read(path, kind):
+    # type: (str, str) -> Iterator[dict[str, Any]]
+    """Yield the records of KIND that processes of this attempt of the rank have left in PATH."""
+    import json
+
+    try:
+        with open(path, "rb") as file:
+            lines = file.readlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line.decode())
+            is_wanted = record["kind"] == kind
+            if is_wanted and record["restart"] == (_number("PADDLE_RESTART_COUNT") or 0):
+                yield record
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _everywhere(value, hide):
+    # type: (Any, Callable[[str], str]) -> Any
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {key: _everywhere(each, hide) for key, each in value.items()}
+    return [_everywhere(each, hide) for each in value] if isinstance(value, list) else value
+
+
+def _hider():
+    # type: () -> Callable[[str], str]
+    """Return a function that hides the secrets in a text; long texts if that cannot be loaded."""
+    from importlib import util
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    try:
+        spec = util.spec_from_file_location(
+            "_fleetrun_secrets", os.path.join(root, "plan", "secrets.py")
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        hider = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
+    except Exception:
+        return lambda text: text if text.isidentifier() else "(its log has it)"
+    return hider
+
+
+def _environ():
+    # type: () -> dict[str, str]
+    """Return the environment of this process, with what the script has removed or changed."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            given = [os.fsdecode(entry) for entry in file.read().split(b"\0")]
+    except OSError:
+        given = []
+    found = {entry.partition("=")[0]: entry.partition("=")[2] for entry in given}
+    for name, value in os.environ.items():
+        # A variable that the script has changed has two values.
+        found["NEW_" + name if found.get(name, value) != value else name] = value
+    return found
+
+
+def _number(name):
+    # type: (str) -> int | None
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else None

@@ -1,0 +1,132 @@
+"""Reading `rank.RANK.jsonl`, in which a rank tells what happens to it, one record a line.
+
+`inject/site/rank_records.py` appends to it. A program that is no Python may write the exception
+that ends it into a file of its own, $FLEETRUN_ERROR_FILE: that may be half-written, or something
+else altogether, and what can be read is returned.
+"""
+
+# No `from __future__ import annotations`: `reading.record` goes by the annotations.
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.records import names, reading, variables
+
+if TYPE_CHECKING:
+    from fleetrun.model import ProcessSpec
+
+SCHEMA = 1
+# The kinds of records.
+EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
+_MOST = 1024 * 1024
+_RESTARTS = "PADDLE_RESTART_COUNT"
+
+
+class ErrorReport(NamedTuple):
+    """The exception that ended a rank: `raw` is all of it when it is not what we expect."""
+
+    rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+    # Wall clock, in seconds.
+    time: float | None = None
+    restart: int = 0
+    # The exception's class.
+    kind: str = ""
+    message: str = ""
+    # The traceback as Python prints it.
+    stack: str = ""
+    raw: str = ""
+    # On the clock that all processes of a host share.
+    monotonic: float | None = None
+    # Of a failing sys.exit: the exit code.
+    code: int | None = None
+    # The file that says it.
+    path: str = ""
+
+
+class Update(NamedTuple):
+    """An update of the parameters: when it was made, on the clock of the host, and the loss."""
+
+    number: int
+    at: float
+    loss: float | None = None
+
+
+def records(path: str, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of KIND in the file PATH."""
+    for found in reading.lines(path):
+        if found.get("kind") == kind and found.get("schema") == SCHEMA:
+            yield found
+
+
+def last(path: str, kind: str, restart: int) -> dict[str, Any] | None:
+    """Return the last record of KIND in the file PATH that is of the attempt RESTART."""
+    known = [one for one in records(path, kind) if one.get("restart") == restart]
+    return known[-1] if known else None
+
+
+def path_of(spec: "ProcessSpec") -> str:
+    """Return the file with the records of a process; empty: it has none."""
+    return spec.env.get(variables.RECORDS, "")
+
+
+def restart_of(spec: "ProcessSpec") -> int:
+    """Return which attempt the process is told that it is."""
+    told = spec.env.get(_RESTARTS, "")
+    return int(told) if told.isdigit() else 0
+
+
+def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | None:
+    """Return the last exception, or sys.exit, that the file PATH has of the attempt RESTART."""
+    found = last(path, kind, restart) if path else None
+    return None if found is None else _error(found, path)
+
+
+def exception(spec: "ProcessSpec") -> ErrorReport | None:
+    """Return the exception that has ended the process of SPEC, if it has told."""
+    restart = restart_of(spec)
+    recorded = error(path_of(spec), restart=restart)
+    if recorded is not None:
+        return recorded
+    told = read_error(spec.env.get(variables.ERROR_FILE, ""))
+    return None if told is None or (not told.raw and told.restart != restart) else told
+
+
+def exit_under_way(spec: "ProcessSpec") -> ErrorReport | None:
+    """Return the failing sys.exit of the process of SPEC that its script has not caught."""
+    found = error(path_of(spec), EXIT, restart_of(spec))
+    return None if found is None or not found.code else found
+
+
+def read_error(path: str) -> ErrorReport | None:
+    """Return what a program has written to its $FLEETRUN_ERROR_FILE; None if there is none."""
+    said = reading.content(path, _MOST) if path else None
+    if said is None:
+        return None
+    found = reading.parse(said)
+    if found is None:
+        return ErrorReport(raw=said.decode(errors="replace"), path=path)
+    return _error(found, path)
+
+
+def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:
+    """Return what RANK of a run has said last of its strategy, also of one of fleetrun before 1.0.
+
+    Those have a document for it alone.
+    """
+    known = list(records(os.path.join(run_dir, names.rank_records(rank)), STRATEGY))
+    return known[-1] if known else reading.document(os.path.join(run_dir, f"strategy.{rank}.json"))
+
+
+def updates(path: str) -> Iterator[Update]:
+    """Yield the updates that the file PATH has."""
+    for found in records(path, UPDATE):
+        number, at = reading.whole(found.get("number")), reading.real(found.get("at"))
+        if number is not None and at is not None:
+            yield Update(number, at, reading.real(found.get("loss")))
+
+
+def _error(found: dict[str, Any], path: str) -> ErrorReport:
+    kind = reading.text(found.get("class"))
+    return reading.record(ErrorReport, found, kind=kind, raw="", path=path)
