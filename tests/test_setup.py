@@ -82,6 +82,10 @@ def python():
         case ["-m", "venv", "--clear", folder]:
             (pathlib.Path(folder) / "bin").mkdir(parents=True)
             shutil.copy(me, pathlib.Path(folder) / "bin" / "python")
+        case ["-c", code] if "create_connection" in code:
+            log("index")
+            if not machine["online"]:
+                sys.exit("pypi.org, where pip finds packages, cannot be reached (no route).")
         case ["-c", code] if "m.version(" in code and venv:
             sys.exit(code.split("'")[1] not in machine["installed"])
         case ["-c", code] if "m.distributions()" in code and venv:
@@ -130,7 +134,9 @@ def pip(verb, *asked):
     elif verb == "install" and "-e" in asked:
         fleetrun = me.with_name("fleetrun")
         fleetrun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo fleetrun 0.1.0 && exit\n'
-            'mkdir -p log; for i in 0 1; do echo test accuracy 0.9 >log/workerlog.$i; done\n'
+            'mkdir -p log/latest; echo "test accuracy 0.9, 50 images/s" >log/workerlog.0\n'
+            'echo "strategy_report: 155 gradients in 6 allreduces, 5 of 6 allreduces went out '
+            'before the last gradient" >log/latest/events.jsonl\n'
             'echo "ran with $* mask ${CUDA_VISIBLE_DEVICES-none}"\n')
         fleetrun.chmod(0o755)
     elif verb == "install" and set(asked[1:]) <= set(machine["lacks"].values()):
@@ -148,6 +154,8 @@ def pip(verb, *asked):
 
 def other():
     match me.name, words:
+        case "apt-cache", ["show", name]:
+            sys.exit(name not in machine["apt"])
         case "id", ["-u"]:
             print(machine["uid"])
         case ("ldconfig", ["-p"]):
@@ -164,6 +172,7 @@ fakes.get(me.name, other)()
 
 BARE: dict[str, Any] = {
     "uid": 0,
+    "online": True,
     "version": [3, 11],
     "has": ["python3-venv", "libgomp1"],
     "apt": ["python3-venv", "libgomp1"],
@@ -212,7 +221,7 @@ class Machine:
         (folder / "scripts" / "setup").chmod(0o755)
         (folder / "machine.json").write_text(json.dumps({**BARE, **like}))
         (folder / "bin").mkdir()
-        for name in ("python3", "nvidia-smi", "apt-get", "id", "ldconfig"):
+        for name in ("python3", "nvidia-smi", "apt-get", "apt-cache", "id", "ldconfig"):
             program = folder / "bin" / name
             program.write_text(f"#!{sys.executable} -IS\n{FAKE}")
             program.chmod(0o755)
@@ -261,14 +270,14 @@ def test_all_that_an_ordinary_user_lacks_is_said_at_once_with_the_line_to_type(
         "su - -c 'apt-get update && apt-get install -y --no-install-recommends"
         " python3-venv libgomp1'"
     )
-    assert ended.ran == []
+    assert ended.ran == ["index"]
 
 
 def test_root_needs_to_type_nothing(machine: Make) -> None:
     ended = machine(has=[]).run("setup")
     assert ended.code == 0, ended.said
-    assert ended.ran[0].startswith("apt-get update")
-    assert ended.ran[1].endswith("python3-venv libgomp1")
+    assert ended.ran[1].startswith("apt-get update")
+    assert ended.ran[2].endswith("python3-venv libgomp1")
     assert "has fleetrun 0.1.0 and Paddle 3.3.1 (paddlepaddle)" in ended.said
 
 
@@ -278,11 +287,36 @@ def test_what_apt_does_not_have_is_said_and_ends_it(machine: Make) -> None:
     assert "lacks: the venv module of Python 3.11.2." in ended.said
 
 
-def test_a_python_that_paddle_has_no_wheel_for_is_said(machine: Make) -> None:
-    ended = machine(uid=1000, version=[3, 9]).run("setup")
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_python_that_is_too_old_is_said_at_once(machine: Make, uid: int) -> None:
+    ended = machine(uid=uid, version=[3, 9], has=[]).run("setup")
+    assert ended.code == 3
+    assert "Paddle 3.3.1 needs Python 3.10 to 3.13; python3 here is Python 3.11.2" in ended.said
+    assert "PYTHON=/path/to/python scripts/setup" in ended.said
+    assert ended.ran == ["index"]
+
+
+def test_a_newer_python_of_the_system_is_named(machine: Make) -> None:
+    apt = ["python3.12", "python3.12-venv"]
+    ended = machine(uid=1000, version=[3, 9], apt=apt).run("setup")
     assert ended.code == 3
     assert "lacks: Python 3.10 to 3.13 (python3 is Python 3.11.2)." in ended.said
+    assert "python3.12 python3.12-venv'" in ended.said
     assert "PYTHON=/path/to/python scripts/setup" in ended.said
+
+
+def test_a_python_that_is_none_is_a_mistake(machine: Make) -> None:
+    ended = machine().run("setup", PYTHON="/nonexistent")
+    assert ended.code == 2
+    assert "PYTHON=/nonexistent is not a Python 3.10 to 3.13" in ended.said
+    assert ended.ran == []
+
+
+def test_a_machine_without_a_network_is_told_in_one_sentence(machine: Make) -> None:
+    ended = machine(online=False, has=[]).run("setup")
+    assert ended.code == 3
+    assert "cannot be reached (no route). Connect this machine to the network, or" in ended.said
+    assert ended.ran == ["index"]
 
 
 @pytest.mark.parametrize(
@@ -379,12 +413,12 @@ def test_cpu_asks_no_index_for_a_gpu_build(machine: Make) -> None:
 @pytest.mark.parametrize(
     ("gpus", "mask", "ran"),
     [
-        (0, None, "--nproc_per_node=2 scripts/train_resnet.py mask "),
-        (1, None, "--gpus=0 scripts/train_resnet.py mask none"),
-        (8, None, "--gpus=0,1 scripts/train_resnet.py mask none"),
-        (8, "4,5,6", "scripts/train_resnet.py mask 4,5"),
-        (8, "GPU-7", "scripts/train_resnet.py mask GPU-7"),
-        (8, "", "--nproc_per_node=2 scripts/train_resnet.py mask "),
+        (0, None, "--nproc_per_node=2 {} mask "),
+        (1, None, "--gpus=0 {} mask none"),
+        (8, None, "--gpus=0,1 {} mask none"),
+        (8, "4,5,6", "{} mask 4,5"),
+        (8, "GPU-7", "{} mask GPU-7"),
+        (8, "", "--nproc_per_node=2 {} mask "),
     ],
 )
 def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
@@ -395,7 +429,18 @@ def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
     assert here.run("setup").code == 0
     ended = here.run("quickstart", **env)
     assert ended.code == 0, ended.said
-    assert f"ran with {ran}\n" in ended.said
+    is_alone = gpus == 1 or mask == "GPU-7"
+    strategy = "" if is_alone else "--strategy=recommended "
+    words = f"--log_filter=images {strategy}scripts/train_resnet.py --depth=8 --epochs=3"
+    assert f"ran with {ran.format(words)}\n" in ended.said
+    *_, trained, sent, hint = ended.said.splitlines()[-4:]
+    assert "test accuracy 0.9. Logs" in (sent if is_alone else trained)
+    if not is_alone:
+        assert sent == (
+            "The strategy sent 155 gradients in 6 allreduces; 5 of 6 allreduces went out before "
+            "the last gradient was ready: 50 images/s, 50 images/s without it."
+        )
+    assert hint.startswith("Next: . .venv/bin/activate")
 
 
 def test_quickstart_trains_on_the_cpu_where_paddle_has_no_gpu_build(machine: Make) -> None:
