@@ -437,7 +437,7 @@ def main() -> int:
     """Simulate, and print the table."""
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     parser.add_argument(
-        "--hosts", type=int, nargs="+", default=[64, 500, 1000, 2000, 4000, 7000], metavar="N"
+        "--hosts", type=int, nargs="+", default=[64, 500, 1000, 2000, 3000, 4000], metavar="N"
     )
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="ranks of each host")
     parser.add_argument(

@@ -11,11 +11,6 @@ from test_floors import FLOORS
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "fleetrun"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-# Class names that are used twice, each with its reason.
-TWICE = {
-    # Each module of an engine offers one, as `EngineFactory` in engines/__init__.py says.
-    "Engine",
-}
 # Files of one name are of one thing: the doctor judges, a plan divides, or a sink writes, what the
 # other reads.
 SAME_FILES = {
@@ -70,14 +65,13 @@ def repeated(names: list[str]) -> set[str]:
 
 
 def test_no_class_name_means_two_things() -> None:
-    """A stale row of TWICE is found, too."""
     classes = [
         name
         for path in sorted(HOUSE.rglob("*.py"))
         for name in re.findall(r"(?m)^ *class _?(\w+)", path.read_text(encoding="utf-8"))
     ]
     assert len(classes) > 200
-    assert repeated(classes) == TWICE
+    assert repeated(classes) == set()
 
 
 def test_no_file_name_means_two_things() -> None:

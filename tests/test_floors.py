@@ -114,7 +114,6 @@ PURE_MODULES = (
     "fleetrun.run.policy",
     "fleetrun.session.admission",
     "fleetrun.session.coordinator",
-    "fleetrun.session.hosttable",
     "fleetrun.session.member",
     "fleetrun.session.messages",
     "fleetrun.session.seating",

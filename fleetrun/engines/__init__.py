@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
@@ -11,21 +11,6 @@ if TYPE_CHECKING:
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Request, Roster
     from fleetrun.plan.layout import ModeHosts, Slots
-
-
-class Engine(Protocol):
-    """How the hosts of a job are found and get their ports.
-
-    An engine whose roster can change later takes part in the supervisor too, by a `fileno()`.
-    """
-
-    @abstractmethod
-    def gather(self, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
-        """Return the hosts with a port for each of SLOTS, and the index of this host."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release what is held (ports, connections)."""
 
 
 class EngineFactory(Protocol):
@@ -37,8 +22,16 @@ class EngineFactory(Protocol):
     ) -> tuple[str, ...] | None:
         """Return the hosts that are known by name; None where this engine is not the one."""
 
-    # The class of the engine, made of what was found and where ports come from.
-    Engine: "Callable[[SelectedEngine, Ports], Engine]"
+    @abstractmethod
+    def gather(
+        self,
+        found: "SelectedEngine",
+        held: "Ports",
+        request: "Request",
+        facts: "Facts",
+        slots: "Slots",
+    ) -> "Roster":
+        """Return the hosts with a port for each of SLOTS, once they are HELD, and our place."""
 
 
 class EngineRow(NamedTuple):
@@ -71,14 +64,30 @@ class SelectedEngine(NamedTuple):
     # Where free ports are looked for, if the user has said it.
     within: tuple[int, int] | None = None
 
-    def engine(self, pid: int, attempt: int = 0) -> Engine:
+    def engine(self, pid: int, attempt: int = 0) -> "Engine":
         """Return the engine; a dry one opens nothing.
 
         Each ATTEMPT looks for free ports elsewhere: the last one's may still be in TIME_WAIT.
         """
         seed = pid + attempt
         ports = GuessedPorts if self.dry else HeldPorts
-        return self.factory.Engine(self, ports(seed, within=self.within))
+        return Engine(self, ports(seed, within=self.within))
+
+
+class Engine:
+    """Gathers the hosts of a job, and holds the ports of this one until it is closed."""
+
+    def __init__(self, found: SelectedEngine, ports: "Ports") -> None:
+        self._found = found
+        self._ports = ports
+
+    def gather(self, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
+        """Return the hosts with a port for each of SLOTS, and the place of this one."""
+        return self._found.factory.gather(self._found, self._ports, request, facts, slots)
+
+    def close(self) -> None:
+        """Release the ports."""
+        self._ports.close()
 
 
 def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:

@@ -47,29 +47,22 @@ def alone(
     return Roster((member,), 0, Endpoint(host, next(free) if own else ports[0]), engine=NAME)
 
 
-class Engine:
-    """The engine of a job on one host."""
+def gather(
+    found: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
+) -> Roster:
+    """Return this host alone, with free ports, or those from --start_port on."""
+    host, notes = _host(found, request, facts)
+    return alone(held, slots, request, host)._replace(engine=NAME, notes=notes)
 
-    def __init__(self, found: SelectedEngine, ports: Ports) -> None:
-        self._found = found
-        self._ports = ports
 
-    def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
-        """Return this host alone, with free ports, or those from --start_port on."""
-        host, notes = self._host(request, facts)
-        return alone(self._ports, slots, request, host)._replace(engine=NAME, notes=notes)
-
-    def close(self) -> None:
-        """Release the ports."""
-        self._ports.close()
-
-    def _host(self, request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
-        """Return the address that the endpoints have."""
-        names, options, dry = self._found.hosts, self._found.places.options, self._found.dry
-        if names:
-            _, notes = hosts.place(names, request, facts, options=options, dry=dry)
-            return names[0], notes
-        if request.host is None or hosts.is_own(request.host, facts):
-            return request.host or LOOPBACK, ()
-        named = origin.option(request, "host")
-        return LOOPBACK, (f"{named} is not an address of this host: the ranks use {LOOPBACK}.",)
+def _host(found: SelectedEngine, request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
+    """Return the address that the endpoints have."""
+    names = found.hosts
+    if names:
+        options, dry = found.places.options, found.dry
+        _, notes = hosts.place(names, request, facts, options=options, dry=dry)
+        return names[0], notes
+    if request.host is None or hosts.is_own(request.host, facts):
+        return request.host or LOOPBACK, ()
+    named = origin.option(request, "host")
+    return LOOPBACK, (f"{named} is not an address of this host: the ranks use {LOOPBACK}.",)

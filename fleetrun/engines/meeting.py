@@ -68,26 +68,16 @@ def invitation(request: Request) -> str:
     return f"This host is the first of {request.nnodes}. Run this on the others{which}:\n{line}"
 
 
-class Engine:
-    """The engine of a job whose hosts meet: it gathers what this one brings along."""
+def gather(
+    found: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
+) -> Roster:
+    """Return this host alone with its ports, free ones or those from --start_port on.
 
-    def __init__(self, found: SelectedEngine, ports: Ports) -> None:
-        self._found = found
-        self._ports = ports
-
-    def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
-        """Return this host alone; its ports are held, free ones or those from --start_port on.
-
-        `host` is empty where its address for the others is not known; the session finds it.
-        """
-        host = request.host or ("" if facts.network is None else facts.network.ip)
-        notes: tuple[str, ...] = ()
-        if self._found.dry:
-            host = host or facts.hostname
-            notes = ("a dry run meets nobody: this host is shown as if it were alone.",)
-        roster = alone(self._ports, slots, request, host, several=True)
-        return roster._replace(engine=NAME, notes=notes)
-
-    def close(self) -> None:
-        """Release the ports."""
-        self._ports.close()
+    `host` is empty where its address for the others is not known; the session finds it.
+    """
+    host = request.host or ("" if facts.network is None else facts.network.ip)
+    notes: tuple[str, ...] = ()
+    if found.dry:
+        host = host or facts.hostname
+        notes = ("a dry run meets nobody: this host is shown as if it were alone.",)
+    return alone(held, slots, request, host, several=True)._replace(engine=NAME, notes=notes)

@@ -49,22 +49,14 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tup
     return read(environ).names
 
 
-class Engine:
-    """The engine of a job whose hosts PaddleCloud lists."""
-
-    def __init__(self, _found: "SelectedEngine", ports: "Ports") -> None:
-        self._ports = ports
-
-    def gather(self, request: Request, facts: "Facts", slots: Slots) -> "Roster":
-        """Return the hosts and ports that the variables name."""
-        cloud = read(facts.environ)
-        rows = ports(cloud, request, slots)
-        made = static.roster(self._ports, cloud.names, cloud.me, rows, slots)
-        return made._replace(notes=_overruled(request, cloud), inherited=_KEPT)
-
-    def close(self) -> None:
-        """Release the ports."""
-        self._ports.close()
+def gather(
+    _found: "SelectedEngine", held: "Ports", request: Request, facts: "Facts", slots: Slots
+) -> "Roster":
+    """Return the hosts and ports that PaddleCloud's variables name."""
+    cloud = read(facts.environ)
+    rows = ports(cloud, request, slots)
+    made = static.roster(held, cloud.names, cloud.me, rows, slots)
+    return made._replace(notes=_overruled(request, cloud), inherited=_KEPT)
 
 
 def read(environ: Mapping[str, str]) -> Cloud:

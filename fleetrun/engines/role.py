@@ -41,21 +41,14 @@ def find(
     return ()
 
 
-class Engine:
-    """The engine of a host with a single process, whose role and endpoint the cluster sets."""
-
-    def __init__(self, _found: SelectedEngine, _ports: Ports) -> None:
-        """Need neither names nor ports."""
-
-    def gather(self, _request: Request, facts: Facts, _slots: Slots) -> Roster:
-        """Return this host, with the port that the cluster has chosen."""
-        assigned, endpoint = read(facts.environ)
-        member = Member(endpoint.host, (endpoint.port,), ((),))
-        inherited = tuple(filter(is_identity, facts.environ))
-        return Roster((member,), 0, endpoint, engine=NAME, inherited=inherited, assigned=assigned)
-
-    def close(self) -> None:
-        """Do nothing: no port is held."""
+def gather(
+    _found: SelectedEngine, _held: Ports, _request: Request, facts: Facts, _slots: Slots
+) -> Roster:
+    """Return this host with its single process, whose role and port the cluster has chosen."""
+    assigned, endpoint = read(facts.environ)
+    member = Member(endpoint.host, (endpoint.port,), ((),))
+    inherited = tuple(filter(is_identity, facts.environ))
+    return Roster((member,), 0, endpoint, engine=NAME, inherited=inherited, assigned=assigned)
 
 
 def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:

@@ -27,25 +27,16 @@ def find(
     return names if len(names) > 1 else None
 
 
-class Engine:
-    """The engine of a job whose hosts are listed."""
-
-    def __init__(self, found: SelectedEngine, ports: Ports) -> None:
-        self._found = found
-        self._ports = ports
-
-    def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
-        """Return all hosts with the same ports on each, and our place among them."""
-        names, options, dry = self._found.hosts, self._found.places.options, self._found.dry
-        me, notes = hosts.place(names, request, facts, options=options, dry=dry)
-        first = slots.first_port if request.start_port is None else request.start_port
-        rows = layout.ports(slots, first, several=True)
-        ports = rows if slots.hosts else rows * len(names)
-        return roster(self._ports, names, me, ports, slots)._replace(notes=notes)
-
-    def close(self) -> None:
-        """Release the ports."""
-        self._ports.close()
+def gather(
+    found: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
+) -> Roster:
+    """Return all hosts with the same ports on each, and our place among them."""
+    names = found.hosts
+    me, notes = hosts.place(names, request, facts, options=found.places.options, dry=found.dry)
+    first = slots.first_port if request.start_port is None else request.start_port
+    rows = layout.ports(slots, first, several=True)
+    ports = rows if slots.hosts else rows * len(names)
+    return roster(held, names, me, ports, slots)._replace(notes=notes)
 
 
 def roster(

@@ -81,37 +81,65 @@ class Loop:
         self._epoll.close()
 
 
-class LoopShare:
-    """The callbacks of one observer, all of which SHIELD calls; it handles their exceptions."""
+def _call(callback: Callable[[], None]) -> None:
+    callback()
 
-    def __init__(self, loop: Loop, shield: Callable[[Callable[[], None]], None]) -> None:
+
+class LoopShare:
+    """The callbacks of one observer, all of which SHIELD calls; it handles their exceptions.
+
+    They can be moved to another loop or share; without one (None) they wait for that.
+    """
+
+    def __init__(
+        self, to: Waiting | None, shield: Callable[[Callable[[], None]], None] = _call
+    ) -> None:
+        self._to = to
         self._shield = shield
-        self._loop = loop
-        self._fds: set[int] = set()
-        self._keys: set[Hashable] = set()
+        self._fds: dict[int, tuple[Callable[[], None], int]] = {}
+        self._alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
         """Call CALLBACK whenever FD is ready."""
-        self._fds.add(fd)
-        self._loop.watch(fd, lambda: self._shield(callback), mask)
+        self._fds[fd] = (callback, mask)
+        if self._to is not None:
+            self._to.watch(fd, lambda: self._shield(callback), mask)
 
     def unwatch(self, fd: int) -> None:
-        """Stop calling for FD."""
-        self._fds.discard(fd)
-        self._loop.unwatch(fd)
+        """Stop calling for FD, if it was watched."""
+        if self._fds.pop(fd, None) is not None and self._to is not None:
+            self._to.unwatch(fd)
 
     def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
         """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
-        own = (id(self), key)
-        self._keys.add(own)
-        self._loop.alarm(own, at, lambda: self._shield(callback))
+        if at is None:
+            self._alarms.pop(key, None)
+        else:
+            self._alarms[key] = (at, callback)
+        if self._to is not None:
+            self._to.alarm((id(self), key), at, lambda: self._ring(key))
+
+    def _ring(self, key: Hashable) -> None:
+        _, callback = self._alarms.pop(key)
+        self._shield(callback)
+
+    def move(self, to: Waiting) -> None:
+        """Register everything with TO, and no longer where it was."""
+        fds, alarms = self._fds, self._alarms
+        self.clear()
+        self._to, self._fds, self._alarms = to, {}, {}
+        for fd, (callback, mask) in fds.items():
+            self.watch(fd, callback, mask)
+        for key, (at, callback) in alarms.items():
+            self.alarm(key, at, callback)
 
     def clear(self) -> None:
         """Unregister everything."""
-        for fd in self._fds:
-            self._loop.unwatch(fd)
-        for key in self._keys:
-            self._loop.alarm(key, None, nothing)
+        if self._to is not None:
+            for fd in self._fds:
+                self._to.unwatch(fd)
+            for key in self._alarms:
+                self._to.alarm((id(self), key), None, nothing)
 
 
 def nothing() -> None:

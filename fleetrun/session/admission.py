@@ -124,10 +124,11 @@ def _no_place(state: State, event: Received, offer: Offer) -> Objection | None:
         who = f"{holder.name}, pid {holder.offer.pid}"
         return _for_hosts(state, f"it has the same rank as {who}: {rank}", f"rank {rank} is taken")
     is_closed = state.phase != FORMING and not terms.may_change
-    if is_closed or (not event.is_local and state.hosts.tally.connected >= hosts):
-        here = [host.name for host in state.hosts.values() if host.connection is not None]
+    here = [host for host in state.hosts.values() if host.connection is not None]
+    if is_closed or (not event.is_local and len(here) >= hosts):
         full = "all hosts of the job are there"
-        return _for_hosts(state, f"{full}: {seating.listed(here)}", full)
+        names = seating.listed([host.name for host in here])
+        return _for_hosts(state, f"{full}: {names}", full)
     return None
 
 

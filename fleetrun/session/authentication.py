@@ -8,7 +8,7 @@ A proof is an HMAC over both nonces and the role, so that none fits another conn
 other end. That of the script is over its digest, too, which nobody sends: who has another script
 is connected, and is told so, but learns nothing of it. A host that lacks the script proves the
 command line instead. Each later frame has an HMAC by a key of
-this connection over its direction, its number and its payload (the SHA-256 of a long one), so that
+this connection over its direction, its number and its payload, so that
 whoever passes the handshake on can neither add to what is said nor repeat it.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fleetrun.records.variables import TOKEN
 from fleetrun.session.codec import Malformed, dump, load
@@ -25,15 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # What both ends must speak alike before anything else can be understood.
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 # More than any frame of the handshake has.
 LONGEST_HANDSHAKE = 512
 _NONCE_BYTES = 16
 # Of a frame's HMAC-SHA256 as much as RFC 2104 asks for at least.
 MAC_BYTES = 16
-# From here on the HMAC is over a payload's SHA-256, and no shorter payload begins like that.
-_LONG_BYTES = 4096
-_HASHED = b"\0sha256\0"
 _CALLER, _LISTENER = "caller", "listener"
 
 
@@ -76,9 +73,6 @@ class Key:
 class Seal:
     """The HMAC of the frames of one direction, each with its number."""
 
-    # The last long payload and its digest: a roster goes to a thousand hosts, and is hashed once.
-    _hashed: ClassVar[tuple[bytes, bytes]] = (b"", b"")
-
     def __init__(self, key: bytes, sender: str) -> None:
         self._key = key
         self._sender = sender.encode()
@@ -88,13 +82,7 @@ class Seal:
         """Return the HMAC of the next frame, PAYLOAD."""
         number = self._number.to_bytes(8, "big")
         self._number += 1
-        if len(payload) < _LONG_BYTES:
-            return _hmac(self._key, self._sender + number + payload)[:MAC_BYTES]
-        if Seal._hashed[0] is not payload:
-            import hashlib  # rosters of few hosts are short
-
-            Seal._hashed = payload, hashlib.sha256(payload).digest()
-        return _hmac(self._key, self._sender + number + _HASHED + Seal._hashed[1])[:MAC_BYTES]
+        return _hmac(self._key, self._sender + number + payload)[:MAC_BYTES]
 
     def put(self, payload: bytes) -> bytes:
         """Return PAYLOAD behind its HMAC."""

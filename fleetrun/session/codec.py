@@ -56,12 +56,7 @@ def frame(payload: bytes) -> bytes:
     >>> frame(b"{}")
     b'\x00\x00\x00\x02{}'
     """
-    return head(len(payload)) + payload
-
-
-def head(length: int) -> bytes:
-    """Return what stands before a payload of LENGTH bytes."""
-    return length.to_bytes(_HEAD, "big")
+    return len(payload).to_bytes(_HEAD, "big") + payload
 
 
 class Frames:

@@ -17,7 +17,7 @@ from fleetrun.session.authentication import (
     AuthenticationError,
     Handshake,
 )
-from fleetrun.session.codec import Frames, Malformed, frame, head
+from fleetrun.session.codec import Frames, Malformed, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -32,7 +32,7 @@ _PART_BYTES = 256
 # From whom calls: a join, a failure with a rank's last lines. From whom is called: a roster too.
 LONGEST_FROM_CALLER = 1 << 18
 LONGEST_FROM_LISTENER = 1 << 24
-# A peer that does not read is lost: a roster of ten thousand hosts fits several times.
+# A peer that does not read is lost: a roster of thousands of hosts fits several times.
 MOST_UNSENT = 1 << 25
 # How long unsent messages may take after `finish`.
 _FLUSH_S = 2.0
@@ -108,7 +108,6 @@ class Connection:
         self._ready = ready
         self._failed = failed
         self._frames = Frames(LONGEST_HANDSHAKE)
-        # A roster that goes to ten thousand hosts is not copied for each of them.
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._is_finishing = False
@@ -124,12 +123,7 @@ class Connection:
     def send(self, message: tuple[object, ...]) -> None:
         """Send MESSAGE, now or when there is room; a failure is reported to `lost`."""
         if self.is_open and not self._is_finishing and self._sealing is not None:
-            payload = self._write(message)
-            if len(payload) < _PIECE:
-                self._push(frame(self._sealing.put(payload)))
-            else:
-                mac = self._sealing.mac(payload)
-                self._push(head(len(mac) + len(payload)) + mac, payload)
+            self._push(frame(self._sealing.put(self._write(message))))
 
     def finish(self) -> None:
         """Send what is left and hang up; `lost` follows when the other end has hung up too."""
@@ -175,9 +169,9 @@ class Connection:
         self._unsent.clear()
         self._unsent_bytes = 0
 
-    def _push(self, *parts: bytes) -> None:
-        self._unsent.extend(map(memoryview, parts))
-        self._unsent_bytes += sum(_PART_BYTES + len(part) for part in parts)
+    def _push(self, part: bytes) -> None:
+        self._unsent.append(memoryview(part))
+        self._unsent_bytes += _PART_BYTES + len(part)
         if self._unsent_bytes > MOST_UNSENT:
             self._forget_unsent()
             self._lose_later(f"did not read {MOST_UNSENT} bytes that were sent")

@@ -14,7 +14,6 @@ from fleetrun.run.events import Elapsed, Failure
 from fleetrun.run.policy import decide
 from fleetrun.session import admission, seating
 from fleetrun.session.authentication import fingerprint
-from fleetrun.session.hosttable import table
 from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
@@ -69,8 +68,6 @@ _REMARK_S, _REMARKS_PER_S = 1.0, 1000
 # What is added where somebody says that a host cannot take part, who may be anybody.
 _LONGEST_FAULT = 400
 _UNPROVEN = f" (the job waits on: without {TOKEN} nothing proves that this is one of its hosts)"
-# Of more hosts than that, who is missing is not counted anew for each that joins.
-_MANY = 100
 
 
 def step(state: State, event: Event) -> Step:
@@ -182,9 +179,7 @@ def _admit(state: State, event: Received, host: Host) -> Step:
         lost = (*lost, *_note_differences(state, newcomers, event.at))
     state, actions = _form(state, event.at)
     if state.phase == FORMING:
-        if len(state.hosts) <= _MANY or event.at >= state.missing_at + _REMARK_S:
-            state = state._replace(missing=_missing(state), missing_at=event.at)
-        told = Send((event.connection,), _awaited(state, state.missing, state.remarks, event.at))
+        told = Send((event.connection,), _awaited(state, state.remarks, event.at))
         return state, (*lost, told, *actions)
     seated = state.hosts.get(host.launcher)
     if seated is None or not seated.is_seated:
@@ -272,7 +267,7 @@ def _owed(state: State, host: Host, event: Received) -> list[FromCoordinator]:
     join = event.message
     is_behind = was_there and isinstance(join, Join) and join.generation < state.generation
     if state.phase == FORMING:
-        missing = _awaited(state, state.missing, state.remarks, event.at)
+        missing = _awaited(state, state.remarks, event.at)
         return [verdict] if is_behind and verdict is not None else [missing]
     if state.phase == ENDED or not host.is_seated:
         return [] if state.phase != ENDED or verdict is None else [verdict]
@@ -299,7 +294,7 @@ def _form(state: State, at: float) -> Step:
         return _wait_for_more(state, at), ()
     terms = state.terms
     before = 0 if state.generation == 0 else 1 + max(h.order for h in state.hosts.values())
-    here = _here(state)
+    here = state.here
     out = seating.left_out(here, terms.least, terms.most) if terms.may_change else {}
     suited = [host for host in here if host.launcher not in out]
     chosen = seating.seats(suited, terms.most, before)
@@ -318,7 +313,7 @@ def _form(state: State, at: float) -> Step:
     )
     state = state._replace(
         phase=PREPARING,
-        hosts=table(hosts.values()),
+        hosts=hosts,
         roster=roster,
         seated=tuple(host.launcher for host in chosen),
         left_out=frozenset(out),
@@ -348,14 +343,14 @@ def _wait_for_more(state: State, at: float) -> State:
     terms = state.terms
     if not terms.may_change or not state.generation or state.is_short:
         return state
-    if state.hosts.tally.here < len(state.hosts):
+    if len(state.here) < len(state.hosts):
         return state
     wait_s = terms.elastic_timeout_s
     return state._replace(is_short=True, deadline=at + wait_s, timeout_s=wait_s)
 
 
 def _is_complete(state: State, at: float) -> bool:
-    here, terms = state.hosts.tally.here, state.terms
+    here, terms = len(state.here), state.terms
     if here < len(state.hosts) and state.generation:
         # Survivors are still stopping; those that are lost are soon known to be.
         return False
@@ -369,14 +364,14 @@ def _is_complete(state: State, at: float) -> bool:
 
 def _enough_at(state: State) -> float:
     """Return when the first start of an elastic job comes without more hosts."""
-    newest = max(host.joined_at for host in _here(state))
+    newest = max(host.joined_at for host in state.here)
     return min(newest + state.terms.elastic_timeout_s, state.deadline)
 
 
-def _awaited(state: State, who: str, remarks: tuple[str, ...], at: float) -> Missing:
-    """Return that WHO is waited for, and for how long still."""
-    until, limit = state.deadline, "--rdzv_timeout"
-    has_enough = state.terms.least <= state.hosts.tally.here
+def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
+    """Return for whom the coordinator waits, and for how long still."""
+    who, until, limit = _missing(state), state.deadline, "--rdzv_timeout"
+    has_enough = state.terms.least <= len(state.here)
     if state.phase == PREPARING:
         limit = ""
     elif has_enough and at < state.not_before:
@@ -396,10 +391,6 @@ def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] =
     return Send(tuple(connections), Missing(who, state.terms.told, remarks, stands_by=True))
 
 
-def _here(state: State) -> list[Host]:
-    return [h for h in state.hosts.values() if h.is_joined and h.connection is not None]
-
-
 def _entry(state: State, host: Host) -> Entry:
     offer = host.offer
     seen = (state.own or host.address) if host.is_local else host.address
@@ -416,7 +407,10 @@ def _entry(state: State, host: Host) -> Entry:
 
 
 def _missing(state: State) -> str:
-    return seating.missing(state.terms, _here(state))
+    if state.phase == PREPARING:
+        late = [state.hosts[one].name for one in state.seated if not state.hosts[one].is_ready]
+        return f"{seating.listed(late)} to get ready"
+    return seating.missing(state.terms, state.here)
 
 
 def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Send]:
@@ -429,7 +423,7 @@ def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Se
         found = seating.remarks(local.offer, host.offer, where=local.offer.hostname)
         if found and host.connection is not None:
             remarks = tuple(f"{host.name}: {each}" for each in found)
-            told.append(Send((host.connection,), _awaited(state, state.missing, remarks, at)))
+            told.append(Send((host.connection,), _awaited(state, remarks, at)))
     return told
 
 
@@ -476,14 +470,14 @@ def _reported(
 
 
 def _ready(state: State) -> Step:
-    if state.hosts.tally.ready < len(state.seated):
+    if not all(host is not None and host.is_ready for host in map(state.hosts.get, state.seated)):
         return state, ()
     state = state._replace(phase=RUNNING)
     return state, (to_seated(state, Start(state.generation)),)
 
 
 def _done(state: State, at: float) -> Step:
-    if state.hosts.tally.done < len(state.seated):
+    if not all(host is not None and host.is_done for host in map(state.hosts.get, state.seated)):
         return state, ()
     return _end(state, Verdict(state.generation, "", None, is_final=True), at)
 
@@ -523,8 +517,8 @@ def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> St
 
 def _arbitrate(state: State, at: float) -> Step:
     """Decide who failed first, and whether there is another attempt."""
-    tally = state.hosts.tally
-    if state.phase != STOPPING or tally.stopped < tally.seated:
+    seated = [host for host in state.hosts.values() if host.is_seated]
+    if state.phase != STOPPING or not all(host.is_stopped for host in seated):
         return state, ()
     first = min(state.reports.values(), key=lambda one: (one.failure.is_victim, one.at))
     failure, terms = first.failure, state.terms
@@ -539,22 +533,22 @@ def _arbitrate(state: State, at: float) -> Step:
     if counts and culprit is not None:
         state = with_host(state, culprit._replace(strikes=culprit.strikes + 1))
     told = to_seated(state, verdict)
-    cleared = (
-        host._replace(
+    cleared = {
+        launcher: host._replace(
             is_joined=host.is_joined and not host.is_seated,
             is_seated=False,
             is_ready=False,
             is_done=False,
             is_stopped=False,
         )
-        for host in state.hosts.values()
-    )
+        for launcher, host in state.hosts.items()
+    }
     timeout_s = terms.rdzv_timeout_s
     return state._replace(
         phase=FORMING,
         generation=state.generation + 1,
         restarts=state.restarts + counts,
-        hosts=table(cleared),
+        hosts=cleared,
         roster=None,
         seated=(),
         reports={},
@@ -565,7 +559,6 @@ def _arbitrate(state: State, at: float) -> Step:
         is_short=False,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
-        missing_at=float("-inf"),
     ), (told,)
 
 
@@ -618,11 +611,11 @@ def _look(state: State, at: float) -> Step:
     asleep = at - state.looked_at - 2 * terms.look_s
     if asleep > terms.heartbeat_timeout_s / 2:
         # This process itself was stopped: give living hosts the time for a heartbeat.
-        hosts = (
-            host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
-            for host in state.hosts.values()
-        )
-        state = state._replace(hosts=table(hosts))
+        hosts = {
+            name: host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
+            for name, host in state.hosts.items()
+        }
+        state = state._replace(hosts=hosts)
     due = at + terms.look_s
     if state.phase in {FORMING, PREPARING} and at < state.deadline:
         due = min(due, state.deadline)
@@ -648,7 +641,7 @@ def _grow(state: State, at: float) -> Step:
     """Start again with those who stand by, once nobody else has come for a while."""
     seated = [state.hosts[one] for one in state.seated if one in state.hosts]
     known = state.left_out.union(state.seated)
-    new = [host for host in _here(state) if host.launcher not in known]
+    new = [host for host in state.here if host.launcher not in known]
     is_full = len(seated) >= state.terms.most
     # What is done in part is not begun again.
     if is_full or not new or any(host.is_done for host in seated):
@@ -724,21 +717,18 @@ def _killed(state: State, event: Received) -> Step:
 
 def _wait(state: State, at: float) -> Step:
     """Report which hosts are missing, or that the timeout has passed."""
-    who, verb = _missing(state), "did not come"
-    if state.phase == PREPARING:
-        late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]
-        who, verb = f"{seating.listed(late)} to get ready", "took too long: not done"
+    who, is_late = _missing(state), state.phase == PREPARING
+    verb = "took too long: not done" if is_late else "did not come"
     if at >= state.deadline:
         what = f"{who} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
-    state = state._replace(missing=who, missing_at=at)
     told = "\n".join((who, *state.remarks))
     pause_s = max(_REMARK_S, len(state.hosts) / _REMARKS_PER_S)
     if told == state.told or at < state.told_at + pause_s:
         return state, ()
     state = state._replace(told=told, told_at=at)
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
-    return state, (Send(everybody, _awaited(state, who, state.remarks, at)),)
+    return state, (Send(everybody, _awaited(state, state.remarks, at)),)
 
 
 def _rendezvous_failed(state: State, what: str, at: float) -> Step:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Elapsed, Failure
-from fleetrun.run.loop import Loop, nothing
+from fleetrun.run.loop import Loop, LoopShare, nothing
 from fleetrun.session import coordinator, exchange, host_ends, member, messages, state
 from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers
@@ -18,7 +18,6 @@ from fleetrun.session.connection import HUNG_UP
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.loss import LossReport, PlaceRelease
-from fleetrun.session.relay import Relay
 from fleetrun.session.rival import RivalSearch
 from fleetrun.session.terms import differences
 
@@ -120,7 +119,8 @@ class Session:
         # By what the others call the coordinator, if it is here.
         self._own_host = meeting.host
         self._say = say
-        self._relay = Relay()
+        # It outlives the observers that lend it a share of the loop.
+        self._share = LoopShare(None)
         self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
         self.key = Key(meeting.job_id, meeting.token, meeting.script, meeting.command)
         self._listener: Listener | None = None
@@ -130,7 +130,7 @@ class Session:
         self.unreached: tuple[str, ...] = ()
         self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
-        self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
+        self._callers = Callers(self._share, said=self._caller_said, lost=self._caller_lost)
         self._coordinator: state.State | None = None
         self._member: member.MemberState | None = None
         self._missing: Missing | None = None
@@ -177,7 +177,7 @@ class Session:
     def open(self, waiting: Waiting) -> None:
         """Listen or call; EnvironmentFault where the port cannot be had."""
         meeting = self._meeting
-        self._relay.move(waiting)
+        self._share.move(waiting)
         self._member = member.begin(
             meeting.terms,
             self.launcher,
@@ -200,7 +200,7 @@ class Session:
         self._coordinator = state.begin(
             meeting.terms, now, self.launcher, has_token=self.key.has_token
         )
-        self._listener.open(self._relay)
+        self._listener.open(self._share)
         if meeting.terms.names:
             self._rival = self._search()
         self._event(member.Connected(now))
@@ -212,7 +212,7 @@ class Session:
             self._meeting.ports,
             key=self.key,
             codec=self._codec,
-            waiting=self._relay,
+            waiting=self._share,
             missing=lambda: () if self._coordinator is None else state.absent(self._coordinator),
             join=lambda: None if self._member is None else member.introduction(self._member),
             found=self._contradicted,
@@ -231,7 +231,7 @@ class Session:
             targets,
             key=self.key,
             codec=self._codec,
-            waiting=self._relay,
+            waiting=self._share,
             opened=self._answered,
             closed=self._nobody_listens,
         )
@@ -263,7 +263,7 @@ class Session:
 
     def move(self, waiting: Waiting) -> None:
         """Go on in another share of the loop."""
-        self._relay.move(waiting)
+        self._share.move(waiting)
 
     @property
     def is_busy(self) -> bool:
@@ -296,7 +296,7 @@ class Session:
     def flush(self) -> None:
         """Deliver the last messages, for a short time, where no loop runs any more."""
         loop = Loop()
-        self._relay.move(loop)
+        self._share.move(loop)
         until = time.monotonic() + _FLUSH_S
         while self.is_busy and time.monotonic() < until:
             loop.alarm("flush", until, nothing)
@@ -310,7 +310,7 @@ class Session:
             self.closed()
         self._is_closed = True
         for what in ("member", "coordinator"):
-            self._relay.alarm((id(self), what), None, nothing)
+            self._share.alarm((id(self), what), None, nothing)
         if self._listener is not None:
             self._listener.close()
         if self._rival is not None:
@@ -545,10 +545,10 @@ class Session:
         now = time.monotonic()
         if self._member is not None and self._member.phase != member.ENDED:
             due = max(now, self._member.wake_at)
-            self._relay.alarm((id(self), "member"), due, self._member_elapsed)
+            self._share.alarm((id(self), "member"), due, self._member_elapsed)
         if self._coordinator is not None:
             due = max(now, self._coordinator.wake_at)
-            self._relay.alarm((id(self), "coordinator"), due, self._coordinator_elapsed)
+            self._share.alarm((id(self), "coordinator"), due, self._coordinator_elapsed)
 
     def _member_elapsed(self) -> None:
         self._event(Elapsed(time.monotonic()))

@@ -62,9 +62,9 @@ class ElectedSession(Session):
             meeting.job_id,
             timeout_s=max(timeout_s, _LEAST_TIMEOUT_S),
             is_secure=is_secure,
-            waiting=self._relay,
+            waiting=self._share,
         )
-        self._election = Election(self.terms, launcher, self._store, self._relay, self)
+        self._election = Election(self.terms, launcher, self._store, self._share, self)
         self._called: LeaderRecord | None = None
         # The roster that is being written down, and what waits until it is.
         self._unkept: RosterMessage | None = None
@@ -77,7 +77,7 @@ class ElectedSession(Session):
 
     def open(self, waiting: Waiting) -> None:
         """Find the coordinator, or become it."""
-        self._relay.move(waiting)
+        self._share.move(waiting)
         now = time.monotonic()
         self._member = member.begin(
             self.terms,
@@ -134,7 +134,7 @@ class ElectedSession(Session):
         host = meeting.host or local
         if not meeting.host and local.startswith(_LOOPBACK) and self._own:
             host = self._own[0]
-        self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
+        self._callers = Callers(self._share, said=self._caller_said, lost=self._caller_lost)
         everywhere = (host,) if literal(host, 1) else (_EVERYWHERE,)
         self._listener = self._listen(meeting.addresses or everywhere)
         assert self._listener is not None  # else it has raised PortTaken
@@ -168,7 +168,7 @@ class ElectedSession(Session):
         self._member = self._member._replace(
             terms=terms, is_local=True, coordinator=leader.host, generation=generation
         )
-        self._listener.open(self._relay)
+        self._listener.open(self._share)
         if job is not None:
             self._say("This host coordinates the job from now on.")
         self._event(member.Connected(now))
@@ -202,7 +202,7 @@ class ElectedSession(Session):
     def _serve_no_more(self, *, is_polite: bool = False) -> None:
         """Part with all callers; IS_POLITE: when they have got what was sent."""
         self._coordinator = None
-        self._relay.alarm((id(self), "coordinator"), None, self._coordinator_elapsed)
+        self._share.alarm((id(self), "coordinator"), None, self._coordinator_elapsed)
         self.unlisten()
         self._held.clear()
         self._unkept = None
@@ -237,7 +237,7 @@ class ElectedSession(Session):
         super()._feed_coordinator(event)
         known = self._coordinator
         if known is not None and state.is_below_minimum(known):
-            here, least = known.hosts.tally.here, known.terms.least
+            here, least = len(known.here), known.terms.least
             who = f"{here} host{'s' * (here > 1)}"
             self._election.give_way(f"it reaches {who}, and the job needs {least}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.run.events import Elapsed, Failure
-from fleetrun.session.hosttable import NOBODY, HostTable
 from fleetrun.session.messages import LOST, Offer, Verdict
 from fleetrun.session.seating import Host
 
@@ -97,7 +96,8 @@ class State(NamedTuple):
     session: str = ""
     generation: int = 0
     restarts: int = 0
-    hosts: HostTable = NOBODY
+    # By their launchers, in the order in which they came.
+    hosts: Mapping[str, Host] = {}
     connections: Mapping[int, str] = {}
     # Of this generation, once it stands, and its launchers.
     roster: RosterMessage | None = None
@@ -126,15 +126,17 @@ class State(NamedTuple):
     looked_at: float = 0.0
     told_at: float = 0.0
     told: str = ""
-    # Who was missing, and when that was.
-    missing: str = ""
-    missing_at: float = float("-inf")
 
     @property
     def not_before(self) -> float:
         """No generation begins before: a host that is lost may still be training."""
         unknown = (host.heard_at for host in self.lost.values() if not host.has_no_ranks)
         return max(unknown, default=float("-inf")) + self.terms.quarantine_s
+
+    @property
+    def here(self) -> list[Host]:
+        """The hosts that are connected, and have joined the next generation."""
+        return [h for h in self.hosts.values() if h.is_joined and h.connection is not None]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -239,8 +241,9 @@ def absent(state: State) -> tuple[str, ...]:
 
 def is_below_minimum(state: State) -> bool:
     """Whether hosts were lost, and those that are left, which are all here, are too few."""
-    here, is_begun = state.hosts.tally.here, state.phase == FORMING and state.generation > 0
-    return bool(state.lost) and is_begun and here == len(state.hosts) < state.terms.least
+    is_begun = state.phase == FORMING and state.generation > 0
+    is_short = len(state.here) == len(state.hosts) < state.terms.least
+    return bool(state.lost) and is_begun and is_short
 
 
 def caller(state: State, connection: int) -> Host | None:
@@ -250,7 +253,7 @@ def caller(state: State, connection: int) -> Host | None:
 
 def with_host(state: State, host: Host) -> State:
     """Return STATE with HOST as it is now."""
-    state = state._replace(hosts=state.hosts.with_host(host))
+    state = state._replace(hosts={**state.hosts, host.launcher: host})
     if host.connection is None or state.connections.get(host.connection) == host.launcher:
         return state
     return state._replace(connections={**state.connections, host.connection: host.launcher})
@@ -258,7 +261,8 @@ def with_host(state: State, host: Host) -> State:
 
 def without_host(state: State, host: Host) -> State:
     """Return STATE without HOST and its connection."""
-    state = state._replace(hosts=state.hosts.without(host.launcher))
+    others = {name: one for name, one in state.hosts.items() if name != host.launcher}
+    state = state._replace(hosts=others)
     if host.connection is None or state.connections.get(host.connection) != host.launcher:
         return state
     return without_connection(state, host.connection)
