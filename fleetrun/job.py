@@ -9,46 +9,36 @@ from fleetrun import colors, engines, planner, probe
 from fleetrun.errors import FleetrunError, UsageError
 from fleetrun.plan import hosts, secrets
 from fleetrun.plan.visible import visible
-from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.gathering import AtOnce
-from fleetrun.run.observers import Equipment
+from fleetrun.run.observers import ObservedJob
 from fleetrun.run.supervisor import Supervisor
-from fleetrun.sinks.closing import EndingSink
-from fleetrun.sinks.console import Console
-from fleetrun.sinks.eventlog import EventLog
-from fleetrun.sinks.launchfile import LaunchFile
-from fleetrun.sinks.manifest import ManifestFile
-from fleetrun.sinks.metrics import Metrics
-from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
-from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
     from fleetrun.engines import SelectedEngine
-    from fleetrun.model import Endpoint, LaunchPlan, Request, Roster, Task
+    from fleetrun.model import Facts, LaunchPlan, Request, Roster, Task
+    from fleetrun.plan.devices import Share
+    from fleetrun.plan.layout import Slots
     from fleetrun.postmortem.ending import Ending
     from fleetrun.run.background import Background
+    from fleetrun.run.events import Outcome
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.observers import Caller, Sink, Source
-    from fleetrun.session.driver import GuardLink, Session
+    from fleetrun.session.driver import Session
     from fleetrun.sinks.rotate import Cut
-    from fleetrun.sources.hang_hosts import HangOfHosts
 
-    # Begins to gather; it is given what prints a line, and what hides secrets.
-    Begin: TypeAlias = Callable[
-        [Callable[[str], None], Callable[[str], str]], tuple[Gathering, Session | None]
-    ]
+    # Begins to gather the hosts of a job.
+    Begin: TypeAlias = Callable[["LaunchedJob"], tuple[Gathering, Session | None]]
 
 
-def launch(  # noqa: C901 - one way, in order
+def launch(
     request: Request,
     environ: Mapping[str, str],
     tasks: tuple[Task, ...] = (),
@@ -63,7 +53,7 @@ def launch(  # noqa: C901 - one way, in order
     """
     is_real = request.dry_run is None
     request = _with_meeting(request, environ)
-    found = engines.find(request, environ, planner.places(request))
+    engine = engines.find(request, environ, planner.places(request))
     try:
         _has_screen(request, environ)
         if request.preflight and is_real:
@@ -71,7 +61,7 @@ def launch(  # noqa: C901 - one way, in order
 
             checkup.preflight(request, environ)
     except FleetrunError as error:
-        return tell(error, request._replace(ui=False), environ, found, caller)
+        return tell(error, request._replace(ui=False), environ, engine, caller)
     background: Background | None = None
     if request.detach and is_real:
         from fleetrun.run.background import begin  # most launches stay in front
@@ -81,12 +71,10 @@ def launch(  # noqa: C901 - one way, in order
         if isinstance(begun, int):
             return begun
         background = begun
-    is_alone = _is_alone(request, found)
-    count = (
-        1 if is_alone else max(len(found.hosts), hosts.bounds(request.nnodes)[1] + request.spares)
-    )
+    is_alone = _is_alone(request, engine)
+    most = hosts.bounds(request.nnodes)[1] + request.spares
     try:
-        facts = probe.read(request, environ, found.hosts)._replace(tasks=tasks)
+        facts = probe.read(request, environ, engine.hosts)._replace(tasks=tasks)
         if request.debug is not None:
             from fleetrun.plan import debug  # only where a debugger is wanted
 
@@ -94,56 +82,69 @@ def launch(  # noqa: C901 - one way, in order
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
         # Before ports are held, each of which is an open file; a dry run opens none.
+        count = 1 if is_alone else max(len(engine.hosts), most)
         files = FileLimit(len(slots.slots), count) if is_real else None
     except FleetrunError as error:
-        return tell(error, request, environ, found, caller)
-    engine = found.engine(facts.pid)
+        return tell(error, request, environ, engine, caller)
+    attempts = _Attempts(request, facts, engine, share, slots)
+    try:
+        if files is None:
+            return _show(attempts)
+        if caller is not None and not is_alone:
+            caller.gathering()
+        job = LaunchedJob(request, environ, background, alive or {}, caller)
+        return job.run(attempts.alone if is_alone else attempts.join, files)
+    finally:
+        attempts.close()
+        if files is not None:
+            files.restore()
 
-    def gather(attempt: int) -> Roster:
-        nonlocal engine
+
+class _Attempts:
+    """Plans each attempt of a job; what an engine holds for it is given back before the next."""
+
+    def __init__(
+        self, request: Request, facts: Facts, found: SelectedEngine, share: Share, slots: Slots
+    ) -> None:
+        self.request, self._facts, self._found = request, facts, found
+        self._share, self._slots = share, slots
+        self._engine = found.engine(facts.pid)
+
+    def gather(self, attempt: int = 0) -> Roster:
+        """Return the hosts of ATTEMPT, as far as they are known here."""
         if attempt:
-            engine.close()
-            engine = found.engine(facts.pid, attempt)
-        return engine.gather(request, facts, slots)._replace(generation=attempt)
+            self._engine.close()
+            self._engine = self._found.engine(self._facts.pid, attempt)
+        roster = self._engine.gather(self.request, self._facts, self._slots)
+        return roster._replace(generation=attempt)
 
-    def plan(roster: Roster) -> LaunchPlan:
-        return planner.plan(request, facts, share, roster)
+    def plan(self, roster: Roster) -> LaunchPlan:
+        """Return the plan of the hosts of ROSTER."""
+        return planner.plan(self.request, self._facts, self._share, roster)
 
-    def gathered(
-        say: Callable[[str], None], hide: Callable[[str], str]
-    ) -> tuple[Gathering, Session | None]:
-        if is_alone:
-            return AtOnce(lambda attempt: plan(gather(attempt))), None
+    def alone(self, _: LaunchedJob) -> tuple[Gathering, Session | None]:
+        """Begin to gather where there is nobody else."""
+        return AtOnce(lambda attempt: self.plan(self.gather(attempt))), None
+
+    def join(self, job: LaunchedJob) -> tuple[Gathering, Session | None]:
+        """Begin to gather the other hosts, too."""
         from fleetrun.session import joining  # only with other hosts
 
         session, gathering = joining.join(
-            request, facts, found, slots, gather=gather, plan=plan, say=say, hide=hide
+            self.request,
+            self._facts,
+            self._found,
+            self._slots,
+            gather=self.gather,
+            plan=self.plan,
+            say=job.log,
+            hide=job.redact,
         )
         return gathering, session
 
-    try:
-        if files is not None:
-            if caller is not None and not is_alone:
-                caller.gathering()
-            return _run(
-                gathered,
-                request,
-                environ,
-                files=files,
-                background=background,
-                alive=alive,
-                caller=caller,
-            )
-        roster = engine.gather(request, facts, slots)
-        plans = [
-            planner.plan(request, facts, share, roster._replace(me=node))
-            for node in range(len(roster.members))
-        ]
-        return _show(plans, request, here=roster.me)
-    finally:
-        engine.close()
-        if files is not None:
-            files.restore()
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        self._engine.close()
 
 
 def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:
@@ -155,188 +156,57 @@ def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:
 
     request = meeting.at_this_host(request)
     if request.dry_run is None:
-        is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
-        hide = secrets.of_launch(request, environ)
-        Messages(is_coloured=is_coloured, hide=hide).show(meeting.invitation(request))
+        _messages(request, environ).show(meeting.invitation(request))
     return request
 
 
-def _is_alone(request: Request, found: SelectedEngine) -> bool:
+def _messages(request: Request, environ: Mapping[str, str], *, is_ci: bool = False) -> Messages:
+    is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
+    redact = secrets.of_launch(request, environ)
+    return Messages(is_coloured=is_coloured, is_ci=is_ci, redact=redact)
+
+
+def _is_alone(request: Request, engine: SelectedEngine) -> bool:
     """Whether the job has no other hosts."""
-    return len(found.hosts) < 2 and hosts.meets_at(request) is None  # one is us
+    return len(engine.hosts) < 2 and hosts.meets_at(request) is None  # one is us
 
 
 def tell(
     fault: FleetrunError,
     request: Request,
     environ: Mapping[str, str],
-    found: SelectedEngine,
+    engine: SelectedEngine,
     caller: Caller | None,
 ) -> int:
     """Tell the other hosts, which would wait for this one, that it has a FAULT, and raise it."""
-    if _is_alone(request, found) or request.dry_run is not None:
+    if _is_alone(request, engine) or request.dry_run is not None:
         raise fault
 
-    def begin(
-        say: Callable[[str], None], hide: Callable[[str], str]
-    ) -> tuple[Gathering, Session | None]:
+    def begin(job: LaunchedJob) -> tuple[Gathering, Session | None]:
         from fleetrun.session import joining  # only with other hosts
 
+        log, redact = job.log, job.redact
         try:
-            facts = probe.reach(request, environ, found.hosts)
-            session, gathering = joining.tell(request, facts, found, fault, say=say, hide=hide)
+            facts = probe.reach(request, environ, engine.hosts)
+            session, gathering = joining.tell(request, facts, engine, fault, say=log, hide=redact)
         except FleetrunError:
             raise fault from None
         return gathering, session
 
-    return _run(begin, request, environ, caller=caller)
+    return LaunchedJob(request, environ, caller=caller).run(begin)
 
 
-def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
+def _show(attempts: _Attempts) -> int:
     """Print what would run, in the form that was asked for."""
     from fleetrun.plan import render  # a plain launch shows only the banner
     from fleetrun.printing import put
 
-    forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
+    request, roster = attempts.request, attempts.gather()
+    plans = [attempts.plan(roster._replace(me=node)) for node in range(len(roster.members))]
     # They quote values of options.
-    noted = [plan._replace(notes=tuple(map(secrets.mask, plan.notes))) for plan in plans]
-    text = forms[request.dry_run or "table"](noted, request, here=here)
-    return put(text)
-
-
-def _run(
-    begin: Begin,
-    request: Request,
-    environ: Mapping[str, str],
-    *,
-    files: FileLimit | None = None,
-    background: Background | None = None,
-    alive: Mapping[int, int] | None = None,
-    caller: Caller | None = None,
-) -> int:
-    """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
-    _restore(request)
-    is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
-    hide = secrets.of_launch(request, environ)
-    messages = Messages(is_coloured=is_coloured, is_ci=bool(environ.get("CI")), hide=hide)
-    gathering, session = begin(messages.say, hide)
-
-    has_screen = background is None and _has_screen(request, environ)
-
-    def shown(plan: LaunchPlan) -> tuple[int, ...]:
-        return () if has_screen else _shown(plan, request)
-
-    def stdin(plan: LaunchPlan) -> terminal.Stdin:
-        return terminal.choose(plan, shown(plan), request.stdin)
-
-    endings: list[EndingSink] = []
-
-    def closing() -> str:
-        is_shown = not request.quiet and request.log_level in {"debug", "info"}
-        return endings[-1].line() if endings and is_shown else ""
-
-    # Servers of other hosts that will never listen.
-    gone: set[Endpoint] = set()
-
-    def equip(plan: LaunchPlan) -> Equipment:
-        endings.append(EndingSink(plan))
-        # One for all: whoever writes into it means the folder that was made.
-        folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
-        rundir = RunDirectory(
-            plan,
-            keep=request.log_keep,
-            overwrite=request.log_overwrite,
-            say=messages.say,
-            folder=folder,
-            hide=hide,
-        )
-        prefix = colors.prefix(is_coloured=is_coloured)
-        messages.preface = lambda: hide(_preface(plan, request, prefix, has_links=rundir.has_links))
-        console = Console(
-            plan,
-            shown,
-            say=messages.say,
-            pattern=_pattern(request),
-            is_prompt=stdin(plan).is_terminal,
-        )
-        times = OutputTimes(plan, folder)
-        sinks: tuple[Sink, ...] = (
-            messages,
-            rundir,
-            *([] if background is None else [background.sink(folder, messages.say)]),
-            *([] if caller is None else [caller.sink(plan)]),
-            EventLog(plan, folder, hide),
-            ManifestFile(plan, request, environ, folder, hide),
-            LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
-            console,
-            times,
-            endings[-1],
-            *_metrics(folder, request, messages),
-            *_profile(plan, request, messages),
-            *(_screen(folder, messages) if has_screen else ()),
-            *_rotation(plan, request, (console.follow, times.follow), messages),
-        )
-        sources: tuple[Source, ...] = (
-            Watch(
-                plan,
-                say=messages.say,
-                # A rank that a debugger holds lets the others wait.
-                hang_timeout_s=0.0 if request.debug else plan.rules.hang_timeout_s,
-                reports_stragglers=request.debug is None,
-                hosts=_hang_of_hosts(session, folder, plan, request),
-                gpus=lambda plan: _gpu_watch(plan, request, environ),
-            ),
-            *_proof(plan, request, messages, session),
-            *_session(plan, session, request, messages, hide, folder, supervisor, gone),
-            *_lost_tasks(alive or {}, messages),
-        )
-        return Equipment(sinks, sources, folder)
-
-    supervisor = Supervisor(
-        gathering,
-        equip,
-        say=messages.say,
-        show=messages.show,
-        progress=messages.progress,
-        files=files,
-        hide=hide,
-        stdin=stdin,
-        closing=closing,
-        gone=gone,
-        tell_loss=None if session is None else session.loss_report,
-    )
-    outcome = supervisor.run()
-    ending = endings[-1].ending if endings else None
-    # Only one host of the job notifies.
-    if ending is not None and ending.plan.node_rank == 0 and (request.on_end or request.webhook):
-        _notify_others(ending, request, messages, hide)
-    return outcome.exit_code
-
-
-def _notify_others(
-    ending: Ending, request: Request, messages: Messages, hide: secrets.Hider
-) -> None:
-    """Notify --on_end and --webhook how the job ended, without secrets."""
-    import json  # only where somebody is told
-
-    from fleetrun.postmortem.ending import document
-    from fleetrun.run import notification
-
-    reported = secrets.everywhere(document(ending, os.uname().nodename), hide)
-    # The sink is closed with the job.
-    say = Messages(is_coloured=messages.is_coloured, hide=hide).say
-    notification.notify(
-        json.dumps(reported) + "\n", command=request.on_end, url=request.webhook, say=say
-    )
-
-
-def _restore(request: Request) -> None:
-    """Let the ranks inherit what the launcher of the manifest had."""
-    for name, value in request.restored:
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    plans = [plan._replace(notes=tuple(map(secrets.mask, plan.notes))) for plan in plans]
+    forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
+    return put(forms[request.dry_run or "table"](plans, request, here=roster.me))
 
 
 def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
@@ -350,197 +220,212 @@ def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
     return is_able and terminal.is_foreground()
 
 
-def _screen(folder: Folder, messages: Messages) -> tuple[Sink, ...]:
-    """Return what shows the job on the whole terminal."""
-    from fleetrun.sinks.ui import Screen  # only with --ui
+class LaunchedJob(ObservedJob):
+    """A job with the observers that its request asks for."""
 
-    return (Screen(folder.path, messages),)
+    def __init__(
+        self,
+        request: Request,
+        environ: Mapping[str, str],
+        background: Background | None = None,
+        alive: Mapping[int, int] | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        # Ranks inherit what the launcher of the manifest had.
+        for name, value in request.restored:
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._messages = messages = _messages(request, environ, is_ci=bool(environ.get("CI")))
+        super().__init__(
+            request,
+            environ,
+            log=messages.log,
+            show=messages.show,
+            progress=messages.progress,
+            redact=messages.redact,
+        )
+        self._background, self._alive, self._caller = background, alive or {}, caller
+        self._session: Session | None = None
+        self._follow: list[Callable[[Cut], None]] = []
+        self._ending: Ending | None = None
 
+    def run(self, begin: Begin, files: FileLimit | None = None) -> int:
+        """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
+        gathering, self._session = begin(self)
+        if self._session is not None:
+            self.tell_loss = self._session.loss_report
+        self.is_on_screen = self._background is None and _has_screen(self.request, self.environ)
+        self._supervisor = Supervisor(gathering, self, files)
+        outcome = self._supervisor.run()
+        is_told = self.request.on_end or self.request.webhook
+        # Only one host of the job notifies.
+        if self._ending is not None and self.plan.node_rank == 0 and is_told:
+            self._notify_others(self._ending)
+        return outcome.exit_code
 
-def _metrics(folder: Folder, request: Request, messages: Messages) -> tuple[Sink, ...]:
-    """Return the sink that measures the job, unless metrics are off."""
-    if not request.metrics_period_s:
-        if request.metrics_port is not None:
+    def preparing(self) -> list[Sink | Source]:
+        """Return what prepares something, and what few launches have."""
+        request, messages = self.request, self._messages
+        messages.preface = lambda: self.redact(self._preface())
+        observers: list[Sink | Source] = [messages, RunDirectory(self)]
+        if self._background is not None:
+            observers.append(self._background.sink(self.folder, self.log))
+        if self._caller is not None:
+            observers.append(self._caller.sink(self.plan))
+        if request.metrics_period_s:
+            from fleetrun.sinks.metrics import Metrics
+
+            observers.append(Metrics(self))
+        elif request.metrics_port is not None:
             raise UsageError(
                 f"--metrics_port={request.metrics_port} serves what is measured, and "
                 "--metrics_period=0 measures nothing: give seconds, or leave it out."
             )
-        return ()
-    period_s, port = request.metrics_period_s, request.metrics_port
-    return (Metrics(folder.path, period_s=period_s, port=port, say=messages.say),)
+        if request.profile is not None and not request.quiet:
+            from fleetrun.sinks.profile import ProfileSink
 
+            observers.append(ProfileSink(self))
+        if self.is_on_screen:
+            from fleetrun.sinks.ui import Screen
 
-def _profile(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Sink, ...]:
-    """Return the sink for the steps that ranks record, if any do."""
-    if request.profile is None or request.quiet:
-        return ()
-    from fleetrun.sinks.profile import ProfileSink  # few launches have it
+            observers.append(Screen(self, messages))
+        if request.log_max_bytes:
+            from fleetrun.sinks.rotate import Rotation
 
-    return (ProfileSink(plan, messages.say),)
+            observers.append(Rotation(self, self._on_cut))
+        return [*observers, *self._of_strategy(), *self._of_hosts(), *self._of_tasks()]
 
+    def _of_strategy(self) -> tuple[Source, ...]:
+        """Return what shows which of the strategy is in effect, if there is one."""
+        if not self.plan.files:
+            return ()
+        from fleetrun.sources import proof  # most launches have no strategy
 
-def _rotation(
-    plan: LaunchPlan,
-    request: Request,
-    observers: Sequence[Callable[[Cut], None]],
-    messages: Messages,
-) -> tuple[Sink, ...]:
-    """Return what cuts logs that grow too long, if that is wanted."""
-    if not request.log_max_bytes:
-        return ()
-    from fleetrun.sinks.rotate import Rotation  # off by default
+        if proof.find(self.plan) is None:
+            return ()
+        others = None
+        if self._session is not None:
+            from fleetrun.sources.proof_hosts import ProofOfHosts  # only with others
 
-    def follow(cut: Cut) -> None:
-        for observe in observers:
-            observe(cut)
+            others = ProofOfHosts(self._session)
+        is_quiet = self.request.quiet
+        return (
+            proof.Proof(self.plan, say=self.log, show=self.show, is_quiet=is_quiet, hosts=others),
+        )
 
-    rotation = Rotation(
-        plan,
-        max_bytes=request.log_max_bytes,
-        files=request.log_max_files,
-        say=messages.say,
-        follow=follow,
-    )
-    return (rotation,)
+    def _of_hosts(self) -> tuple[Source, ...]:
+        """Return what agrees with the launchers of the other hosts, if there are any."""
+        plan, session = self.plan, self._session
+        if session is None:
+            return ()
+        from fleetrun.sources.session import JobSession  # only with other hosts
+        from fleetrun.sources.session_end import SessionEnd
 
+        log, redact, logs = self.log, self.redact, self.request.gather_logs
+        end = SessionEnd(plan, session, self.folder, say=log, hide=redact, gather_logs=logs)
+        link, gone = self._supervisor, self.gone
+        return (JobSession(plan, session, say=log, hide=redact, end=end, link=link, gone=gone),)
 
-def _proof(
-    plan: LaunchPlan, request: Request, messages: Messages, session: Session | None
-) -> tuple[Source, ...]:
-    """Return what shows which of the strategy is in effect, if there is one."""
-    if not plan.files:
-        return ()
-    from fleetrun.sources import proof  # most launches have no strategy
+    def _of_tasks(self) -> tuple[Source, ...]:
+        """Return what watches the engine's other tasks of this host, if there are any."""
+        if not self._alive:
+            return ()
+        from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
 
-    if proof.find(plan) is None:
-        return ()
-    hosts = None
-    if session is not None:
-        from fleetrun.sources.proof_hosts import ProofOfHosts  # only with others
+        return (LostTasks(self._alive, say=self.log),)
 
-        hosts = ProofOfHosts(session)
-    say, show = messages.say, messages.show
-    return (proof.Proof(plan, say=say, show=show, is_quiet=request.quiet, hosts=hosts),)
+    def observing(self) -> list[Sink | Source]:
+        """Return the others, whose code is loaded while the ranks load theirs."""
+        from fleetrun.sinks.console import Console
+        from fleetrun.sinks.eventlog import EventLog
+        from fleetrun.sinks.launchfile import LaunchFile
+        from fleetrun.sinks.manifest import ManifestFile
+        from fleetrun.sinks.outputtimes import OutputTimes
+        from fleetrun.sources.watch import Watch
 
+        console, times = Console(self), OutputTimes(self)
+        self._follow = [console.follow, times.follow]
+        others = None
+        timeout_s = self.plan.rules.hang_timeout_s
+        if self._session is not None and timeout_s and self.request.debug is None:
+            from fleetrun.sources import hang  # only with other hosts
+            from fleetrun.sources.hang_hosts import HangOfHosts
 
-def _session(  # noqa: PLR0917 - as _run has them
-    plan: LaunchPlan,
-    session: Session | None,
-    request: Request,
-    messages: Messages,
-    hide: Callable[[str], str],
-    folder: Folder,
-    link: GuardLink,
-    gone: set[Endpoint],
-) -> tuple[Source, ...]:
-    """Return what agrees with the launchers of the other hosts, if there are any."""
-    if session is None:
-        return ()
-    from fleetrun.sources.session import JobSession  # only with other hosts
-    from fleetrun.sources.session_end import SessionEnd
+            period_s = hang.IdleClock(timeout_s).period_s
+            others = HangOfHosts(self._session, self.folder, period_s=period_s)
+        watch = Watch(self, hosts=others, gpus=self._gpu_watch)
+        return [EventLog(self), ManifestFile(self), LaunchFile(self), console, times, watch]
 
-    say, gather_logs = messages.say, request.gather_logs
-    end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
-    source = JobSession(plan, session, say=say, hide=hide, end=end, link=link, gone=gone)
-    return (source,)
+    def _on_cut(self, cut: Cut) -> None:
+        for follow in self._follow:
+            follow(cut)
 
+    def _gpu_watch(self) -> Callable[[], IsolatedCall] | None:
+        """Return what asks what our GPUs do; nothing where there are none."""
+        gpus = tuple(
+            device.id
+            for process in self.plan.processes
+            if process.rank is not None
+            for device in process.rank.devices
+            if device.kind == "gpu"
+        )
 
-def _lost_tasks(alive: Mapping[int, int], messages: Messages) -> tuple[Source, ...]:
-    """Return what watches the engine's other tasks of this host, if there are any."""
-    if not alive:
-        return ()
-    from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
+        def ask() -> IsolatedCall:
+            from fleetrun.plan import devices  # only before a job is called hung
+            from fleetrun.probe import nvml
 
-    return (LostTasks(alive, say=messages.say),)
+            # Numbers that are not the driver's could mean any GPU.
+            is_drivers = devices.is_drivers_order(self.request, self.environ)
+            is_known = is_drivers or not any(map(str.isdecimal, gpus))
+            return nvml.ask_loads(gpus if is_known else None)
 
+        return ask if gpus else None
 
-def _hang_of_hosts(
-    session: Session | None, folder: Folder, plan: LaunchPlan, request: Request
-) -> HangOfHosts | None:
-    """Return what agrees with the other hosts that the job hangs, if there are any."""
-    hang_timeout_s = plan.rules.hang_timeout_s
-    if session is None or not hang_timeout_s or request.debug is not None:
-        return None
-    from fleetrun.sources import hang  # only with other hosts
-    from fleetrun.sources.hang_hosts import HangOfHosts
+    def _preface(self) -> str:
+        """Return what people see first: the banner and our remarks."""
+        plan, request = self.plan, self.request
+        if request.quiet or request.log_level in {"warning", "error"}:
+            return ""
+        prefix = colors.prefix(is_coloured=self._messages.is_coloured)
+        notes = [visible(note) for note in plan.notes]
+        if request.banner == "full":
+            from fleetrun.plan import render  # the ranks are started; now there is time
 
-    period_s = hang.IdleClock(hang_timeout_s).period_s
-    return HangOfHosts(session, folder, period_s=period_s)
+            banner = render.banner(request, plan, has_links=self.has_links)
+            return banner + "".join(f"{prefix}{line}\n" for line in notes)
+        if request.banner == "brief":
+            from fleetrun.plan import brief
 
+            try:
+                width = os.get_terminal_size(2).columns or brief.WIDTH
+            except OSError:
+                width = brief.WIDTH
+            notes = [*brief.brief(request, plan, has_links=self.has_links, width=width), *notes]
+        return "".join(f"{prefix}{line}\n" for line in notes)
 
-def _gpu_watch(
-    plan: LaunchPlan, request: Request, environ: Mapping[str, str]
-) -> Callable[[], IsolatedCall] | None:
-    """Return what asks what our GPUs do; nothing where there are none."""
-    gpus = tuple(
-        device.id
-        for process in plan.processes
-        if process.rank is not None
-        for device in process.rank.devices
-        if device.kind == "gpu"
-    )
+    def closing(self, outcome: Outcome, at: float) -> str:
+        """Return the line with which the launch closes."""
+        from fleetrun.postmortem import ending  # starting goes first
+        from fleetrun.records import heartbeat, variables
 
-    def ask() -> IsolatedCall:
-        from fleetrun.plan import devices  # only before a job is called hung
-        from fleetrun.probe import nvml
+        paths = [spec.env.get(variables.HEARTBEAT, "") for spec in self.plan.processes]
+        steps = [step for step in map(heartbeat.read_step, paths) if step is not None]
+        lasted_s, last = at - self.began_at, max(steps, default=None)
+        self._ending = ending.Ending(outcome, self.plan, lasted_s, self.began, last)
+        is_shown = not self.request.quiet and self.request.log_level in {"debug", "info"}
+        return ending.line(self._ending) if is_shown else ""
 
-        # Numbers that are not the driver's could mean any GPU.
-        known = devices.is_drivers_order(request, environ) or not any(map(str.isdecimal, gpus))
-        return nvml.ask_loads(gpus if known else None)
+    def _notify_others(self, end: Ending) -> None:
+        """Notify --on_end and --webhook how the job ended, without secrets."""
+        import json  # only where somebody is told
 
-    return ask if gpus else None
+        from fleetrun.postmortem.ending import document
+        from fleetrun.run import notification
 
-
-def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
-    """Return which of our processes the console shows: --tee's global ranks, or the first one."""
-    if request.tee == "all":
-        return tuple(range(len(plan.processes)))
-    trainers = [
-        index
-        for index, process in enumerate(plan.processes)
-        if process.rank is not None and process.rank.role == "TRAINER"
-    ]
-    asked = request.tee or (request.stdin if request.stdin != terminal.NO_PROCESS else None)
-    if asked is None:
-        # A host may have servers only.
-        return tuple(trainers[:1]) or (0,)
-    wanted = {int(rank) for rank in asked.split(",")}
-    return tuple(
-        index
-        for index in trainers
-        if (rank := plan.processes[index].rank) is not None and rank.rank in wanted
-    )
-
-
-def _pattern(request: Request) -> re.Pattern[bytes] | None:
-    """Return what the lines that the console shows have in them; None: anything."""
-    if request.log_filter is None:
-        return None
-    import re  # few launches have it
-
-    return re.compile(request.log_filter.encode(errors="surrogateescape"))
-
-
-def _preface(plan: LaunchPlan, request: Request, prefix: str, *, has_links: bool) -> str:
-    """Return what people see first: the banner and our remarks, each line after PREFIX."""
-    if request.quiet or request.log_level in {"warning", "error"}:
-        return ""
-    notes = "".join(f"{prefix}{visible(note)}\n" for note in plan.notes)
-    return _banner(plan, request, prefix, has_links=has_links) + notes
-
-
-def _banner(plan: LaunchPlan, request: Request, prefix: str, *, has_links: bool) -> str:
-    if request.banner == "none":
-        return ""
-    if request.banner == "full":
-        from fleetrun.plan import render  # the ranks are started; now there is time
-
-        return render.banner(request, plan, has_links=has_links)
-    from fleetrun.plan import brief
-
-    try:
-        width = os.get_terminal_size(2).columns or brief.WIDTH
-    except OSError:
-        width = brief.WIDTH
-    lines = brief.brief(request, plan, has_links=has_links, width=width)
-    return "".join(f"{prefix}{line}\n" for line in lines)
+        reported = secrets.everywhere(document(end, os.uname().nodename), self.redact)
+        command, url = self.request.on_end, self.request.webhook
+        # The sink is closed with the job.
+        log = _messages(self.request, self.environ).log
+        notification.notify(json.dumps(reported) + "\n", command=command, url=url, say=log)

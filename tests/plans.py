@@ -17,9 +17,10 @@ from fleetrun.model import (
     Script,
     Setting,
 )
+from fleetrun.run.observers import ObservedJob
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -96,6 +97,23 @@ def plan(
         run_dir="log/runs/20261121T040700Z-default",
     )
     return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def refuse(text: str) -> None:
+    raise AssertionError(text)
+
+
+def job(
+    made: LaunchPlan,
+    *,
+    log: Callable[[str], None] = refuse,
+    asked: Request | None = None,
+    **changes: object,
+) -> ObservedJob:
+    """Return the job of the plan MADE, for a request with CHANGES, which logs nothing."""
+    begun = ObservedJob(asked or request(**changes), {}, log=log)
+    begun.begin(made)
+    return begun
 
 
 def generation(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import plans
 import pytest
 from planning import a_roster, some_facts
 
@@ -62,8 +63,9 @@ def write(
     made, variables = asked(words, ENVIRON if environ is None else environ)
     plan = plan_of(made, variables)._replace(cwd=str(folder), run_dir=str(folder / "log/runs/one"))
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
-    sink = ManifestFile(plan, made, variables)
-    sink.close()
+    job = plans.job(plan, asked=made)
+    job.environ = variables
+    ManifestFile(job).close()
     return Path(plan.run_dir) / names.MANIFEST
 
 

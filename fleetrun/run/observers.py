@@ -1,23 +1,26 @@
-"""Observers of a run: sinks show or record it and may fail, sources feed the policy."""
+"""Observers of a job: sinks show or record it and may fail, sources feed the policy."""
 
 from __future__ import annotations
 
+import os
 import time
 from abc import abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fleetrun.run.events import SourceFailed
+from fleetrun.records.folder import Folder
+from fleetrun.run import terminal
+from fleetrun.run.events import Gathered, SourceFailed
 from fleetrun.run.loop import LoopShare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.errors import FleetrunError
-    from fleetrun.model import LaunchPlan
-    from fleetrun.records.folder import Folder
-    from fleetrun.run.events import Declared, Happening
+    from fleetrun.model import Endpoint, LaunchPlan, Request
+    from fleetrun.run.events import Declared, Happening, Outcome
+    from fleetrun.run.guard import LossTeller
     from fleetrun.run.loop import Loop, Waiting
 
 
@@ -31,7 +34,10 @@ class _Observer:
         """Undo what was prepared: nothing is started."""
 
     def on_event(self, happening: Happening) -> None:
-        """Handle what happened or was done, in order; Finished is the last."""
+        """Handle what happened or was done, in order.
+
+        The first is Gathered with the first plan, Finished the last.
+        """
 
     def is_busy(self) -> bool:
         """Whether something is still to be written after Finished."""
@@ -42,7 +48,7 @@ class _Observer:
 
 
 class Sink(_Observer):
-    """Observes a run and shows or records it. It may fail without hurting the job."""
+    """Observes a job and shows or records it. It may fail without hurting the job."""
 
     def open(self, waiting: Waiting) -> None:
         """Begin, once all processes are started."""
@@ -53,7 +59,7 @@ class Sink(_Observer):
 
 
 class Source(_Observer):
-    """Observes a run and feeds the policy. Its own failure is an event, too.
+    """Observes a job and feeds the policy. Its own failure is an event, too.
 
     If it `is_required`, that ends the job with its `exit_code`. `without` completes the sentences
     "the job cannot go on ..." and "the job goes on ...".
@@ -66,6 +72,86 @@ class Source(_Observer):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin, once all processes are started; DECLARE takes what the policy must know."""
+
+
+class ObservedJob:
+    """A job, which the supervisor and all observers share.
+
+    `log` prints a line of the launcher, `progress` one that only a terminal needs, `show` a longer
+    text; `redact` takes secrets out.
+    """
+
+    # Of the generation whose events the observers hear.
+    plan: LaunchPlan
+    folder: Folder
+    # When its first plan was there: seconds since the epoch, and monotonic ones.
+    began = began_at = 0.0
+    # Whether names of logs can be links to them; known once all is prepared.
+    has_links = True
+    # Tells the coordinator of this launcher's death; None: there are no other hosts.
+    tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None
+    # The preface is printed when the ranks have been started.
+    is_on_screen = False
+
+    def __init__(
+        self,
+        request: Request,
+        environ: Mapping[str, str],
+        *,
+        log: Callable[[str], None],
+        show: Callable[[str], None] | None = None,
+        progress: Callable[[str], None] | None = None,
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        self.request = request
+        self.environ = environ
+        self.log = log
+        self.show = show or log
+        self.progress = progress or log
+        self.redact = redact
+        # Servers of other hosts that will never listen.
+        self.gone: set[Endpoint] = set()
+
+    def begin(self, plan: LaunchPlan) -> None:
+        """Take the first plan."""
+        self.plan = plan
+        self.folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
+        self.began, self.began_at = time.time(), time.monotonic()
+
+    def preparing(self) -> Sequence[Sink | Source]:
+        """Return new observers that prepare something before the ranks are started."""
+        return ()
+
+    def observing(self) -> Sequence[Sink | Source]:
+        """Return the other observers; the ranks have been started, which goes first."""
+        return ()
+
+    def closing(self, outcome: Outcome, at: float) -> str:  # noqa: ARG002 - for those that override it
+        """Return the last line of a job that has ended AT; empty: none."""
+        return ""
+
+    def shown(self, plan: LaunchPlan) -> tuple[int, ...]:
+        """Return which processes of PLAN the console shows: --tee's ranks, or the first one."""
+        request = self.request
+        if self.is_on_screen:
+            return ()
+        if request.tee == "all":
+            return tuple(range(len(plan.processes)))
+        trainers = {
+            process.rank.rank: index
+            for index, process in enumerate(plan.processes)
+            if process.rank is not None and process.rank.role == "TRAINER"
+        }
+        asked = request.tee or (request.stdin if request.stdin != terminal.NO_PROCESS else None)
+        if asked is None:
+            # A host may have servers only.
+            return tuple(trainers.values())[:1] or (0,)
+        wanted = set(map(int, asked.split(",")))
+        return tuple(index for rank, index in trainers.items() if rank in wanted)
+
+    def stdin(self, plan: LaunchPlan) -> terminal.Stdin:
+        """Return the process of PLAN that reads standard input."""
+        return terminal.choose(plan, self.shown(plan), self.request.stdin)
 
 
 class Caller(Protocol):
@@ -84,54 +170,53 @@ class Caller(Protocol):
         """Hear of the ERROR by which there is no job; MESSAGE is without secrets."""
 
 
-class Equipment(NamedTuple):
-    """The observers of a run, and its run directory."""
-
-    sinks: Sequence[Sink]
-    sources: Sequence[Source]
-    folder: Folder
-
-
 class Observers:
-    """All sinks and sources of a run, in the order in which they are notified.
+    """All observers of JOB, sinks first: they must see an exit before what is concluded from it.
 
     DECLARE takes what sources declare. An observer that fails is closed.
     """
 
-    def __init__(
-        self,
-        sinks: Sequence[Sink],
-        sources: Sequence[Source],
-        *,
-        say: Callable[[str], None],
-        declare: Callable[[Declared], None],
-    ) -> None:
-        # Sinks first: they must see an exit before what a source concludes from it.
-        self._all: list[Sink | Source] = [*sinks, *sources]
-        self._say = say
+    def __init__(self, job: ObservedJob, declare: Callable[[Declared], None]) -> None:
+        self._job = job
+        self._all: list[Sink | Source] = []
         self._declare = declare
         self._shares: dict[int, LoopShare] = {}
         # What happened before they were opened; None: they are open.
         self._undelivered: list[Happening] | None = []
+        self._is_prepared = False
         self._warned: set[str] = set()
 
-    def prepare(self) -> None:
-        """Prepare all; a FleetrunError means that nothing can be started."""
-        for one in self._all:
-            one.prepare()
+    def prepare(self, plan: LaunchPlan) -> None:
+        """Prepare all for the first PLAN; a FleetrunError means that nothing can be started."""
+        self._job.begin(plan)
+        self._undelivered = []
+        self._is_prepared = True
+        self._all += self._job.preparing()
+        for observer in self._all:
+            observer.prepare()
 
     def withdraw(self) -> None:
         """Undo what was prepared, the last first."""
-        for one in reversed(self._all):
-            one.withdraw()
+        for observer in reversed(self._all):
+            observer.withdraw()
+        self._all.clear()
+        self._is_prepared = False
 
     def open(self, loop: Loop) -> None:
         """Open all, and notify them of what has happened so far."""
         undelivered, self._undelivered = self._undelivered or [], None
-        for one in list(self._all):
-            share = self._shares[id(one)] = LoopShare(loop, partial(self._shielded, one))
-            begin = one.open if isinstance(one, Sink) else partial(self._open_source, one)
-            self._shielded(one, partial(begin, share))
+        if self._is_prepared:
+            self._all += self._job.observing()
+        self._all.sort(key=lambda observer: isinstance(observer, Source))
+        for observer in list(self._all):
+            share = LoopShare(loop, partial(self._shielded, observer))
+            self._shares[id(observer)] = share
+            begin = (
+                observer.open
+                if isinstance(observer, Sink)
+                else partial(self._open_source, observer)
+            )
+            self._shielded(observer, partial(begin, share))
         for happening in undelivered:
             self.on_event(happening)
 
@@ -148,45 +233,48 @@ class Observers:
             # Starting the ranks goes first; this is delivered by `open`.
             self._undelivered.append(happening)
             return
-        for one in list(self._all):
-            if one in self._all:
-                self._shielded(one, partial(one.on_event, happening))
+        if isinstance(happening, Gathered):
+            self._job.plan = happening.plan
+        for observer in list(self._all):
+            if observer in self._all:
+                self._shielded(observer, partial(observer.on_event, happening))
 
     def is_busy(self) -> bool:
         """Whether any still has something to write."""
-        return any(one.is_busy() for one in self._all)
+        return any(observer.is_busy() for observer in self._all)
 
     def shows(self, process: int) -> bool:
         """Whether the user has seen all output of PROCESS."""
-        return any(one.shows(process) for one in self._all if isinstance(one, Sink))
+        sinks = (observer for observer in self._all if isinstance(observer, Sink))
+        return any(sink.shows(process) for sink in sinks)
 
     def close(self) -> None:
         """Close all; the one that prints messages was opened first and is closed last."""
-        for one in reversed(list(self._all)):
-            self._shielded(one, one.close)
+        for observer in reversed(list(self._all)):
+            self._shielded(observer, observer.close)
 
-    def _shielded(self, one: Sink | Source, call: Callable[[], None]) -> None:
+    def _shielded(self, observer: Sink | Source, call: Callable[[], None]) -> None:
         """Call CALL; an exception closes a sink with a warning, and is an event of a source."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - as said above
-            if one not in self._all:
+            if observer not in self._all:
                 return
-            self._all.remove(one)
-            if id(one) in self._shares:
-                self._shares[id(one)].clear()
+            self._all.remove(observer)
+            if id(observer) in self._shares:
+                self._shares[id(observer)].clear()
             why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
-            if isinstance(one, Sink):
-                self._warn(one, why)
+            if isinstance(observer, Sink):
+                self._warn(observer, why)
             else:
-                self._report(one, why)
+                self._report(observer, why)
 
     def _warn(self, sink: Sink, why: str) -> None:
         """Warn that SINK has failed; one full disk that fails several sinks is one warning."""
         if why not in self._warned:
             self._warned.add(why)
             name = _words(type(sink).__name__)
-            self._say(f"The {name} failed ({why}); the job goes on without it.")
+            self._job.log(f"The {name} failed ({why}); the job goes on without it.")
 
     def _report(self, source: Source, why: str) -> None:
         """Let the policy decide what the failure of SOURCE means."""
@@ -202,7 +290,7 @@ class Observers:
             exit_code=source.exit_code,
         )
         if not source.is_required:
-            self._say(failed.sentence())
+            self._job.log(failed.sentence())
         self._declare(failed)
 
 

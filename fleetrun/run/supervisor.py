@@ -49,17 +49,14 @@ from fleetrun.run.readiness import Readiness
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from fleetrun.model import Endpoint, LaunchPlan
+    from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
-    from fleetrun.run.guard import LossTeller
-    from fleetrun.run.loop import Waiting
-    from fleetrun.run.observers import Equipment, Sink, Source
-    from fleetrun.run.terminal import Stdin
+    from fleetrun.run.observers import ObservedJob
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
@@ -74,51 +71,26 @@ _GROUP_S = 0.05
 
 
 class Supervisor:
-    """Runs a job to its end, one generation after the other, with the plans of GATHERING.
-
-    EQUIP makes the observers from the first plan. `say` prints a line of the launcher, `show` a
-    longer text; `closing` returns the very last line, if any.
-    """
+    """Runs JOB to its end, one generation after the other, with the plans of GATHERING."""
 
     def __init__(
-        self,
-        gathering: Gathering,
-        equip: Callable[[LaunchPlan], Equipment],
-        *,
-        say: Callable[[str], None],
-        show: Callable[[str], None],
-        progress: Callable[[str], None] | None = None,
-        files: descriptors.FileLimit | None = None,
-        hide: Callable[[str], str] = str,
-        stdin: Callable[[LaunchPlan], Stdin] = terminal.choose,
-        closing: Callable[[], str] = str,
-        gone: Container[Endpoint] = frozenset(),
-        tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None,
+        self, gathering: Gathering, job: ObservedJob, files: descriptors.FileLimit | None = None
     ) -> None:
         self._gathering = gathering
         gathering.stage = Stage(self._prepare, self._withdraw)
         # What is ready for its start.
         self._prepared: LaunchPlan | None = None
-        self._equip = equip
-        self._hide = hide
-        self._closing = closing
-        # Of other hosts: what will never listen.
-        self._gone = gone
-        # What tells the coordinator of this launcher's death, and where that is.
-        self._tell_loss = tell_loss
+        self._job = job
+        self._say, self._show, self._progress = job.log, job.show, job.progress
+        # Where the coordinator is, which is told of this launcher's death.
         self._coordinator: tuple[str, int] | None = None
         self._files = files or descriptors.FileLimit(0)
-        self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
         self._settings: terminal.TerminalSettings | None = None
         # Signals that the terminal has also sent to the process that reads it.
         self._typed: set[int] = set()
         self._is_over = False
-        self._say = say
-        self._observers = self._new_observers((), ())
-        self._show = show
-        # What takes long; None: as all else.
-        self._progress = progress or say
+        self._observers = Observers(job, self._declare)
         # Of the current generation.
         self._plan: LaunchPlan
         self._has_plan = False
@@ -158,7 +130,7 @@ class Supervisor:
             self._say,
             self._progress,
             is_alive=self._workers.__contains__,
-            gone=self._gone,
+            gone=self._job.gone,
             ready=self._is_ready,
         )
         try:
@@ -197,7 +169,8 @@ class Supervisor:
             # The actions for the events of this turn are performed before the next wait.
             self._perform_all()
         self._is_over = True
-        self._observers.on_event(Finished(self._outcome, time.monotonic()))
+        ended_at = time.monotonic()
+        self._observers.on_event(Finished(self._outcome, ended_at))
         # The last output of the ranks comes before the launcher's last lines.
         self._deliver()
         if self._outcome.cause is not None:
@@ -211,7 +184,7 @@ class Supervisor:
             for index in self._outcome.stuck:
                 self._say_where_it_stands(index)
             self._deliver()
-        closing = self._closing()
+        closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
         if closing:
             self._say(closing)
             self._deliver()
@@ -223,9 +196,6 @@ class Supervisor:
         self._kill_at = at
         if self._has_guard:
             self._guard.kill_at(at)
-
-    def _new_observers(self, sinks: Sequence[Sink], sources: Sequence[Source]) -> Observers:
-        return Observers(sinks, sources, say=self._say, declare=self._declare)
 
     def tell_at(self, target: tuple[str, int]) -> None:
         """Let the coordinator at TARGET be told if this launcher is killed."""
@@ -259,10 +229,10 @@ class Supervisor:
             self._withdraw()
         try:
             self._files.hold(len(planned.processes))
-            self._stdin = self._choose_stdin(planned)
+            self._stdin = self._job.stdin(planned)
             if not self._has_plan:
                 self._set_up(planned)
-            worker.claim(planned, attempt, self._folder)
+            worker.claim(planned, attempt, self._job.folder)
         except OSError as error:
             self._withdraw()
             raise EnvironmentFault(names.unwritable(planned.run_dir, error.strerror)) from None
@@ -277,7 +247,6 @@ class Supervisor:
         if self._has_plan:
             return
         self._observers.withdraw()
-        self._observers = self._new_observers((), ())
         if self._has_guard:
             self._has_guard = False
             self._guard.dismiss()
@@ -301,10 +270,7 @@ class Supervisor:
 
     def _set_up(self, plan: LaunchPlan) -> None:
         """Make what all generations share: the observers, the run directory, the guard."""
-        equipment = self._equip(plan)
-        self._observers = self._new_observers(equipment.sinks, equipment.sources)
-        self._observers.prepare()
-        self._folder = equipment.folder
+        self._observers.prepare(plan)
         _enter(plan.cwd)
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
         self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
@@ -315,7 +281,7 @@ class Supervisor:
                 self._files,
                 self._settings,
                 grace_s=plan.rules.grace_s,
-                tell_loss=self._tell_loss,
+                tell_loss=self._job.tell_loss,
             )
         except OSError as error:
             raise EnvironmentFault(
@@ -349,7 +315,7 @@ class Supervisor:
             self._say(f"The cause could not be examined ({error!r}).")
             found = investigation.Investigation()
         try:
-            investigation.write(self._folder, self._plan, outcome, found, self._hide)
+            investigation.write(self._job.folder, self._plan, outcome, found, self._job.redact)
         except OSError as error:
             self._say(f"{names.REPORT} could not be written ({error.strerror}).")
         return found
@@ -582,7 +548,7 @@ class Supervisor:
             logs=names.log_paths(self._plan, spec, attempt),
             default_signals=self._default_signals,
             guard=self._guard,
-            folder=self._folder,
+            folder=self._job.folder,
             stdin=self._stdin,
         )
         now = time.monotonic()

@@ -18,11 +18,10 @@ from fleetrun.sinks.outlet import Outlet
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable
 
-    from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
     from fleetrun.sinks.rotate import Cut
 
 _CHUNK = 256 * 1024
@@ -221,26 +220,15 @@ class Feed:
 
 
 class Console(Sink):
-    """Shows those processes of a plan that SHOWN returns; lines get a prefix if there are several.
+    """Shows the processes that JOB shows; lines get a prefix if there are several."""
 
-    PATTERN: only lines that it is found in. IS_PROMPT: one of the processes reads the terminal.
-    """
-
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        shown: Callable[[LaunchPlan], tuple[int, ...]],
-        *,
-        say: Callable[[str], None],
-        pattern: re.Pattern[bytes] | None = None,
-        is_prompt: bool = False,
-    ) -> None:
-        self._pattern = pattern
-        self._choose = shown
-        self._begin(plan, 0)
-        # A user types, and waits for the answer.
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._pattern = _pattern(job.request.log_filter)
+        self._begin(0)
+        # Where one of the processes reads the terminal, a user types, and waits for the answer.
+        is_prompt = job.stdin(job.plan).is_terminal
         self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
-        self._say = say
         self._outlet = Outlet(1)
         self._feeds: list[Feed] = []
         # The feed in whose unfinished line the cursor stands, when lines have prefixes.
@@ -272,7 +260,7 @@ class Console(Sink):
         if isinstance(happening, Started) and happening.process in self._shown:
             self._follow(happening)
         elif isinstance(happening, Gathered):
-            self._begin(happening.plan, happening.attempt)
+            self._begin(happening.attempt)
             for feed in self._feeds:
                 feed.is_final = True
         elif isinstance(happening, Finished):
@@ -305,15 +293,15 @@ class Console(Sink):
             return
         if lost and not self._has_lost:
             self._has_lost = True
-            self._say(
+            self._job.log(
                 "Standard output is read more slowly than --log_max_size removes old logs: some "
                 f"lines are not shown, the first of them from {cut.log}."
             )
 
-    def _begin(self, plan: LaunchPlan, attempt: int) -> None:
-        """Open the feeds of a generation."""
-        self._plan = plan
-        self._shown = self._choose(plan)
+    def _begin(self, attempt: int) -> None:
+        """Choose what is shown of a generation."""
+        plan = self._job.plan
+        self._shown = self._job.shown(plan)
         self._logs = {i: log_paths(plan, plan.processes[i], attempt) for i in self._shown}
 
     # Reading ------------------------------------------------------------------------------------
@@ -321,8 +309,8 @@ class Console(Sink):
     def _follow(self, started: Started) -> None:
         if self._is_done:
             return
-        spec = self._plan.processes[started.process]
-        logs = self._logs[started.process] = log_paths(self._plan, spec, started.attempt)
+        spec = self._job.plan.processes[started.process]
+        logs = self._logs[started.process] = log_paths(self._job.plan, spec, started.attempt)
         by_lines = len(logs) > 1 or self._pattern is not None
         for log, stream in zip(logs, ("", " stderr"), strict=False):
             prefix = b"" if by_lines else None
@@ -433,7 +421,7 @@ class Console(Sink):
         if self._shown:
             logs = [log for logs in self._logs.values() for log in logs]
             where = logs[0] if len(logs) == 1 else f"{os.path.dirname(logs[0])}/"
-            self._say(f"{why}; all output is in {where}")
+            self._job.log(f"{why}; all output is in {where}")
 
     def _stop(self) -> None:
         if self._is_done:
@@ -445,6 +433,15 @@ class Console(Sink):
             feed.close()
         for key in ("pace", "timeout"):
             self._waiting.alarm(key, None, self._pump)
+
+
+def _pattern(text: str | None) -> re.Pattern[bytes] | None:
+    """Return what the lines that are shown have in them; None: anything."""
+    if text is None:
+        return None
+    import re  # few launches have it
+
+    return re.compile(text.encode(errors="surrogateescape"))
 
 
 def _are_one_file(first: int, second: int) -> bool:

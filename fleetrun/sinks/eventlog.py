@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records import eventfile, names
-from fleetrun.records.folder import Folder
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Elapsed,
@@ -35,193 +34,164 @@ from fleetrun.run.events import (
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
+    from typing import Any
 
-    from fleetrun.model import LaunchPlan
     from fleetrun.records.eventfile import Value
-    from fleetrun.run.events import Happening
+    from fleetrun.run.events import Failure, Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
 
 
 class EventLog(Sink):
     """Writes each event as a line."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        folder: Folder | None = None,
-        hide: Callable[[str], str] = str,
-    ) -> None:
-        self._plan = plan
-        self._hide = hide
-        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
         self._fd = -1
-        # Before any rank starts; the file is begun while they do.
-        self._launched_at = time.monotonic()
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - the protocol's
-        """Begin the file."""
-        self._fd = self._folder.append(names.EVENTS)
-        plan = self._plan
+        """Begin the file, with a moment before any rank has started."""
+        self._fd = self._job.folder.append(names.EVENTS)
+        plan = self._job.plan
         self._write(
+            self._job.began_at,
             "launched",
-            self._launched_at,
-            job_id=plan.job_id,
-            mode=plan.mode,
-            engine=plan.engine,
-            generation=plan.generation,
-            node_rank=plan.node_rank,
-            processes=len(plan.processes),
-            launcher_pid=os.getpid(),
+            _fields(plan, "job_id", "mode", "engine", "generation", "node_rank")
+            | {"processes": len(plan.processes), "launcher_pid": os.getpid()},
         )
 
-    def on_event(self, happening: Happening) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
-        """Write the line of HAPPENING."""
-        match happening:
-            case Started(pid=pid, at=at):
-                spec = self._plan.processes[happening.process]
-                log, *more = names.log_paths(self._plan, spec, happening.attempt)
-                self._write(
-                    "started",
-                    at,
-                    **self._process(happening),
-                    pid=pid,
-                    log=os.path.basename(log),
-                    error_log=os.path.basename(more[0]) if more else None,
-                )
-            case Exited(status=status, at=at, pid=pid, fault=fault):
-                signum = status.signum
-                self._write(
-                    "exited",
-                    at,
-                    **self._process(happening),
-                    pid=pid,
-                    code=status.code,
-                    signal=None if signum is None else signal_name(signum),
-                    fault=fault or None,
-                    peak_bytes=happening.peak_bytes,
-                )
-            case Interrupted(signum=signum, at=at):
-                self._write("interrupted", at, signal=signal_name(signum))
-            case Examined(exits=exits, at=at):
-                first = policy.culprit(exits)
-                signum = first.status.signum
-                self._write(
-                    "root_cause",
-                    at,
-                    **self._process(first),
-                    code=first.status.code,
-                    signal=None if signum is None else signal_name(signum),
-                    failed_at=first.at if first.failed_at is None else first.failed_at,
-                    failed=[self._plan.processes[one.process].name for one in exits],
-                )
-            case SignalAll(signum=signum, spared=spared):
-                self._write(
-                    "signalled",
-                    time.monotonic(),
-                    signal=signal_name(signum),
-                    spared=[self._plan.processes[one].name for one in sorted(spared)],
-                )
-            case Elapsed(at=at):
-                self._write("timer", at)
-            case Hung(at=at, seconds=seconds, stacks=stacks):
-                self._write(
-                    "hung",
-                    at,
-                    seconds=round(seconds, 1),
-                    odd=list(happening.odd),
-                    places=[{"who": list(who), "where": place} for who, place in happening.places],
-                    stacks=stacks,
-                    deadlocked=[
-                        {"child_of": who, "pid": pid, "where": place}
-                        for who, pid, place in happening.deadlocked
-                    ],
-                    unreached=list(happening.unreached),
-                )
-            case Ready(process=process, at=at, attempt=attempt):
-                name = self._plan.processes[process].name
-                self._write("ready", at, process=name, attempt=attempt)
-            case Gathered(attempt=attempt, at=at, plan=plan):
-                self._plan = plan
-                if attempt:
-                    self._write("restarting", at, attempt=attempt)
-            case GatherFailed(attempt=attempt, at=at, why=why):
-                self._write("start_failed", at, attempt=attempt, why=why)
-            case StacksWanted(at=at):
-                self._write("stacks_requested", at)
-            case Noticed(what=what, at=at, text=text, labels=labels):
-                self._write("warning", at, what=what, who=list(labels), text=text)
-            case Judged(at=at, silent=silent, ranks_equal=ranks_equal):
-                reported = [
-                    {
-                        "who": list(one.labels),
-                        "name": one.name,
-                        "asked": one.asked,
-                        "in_effect": one.in_effect,
-                        "status": one.status,
-                        "why": one.why,
-                    }
-                    for one in happening.verdicts
-                ]
-                self._write(
-                    "strategy_report",
-                    at,
-                    verdicts=reported,
-                    silent=list(silent),
-                    ranks_equal=ranks_equal,
-                )
-            case StopRequested(at=at, is_fenced=True):
-                self._write("fenced", at)
-            case StopRequested(at=at, attempt=attempt, failure=failure):
-                self._write(
-                    "peer_failed",
-                    at,
-                    attempt=attempt,
-                    host=failure.host,
-                    what=failure.what,
-                    exit_code=failure.exit_code,
-                    is_final=False,
-                )
-            case JobVerdict(at=at, attempt=attempt, failure=None, is_here=False):
-                self._write("peers_done", at, attempt=attempt)
-            case HostStopped(attempt=attempt):
-                self._write("host_stopped", time.monotonic(), attempt=attempt)
-            case JobVerdict(at=at, attempt=attempt, failure=failure):
-                self._write(
-                    "job_verdict",
-                    at,
-                    attempt=attempt,
-                    host=None if failure is None else failure.host,
-                    what=None if failure is None else failure.what,
-                    exit_code=None if failure is None else failure.exit_code,
-                    is_final=happening.is_final,
-                    given_up=happening.given_up or None,
-                )
-            case SourceFailed(at=at, source=source, why=why, is_required=is_required):
-                self._write("source_failed", at, source=source, why=why, is_required=is_required)
-            case Refuted(at=at, faults=faults):
-                self._write("strategy_rejected", at, faults=list(faults))
-            case Finished(outcome=outcome, at=at):
-                self._write(
-                    "finished",
-                    at,
-                    exit_code=outcome.exit_code,
-                    verdict=outcome.describe(),
-                    attempts=outcome.attempts,
-                    given_up=outcome.given_up or None,
-                    stuck=[self._plan.processes[one].name for one in outcome.stuck],
-                )
-            case _:  # pragma: no cover - there are no others
-                assert_never(happening)
+    def on_event(self, happening: Happening) -> None:
+        """Write the line of HAPPENING; the first plan has none of its own."""
+        if not isinstance(happening, Gathered) or happening.attempt:
+            at = getattr(happening, "at", None)
+            self._write(time.monotonic() if at is None else at, *self._line(happening))
 
     def close(self) -> None:
         """End the file."""
         os.close(self._fd)
 
+    def _line(self, happening: Happening) -> tuple[str, dict[str, Value]]:  # noqa: C901, PLR0911, PLR0912, RET503 - one case for each kind
+        """Return what HAPPENING is called in the file, and what its line has."""
+        match happening:
+            case Started():
+                spec = self._job.plan.processes[happening.process]
+                logs = map(
+                    os.path.basename, names.log_paths(self._job.plan, spec, happening.attempt)
+                )
+                files = dict.fromkeys(("log", "error_log")) | dict(
+                    zip(("log", "error_log"), logs, strict=False)
+                )
+                return "started", self._process(happening) | {"pid": happening.pid} | files
+            case Exited(pid=pid, fault=fault, peak_bytes=peak):
+                more = {
+                    "pid": pid,
+                    **_status(happening),
+                    "fault": fault or None,
+                    "peak_bytes": peak,
+                }
+                return "exited", self._process(happening) | more
+            case Interrupted(signum=signum):
+                return "interrupted", {"signal": signal_name(signum)}
+            case Examined(exits=exits):
+                first = policy.culprit(exits)
+                failed_at = first.at if first.failed_at is None else first.failed_at
+                failed = self._names(exited.process for exited in exits)
+                return "root_cause", {
+                    **(self._process(first) | _status(first)),
+                    "failed_at": failed_at,
+                    "failed": failed,
+                }
+            case SignalAll(signum=signum, spared=spared):
+                return "signalled", {
+                    "signal": signal_name(signum),
+                    "spared": self._names(sorted(spared)),
+                }
+            case Elapsed():
+                return "timer", {}
+            case Hung(places=places, deadlocked=deadlocked):
+                return "hung", {
+                    "seconds": round(happening.seconds, 1),
+                    "odd": happening.odd,
+                    "places": [{"who": who, "where": place} for who, place in places],
+                    "stacks": happening.stacks,
+                    "deadlocked": [
+                        {"child_of": who, "pid": pid, "where": place}
+                        for who, pid, place in deadlocked
+                    ],
+                    "unreached": happening.unreached,
+                }
+            case Ready(process=process, attempt=attempt):
+                return "ready", {"process": self._names([process])[0], "attempt": attempt}
+            case Gathered():
+                return "restarting", _fields(happening, "attempt")
+            case GatherFailed():
+                return "start_failed", _fields(happening, "attempt", "why")
+            case StacksWanted():
+                return "stacks_requested", {}
+            case Noticed(what=what, text=text, labels=labels):
+                return "warning", {"what": what, "who": labels, "text": text}
+            case Judged(silent=silent, ranks_equal=ranks_equal):
+                keys = ("name", "asked", "in_effect", "status", "why")
+                verdicts = [
+                    {"who": verdict.labels, **_fields(verdict, *keys)}
+                    for verdict in happening.verdicts
+                ]
+                return "strategy_report", {
+                    "verdicts": verdicts,
+                    "silent": silent,
+                    "ranks_equal": ranks_equal,
+                }
+            case StopRequested(is_fenced=True):
+                return "fenced", {}
+            case StopRequested(attempt=attempt, failure=failure):
+                more = {"attempt": attempt, **_failure(failure), "is_final": False}
+                return "peer_failed", more
+            case JobVerdict(attempt=attempt, failure=None, is_here=False):
+                return "peers_done", {"attempt": attempt}
+            case HostStopped():
+                return "host_stopped", _fields(happening, "attempt")
+            case JobVerdict(attempt=attempt, failure=failure, is_final=is_final):
+                given_up = {"is_final": is_final, "given_up": happening.given_up or None}
+                return "job_verdict", {"attempt": attempt, **_failure(failure), **given_up}
+            case SourceFailed():
+                return "source_failed", _fields(happening, "source", "why", "is_required")
+            case Refuted():
+                return "strategy_rejected", _fields(happening, "faults")
+            case Finished(outcome=outcome):
+                return "finished", {
+                    "exit_code": outcome.exit_code,
+                    "verdict": outcome.describe(),
+                    "attempts": outcome.attempts,
+                    "given_up": outcome.given_up or None,
+                    "stuck": self._names(outcome.stuck),
+                }
+            case _:  # pragma: no cover - there are no others
+                assert_never(happening)
+
+    def _names(self, processes: Iterable[int]) -> list[str]:
+        return [self._job.plan.processes[process].name for process in processes]
+
     def _process(self, event: Started | Exited) -> dict[str, Value]:
-        spec = self._plan.processes[event.process]
+        spec = self._job.plan.processes[event.process]
         rank = None if spec.rank is None else spec.rank.rank
         return {"process": spec.name, "rank": rank, "attempt": event.attempt}
 
-    def _write(self, event: str, at: float, **more: Value) -> None:
-        eventfile.append(self._fd, event, at, more, self._hide)
+    def _write(self, at: float, event: str, more: dict[str, Value]) -> None:
+        eventfile.append(self._fd, event, at, more, self._job.redact)
+
+
+def _status(exited: Exited) -> dict[str, Value]:
+    signum = exited.status.signum
+    return {
+        "code": exited.status.code,
+        "signal": None if signum is None else signal_name(signum),
+    }
+
+
+def _fields(value: Any, *keys: str) -> dict[str, Value]:  # noqa: ANN401 - a NamedTuple of any kind
+    return {key: getattr(value, key) for key in keys}
+
+
+def _failure(failure: Failure | None) -> dict[str, Value]:
+    return {key: getattr(failure, key, None) for key in ("host", "what", "exit_code")}

@@ -5,21 +5,17 @@ Later attempts add their environment. Only the owner may read it (mode 0600).
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names
-from fleetrun.records.folder import Folder
 from fleetrun.run.events import Gathered
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
 
 # When the ranks have begun to load their programs; a short job would wait for it at its end.
 _AFTER_S = 0.02
@@ -28,20 +24,9 @@ _AFTER_S = 0.02
 class LaunchFile(Sink):
     """Writes what `--banner=full` shows, whatever the console does."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        request: Request,
-        folder: Folder | None = None,
-        hide: Callable[[str], str] = str,
-        *,
-        has_links: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._plan = plan
-        self._hide = hide
-        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
-        self._request = request
-        self._has_links = has_links
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._first = job.plan
         self._is_written = False
 
     def open(self, waiting: Waiting) -> None:
@@ -66,8 +51,9 @@ class LaunchFile(Sink):
         from fleetrun.plan import render  # no start waits for it
 
         self._is_written = True
-        notes = "".join(f"fleetrun: {note}\n" for note in self._plan.notes)
-        self._append(render.banner(self._request, self._plan, has_links=self._has_links()) + notes)
+        notes = "".join(f"fleetrun: {note}\n" for note in self._first.notes)
+        banner = render.banner(self._job.request, self._first, has_links=self._job.has_links)
+        self._append(banner + notes)
 
     def _append(self, text: str) -> None:
-        self._folder.add(names.LAUNCH, self._hide(text))
+        self._job.folder.add(names.LAUNCH, self._job.redact(text))

@@ -7,14 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records import variables
-from fleetrun.records.folder import Folder
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
     from fleetrun.sinks.git import GitStatus, Revision
 
 # When the ranks have begun to load their programs; a short job would wait for it at its end.
@@ -24,22 +21,11 @@ _GIT_AFTER_S = 0.4
 
 
 class ManifestFile(Sink):
-    """Writes the manifest of the launch of REQUEST, made in ENVIRON."""
+    """Writes the manifest of the launch."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        request: Request,
-        environ: Mapping[str, str],
-        folder: Folder | None = None,
-        hide: Callable[[str], str] = str,
-    ) -> None:
-        self._plan = plan
-        self._hide = hide
-        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
-        self._request = request
-        self._environ = environ
-        self._started = time.time()
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._plan = job.plan
         self._is_written = False
         self._question: GitStatus | None = None
 
@@ -87,7 +73,7 @@ class ManifestFile(Sink):
 
     def _place(self) -> str:
         """Return the script's folder; ours for a module or a program of the system."""
-        script = self._request.script
+        script = self._job.request.script
         is_here = script.form == "file" and ("/" in script.target or script.target.endswith(".py"))
         own = os.path.dirname(script.target) if is_here else ""
         return os.path.normpath(os.path.join(self._plan.cwd, own))
@@ -96,8 +82,9 @@ class ManifestFile(Sink):
         from fleetrun import replay  # the start is over when this runs
         from fleetrun.records import manifestfile
 
+        job = self._job
         remembered = {
-            name: value for name, value in self._environ.items() if replay.is_remembered(name)
+            name: value for name, value in job.environ.items() if replay.is_remembered(name)
         }
         git = (
             None
@@ -109,7 +96,7 @@ class ManifestFile(Sink):
                 "dirty": revision.is_dirty,
             }
         )
-        document = manifestfile.document(self._plan, self._request, self._started, git)
-        document["environment"] = manifestfile.environment(self._environ, remembered)
-        manifestfile.write(self._folder, document, self._hide)
+        document = manifestfile.document(self._plan, job.request, job.began, git)
+        document["environment"] = manifestfile.environment(job.environ, remembered)
+        manifestfile.write(job.folder, document, job.redact)
         self._is_written = True

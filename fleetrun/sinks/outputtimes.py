@@ -17,10 +17,9 @@ from fleetrun.run.events import Finished, Gathered, Started
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
-    from fleetrun.model import LaunchPlan
-    from fleetrun.records.folder import Folder
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
     from fleetrun.sinks.rotate import Cut
 
 _PACE_S = 0.1
@@ -49,11 +48,10 @@ class _WatchedLog:
 
 
 class OutputTimes(Sink):
-    """Writes the times of the logs of PLAN."""
+    """Writes the times of the logs."""
 
-    def __init__(self, plan: LaunchPlan, folder: Folder) -> None:
-        self._plan = plan
-        self._folder = folder
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
         self._fd = -1
         self._size = 0
         self._grown_at = 0.0
@@ -66,7 +64,7 @@ class OutputTimes(Sink):
     def open(self, waiting: Waiting) -> None:
         """Begin the file, and to look."""
         self._waiting = waiting
-        self._fd = self._folder.append(names.OUTPUT_TIMES)
+        self._fd = self._job.folder.append(names.OUTPUT_TIMES)
         self._base_ms = _now_ms()
         self._write(outputtimes.head(self._base_ms))
         waiting.alarm("look", time.monotonic() + _PACE_S, self._look)
@@ -76,15 +74,14 @@ class OutputTimes(Sink):
         if self._fd < 0:
             return
         if isinstance(happening, Started):
-            spec = self._plan.processes[happening.process]
-            for path in names.log_paths(self._plan, spec, happening.attempt):
+            spec = self._job.plan.processes[happening.process]
+            for path in names.log_paths(self._job.plan, spec, happening.attempt):
                 log = self._logs[path] = _WatchedLog(self._count, path)
                 self._count += 1
                 self._write(outputtimes.named(log.number, os.path.basename(path)))
         elif isinstance(happening, Gathered) and happening.attempt:
             self._note()
             self._logs.clear()
-            self._plan = happening.plan
         elif isinstance(happening, Finished):
             self._note()
 

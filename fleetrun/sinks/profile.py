@@ -6,38 +6,33 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import names
 from fleetrun.records.variables import PROFILE
-from fleetrun.run.events import Finished, Gathered
+from fleetrun.run.events import Finished
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Happening
+    from fleetrun.run.observers import ObservedJob
 
 # More lines than that say nothing new.
 _MOST = 4
 
 
 class ProfileSink(Sink):
-    """Reads the traces of PLAN's ranks when the job has ended."""
+    """Reads the traces of the ranks when the job has ended."""
 
-    def __init__(self, plan: LaunchPlan, say: Callable[[str], None]) -> None:
-        self._plan = plan
-        self._say = say
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
 
     def on_event(self, happening: Happening) -> None:
-        """Know the plan, and speak at the end."""
-        if isinstance(happening, Gathered):
-            self._plan = happening.plan
-        elif isinstance(happening, Finished):
+        """Speak at the end."""
+        if isinstance(happening, Finished):
             self._conclude()
 
     def _conclude(self) -> None:
         from fleetrun.records import tracefile  # starting goes first
 
         found, silent, path = [], [], ""
-        for spec in self._plan.processes:
+        for spec in self._job.plan.processes:
             if PROFILE not in spec.env:
                 continue
             path = path or spec.env[PROFILE].partition(":")[2]
@@ -47,13 +42,13 @@ class ProfileSink(Sink):
             else:
                 found.append(record)
         for record in found[:_MOST]:
-            self._say(f"Profile of {record.reported()}.")
+            self._job.log(f"Profile of {record.reported()}.")
         if len(found) > _MOST:
-            self._say(f"Profile: {len(found) - _MOST} more ranks have left traces.")
+            self._job.log(f"Profile: {len(found) - _MOST} more ranks have left traces.")
         if found:
-            self._say(f"Profile: open {path} and others in https://ui.perfetto.dev.")
+            self._job.log(f"Profile: open {path} and others in https://ui.perfetto.dev.")
         if silent:
-            self._say(
+            self._job.log(
                 f"Profile: no trace of {names.listed(silent)}: the steps asked for were not made, "
                 "or not in Python with Paddle."
             )

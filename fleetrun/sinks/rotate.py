@@ -25,12 +25,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import LaunchPlan
 from fleetrun.records.names import label, log_paths
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
-from fleetrun.run.observers import Sink
+from fleetrun.run.observers import ObservedJob, Sink
 
 # A multiple of every block size there is; what is taken away has to be one.
 _UNIT = 64 * 1024
@@ -152,22 +151,13 @@ class _RotatedLog:
 
 
 class Rotation(Sink):
-    """Cuts logs that are longer than MAX_BYTES; FILES older parts of each are kept."""
+    """Cuts logs as --log_max_size and --log_max_files say; FOLLOW hears of each cut."""
 
     def __init__(
-        self,
-        plan: LaunchPlan,
-        *,
-        max_bytes: int,
-        files: int,
-        say: Callable[[str], None],
-        follow: Callable[[Cut], None],
-        pace_s: float = _PACE_S,
+        self, job: ObservedJob, follow: Callable[[Cut], None], *, pace_s: float = _PACE_S
     ) -> None:
-        self._plan = plan
-        self._max_bytes = max_bytes
-        self._files = files
-        self._say = say
+        self._job = job
+        self._max_bytes, self._files = job.request.log_max_bytes, job.request.log_max_files
         self._follow = follow
         self._pace_s = pace_s
         self._can_collapse = False
@@ -179,7 +169,7 @@ class Rotation(Sink):
 
     def prepare(self) -> None:
         """Try it on a scratch file; raises EnvironmentFault where it does not work."""
-        folder = os.path.normpath(os.path.join(self._plan.cwd, self._plan.run_dir))
+        folder = self._job.folder.path
         try:
             self._can_collapse = can_collapse(folder)
         except OSError as error:
@@ -197,18 +187,17 @@ class Rotation(Sink):
     def on_event(self, happening: Happening) -> None:
         """Take over the logs of a generation, and each start."""
         if isinstance(happening, Started):
-            spec = self._plan.processes[happening.process]
+            spec = self._job.plan.processes[happening.process]
             self._drop(happening.process)
             logs = self._logs[happening.process] = []
             try:
                 logs.extend(
                     _RotatedLog(path, label(spec))
-                    for path in log_paths(self._plan, spec, happening.attempt)
+                    for path in log_paths(self._job.plan, spec, happening.attempt)
                 )
             except OSError as error:
                 self._complain(label(spec), error)
         elif isinstance(happening, Gathered):
-            self._plan = happening.plan
             self._drop_all()
         elif isinstance(happening, Finished):
             self.close()
@@ -276,7 +265,7 @@ class Rotation(Sink):
     def _complain(self, name: str, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            self._say(
+            self._job.log(
                 f"The log of {name} could not be rotated ({error.strerror}); nothing is lost, it "
                 "grows on, and fleetrun tries again."
             )

@@ -22,9 +22,9 @@ from fleetrun.run.observers import Sink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
 
 _TRIED = ".link"
 # Chores are done a little after the ranks have started.
@@ -36,25 +36,14 @@ _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunDirectory(Sink):
-    """Makes the run directory of PLAN and keeps at most KEEP of them."""
+    """Makes the run directory of JOB and keeps as many as --log_keep says."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        *,
-        keep: int,
-        overwrite: bool,
-        say: Callable[[str], None],
-        folder: Folder | None = None,
-        hide: Callable[[str], str] = str,
-    ) -> None:
-        self._plan = plan
-        self._hide = hide
-        self._keep = 1 if overwrite else max(1, keep)
-        self._say = say
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        plan, request = job.plan, job.request
+        self._keep = 1 if request.log_overwrite else max(1, request.log_keep)
         self._log_dir = _join(plan.cwd, plan.log_dir)
-        self._run_dir = _join(plan.cwd, plan.run_dir)
-        self._folder = folder or Folder(self._run_dir)
+        self._folder, self._run_dir = job.folder, job.folder.path
         self._log_fd = self._runs_fd = self._lock_fd = -1
         # What `withdraw` removes again.
         self._has_made_log = self._has_made_runs = self._is_made = False
@@ -63,8 +52,6 @@ class RunDirectory(Sink):
         self._whole = os.path.dirname(self._run_dir) if shared and shared.own else self._run_dir
         self._is_first = shared is None or not shared.own
         self._has_complained = False
-        # Whether the well-known names can be; known when all is prepared.
-        self.has_links = True
         self._chores: list[Callable[[], None]] = []
 
     def prepare(self) -> None:
@@ -81,7 +68,7 @@ class RunDirectory(Sink):
                 self._has_made_runs = True
             self._runs_fd = enter(names.RUNS, self._log_fd)
             self._make()
-            self._is_made = self._plan.shared_logs is None
+            self._is_made = self._job.plan.shared_logs is None
             self._lock_fd = self._folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             # Not only the file systems that know no owners say the same of both.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
@@ -89,13 +76,13 @@ class RunDirectory(Sink):
             lockfile.is_locked(self._lock_fd)
             os.write(self._lock_fd, lockfile.mark(os.getpid(), os.path.basename(self._run_dir)))
             self._is_made = True
-            self.has_links = _takes_links(self._folder)
+            self._job.has_links = _takes_links(self._folder)
         except OSError as error:
             raise EnvironmentFault(names.unwritable(self._run_dir, error.strerror)) from None
 
     def _make(self) -> None:
         """Make the run directory; that of all hosts, if it is one, may be there already."""
-        if self._plan.shared_logs is None:
+        if self._job.plan.shared_logs is None:
             self._folder.make(self._runs_fd)
             return
         name = os.path.basename(self._whole)
@@ -143,7 +130,7 @@ class RunDirectory(Sink):
         chores = [(self._write_plan, _PLAN_AFTER_S)]
         if self._is_first:
             self._link(names.LATEST, self._run_dir)
-            if self._plan.ranks:
+            if self._job.plan.ranks:
                 self._link(names.ENDPOINTS, self._write_endpoints())
             self._link_others(0)
             chores.append((self._prune, _PRUNE_AFTER_S))
@@ -155,14 +142,13 @@ class RunDirectory(Sink):
     def on_event(self, happening: Happening) -> None:
         """Link a process's well-known log to the one of the current attempt."""
         if isinstance(happening, Started) and self._is_first:
-            spec = self._plan.processes[happening.process]
-            paths = names.log_paths(self._plan, spec, happening.attempt)
+            spec = self._job.plan.processes[happening.process]
+            paths = names.log_paths(self._job.plan, spec, happening.attempt)
             for log, path in zip((spec.log, spec.error_log), paths, strict=False):
                 self._link(log, path)
         elif isinstance(happening, Gathered) and happening.attempt:
             # The same run with other ports, and maybe other ranks.
-            self._plan = happening.plan
-            if self._plan.ranks:
+            if self._job.plan.ranks:
                 self._write_endpoints()
             if self._is_first:
                 self._link_others(happening.attempt)
@@ -171,9 +157,9 @@ class RunDirectory(Sink):
         """Do the chores that a short launch has not done yet, and release the lock."""
         for chore in list(self._chores):
             self._do(chore)
-        if self._is_first and self._plan.shared_logs is not None:
+        if self._is_first and self._job.plan.shared_logs is not None:
             with suppress(OSError):
-                os.unlink(self._plan.shared_logs.marker, dir_fd=self._log_fd)
+                os.unlink(self._job.plan.shared_logs.marker, dir_fd=self._log_fd)
         for fd in (self._lock_fd, self._runs_fd, self._log_fd):
             os.close(fd)
 
@@ -184,7 +170,9 @@ class RunDirectory(Sink):
 
     def _write_endpoints(self) -> str:
         """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""
-        lines = "\n".join(str(rank.endpoint) for rank in self._plan.ranks if rank.role == "TRAINER")
+        lines = "\n".join(
+            str(rank.endpoint) for rank in self._job.plan.ranks if rank.role == "TRAINER"
+        )
         self._folder.write(names.ENDPOINTS, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}", SHARED)
         return _join(self._run_dir, names.ENDPOINTS)
 
@@ -200,15 +188,15 @@ class RunDirectory(Sink):
             # Once: on a disk that is full it is the same for every rank.
             if not self._has_complained:
                 self._has_complained = True
-                self._say(f"{path} could not be made to point to {target} ({error.strerror}).")
+                self._job.log(f"{path} could not be made to point to {target} ({error.strerror}).")
 
     def _link_others(self, attempt: int) -> None:
         """Let the logs of the hosts that share the folder be found with ours."""
-        shared = self._plan.shared_logs
-        if shared is None or not self.has_links:
+        shared = self._job.plan.shared_logs
+        if shared is None or not self._job.has_links:
             return
-        has_error_logs = any(spec.error_log for spec in self._plan.processes)
-        for rank in self._plan.ranks:
+        has_error_logs = any(spec.error_log for spec in self._job.plan.processes)
+        for rank in self._job.plan.ranks:
             folder = shared.folders.get(rank.node_rank)
             if folder is None:
                 continue
@@ -243,7 +231,7 @@ class RunDirectory(Sink):
         """Write plan.json: what was started, without the secrets."""
         from fleetrun.records import planfile  # no start waits for it
 
-        planfile.write(self._folder, self._plan, self._hide)
+        planfile.write(self._folder, self._job.plan, self._job.redact)
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond KEEP, and links into launches that are gone."""

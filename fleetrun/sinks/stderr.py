@@ -34,9 +34,9 @@ class Messages(Sink):
         *,
         is_coloured: bool = False,
         is_ci: bool = False,
-        hide: Callable[[str], str] = str,
+        redact: Callable[[str], str] = str,
     ) -> None:
-        self._hide = hide
+        self.redact = redact
         self._outlet = Outlet(2)
         # Whether somebody may be looking on.
         self._is_watched = self._outlet.is_terminal and not is_ci
@@ -52,18 +52,18 @@ class Messages(Sink):
         # Another program has the terminal (--ui).
         self._is_held = False
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write TEXT as one line; control characters in it are escaped."""
-        self._put(visible(self._hide(text)))
+        self._put(visible(self.redact(text)))
 
     def progress(self, text: str) -> None:
         """Write TEXT as one line on a terminal; nothing in pipes and CI."""
         if self._is_watched:
-            self.say(text)
+            self.log(text)
 
     def show(self, text: str) -> None:
         """Write the lines of TEXT."""
-        self._put(visible_lines(self._hide(text)))
+        self._put(visible_lines(self.redact(text)))
 
     def _put(self, text: str) -> None:
         prefix = colors.prefix(is_coloured=self.is_coloured, is_fault=self._is_fault)

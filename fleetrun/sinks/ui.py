@@ -21,6 +21,7 @@ from fleetrun.run.observers import Sink
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
     from fleetrun.sinks.stderr import Messages
 
 # How long the last table may take when the job is over.
@@ -33,10 +34,10 @@ _BACK = b"\x1b[?1049l\x1b[?25h"
 
 
 class Screen(Sink):
-    """Shows the job of the run directory RUN_DIR; MESSAGES are held meanwhile."""
+    """Shows the job; MESSAGES are held meanwhile."""
 
-    def __init__(self, run_dir: str, messages: Messages) -> None:
-        self._run_dir = run_dir
+    def __init__(self, job: ObservedJob, messages: Messages) -> None:
+        self._job = job
         self._messages = messages
         self._is_over = False
         self._is_interrupted = False
@@ -48,7 +49,7 @@ class Screen(Sink):
         self._waiting = waiting
         with suppress(termios.error):
             self._settings = termios.tcgetattr(1)
-        words = f"['fleetrun', 'top', {self._run_dir!r}]"
+        words = f"['fleetrun', 'top', {self._job.folder.path!r}]"
         code = f"sys.argv[:] = {words}; from fleetrun.__main__ import run; run()"
         # In our process group: it reads the keyboard, and Ctrl-C is for both. In our session, so
         # that nobody takes it for a part of the job.
@@ -111,7 +112,7 @@ class Screen(Sink):
 
     def _say_that_it_goes_on(self) -> None:
         if not self._is_over and not self._is_interrupted:
-            self._messages.say("The job goes on; `fleetrun top` shows it again.")
+            self._messages.log("The job goes on; `fleetrun top` shows it again.")
 
     def _restore(self) -> None:
         """Reset the terminal, in case the process was killed before it did so."""

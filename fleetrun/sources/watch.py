@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
     from fleetrun.sources import hang
     from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_hosts import HangOfHosts
@@ -83,7 +84,7 @@ class _Rank:
 
 
 class Watch(Source):
-    """Watches the processes of PLAN and declares stopped ranks, stragglers and hangs.
+    """Watches the processes of JOB and declares stopped ranks, stragglers and hangs.
 
     It may fail: a job that trains well is not ended because hangs are not noticed any more.
     """
@@ -93,21 +94,19 @@ class Watch(Source):
 
     def __init__(
         self,
-        plan: LaunchPlan,
+        job: ObservedJob,
         *,
-        say: Callable[[str], None],
-        hang_timeout_s: float = 0.0,
-        reports_stragglers: bool = True,
         hosts: HangOfHosts | None = None,
-        gpus: Callable[[LaunchPlan], Callable[[], IsolatedCall] | None] = lambda _: None,
+        gpus: Callable[[], Callable[[], IsolatedCall] | None] = lambda: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
         window_s: float = 30.0,
     ) -> None:
-        self._say = say
-        self._timeout_s = hang_timeout_s
-        self._reports_stragglers = reports_stragglers
-        if hang_timeout_s:
+        self._job = job
+        # A rank that a debugger holds lets the others wait.
+        self._reports_stragglers = job.request.debug is None
+        self._timeout_s = job.plan.rules.hang_timeout_s if self._reports_stragglers else 0.0
+        if self._timeout_s:
             self.without = "without notice of hangs: --hang_timeout has no effect any more"
         # With other hosts it takes all of them to say that the job hangs.
         self._hosts = hosts
@@ -127,7 +126,7 @@ class Watch(Source):
         self._sees_traffic = True
         self._pace_s = pace_s
         self._window_s = window_s
-        self._take(plan)
+        self._take(job.plan)
         self._ranks: dict[int, _Rank] = {}
         # Heartbeats before this are an earlier attempt's. Not when we hear of a rank's start: by
         # then it may have beaten, and never do so again.
@@ -148,7 +147,7 @@ class Watch(Source):
         waiting.alarm("compare", now + self._pace_s, self._look)
         if self._hosts is not None:
             self._hosts.open(waiting, collect=self._collect_for_all, declare=self._declare)
-            self._hosts.begin(self._plan)
+            self._hosts.begin(self._job.plan)
         if self._timeout_s:
             waiting.alarm("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
 
@@ -164,8 +163,8 @@ class Watch(Source):
             case Started(process=process, pid=pid, attempt=attempt):
                 if attempt and not self._ranks:
                     self._begin_again()
-                spec = self._plan.processes[process]
-                logs = names.log_paths(self._plan, spec, attempt)
+                spec = self._job.plan.processes[process]
+                logs = names.log_paths(self._job.plan, spec, attempt)
                 heartbeat = spec.env.get(variables.HEARTBEAT, "")
                 self._ranks[process] = _Rank(pid, logs, heartbeat, self._since_ns)
             case Exited(process=process):
@@ -185,9 +184,8 @@ class Watch(Source):
 
     def _take(self, plan: LaunchPlan) -> None:
         """Take over the processes of a generation, and the query for their GPUs."""
-        self._plan = plan
         self._labels = [names.label(spec) for spec in plan.processes]
-        self._ask_gpus = self._gpus(plan)
+        self._ask_gpus = self._gpus()
 
     def _begin_again(self) -> None:
         self._is_ending = False
@@ -203,7 +201,7 @@ class Watch(Source):
             question = self._question
             how = self._leave_driver()
             if question.is_left:
-                self._say(f"The NVIDIA driver does not answer ({how}).")
+                self._job.log(f"The NVIDIA driver does not answer ({how}).")
         for collection in (self._collection, self._sample_of_stacks):
             if collection is not None:
                 collection.cancel()
@@ -236,7 +234,7 @@ class Watch(Source):
             self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
 
     def _is_trainer(self, process: int) -> bool:
-        rank = self._plan.processes[process].rank
+        rank = self._job.plan.processes[process].rank
         return rank is not None and rank.role == "TRAINER"
 
     def _report_stopped(
@@ -258,7 +256,7 @@ class Watch(Source):
         self._reported_stopped = stopped
 
     def _notice(self, what: str, text: str, processes: tuple[int, ...], at: float) -> None:
-        self._say(sentence(text))
+        self._job.log(sentence(text))
         self._declare(Noticed(what, text, at, tuple(self._labels[one] for one in processes)))
 
     # Whether all hang ---------------------------------------------------------------------------
@@ -374,12 +372,12 @@ class Watch(Source):
             self._sample_of_stacks = None
             if not self._has_said_unsampled:
                 self._has_said_unsampled = True
-                self._say(
+                self._job.log(
                     f"Stacks cannot be sampled ({error.strerror}), so ranks that spin look busy."
                 )
 
     def _remove_samples(self) -> None:
-        for process in range(len(self._plan.processes)):
+        for process in range(len(self._job.plan.processes)):
             with suppress(OSError):
                 os.unlink(self._stacks_path(process, "."))
 
@@ -398,7 +396,7 @@ class Watch(Source):
         try:
             question = self._question = ask()
         except OSError as error:
-            self._say(f"Whether a GPU computes cannot be asked ({error.strerror}).")
+            self._job.log(f"Whether a GPU computes cannot be asked ({error.strerror}).")
             conclude()
             return
 
@@ -420,7 +418,7 @@ class Watch(Source):
         def give_up() -> None:
             self._is_driver_stuck = True
             how = self._leave_driver()
-            self._say(
+            self._job.log(
                 f"The NVIDIA driver did not say within {self._driver_s:g} s whether a GPU "
                 f"computes ({how})."
             )
@@ -475,7 +473,7 @@ class Watch(Source):
             return sockets.traffic()
         except OSError as error:
             self._sees_traffic = False
-            self._say(
+            self._job.log(
                 f"The kernel does not count bytes over TCP ({error.strerror or error}), so a "
                 "download without output looks like a hang; heartbeats still count."
             )
@@ -639,15 +637,15 @@ class Watch(Source):
         self._notice("stacks", text, (), time.monotonic())
 
     def _stacks_path(self, process: int, prefix: str = "") -> str:
-        spec = self._plan.processes[process]
+        spec = self._job.plan.processes[process]
         who = str(process) if spec.rank is None else names.rank_name(spec.rank)
-        return os.path.join(self._plan.cwd, self._plan.run_dir, prefix + names.stacks(who))
+        return os.path.join(self._job.plan.cwd, self._job.plan.run_dir, prefix + names.stacks(who))
 
     def _stacks_of(self, processes: tuple[int, ...]) -> str:
         """Name the files as a shell would."""
         if len(processes) == 1:
             return self._stacks_path(processes[0])
-        return os.path.join(self._plan.cwd, self._plan.run_dir, names.stacks("*"))
+        return os.path.join(self._job.plan.cwd, self._job.plan.run_dir, names.stacks("*"))
 
 
 def _lag_sentence(lag: hang.Lag, labels: list[str]) -> str:

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
-from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
-from fleetrun.records.folder import Folder
+from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Request, Rules, Script
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
 from fleetrun.run.gathering import Gathering
-from fleetrun.run.observers import Equipment, Sink, Source
+from fleetrun.run.observers import ObservedJob, Sink, Source
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
@@ -175,6 +174,7 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
             wanted.get("grace_s", 5.0),
             wanted.get("max_restarts", 0),
             wanted.get("backoff_s", 1.0),
+            wanted.get("hang_timeout_s", 0.0),
         ),
         cwd=folder,
         log_dir=f"{folder}/log",
@@ -183,40 +183,45 @@ def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
     )
 
 
+class DrivenJob(ObservedJob):
+    """The job that a test wants."""
+
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        preface = wanted.get("preface")
+        self._messages = Messages(None if preface is None else lambda: preface)
+        self._wanted = wanted
+        tee = wanted.get("tee", [0])
+        request = Request(
+            Script("file", "train.py", ()),
+            tee=tee if tee == "all" else ",".join(map(str, tee)),
+            log_keep=wanted.get("keep", 20),
+            log_overwrite=wanted.get("overwrite", False),
+        )
+        super().__init__(request, {}, log=self._messages.log, show=self._messages.show)
+
+    def preparing(self) -> list[Sink | Source]:
+        """Return what the ranks need."""
+        return [self._messages, RunDirectory(self)]
+
+    def observing(self) -> list[Sink | Source]:
+        """Return what shows the job, and what breaks it."""
+        wanted = self._wanted
+        observers: list[Sink | Source] = [EventLog(self), Console(self)]
+        if wanted.get("hang_timeout_s"):
+            observers.append(Watch(self))
+        if wanted.get("strategy"):
+            observers.append(Proof(self.plan, say=self.log, show=self.show))
+        if wanted.get("broken_source"):
+            observers.append(BrokenSource(wanted["folder"]))
+        if wanted.get("interrupt_between_deaths"):
+            observers.append(InterruptBetweenDeaths(wanted["folder"]))
+        return observers
+
+
 def main(path: str) -> int:
     """Run the plan of the file PATH and return its exit code."""
     wanted = json.loads(Path(path).read_text())
-    preface = wanted.get("preface")
-    messages = Messages(None if preface is None else lambda: preface)
-    tee = wanted.get("tee", [0])
-
-    def shown(plan: LaunchPlan) -> tuple[int, ...]:
-        return tuple(range(len(plan.processes)) if tee == "all" else tee)
-
-    def equip(plan: LaunchPlan) -> Equipment:
-        folder = Folder(plan.run_dir)
-        rundir = RunDirectory(
-            plan,
-            keep=wanted.get("keep", 20),
-            overwrite=wanted.get("overwrite", False),
-            say=messages.say,
-            folder=folder,
-        )
-        console = Console(plan, shown, say=messages.say)
-        sinks: list[Sink] = [messages, rundir, EventLog(plan, folder), console]
-        sources: list[Source] = []
-        if wanted.get("hang_timeout_s"):
-            sources.append(Watch(plan, say=messages.say, hang_timeout_s=wanted["hang_timeout_s"]))
-        if wanted.get("strategy"):
-            sources.append(Proof(plan, say=messages.say, show=messages.show))
-        if wanted.get("broken_source"):
-            sources.append(BrokenSource(wanted["folder"]))
-        if wanted.get("interrupt_between_deaths"):
-            sinks.append(InterruptBetweenDeaths(wanted["folder"]))
-        return Equipment(sinks, sources, folder)
-
-    gathering = Hosts(partial(plan, wanted), wanted)
-    supervisor = Supervisor(gathering, equip, say=messages.say, show=messages.show)
+    supervisor = Supervisor(Hosts(partial(plan, wanted), wanted), DrivenJob(wanted))
     try:
         return supervisor.run().exit_code
     except FleetrunError as error:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import plans
 import pytest
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Declared, Elapsed, Happening, Noticed, SourceFailed
 from fleetrun.run.loop import Loop
-from fleetrun.run.observers import Observers, Sink, Source
+from fleetrun.run.observers import ObservedJob, Observers, Sink, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from fleetrun.run.loop import Waiting
 
@@ -71,6 +72,19 @@ class _Spring(Source):
             raise RuntimeError(place)
 
 
+class _ObservedByTests(ObservedJob):
+    """A job whose observers a test makes."""
+
+    early: Sequence[Sink | Source]
+    late: Sequence[Sink | Source]
+
+    def preparing(self) -> Sequence[Sink | Source]:
+        return self.early
+
+    def observing(self) -> Sequence[Sink | Source]:
+        return self.late
+
+
 class _Room:
     """Observers with a loop, whose supervisor only writes down what is declared."""
 
@@ -80,13 +94,11 @@ class _Room:
         self.loop = Loop()
 
     def open(self, *observers: Sink | Source) -> Observers:
-        made = Observers(
-            [one for one in observers if isinstance(one, Sink)],
-            [one for one in observers if isinstance(one, Source)],
-            say=self.said.append,
-            declare=self.declared.append,
-        )
-        made.prepare()
+        job = _ObservedByTests(plans.request(), {}, log=self.said.append)
+        job.early = observers[:1]
+        job.late = observers[1:]
+        made = Observers(job, self.declared.append)
+        made.prepare(plans.plan())
         made.on_event(NEWS)
         made.open(self.loop)
         return made

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import plans
 import pytest
 
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
@@ -84,8 +85,7 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
 
 def write(folder: Path) -> list[dict[str, object]]:
     plan = a_plan(folder)
-    log = EventLog(plan)
-    log.prepare()
+    log = EventLog(plans.job(plan))
     log.open(Loop())
     for happening in all_kinds(plan):
         log.on_event(happening)
@@ -154,7 +154,7 @@ def test_s71_every_event_and_key_is_documented(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begin", [b"", b'{"schema": 1}\n'])
 def test_s71_half_a_line_on_a_full_disk_is_none(tmp_path: Path, begin: bytes) -> None:
-    log = EventLog(a_plan(tmp_path))
+    log = EventLog(plans.job(a_plan(tmp_path)))
     path = tmp_path / "events.jsonl"
     path.write_bytes(begin)
     log.open(Loop())

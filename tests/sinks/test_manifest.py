@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import plans
 import pytest
 from alarms import Alarms
 from planning import a_request, a_roster, some_facts
@@ -64,7 +65,9 @@ def sink(
     roster = a_roster()
     plan = planner.plan(made, facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
     Path(plan.run_dir).mkdir(parents=True)
-    return ManifestFile(plan, made, environ, hide=hide), Path(plan.run_dir) / "manifest.json"
+    job = plans.job(plan, asked=made)
+    job.environ, job.redact = environ, hide
+    return ManifestFile(job), Path(plan.run_dir) / "manifest.json"
 
 
 def written(
@@ -272,7 +275,7 @@ def test_a_short_job_does_not_pay_for_its_records_at_its_end(tmp_path: Path) -> 
     plan = planner.plan(a_request(), some_facts(2, cwd=str(tmp_path)), share, roster)
     waiting, now = Alarms(), time.monotonic()
     manifest.open(waiting)
-    LaunchFile(plan, a_request()).open(waiting)
+    LaunchFile(plans.job(plan, asked=a_request())).open(waiting)
     assert {"manifest", "launch file"} <= waiting.set.keys()
     assert all(at - now < 0.1 for at, _ in waiting.set.values())
     waiting.ring("manifest")

@@ -6,12 +6,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import plans
 import pytest
 from alarms import Alarms
 
 from fleetrun.model import LaunchPlan, ProcessSpec, Rules
 from fleetrun.records import names, outputtimes
-from fleetrun.records.folder import Folder
 from fleetrun.run.events import Finished, Gathered, Outcome, Started
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rotate import Cut
@@ -34,7 +34,7 @@ class Noted:
         self.plan = LaunchPlan(
             "job", "collective", "local", 0, 0, (), (), specs, Rules(), str(folder), ".", "run"
         )
-        self.sink = OutputTimes(self.plan, Folder(str(self.run)))
+        self.sink = OutputTimes(plans.job(self.plan))
         self.sink.open(self.alarms)
         self.start(0)
 

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import plans
 import pytest
 from alarms import Alarms
 from examples import examples
@@ -45,9 +46,8 @@ class Rank:
         plan = LaunchPlan(
             "job", "collective", "local", 0, 0, (), (), (spec,), Rules(), folder, ".", "run"
         )
-        self.rotation = Rotation(
-            plan, max_bytes=LIMIT, files=files, say=self.said.append, follow=self._follow
-        )
+        job = plans.job(plan, log=self.said.append, log_max_bytes=LIMIT, log_max_files=files)
+        self.rotation = Rotation(job, self._follow)
         self.rotation.prepare()
         self.rotation.open(self.alarms)
         self.rotation.on_event(Started(0, "rank 0", 1, 0.0))

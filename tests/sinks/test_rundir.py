@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import plans
 import pytest
 
 from fleetrun.errors import EnvironmentFault
@@ -73,24 +74,21 @@ def plan(folder: Path, run: str, ranks: int = 2, **changes: object) -> LaunchPla
     return made._replace(**changes)  # type: ignore[arg-type]
 
 
-def refuse(text: str) -> None:
-    raise AssertionError(text)
-
-
 def begin(
     made: LaunchPlan,
     *,
     keep: int = 20,
     overwrite: bool = False,
-    say: Callable[[str], None] = refuse,
+    log: Callable[[str], None] = plans.refuse,
 ) -> RunDirectory:
     """Do what a launcher does up to the point where all ranks run."""
-    rundir = RunDirectory(made, keep=keep, overwrite=overwrite, say=say)
+    job = plans.job(made, log=log, log_keep=keep, log_overwrite=overwrite)
+    rundir = RunDirectory(job)
     rundir.prepare()
     rundir.open(Patience())
     for place, spec in enumerate(made.processes):
-        with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as log:  # as the rank does
-            log.write(f"{made.run_dir} rank {place}\n")
+        with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as file:  # as the rank does
+            file.write(f"{made.run_dir} rank {place}\n")
         rundir.on_event(Started(place, f"rank {place}", 100 + place, 0.0))
     return rundir
 
@@ -150,7 +148,7 @@ def test_what_paddle_left_there_is_kept(tmp_path: Path) -> None:
 def test_a_folder_of_that_name_is_left_alone_and_mentioned(tmp_path: Path) -> None:
     (tmp_path / "log" / "workerlog.0" / "mine").mkdir(parents=True)
     said: list[str] = []
-    begin(plan(tmp_path, "1"), say=said.append).close()
+    begin(plan(tmp_path, "1"), log=said.append).close()
     assert (tmp_path / "log" / "workerlog.0" / "mine").is_dir()
     assert len(said) == 1
     assert "workerlog.0 could not be made to point to" in said[0]
@@ -214,6 +212,7 @@ def test_the_log_of_a_host_that_came_later_is_found_by_the_jobs_own_count(tmp_pa
     later = alone._replace(ranks=both, generation=1, shared_logs=shared)
     (tmp_path / "log" / "runs" / "1" / "node1.1").mkdir()
     (tmp_path / "log" / "runs" / "1" / "node1.1" / "workerlog.1").write_text("its first")
+    made._job.plan = later
     made.on_event(Gathered(1, later, 1.0))
     assert (tmp_path / "log" / "runs" / "1" / "workerlog.1.attempt1").read_text() == "its first"
     assert (tmp_path / "log" / "workerlog.1").read_text() == "its first"
@@ -222,25 +221,21 @@ def test_the_log_of_a_host_that_came_later_is_found_by_the_jobs_own_count(tmp_pa
 
 def test_nothing_is_left_of_a_launch_that_is_withdrawn(tmp_path: Path) -> None:
     for name in ("1", "2"):
-        sink = RunDirectory(plan(tmp_path, name), keep=1, overwrite=False, say=refuse)
+        sink = RunDirectory(plans.job(plan(tmp_path, name)))
         sink.prepare()
         (tmp_path / f"log/runs/{name}/workerlog.0").touch()
         sink.withdraw()
         assert not (tmp_path / "log").exists()
     begin(plan(tmp_path, "0"))
-    sink = RunDirectory(plan(tmp_path, "3"), keep=1, overwrite=False, say=refuse)
+    sink = RunDirectory(plans.job(plan(tmp_path, "3")))
     sink.prepare()
     sink.withdraw()
     assert os.listdir(tmp_path / "log/runs") == ["0"]
 
 
 def test_the_part_of_another_host_stays_where_ours_is_withdrawn(tmp_path: Path) -> None:
-    sink = RunDirectory(
-        plan(tmp_path, "1", shared_logs=SharedLogs("1", "marker", {})),
-        keep=1,
-        overwrite=False,
-        say=refuse,
-    )
+    made = plan(tmp_path, "1", shared_logs=SharedLogs("1", "marker", {}))
+    sink = RunDirectory(plans.job(made))
     sink.prepare()
     theirs = tmp_path / "log/runs/1" / names.node_folder(1, 0)
     theirs.mkdir()
@@ -262,13 +257,13 @@ def test_the_folder_is_readable_for_others(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a file")
     with pytest.raises(EnvironmentFault, match=r"Not a directory.*--log_dir"):
-        RunDirectory(plan(tmp_path, "1"), keep=1, overwrite=False, say=refuse).prepare()
+        RunDirectory(plans.job(plan(tmp_path, "1"))).prepare()
 
 
 def test_no_launch_takes_the_folder_of_another(tmp_path: Path) -> None:
     begin(plan(tmp_path, "1"))
     with pytest.raises(EnvironmentFault, match="File exists"):
-        RunDirectory(plan(tmp_path, "1"), keep=1, overwrite=False, say=refuse).prepare()
+        RunDirectory(plans.job(plan(tmp_path, "1"))).prepare()
 
 
 def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
@@ -348,7 +343,7 @@ def test_what_somebody_puts_in_the_way_of_a_file_is_not_written_through(tmp_path
     victim = tmp_path / "victim"
     victim.write_text("mine")
     made = plan(tmp_path, "1")
-    rundir = RunDirectory(made, keep=1, overwrite=False, say=refuse)
+    rundir = RunDirectory(plans.job(made))
     rundir.prepare()
     run_dir = tmp_path / "log/runs/1"
     for name in ("plan.json", "plan.json.new", "endpoints.log"):
@@ -361,7 +356,7 @@ def test_what_somebody_puts_in_the_way_of_a_file_is_not_written_through(tmp_path
 
 def test_the_folder_that_was_made_is_written_to_whatever_takes_its_place(tmp_path: Path) -> None:
     made = plan(tmp_path, "1")
-    rundir = RunDirectory(made, keep=1, overwrite=False, say=refuse)
+    rundir = RunDirectory(plans.job(made))
     rundir.prepare()
     victim = tmp_path / "victim"
     victim.mkdir()

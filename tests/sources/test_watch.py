@@ -10,6 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import plans
 import pytest
 from nvmls import FakeNvml, hang
 from waiting import LONG_S
@@ -61,7 +62,9 @@ def a_plan(folder: Path, ranks: int) -> LaunchPlan:
 class Room:
     """A watch with its own loop, over processes that run Python CODES; an empty one is none."""
 
-    def __init__(self, folder: Path, *codes: str, **watch: float) -> None:
+    def __init__(
+        self, folder: Path, *codes: str, hang_timeout_s: float = 0.0, **watch: float
+    ) -> None:
         self.children = [
             subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
             for code in codes
@@ -70,11 +73,10 @@ class Room:
         self.declared: list[Declared] = []
         self.said: list[str] = []
         self.loop = Loop()
-        self.watch = Watch(
-            a_plan(folder, len(codes)),
-            say=self.said.append,
-            **watch,  # type: ignore[arg-type]
-        )
+        rules = Rules(hang_timeout_s=hang_timeout_s)
+        plan = a_plan(folder, len(codes))._replace(rules=rules)
+        self.job = plans.job(plan, log=self.said.append)
+        self.watch = Watch(self.job, **watch)  # type: ignore[arg-type]
         for number in range(len(codes)):
             (folder / f"workerlog.{number}").touch()
         self.watch.open(self.loop, self.declared.append)
@@ -180,7 +182,7 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     beat = tmp_path / "beat"
     beat.write_text("1")
     (process,) = a_plan(tmp_path, 1).processes
-    here.watch._plan = a_plan(tmp_path, 1)._replace(
+    here.job.plan = a_plan(tmp_path, 1)._replace(
         processes=(process._replace(env={"FLEETRUN_HEARTBEAT": str(beat)}),)
     )
     here.watch.on_event(Started(0, "rank 0", here.children[0].pid, time.monotonic()))
@@ -220,7 +222,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
         lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
         return nvml.ask_loads(("0",), lambda: lib)
 
-    here = watched(tmp_path, gpus=lambda _: ask)
+    here = watched(tmp_path, gpus=lambda: ask)
     try:
         here.until(lambda: here.declared)
     finally:
@@ -232,7 +234,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> None:
     here = watched(
         tmp_path,
-        gpus=lambda _: lambda: nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)),
+        gpus=lambda: lambda: nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)),
         driver_s=0.3,
     )
     try:
@@ -254,7 +256,7 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
         asked.append(nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)))
         return asked[0]
 
-    here = watched(tmp_path, gpus=lambda _: ask)
+    here = watched(tmp_path, gpus=lambda: ask)
     try:
         here.until(lambda: asked)
     finally:
@@ -267,7 +269,7 @@ def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path
     def refuse() -> IsolatedCall:
         raise OSError(11, "Resource temporarily unavailable")
 
-    here = watched(tmp_path, gpus=lambda _: refuse)
+    here = watched(tmp_path, gpus=lambda: refuse)
     try:
         here.until(lambda: here.declared)
     finally:

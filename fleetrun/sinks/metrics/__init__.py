@@ -20,10 +20,9 @@ from fleetrun.run.events import Finished
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
 
 # A job that is shorter has no metrics; one that is asked for them has them sooner.
 _AFTER_S = 5.0
@@ -35,20 +34,11 @@ _BACKLOG = 16
 
 
 class Metrics(Sink):
-    """Measures the job of the run directory RUN_DIR each PERIOD_S; PORT serves OpenMetrics."""
+    """Measures the job each --metrics_period; --metrics_port serves OpenMetrics."""
 
-    def __init__(
-        self,
-        run_dir: str,
-        *,
-        period_s: float,
-        port: int | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._run_dir = run_dir
-        self._period_s = period_s
-        self._port = port
-        self._say = say
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._period_s, self._port = job.request.metrics_period_s, job.request.metrics_port
         self._socket: socket.socket | None = None
         self._pid = 0
         self._pidfd = -1
@@ -110,7 +100,7 @@ class Metrics(Sink):
         if self._socket is not None:
             fds.append((os.POSIX_SPAWN_DUP2, self._socket.fileno(), _LISTENING_FD))
         words = meterprocess.line(
-            self._run_dir,
+            self._job.folder.path,
             launcher=os.getpid(),
             period_s=self._period_s,
             listening_fd=_LISTENING_FD if self._socket is not None else None,
@@ -133,7 +123,9 @@ class Metrics(Sink):
         self._forget()
         # Close the port, so that clients are refused instead of waiting.
         self._shut()
-        self._say("The process that measures the job has ended; the job goes on without metrics.")
+        self._job.log(
+            "The process that measures the job has ended; the job goes on without metrics."
+        )
 
     def _kill(self) -> None:
         self._waiting.alarm("begin", None, self._begin)

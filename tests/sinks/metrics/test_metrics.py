@@ -10,6 +10,7 @@ import socket
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+import plans
 import pytest
 from commandline import Command
 from ports import free
@@ -175,7 +176,7 @@ def test_a_port_without_metrics_is_a_slip(tmp_path: Path) -> None:
 
 def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    sink = Metrics("/run", period_s=5.0, port=9400, say=print)
+    sink = Metrics(plans.job(plans.plan(), metrics_port=9400))
     with pytest.raises(EnvironmentFault) as caught:
         sink.prepare()
     assert "pip install prometheus-client" in str(caught.value)
