@@ -74,3 +74,14 @@ def instead_of_ssh(folder: Path, script: str, name: str = "instead") -> str:
     path.write_text(f"#!/bin/sh\nfor command; do :; done\n{script}\n")
     path.chmod(0o755)
     return f"--ssh={path}"
+
+
+def by_instead(
+    folder: Path, ssh: str, script: str, *options: str, hosts: str = "127.0.0.1"
+) -> Command:
+    """Return the command of a job on HOSTS, one rank on each, where SSH is done instead of ssh."""
+    command = Command(folder, script, ranks=1)
+    # A host alone takes no port that a test holds.
+    port = [f"--start_port={free(1)[0]}"] if "," in hosts else []
+    command.argv[-1:-1] = [f"--hosts={hosts}", instead_of_ssh(folder, ssh), *port, *options]
+    return command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from commandline import ROOT, Command, fleetrun
 from fake_paddles import fake_paddle, plugins
 from ports import free
-from sshd import HOSTS, by_ssh, instead_of_ssh
+from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
 from fleetrun import argv, cli, configfile, request
@@ -108,11 +107,9 @@ def test_a_first_port_that_leaves_none_to_meet_at_is_refused(tmp_path: Path) -> 
 def test_the_launcher_has_a_python_of_its_own_only_where_modules_are_elsewhere(
     tmp_path: Path, more: str
 ) -> None:
-    ssh = instead_of_ssh(tmp_path, f'PYTHONPATH={ROOT} exec sh -c "$command"')
     find = 'read -r _ launcher _ < "$FLEETRUN_RUN_DIR/lock"'
     script = f"{find}; tr '\\0' ' ' < /proc/$launcher/cmdline; echo; echo $PYTHONPATH"
-    command = Command(tmp_path, script, ranks=1)
-    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
+    command = by_instead(tmp_path, f'PYTHONPATH={ROOT} exec sh -c "$command"', script)
     ended = command.finish(command.start(env={"PYTHONPATH": f"{ROOT}{more}"}))
     assert ended.code == 0, ended.said
     started, path = ended.out.decode().splitlines()[-2:]
@@ -308,55 +305,42 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (b"", b""),
+        # It quotes nothing of what it does not understand.
+        (
+            b'{"version": 0, "environ": {"FLEETRUN_TOKEN": "hunter2"}}\n',
+            b"its fleetrun is another than the one here.",
+        ),
+    ],
+)
+def test_an_agent_that_is_asked_nothing_does_nothing(asked: bytes, said: bytes) -> None:
+    run = [sys.executable, "-c", protocol.start("agent")]
+    done = subprocess.run(run, input=asked, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert said in done.stdout
+    assert b"hunter2" not in done.stdout
+
+
 # Instead of ssh: an agent that is well, and does not reach the host b.
 LONELY = """
-import json, sys
+import json, sys, time
 from fleetrun.remote import protocol
 said = (line.encode() for line in sys.stdin if line.strip())
 next(said)
 mark = protocol.MARK.decode()
-print(mark + protocol.line(protocol.Answer(port=1, time=TIME)).decode(), flush=True)
+print(mark + protocol.line(protocol.Answer(port=1, time=time.time())).decode(), flush=True)
 places = protocol.places(next(said))
 assert [place[:2] for place in places] == [("127.0.0.1", "127.0.0.1"), ("b", "b")], places
 print(mark + json.dumps([["b", "it does not reach b at b:1 (gone)."]]), flush=True)
 sys.stdin.read()
 """
-
-
-def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_starts(tmp_path: Path) -> None:
-    script = tmp_path / "lonely.py"
-    script.write_text(LONELY.replace("TIME", "__import__('time').time()"))
-    ssh = instead_of_ssh(tmp_path, f"exec {sys.executable} {script}")
-    command = Command(tmp_path, "touch started", ranks=1)
-    command.argv[-1:-1] = ["--hosts=127.0.0.1,b", ssh]
-    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
-    assert ended.code == 3
-    assert ended.said.splitlines() == [
-        "fleetrun: 127.0.0.1  it does not reach b at b:1 (gone).",
-        "fleetrun: b          it does not reach b at b:1 (gone).",
-        "fleetrun: Nothing was started.",
-    ]
-
-
-def test_an_agent_that_hears_nothing_does_nothing() -> None:
-    run = [sys.executable, "-c", protocol.start("agent")]
-    done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-
-
-def test_an_agent_of_another_version_says_so_and_quotes_nothing() -> None:
-    run = [sys.executable, "-c", protocol.start("agent")]
-    asked = b'{"version": 0, "environ": {"FLEETRUN_TOKEN": "hunter2"}}\n'
-    done = subprocess.run(run, input=asked, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"its fleetrun is another than the one here." in done.stdout
-    assert b"hunter2" not in done.stdout
-
-
-# Instead of ssh: it runs what the host shall run here, and loses the first one's connection once
-# that has answered. The second one's waits until the head has heard of it.
-LOSING = """#!/bin/sh
-for command; do :; done
+HERE = 'exec sh -c "$command"'
+# It runs what the host shall run here, and loses the first one's connection once that has answered.
+# The second one's waits until the head has heard of it.
+LOSING = """
 case "$*" in
 *" 127.0.0.1 "*)
     echo $$ > first
@@ -367,26 +351,8 @@ esac
 until [ -s first ] && ! kill -0 "$(cat first)" 2> /dev/null; do sleep 0.05; done
 exec sh -c "$command"
 """
-
-
-def test_a_host_that_is_gone_before_all_have_answered_is_named_and_nothing_starts(
-    tmp_path: Path,
-) -> None:
-    ssh = tmp_path / "losing"
-    ssh.write_text(LOSING)
-    ssh.chmod(0o755)
-    command = Command(tmp_path, "touch started", ranks=1)
-    command.argv[-1:-1] = [f"--hosts={HOSTS}", f"--ssh={ssh}"]
-    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
-    assert ended.code == 3, ended.said
-    (fault, end) = ended.said.splitlines()
-    assert fault == "fleetrun: 127.0.0.1  ssh: gone"
-    assert end == "fleetrun: Nothing was started."
-    assert not (tmp_path / "started").exists()
-
-
-# Instead of ssh: the launcher of the second host ends with 1, as one that was cut off, and that of
-# the first one only when the head has heard of it.
+# The launcher of the second host ends with 1, as one that was cut off, and that of the first one
+# only when the head has heard of it.
 CUT_OFF = """
 case "$*" in *" 127.0.0.2 "*)
     sh -c "$command"
@@ -398,43 +364,71 @@ code=$?
 until [ -s second ] && ! kill -0 "$(cat second)" 2> /dev/null; do sleep 0.05; done
 exit $code
 """
+ENDLESS = (
+    "127.0.0.1  it prints without end before fleetrun can answer: see what its shell does at a "
+    "start, as in ~/.bashrc."
+)
 
 
-def test_a_host_that_was_cut_off_and_ends_first_hides_no_exit_code(tmp_path: Path) -> None:
-    command = Command(tmp_path, "exit 7", ranks=1)
-    ssh = instead_of_ssh(tmp_path, CUT_OFF)
-    port = f"--start_port={free(1)[0]}"
-    command.argv[-1:-1] = [f"--hosts={HOSTS}", ssh, port]
-    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
-    assert ended.code == 7, ended.said
-
-
-def test_a_launcher_that_ends_by_its_own_fault_counts_before_the_verdict_that_it_is_gone(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("ssh", "hosts", "said"),
+    [
+        (
+            'exec $PYTHON -c "$LONELY"',
+            "127.0.0.1,b",
+            [
+                "127.0.0.1  it does not reach b at b:1 (gone).",
+                "b          it does not reach b at b:1 (gone).",
+            ],
+        ),
+        # Who is gone before all have answered.
+        (LOSING, HOSTS, ["127.0.0.1  ssh: gone"]),
+        *(
+            (endless, "127.0.0.1", [ENDLESS])
+            for endless in (
+                "exec yes",
+                "exec tr '\\0' x < /dev/zero",
+                "yes >&2 & PID=$!; trap 'kill $PID' TERM; wait",
+            )
+        ),
+    ],
+)
+def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
+    tmp_path: Path, ssh: str, hosts: str, said: list[str]
 ) -> None:
-    command = Command(tmp_path, "exit 1", ranks=1)
-    # Such as a disk that is full on that host.
-    ssh = instead_of_ssh(tmp_path, CUT_OFF.replace("exit 1", "exit 3"))
-    port = f"--start_port={free(1)[0]}"
-    command.argv[-1:-1] = [f"--hosts={HOSTS}", ssh, port, "--gather_logs"]
-    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    command = by_instead(tmp_path, ssh, "touch started", hosts=hosts)
+    ended = command.run(env={"PYTHON": sys.executable, "LONELY": LONELY})
     assert ended.code == 3, ended.said
+    assert ended.said.splitlines() == [
+        f"fleetrun: {line}" for line in (*said, "Nothing was started.")
+    ]
+    assert not (tmp_path / "started").exists()
 
 
-@pytest.mark.parametrize("endless", ["yes", "tr '\\0' x < /dev/zero", "yes >&2"])
-def test_a_host_that_prints_without_end_before_it_answers_is_named(
-    tmp_path: Path, endless: str
+@pytest.mark.parametrize(
+    ("ssh", "hosts", "rank", "options", "code", "said"),
+    [
+        # One that was cut off and ends first hides no exit code.
+        (CUT_OFF, HOSTS, 7, (), 7, ""),
+        # One that ends by its own fault, as by a full disk, counts before that it is gone.
+        (CUT_OFF.replace("exit 1", "exit 3"), HOSTS, 1, ("--gather_logs",), 3, ""),
+        # sys.exit(-1) is 255, too, and not called a lost connection.
+        (HERE, "127.0.0.1", 255, (), 255, "the connection was lost, or that is what the job ended"),
+    ],
+)
+def test_the_first_launchers_end_is_that_of_the_job(
+    tmp_path: Path,
+    ssh: str,
+    hosts: str,
+    *,
+    rank: int,
+    options: tuple[str, ...],
+    code: int,
+    said: str,
 ) -> None:
-    command = Command(tmp_path, "touch started", ranks=1)
-    endless = f"{endless} & PID=$!; trap 'kill $PID' TERM; wait" if ">&2" in endless else endless
-    ssh = instead_of_ssh(tmp_path, f"exec {endless}" if "trap" not in endless else endless)
-    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
-    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
-    assert ended.code == 3
-    (fault, end) = ended.said.splitlines()
-    said = "fleetrun: 127.0.0.1  it prints without end before fleetrun can answer: see what its "
-    assert fault == f"{said}shell does at a start, as in ~/.bashrc."
-    assert end == "fleetrun: Nothing was started."
+    ended = by_instead(tmp_path, ssh, f"exit {rank}", *options, hosts=hosts).run()
+    assert ended.code == code, ended.said
+    assert said in ended.said
 
 
 def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
@@ -470,11 +464,9 @@ def test_an_agent_whose_head_falls_silent_before_the_word_to_go_ends() -> None:
 def test_files_of_the_folder_are_not_taken_for_pythons_own_modules(tmp_path: Path) -> None:
     for name in ("json", "subprocess", "select", "types"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
-    ssh = instead_of_ssh(tmp_path, 'exec sh -c "$command"')
-    command = Command(tmp_path, "touch started", ranks=1)
-    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
+    command = by_instead(tmp_path, HERE, "touch started")
     command.argv[1:3] = ["-c", protocol.start("launcher")]
-    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    ended = command.run()
     assert ended.code == 0, ended.said
     assert (tmp_path / "started").exists()
 
@@ -483,27 +475,13 @@ def test_more_hosts_than_open_files_are_allowed_raise_the_limit_or_are_a_sentenc
     tmp_path: Path,
 ) -> None:
     hosts = ",".join(f"127.0.0.{one}" for one in range(1, 41))
-    ssh = instead_of_ssh(tmp_path, "echo no >&2; exit 255")
-    command = Command(tmp_path, "true", ranks=1)
-    command.argv[-1:-1] = [f"--hosts={hosts}", ssh]
+    command = by_instead(tmp_path, "echo no >&2; exit 255", "true", hosts=hosts)
     ended = command.finish(command.start(["prlimit", "--nofile=40:4096"]))
     assert ended.code == 3
     assert ended.said.count("  ssh: no\n") == 40
     ended = command.finish(command.start(["prlimit", "--nofile=100:100"]))
     assert ended.code == 3
     assert "fleetrun: 40 hosts by ssh need " in ended.said
-
-
-def test_a_job_that_ends_with_sshs_own_exit_code_is_not_called_a_lost_connection(
-    tmp_path: Path,
-) -> None:
-    # sys.exit(-1) is 255, too.
-    ssh = instead_of_ssh(tmp_path, 'exec sh -c "$command"')
-    command = Command(tmp_path, "exit 255", ranks=1)
-    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
-    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
-    assert ended.code == 255
-    assert "ssh to 127.0.0.1 ended with 255: the connection was lost, or that is what" in ended.said
 
 
 def test_a_host_whose_ssh_cannot_be_started_is_named(
@@ -611,31 +589,24 @@ def test_a_host_without_ssh_is_told_what_to_install(
     assert "apt-get install openssh-client" in said
 
 
-def test_a_dry_run_shows_an_elastic_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            "--dry-run --hostfile=hosts --exclude=c",
+            (
+                "4 processes on 2 nodes",
+                "PADDLE_TRAINER_ENDPOINTS=a:6070,a:6071,b:6070,b:6071",
+            ),
+        ),
+        ("--dry-run=json --hosts=a,b,c --nnodes=2:3 --nproc_per_node=1", ('"2:3"',)),
+    ],
+)
+def test_a_dry_run_shows_the_hosts_without_asking_them(
+    tmp_path: Path, words: str, shown: tuple[str, ...]
+) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 # here\nc slots=2\n")
     (tmp_path / "t.py").touch()
-    words = shlex.split("--dry-run=json --hosts=a,b,c --nnodes=2:3 --nproc_per_node=1 t.py")
-    done = fleetrun(*words, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = fleetrun(*words.split(), "t.py", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
-    assert '"2:3"' in done.stdout
-
-
-def test_a_dry_run_shows_the_hosts_without_asking_them(tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("a slots=2\nb slots=2 # here\nc slots=2\n")
-    (tmp_path / "t.py").touch()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "fleetrun",
-            *shlex.split(f"--dry-run --hostfile={hosts} --exclude=c t.py"),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "4 processes on 2 nodes" in done.stdout
-    assert "PADDLE_TRAINER_ENDPOINTS=a:6070,a:6071,b:6070,b:6071" in done.stdout
+    assert all(text in done.stdout for text in shown)
