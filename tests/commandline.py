@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from checkout import ROOT, environ
 from processes import MARKER, Job, assert_no_survivors, piped
 from waiting import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 FLEETRUN = (sys.executable, "-m", "fleetrun")
 
 
@@ -63,9 +63,7 @@ class Command(Job):
 
     def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of the launcher."""
-        # An empty mask means CPU.
-        own = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: self.marker}
-        return {**os.environ, **own, **(env or {})}
+        return environ(**{MARKER: self.marker, **(env or {})})
 
     def start(
         self,

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from checkout import environ
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
@@ -85,6 +86,25 @@ class Host(NamedTuple):
                 stderr=subprocess.STDOUT,
             )
 
+    def fleetrun(
+        self,
+        *words: str,
+        folder: Path | None = None,
+        before: str = ":",
+        python: Path | str = sys.executable,
+        **variables: str,
+    ) -> subprocess.Popen[bytes]:
+        """Start `fleetrun WORDS` in FOLDER, or our own, once its shell has done what is BEFORE."""
+        script = f'cd "$1" && shift; {before}; exec "$@"'
+        command = (str(python), "-m", "fleetrun", *words)
+        where = str(folder or self.folder)
+        return self.start("sh", "-c", script, "sh", where, *command, env=environ(**variables))
+
+    @property
+    def said(self) -> str:
+        """What was started last has said."""
+        return (self.folder / "output").read_text()
+
     def crash(self) -> None:
         """End all its processes at once, as when a host loses its power."""
         os.kill(self.pid, signal.SIGKILL)
@@ -149,6 +169,11 @@ class Network:
         self._switch.stdin.write(f"{line}\n")
         self._switch.stdin.flush()
         assert self._switch.stdout.readline() == "done\n"
+
+
+def ends(launchers: Sequence[subprocess.Popen[bytes]], seconds: float = LONG_S) -> list[int]:
+    """Return the exit codes of LAUNCHERS."""
+    return [one.wait(seconds) for one in launchers]
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commandline import ROOT, Command
+from checkout import ROOT
+from commandline import Command
 from ports import free
 from processes import MARKER
 from sshd_hosts import SSHD

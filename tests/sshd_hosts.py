@@ -36,6 +36,15 @@ Host *
 """
 
 
+def option(hosts: Sequence[Host], folder: Path, **variables: str) -> str:
+    """Return --ssh for HOSTS on which there is an sshd; skips where there is none."""
+    if not SSHD:
+        import pytest  # benchmarks know what they need
+
+        pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
+    return f"--ssh=ssh -F {on_hosts(hosts, folder, **variables)}"
+
+
 def on_hosts(hosts: Sequence[Host], folder: Path, **variables: str) -> Path:
     """Start an sshd on each of HOSTS, which gives its sessions VARIABLES; return ssh's file."""
     folder.mkdir()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commandline import ROOT
+from checkout import ROOT
 from ports import free
 from processes import MARKER, assert_no_survivors
 from waiting import LONG_S, until

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import ROOT, Command, fleetrun, process_in_background
+from checkout import ROOT
+from commandline import Command, fleetrun, process_in_background
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import assert_no_survivors

@@ -8,7 +8,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import FLEETRUN, ROOT, fleetrun
+from checkout import ROOT
+from commandline import FLEETRUN, fleetrun
 from processes import MARKER, assert_no_survivors
 from sshd import Ssh
 from sshd_hosts import SSHD

@@ -12,7 +12,8 @@ import venv
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commandline import FLEETRUN, ROOT
+from checkout import ROOT
+from commandline import FLEETRUN
 from processes import MARKER, assert_no_survivors
 from waiting import LONG_S, until
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import LONG_S, quick
+from lab import ends
+from waiting import quick
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,7 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("nft"), reason="there is no nft (Debian: nftables)"),
 ]
 
-ROOT = Path(__file__).parents[2]
 IPS = ("--ips=10.88.0.1,10.88.0.2",)
 MASTER = ("--master=10.88.0.1:6170", "--nnodes=2", "--start_port=6070")
 REMARK = "This host does not reach ports of other hosts' ranks: "
@@ -71,22 +68,15 @@ def block(host: Host, ports: str, what: str, *, of: str = "10.88.0.0/24") -> Non
 def start(host: Host, script: str, *options: str) -> subprocess.Popen[bytes]:
     """Start a launcher with two ranks of SCRIPT on HOST."""
     (host.folder / "train.py").write_text(script)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    words = (sys.executable, "-m", "fleetrun", "--nproc_per_node=2", *options, "train.py")
-    return host.start(*words, env=env)
+    return host.fleetrun("--nproc_per_node=2", *options, "train.py")
 
 
 def run(hosts: tuple[Host, ...], script: str, *options: str) -> list[str]:
     """Run a job of SCRIPT on HOSTS to its good end, and return what each launcher said."""
     launchers = [start(host, script, *options) for host in hosts]
-    assert [one.wait(LONG_S) for one in launchers] == [0] * len(hosts), list(map(said, hosts))
+    assert ends(launchers) == [0] * len(hosts), [host.said for host in hosts]
     assert not [line for host in hosts for line in host.processes()]
-    return list(map(said, hosts))
-
-
-def said(host: Host) -> str:
-    """Return what the launcher on HOST has said."""
-    return (host.folder / "output").read_text()
+    return [host.said for host in hosts]
 
 
 @pytest.mark.parametrize("where", [IPS, MASTER])
@@ -133,11 +123,11 @@ def test_the_report_of_a_hang_names_what_a_rank_does_not_reach(
     first, second = two_hosts
     block(first, "6070", what, of=second.ip)
     launchers = [start(host, CONNECT, *IPS, *quick(), "--hang_timeout=3") for host in two_hosts]
-    assert [one.wait(LONG_S) for one in launchers] == [124, 124], list(map(said, two_hosts))
-    report = said(first)
+    assert ends(launchers) == [124, 124], [host.said for host in two_hosts]
+    report = first.said
     assert f"Before the start 10.88.0.2 did not reach 10.88.0.1:6070 ({ANSWERS[what]})." in report
     if what == "drop":
         for rank in (2, 3):
             assert f"Rank {rank} does not reach 10.88.0.1:6070." in report
-        assert "rank 2 does not reach 10.88.0.1:6070" in said(second)
+        assert "rank 2 does not reach 10.88.0.1:6070" in second.said
     assert not [line for host in two_hosts for line in host.processes()]

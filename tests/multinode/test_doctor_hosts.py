@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lab import ends
 from waiting import LONG_S, TRAINING_S
 
 if TYPE_CHECKING:
@@ -19,20 +17,15 @@ pytestmark = pytest.mark.multinode
 Pair = tuple["Host", "Host"]
 Findings = list[dict[str, Any]]
 
-ROOT = Path(__file__).parents[2]
 IPS = "--ips=10.88.0.1,10.88.0.2"
 
 
 def doctors(hosts: Pair, *words: str, seconds: float = LONG_S) -> list[Findings]:
     """Run the doctor on both of HOSTS; return what each found."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    argv = (sys.executable, "-m", "fleetrun", "doctor", "--json", IPS, *words)
-    started = [host.start(*argv, env=env) for host in hosts]
-    for one in started:
-        one.wait(seconds)
+    ends([host.fleetrun("doctor", "--json", IPS, *words) for host in hosts], seconds)
     for host in hosts:
         assert host.processes() == []
-    return [json.loads((host.folder / "output").read_text())["findings"] for host in hosts]
+    return [json.loads(host.said)["findings"] for host in hosts]
 
 
 def of(found: Findings, check: str) -> list[tuple[str, str]]:
@@ -60,11 +53,10 @@ def test_a_port_behind_a_firewall_is_an_error_where_it_is_wanted(two_hosts: Pair
 
 def test_a_host_without_a_doctor_is_told_from_one_that_is_down(two_hosts: Pair) -> None:
     first, _ = two_hosts
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    argv = (sys.executable, "-m", "fleetrun", "doctor", "--json", "--nproc_per_node=1", "--wait=1")
+    words = ("doctor", "--json", "--nproc_per_node=1", "--wait=1")
     for ips, level in (("10.88.0.1,10.88.0.2", "warning"), ("10.88.0.1,10.88.0.9", "error")):
-        done = first.run(*argv, f"--ips={ips}", env=env, check=False)
-        ((judged, _),) = of(json.loads(done.stdout)["findings"], "connection")
+        first.fleetrun(*words, f"--ips={ips}").wait(LONG_S)
+        ((judged, _),) = of(json.loads(first.said)["findings"], "connection")
         assert judged == level
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import slurm
 import sshd_hosts
+from checkout import ROOT, environ
+from lab import ends
 from waiting import LONG_S
 
 if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
     from lab import Host, Network
 
 pytestmark = pytest.mark.multinode
 
-ROOT = Path(__file__).parents[2]
+SHOWN = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 IPS = ("--ips=10.88.0.1,10.88.0.2",)
 MASTER = ("--master=10.88.0.1:6170", "--nnodes=2")
 FULL = "the disk of its logs is full"
@@ -52,14 +54,7 @@ FAULTS = {
 def start(host: Host, *options: str, before: str = ":") -> subprocess.Popen[bytes]:
     """Start a launcher with two ranks on HOST, after its shell has done what stands BEFORE."""
     (host.folder / "train.py").write_text("open('up', 'w')\n")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    words = (sys.executable, "-m", "fleetrun", "--nproc_per_node=2", *options, "train.py")
-    return host.start("sh", "-c", f'{before}; exec "$@"', "sh", *words, env=env)
-
-
-def said(host: Host) -> str:
-    """Return what the launcher on HOST has said."""
-    return (host.folder / "output").read_text()
+    return host.fleetrun("--nproc_per_node=2", *options, "train.py", before=before)
 
 
 @pytest.mark.parametrize("where", [IPS, MASTER])
@@ -75,13 +70,13 @@ def test_what_cannot_start_on_one_host_starts_on_none(
         else start(host, *where, "--max_restart=2")
         for host in two_hosts
     ]
-    assert [one.wait(LONG_S) for one in launchers] == [code, code]
+    assert ends(launchers) == [code, code]
     for host in two_hosts:
-        assert sentence in said(host)
+        assert sentence in host.said
         assert not (host.folder / "up").exists()
         assert not list(host.folder.glob("log/runs/*"))
     ill = two_hosts[place]
-    assert re.search(rf"\(on ({ill.ip}|{ill.name})\)", said(two_hosts[1 - place]))
+    assert re.search(rf"\(on ({ill.ip}|{ill.name})\)", two_hosts[1 - place].said)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -96,16 +91,15 @@ def test_a_host_that_comes_after_the_fault_hears_of_it(place: int, four_hosts: N
         # It ends as soon as the coordinator, which goes on for those to come, has heard.
         assert launchers[1].wait(LONG_S) == 3
     launchers.append(start(hosts[2], ips))
-    assert [one.wait(LONG_S) for one in launchers] == [3, 3, 3]
+    assert ends(launchers) == [3, 3, 3]
     for host in hosts:
-        assert "There is no script train.py" in said(host)
+        assert "There is no script train.py" in host.said
 
 
 # What hides a strategy from one host, which has all others' folder.
 HIDDEN = ("mount -t tmpfs tmpfs own", "own/mine.yaml", 2)
 
 
-@pytest.mark.skipif(not sshd_hosts.SSHD, reason="there is no sshd here")
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize(("before", "sentence", "code"), [FAULTS["full disk"][1:], HIDDEN])
 def test_the_same_holds_by_ssh(  # noqa: PLR0917 - what the table has
@@ -116,26 +110,17 @@ def test_the_same_holds_by_ssh(  # noqa: PLR0917 - what the table has
     two_hosts: tuple[Host, Host],
     tmp_path: Path,
 ) -> None:
-    shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ssh = sshd_hosts.on_hosts(two_hosts, tmp_path / "keys", **shown)
+    ssh = sshd_hosts.option(two_hosts, tmp_path / "keys", **SHOWN)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.yaml").write_text("")
     two_hosts[place].run("sh", "-c", f"cd {tmp_path}; {before}", check=False)
     (tmp_path / "train.py").write_text("open('up', 'w')\n")
     hosts = "--hosts=10.88.0.1:2,10.88.0.2:2"
-    options = (hosts, f"--ssh=ssh -F {ssh}", "--max_restart=2", "--strategy=own/mine.yaml")
-    words = ("-m", "fleetrun", *options, "train.py")
-    done = subprocess.run(
-        two_hosts[0].command([sys.executable, *words], tmp_path),
-        env={**os.environ, **shown},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
-    assert done.returncode == code, done.stderr
-    assert sentence in done.stderr
-    assert "was lost" not in done.stderr
+    words = (hosts, ssh, "--max_restart=2", "--strategy=own/mine.yaml", "train.py")
+    head = two_hosts[0]
+    assert head.fleetrun(*words, folder=tmp_path).wait(LONG_S) == code, head.said
+    assert sentence in head.said
+    assert "was lost" not in head.said
     assert not (tmp_path / "up").exists()
 
 
@@ -149,12 +134,12 @@ def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
     launchers = [start(host, *where) for host in well]
     late = start(ill, *where, *options, before=before)
     assert late.wait(LONG_S) == code
-    assert [one.wait(LONG_S) for one in launchers] == [0, 0]
-    assert sentence in said(ill)
+    assert ends(launchers) == [0, 0]
+    assert sentence in ill.said
     assert not (ill.folder / "up").exists()
     for host in well:
         assert (host.folder / "up").exists()
-        assert sentence in said(host)
+        assert sentence in host.said
 
 
 @pytest.mark.parametrize(
@@ -164,34 +149,29 @@ def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
 def test_a_program_may_differ_on_a_host_that_is_known_otherwise(
     where: tuple[str, ...], token: str, codes: list[int], two_hosts: tuple[Host, Host]
 ) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLEETRUN_TOKEN": token}
     launchers = []
     for host in two_hosts:
         (host.folder / "rank.sh").write_text(f"echo {host.name} >up")
-        launch = ("-m", "fleetrun", "--nproc_per_node=1", "--rdzv_timeout=8", *where)
-        launchers.append(host.start(sys.executable, *launch, "sh", "rank.sh", env=env))
-    assert [one.wait(LONG_S) for one in launchers] == codes, list(map(said, two_hosts))
+        words = ("--nproc_per_node=1", "--rdzv_timeout=8", *where, "sh", "rank.sh")
+        launchers.append(host.fleetrun(*words, FLEETRUN_TOKEN=token))
+    assert ends(launchers) == codes, [host.said for host in two_hosts]
     for host in two_hosts:
         assert (host.folder / "up").exists() == (not codes[0])
     what = "the script" if codes[0] else "the digest of the program"
-    assert any(what in said(host) for host in two_hosts)
+    assert any(what in host.said for host in two_hosts)
 
 
 def test_a_stranger_that_says_it_has_a_fault_ends_no_job(four_hosts: Network) -> None:
     first, second, stranger, _ = four_hosts.hosts
     launchers = [start(first, *MASTER)]
     # It knows the name of the job and where that meets, and not what it runs.
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    claim = stranger.run(
-        sys.executable, "-m", "fleetrun", *MASTER, "other.py", env=env, check=False
-    )
-    assert claim.returncode == 3
-    assert "There is no script other.py" in claim.stderr
+    assert stranger.fleetrun(*MASTER, "other.py").wait(LONG_S) == 3
+    assert "There is no script other.py" in stranger.said
     launchers.append(start(second, *MASTER))
-    assert [one.wait(LONG_S) for one in launchers] == [0, 0]
+    assert ends(launchers) == [0, 0]
     unproven = "There is no script other.py (looked in"
-    assert unproven in said(first)
-    assert "the job waits on: without FLEETRUN_TOKEN nothing proves" in said(first)
+    assert unproven in first.said
+    assert "the job waits on: without FLEETRUN_TOKEN nothing proves" in first.said
 
 
 @pytest.mark.skipif(slurm.missing() is not None, reason="there is no Slurm here")
@@ -205,8 +185,7 @@ def test_the_same_holds_below_slurm(
     line = f"[ $SLURM_NODEID != {place} ] || set -- --grace=soon; exec {fleetrun} $@ train.py"
     with slurm.slurm(two_hosts, tmp_path / "slurm") as cluster:
         words = ("srun", "--nodes=2", f"--ntasks-per-node={tasks}", f"--chdir={tmp_path}", "sh")
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-        done = cluster.run(*words, "-c", line, "sh", env=env)
+        done = cluster.run(*words, "-c", line, "sh", env=environ())
     assert done.returncode == 2, done.stderr
     # Each launcher, and on the host with the mistake each task.
     assert done.stderr.count("--grace=soon: give a number") == 1 + tasks, done.stderr

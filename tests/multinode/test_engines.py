@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT
+from checkout import ROOT
 from processes import MARKER, assert_no_survivors, survivors
 from slurm import Slurm, missing, slurm
 from waiting import LONG_S, until

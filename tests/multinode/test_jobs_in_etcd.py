@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import etcds
 import pytest
+from lab import ends
 from waiting import LONG_S, TRAINING_S, quick, until
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.multinode
 
-ROOT = Path(__file__).parents[2]
 # Says who it is, and waits until it may end.
 SPEAK = """
 echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM"
@@ -49,13 +49,10 @@ class Job:
 
     def start(self, hosts: Sequence[Host]) -> None:
         """Start a launcher on each of HOSTS, and wait until the first one coordinates."""
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-        script = 'cd "$1" && shift && exec "$@"'
         for host in hosts:
             log = f"--log_dir={host.folder / 'log'}"
-            command = (sys.executable, "-m", "fleetrun", log, *self.options, "sh", "rank.sh")
-            self.launchers[host] = host.start(
-                "sh", "-c", script, "sh", str(self.folder), *command, env=env
+            self.launchers[host] = host.fleetrun(
+                log, *self.options, "sh", "rank.sh", folder=self.folder
             )
             if host is hosts[0]:
                 until(lambda h=host: self._listens(h))  # type: ignore[misc]
@@ -79,7 +76,7 @@ class Job:
             return []
 
         until(lambda: spoken() or self._all_over())
-        assert spoken(), [self.said(host) for host in self.launchers]
+        assert spoken(), [host.said for host in self.launchers]
         return spoken()
 
     def _all_over(self) -> bool:
@@ -102,10 +99,6 @@ class Job:
             return code
         assert not [line for line in host.processes() if "etcd --name" not in line]
         return code
-
-    def said(self, host: Host) -> str:
-        """Return what the launcher of HOST said."""
-        return (host.folder / "output").read_text()
 
 
 @pytest.fixture
@@ -132,7 +125,7 @@ def test_an_elastic_job_goes_on_without_the_first_host(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
     assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
-    said = [job.said(host) for host in hosts[1:]]
+    said = [host.said for host in hosts[1:]]
     assert all("The job goes on with 2 hosts" in text for text in said)
     # One of them has coordinated it since then.
     assert any(COORDINATES in text for text in said)
@@ -158,7 +151,7 @@ def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
     assert [job.end(host) for host in hosts[1:]] == [0, 0, 0]
     four_hosts.heal(first)
     assert job.end(first) != 0
-    assert "coordinates the job no more: nothing was heard of etcd" in job.said(first)
+    assert "coordinates the job no more: nothing was heard of etcd" in first.said
 
 
 def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_ends(
@@ -176,7 +169,7 @@ def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_end
     assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
     assert not [line for line in hosts[0].processes() if "etcd --name" not in line]
     for host in hosts[1:]:
-        assert f"the coordinator of the job was lost on {hosts[0].ip}." in job.said(host)
+        assert f"the coordinator of the job was lost on {hosts[0].ip}." in host.said
 
 
 def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
@@ -197,7 +190,7 @@ def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     )
     first.run("nft", "; ".join(rules))
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
-    assert "it reaches 1 host, and the job needs 2" in job.said(first)
+    assert "it reaches 1 host, and the job needs 2" in first.said
     assert not [line for line in first.processes() if line.startswith("sh rank.sh")]
     # Once it reaches them again, it takes part again.
     first.run("nft", "delete table ip lab")
@@ -222,7 +215,7 @@ def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_
     for host in hosts[1:]:
         # A host that vanishes may or may not let its connections break.
         ways = ("coordinator of the job was lost on", "cut off from the coordinator,")
-        assert any(f"{way} {hosts[0].ip}" in job.said(host) for way in ways)
+        assert any(f"{way} {hosts[0].ip}" in host.said for way in ways)
 
 
 @pytest.mark.slow
@@ -239,7 +232,7 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     job.let_go()
     assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
     # Whoever followed it has the logs of all, and what became of each.
-    (second,) = [host for host in hosts[1:] if COORDINATES in job.said(host)]
+    (second,) = [host for host in hosts[1:] if COORDINATES in host.said]
     (other,) = {*hosts[1:]} - {second}
     run = second.folder / "log" / "latest"
     ends = json.loads((run / "hosts.json").read_text())["hosts"]
@@ -280,16 +273,10 @@ def test_what_an_earlier_job_of_the_same_name_has_left_behind_is_waited_out(
         job.launchers[host].wait(LONG_S)
     job = Job(tmp_path / "two", master, "--nnodes=1:2")
     (tmp_path / "two" / "go").touch()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = (sys.executable, "-m", "fleetrun", "--log_dir=log2", *job.options)
-    launchers = [
-        host.start(
-            "sh", "-c", f'cd {job.folder} && exec "$@"', "sh", *command, "sh", "rank.sh", env=env
-        )
-        for host in hosts[:2]
-    ]
-    assert [launcher.wait(LONG_S) for launcher in launchers] == [0, 0]
-    assert any("a job of this name that has not ended" in job.said(host) for host in hosts[:2])
+    words = ("--log_dir=log2", *job.options, "sh", "rank.sh")
+    launchers = [host.fleetrun(*words, folder=job.folder) for host in hosts[:2]]
+    assert ends(launchers) == [0, 0]
+    assert any("a job of this name that has not ended" in host.said for host in hosts[:2])
 
 
 SUM_UP = """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sshd_hosts
-from commandline import ROOT
+from checkout import ROOT
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
@@ -42,10 +42,9 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a launcher with one rank on HOST, which does what TRAP says when it is to end."""
     (host.folder / "rank.sh").write_text(RANK)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "TRAP": trap}
     where = ("--master=10.88.0.1:6170", "--nproc_per_node=1", *options)
-    words = ("-m", "fleetrun", *where, f"--heartbeat_timeout={heartbeat_s:g}", SHELL, "rank.sh")
-    return host.start(sys.executable, *words, env=env)
+    words = (*where, f"--heartbeat_timeout={heartbeat_s:g}", SHELL, "rank.sh")
+    return host.fleetrun(*words, TRAP=trap)
 
 
 def running(host: Host, what: str) -> list[int]:
@@ -58,11 +57,6 @@ def running(host: Host, what: str) -> list[int]:
 def send(host: Host, signum: int, what: str = f"{sys.executable} -m fleetrun") -> None:
     """Send SIGNUM to the launcher of HOST, which is the first of its processes that are WHAT."""
     host.run("kill", f"-{int(signum)}", str(min(running(host, what))))
-
-
-def said(host: Host) -> str:
-    """Return what the launcher on HOST has said."""
-    return (host.folder / "output").read_text()
 
 
 def are_up(*hosts: Host) -> bool:
@@ -82,7 +76,7 @@ def test_the_others_end_and_the_ranks_may_save(
     assert launchers[1 - victim].wait(LONG_S) == 1
     launchers[victim].wait(LONG_S)
     until(lambda: not running(gone, SHELL))
-    assert "was lost on" in said(other)
+    assert "was lost on" in other.said
     saved = (tmp_path / "saved").read_text().splitlines()
     assert sorted(saved) == ["saved by 0", "saved by 1"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import sshd_hosts
-from commandline import ROOT
+from checkout import ROOT
 from processes import MARKER, assert_no_survivors
 from slurm import Slurm, missing
 from waiting import LONG_S, TRAINING_S

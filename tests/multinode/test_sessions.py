@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from checkout import environ
+from lab import ends
 from waiting import LONG_S, TRAINING_S, patient, quick, until
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.multinode
 
-ROOT = Path(__file__).parents[2]
 FIRST = "10.88.0.1"
 # Says which rank it is, waits for the code to end with, and ends.
 RANK = """
@@ -51,19 +52,14 @@ class Job:
     def start(self, hosts: Iterable[Host] = (), *more: str, **env: str) -> None:
         """Start a launcher on HOSTS, or on all."""
         for host in hosts or self.hosts:
-            whole = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env}
             log = self.folder / "log" if self.has_one_log else host.folder / "log"
             words = ("--nproc_per_node=1", f"--log_dir={log}", *self.options, *more)
-            script = 'cd "$1" && shift && exec "$@"'
-            command = (sys.executable, "-m", "fleetrun", *words, "sh", "rank.sh")
-            self.launchers[host] = host.start(
-                "sh", "-c", script, "sh", str(self.folder), *command, env=whole
-            )
+            self.launchers[host] = host.fleetrun(*words, "sh", "rank.sh", folder=self.folder, **env)
 
     def wait_until_ready(self) -> None:
         """Wait until every rank speaks."""
         until(lambda: self._is_over() or self._is_ready())
-        assert self._is_ready(), [self.said(host) for host in self.launchers]
+        assert self._is_ready(), [host.said for host in self.launchers]
 
     def fail_once_and_end(self) -> None:
         """Let rank 1 fail, all start again together, and all end well."""
@@ -98,10 +94,6 @@ class Job:
             assert host.processes() == []
         return codes
 
-    def said(self, host: Host) -> str:
-        """Return what the launcher of HOST said."""
-        return (host.folder / "output").read_text()
-
 
 def by_list(network: Network, folder: Path, *options: str) -> Job:
     ips = ",".join(host.ip for host in network.hosts)
@@ -123,9 +115,9 @@ def test_all_hosts_end_as_the_rank_that_failed_first(
     job.order(2, 7)
     assert job.ends() == [7] * 4
     for host in four_hosts.hosts:
-        assert "ank 2 exited with 7" in job.said(host)
+        assert "ank 2 exited with 7" in host.said
     # Its last line, wherever it ran.
-    assert all("rank 2 of 4 speaks" in job.said(host) for host in four_hosts.hosts)
+    assert all("rank 2 of 4 speaks" in host.said for host in four_hosts.hosts)
     first = four_hosts.hosts[0].folder / "log" / "latest"
     for rank in (1, 2, 3):
         log = (first / "gathered" / f"workerlog.{rank}").read_text()
@@ -161,7 +153,7 @@ def test_hosts_that_meet_may_come_in_any_order_and_by_name(
     for rank in range(4):
         job.order(rank, 0)
     assert job.ends() == [0] * 4
-    assert "FLEETRUN_TOKEN is not set" in job.said(four_hosts.hosts[1])
+    assert "FLEETRUN_TOKEN is not set" in four_hosts.hosts[1].said
     # The master's host is the first; the others follow by their addresses.
     for rank, host in enumerate(four_hosts.hosts):
         log = (host.folder / "log" / "workerlog.0").read_text()
@@ -182,7 +174,7 @@ def test_a_host_that_crashes_is_named_and_ends_the_job(
     assert codes[0] != 0
     for host in four_hosts.hosts:
         if host is not gone:
-            assert gone.ip in job.said(host)
+            assert gone.ip in host.said
 
 
 def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
@@ -196,8 +188,8 @@ def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
     codes = job.ends()
     assert 0 not in codes
     for host in four_hosts.hosts:
-        assert (alone.ip in job.said(host)) or host is alone
-    assert "cut off" in job.said(alone)
+        assert (alone.ip in host.said) or host is alone
+    assert "cut off" in alone.said
 
 
 def test_a_bad_network_is_survived(slow_hosts: Network, tmp_path: Path) -> None:
@@ -235,8 +227,8 @@ def test_a_host_that_never_comes_is_waited_for_and_named(
     job.start(four_hosts.hosts[:3])
     assert job.ends() == [4] * 3
     for host in four_hosts.hosts[:3]:
-        assert f"did not come within {timeout_s} s" in job.said(host)
-        assert make is by_master or "10.88.0.4" in job.said(host)
+        assert f"did not come within {timeout_s} s" in host.said
+        assert make is by_master or "10.88.0.4" in host.said
     assert not list((tmp_path / "job").glob("ready.*"))
 
 
@@ -246,7 +238,7 @@ def test_a_host_with_another_token_cannot_take_part(four_hosts: Network, tmp_pat
     job.start(four_hosts.hosts[:3], FLEETRUN_TOKEN="the right one")  # noqa: S106 - of a test
     job.start(four_hosts.hosts[3:], FLEETRUN_TOKEN="another")  # noqa: S106 - of a test
     assert job.ends() == [4] * 4
-    assert "another token" in job.said(four_hosts.hosts[3])
+    assert "another token" in four_hosts.hosts[3].said
 
 
 def test_all_hosts_start_again_together(four_hosts: Network, tmp_path: Path) -> None:
@@ -280,9 +272,7 @@ def test_hosts_with_one_log_folder_keep_one_run_directory(
             assert path.read_text() == f"rank {rank} of 4 speaks\n"
     command = (sys.executable, "-m", "fleetrun")
     for words in (("logs",), ("top", "--once")):
-        shown = four_hosts.hosts[2].run(
-            *command, *words, f"--log_dir={log}", env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
+        shown = four_hosts.hosts[2].run(*command, *words, f"--log_dir={log}", env=environ())
         assert all(f"rank {rank}" in shown.stdout for rank in range(4)), shown.stdout
 
 
@@ -301,10 +291,8 @@ def test_ranks_of_hosts_that_meet_reach_each_other(
 ) -> None:
     (tmp_path / "sum_up.py").write_text(SUM_UP)
     options = ("--master=node-1:6170", "--nnodes=2", "--nproc_per_node=1")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = (sys.executable, "-m", "fleetrun", *options, str(tmp_path / "sum_up.py"))
-    launchers = [host.start(*command, env=env) for host in two_hosts]
-    assert [launcher.wait(TRAINING_S) for launcher in launchers] == [0, 0]
+    launchers = [host.fleetrun(*options, str(tmp_path / "sum_up.py")) for host in two_hosts]
+    assert ends(launchers, TRAINING_S) == [0, 0]
     for rank, host in enumerate(two_hosts):
         log = (host.folder / "log" / "workerlog.0").read_text()
         assert f"rank {rank} of 2: the sum is 11" in log

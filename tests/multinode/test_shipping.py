@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sshd_hosts
-from commandline import ROOT
+from checkout import ROOT, environ
 from processes import MARKER, assert_no_survivors, survivors
 from waiting import LONG_S, until
 
@@ -38,8 +38,6 @@ def parent(pid: int) -> int:
 def test_nothing_that_was_sent_stays_on_a_host(
     four_hosts: Network, tmp_path: Path, marker: str, killed: str
 ) -> None:
-    if not sshd_hosts.SSHD:
-        pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
     head, *hosts = four_hosts.hosts[:3]
     work, there = tmp_path / "work", tmp_path / "there"
     for folder in (work, there):
@@ -51,13 +49,13 @@ def test_nothing_that_was_sent_stays_on_a_host(
         for folder in (ROOT, work):
             host.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
     shown = {"CUDA_VISIBLE_DEVICES": "", MARKER: marker}
-    config = sshd_hosts.on_hosts(hosts, tmp_path / "keys", TMPDIR=str(there), **shown)
+    ssh = sshd_hosts.option(hosts, tmp_path / "keys", TMPDIR=str(there), **shown)
     ips = ",".join(host.ip for host in hosts)
-    options = (f"--hosts={ips}", f"--ssh=ssh -F {config}", "--ship", "--nproc_per_node=1")
+    options = (f"--hosts={ips}", ssh, "--ship", "--nproc_per_node=1")
     words = [sys.executable, "-m", "fleetrun", *options, "sh", "train.sh", "a b"]
     with subprocess.Popen(
         head.command(words, cwd=work),
-        env={**os.environ, "PYTHONPATH": str(ROOT), **shown},
+        env=environ(**shown),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -97,21 +95,10 @@ def strike(pids: list[int]) -> None:
 
 
 def test_a_host_without_fleetrun_is_told_of_ship(four_hosts: Network, tmp_path: Path) -> None:
-    if not sshd_hosts.SSHD:
-        pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
     head, host, *_ = four_hosts.hosts
     host.run("mount", "-t", "tmpfs", "tmpfs", str(ROOT))
-    config = sshd_hosts.on_hosts([host], tmp_path / "keys", CUDA_VISIBLE_DEVICES="")
-    options = (f"--hosts={host.ip}", f"--ssh=ssh -F {config}")
-    words = [sys.executable, "-m", "fleetrun", *options, "true"]
-    done = subprocess.run(
-        head.command(words, cwd=tmp_path),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
-    assert done.returncode == 3
-    assert f"fleetrun: {host.ip}  there is no {sys.executable} there (" in done.stderr
-    assert "or send it along with --ship." in done.stderr
+    ssh = sshd_hosts.option([host], tmp_path / "keys", CUDA_VISIBLE_DEVICES="")
+    job = head.fleetrun(f"--hosts={host.ip}", ssh, "true", folder=tmp_path)
+    assert job.wait(LONG_S) == 3
+    assert f"fleetrun: {host.ip}  there is no {sys.executable} there (" in head.said
+    assert "or send it along with --ship." in head.said

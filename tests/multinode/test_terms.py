@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import LONG_S, until
+from lab import ends
+from waiting import until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Sequence
 
     from lab import Host, Network
 
 pytestmark = pytest.mark.multinode
 
-ROOT = Path(__file__).parents[2]
 MASTER = ("--master=10.88.0.1:6170", "--grace=1")
 
 
 def start(host: Host, script: str, *options: str, **variables: str) -> subprocess.Popen[bytes]:
     """Start a launcher with one rank, which runs the shell's SCRIPT, on HOST."""
     (host.folder / "rank.sh").write_text(script)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **variables}
-    words = ("-m", "fleetrun", "--nproc_per_node=1", *options, "sh", "rank.sh")
-    return host.start(sys.executable, *words, env=env)
-
-
-def said(host: Host) -> str:
-    """Return what the launcher on HOST has said."""
-    return (host.folder / "output").read_text()
+    return host.fleetrun(
+        "--nproc_per_node=1", *options, "sh", "rank.sh", folder=host.folder, **variables
+    )
 
 
 def ranks(host: Host) -> list[str]:
     """Return the ranks that run on HOST."""
     return [one for one in host.processes() if one.startswith("sh rank.sh")]
-
-
-def ends(launchers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Return the exit codes of LAUNCHERS."""
-    return [one.wait(LONG_S) for one in launchers]
 
 
 def test_two_parts_of_a_job_never_train_at_once(four_hosts: Network) -> None:
@@ -59,7 +45,7 @@ def test_two_parts_of_a_job_never_train_at_once(four_hosts: Network) -> None:
     until((first.folder / "up.1").exists)
     assert ranks(second) == []
     four_hosts.heal(second)
-    assert "--heartbeat_timeout=4 (here 60)" in said(second)
+    assert "--heartbeat_timeout=4 (here 60)" in second.said
     (first.folder / "done").touch()
     assert ends(launchers) == [0, 1]
 
@@ -76,9 +62,9 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
     ]
     assert ends(launchers) == [7, 7]
     assert (second.folder / "up.1").exists()
-    assert "Attempt 1 of 1" in said(second)
-    assert "--max_restart=1 (here 0), --grace=1 (here 60)" in said(second)
-    assert "(here" not in said(first)
+    assert "Attempt 1 of 1" in second.said
+    assert "--max_restart=1 (here 0), --grace=1 (here 60)" in second.said
+    assert "(here" not in first.said
 
 
 def test_hosts_in_paddles_variables_are_one_job(two_hosts: tuple[Host, Host]) -> None:
@@ -103,6 +89,6 @@ def test_lists_of_hosts_in_another_order_are_said_to_be(
     assert ends(launchers) == [4] * 3
     for host in four_hosts.hosts[:3]:
         assert re.search(
-            "list of hosts has another order|the order of the hosts differs", said(host)
+            "list of hosts has another order|the order of the hosts differs", host.said
         )
         assert not (host.folder / "up").exists()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from checkout import ROOT, environ
+from lab import ends
 from training import PYTHONS
 from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
     from lab import Host
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.multinode
 
 Pair = tuple["Host", "Host"]
 
-ROOT = Path(__file__).parents[2]
 IPS = "--ips=10.88.0.1,10.88.0.2"
 MEETING = "--master=node-1:6170 --nnodes=2"
 
@@ -50,12 +50,7 @@ server.accept()
 
 
 def start(host: Host, *argv: str, python: Path = PYTHONS["3.3.1"]) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return host.start(str(python), "-m", "fleetrun", *argv, env=env)
-
-
-def output(host: Host) -> str:
-    return (host.folder / "output").read_text()
+    return host.fleetrun(*argv, python=python)
 
 
 def launch(hosts: Pair, script: str, *options: str, seconds: float = LONG_S) -> None:
@@ -63,8 +58,7 @@ def launch(hosts: Pair, script: str, *options: str, seconds: float = LONG_S) -> 
     for host in hosts:
         (host.folder / "job.py").write_text(script)
     launchers = [start(host, *options, "job.py") for host in hosts]
-    codes = [launcher.wait(seconds) for launcher in launchers]
-    assert codes == [0, 0], "\n".join(map(output, hosts))
+    assert ends(launchers, seconds) == [0, 0], "\n".join(host.said for host in hosts)
     for host in hosts:
         assert host.processes() == []
 
@@ -97,10 +91,10 @@ def test_a_host_without_an_address_of_another_waits_as_the_first(two_hosts: Pair
     for host in two_hosts:
         (host.folder / "job.py").write_text(DUMP)
     launchers = [start(first, "--nnodes=2", "--nproc_per_node=1", "job.py")]
-    until(lambda: re.search("^fleetrun --master.*\n", output(first), re.MULTILINE))
-    (line,) = re.findall("^fleetrun (--master=10.88.0.1:.*)\n", output(first), re.MULTILINE)
+    until(lambda: re.search("^fleetrun --master.*\n", first.said, re.MULTILINE))
+    (line,) = re.findall("^fleetrun (--master=10.88.0.1:.*)\n", first.said, re.MULTILINE)
     launchers.append(start(second, *line.split()))
-    assert [one.wait(LONG_S) for one in launchers] == [0, 0], "".join(map(output, two_hosts))
+    assert ends(launchers) == [0, 0], "".join(host.said for host in two_hosts)
     for env in dumps(two_hosts):
         hosts = re.findall(r"[\d.]+(?=:)", env["PADDLE_TRAINER_ENDPOINTS"])
         assert hosts == ["10.88.0.1", "10.88.0.2"]
@@ -143,8 +137,8 @@ def test_the_interface_that_reaches_the_peers_is_used(two_hosts: Pair) -> None:
 
 def nccl_sockets(host: Host) -> set[str]:
     """Return the interfaces that HOST's launcher would tell NCCL of, if it had a GPU."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLEETRUN_ASSUME_DEVICES": "gpu:1"}
-    env.pop("CUDA_VISIBLE_DEVICES", None)
+    env = environ(FLEETRUN_ASSUME_DEVICES="gpu:1")
+    del env["CUDA_VISIBLE_DEVICES"]
     argv = (sys.executable, "-m", "fleetrun", IPS, "--dry-run=sh", "job.py")
     said = host.run(*argv, env=env).stdout
     return set(re.findall(r"NCCL_SOCKET_IFNAME='?([^' \\\n]+)", said))
@@ -155,7 +149,7 @@ def test_an_address_that_is_not_ours_is_an_error_that_lists_both(two_hosts: Pair
     (first.folder / "job.py").write_text(DUMP)
     launcher = start(first, "--ips=10.88.0.7,10.88.0.8", "--nproc_per_node=1", "job.py")
     assert launcher.wait(20) == 3
-    said = output(first)
+    said = first.said
     for wanted in ("10.88.0.7", "10.88.0.8", "10.88.0.1 (eth0)", "--host"):
         assert wanted in said
     assert "Traceback" not in said
@@ -170,7 +164,7 @@ def test_a_taken_port_is_named_with_its_holder(two_hosts: Pair) -> None:
     until((second.folder / "holding").exists)
     launcher = start(second, IPS, "--nproc_per_node=1", "job.py")
     assert launcher.wait(20) == 3
-    said = output(second)
+    said = second.said
     pid = second.run("pgrep", "-f", "hold.py").stdout.split()[0]
     for wanted in ("6070", f"pid {pid} ", "hold.py", "--start_port"):
         assert wanted in said
@@ -202,8 +196,7 @@ def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) ->
     script = ROOT / "scripts" / "train_resnet.py"
     words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=2")
     launchers = [start(host, *words, python=PYTHONS[version]) for host in two_hosts]
-    codes = [launcher.wait(TRAINING_S) for launcher in launchers]
-    assert codes == [0, 0], "\n".join(map(output, two_hosts))
+    assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.said for host in two_hosts)
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
     weights = [
         line.partition("sha256 ")[2]

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command, fleetrun
+from checkout import ROOT
+from commandline import Command, fleetrun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

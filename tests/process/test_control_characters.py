@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from checkout import ROOT
+from commandline import Command
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commandline import ROOT, Command
+from checkout import ROOT
+from commandline import Command
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from checkout import ROOT
+from commandline import Command
 from processes import assert_no_survivors
 from waiting import LONG_S, until
 

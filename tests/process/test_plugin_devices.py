@@ -7,7 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from checkout import ROOT
+from commandline import Command
 from fake_paddles import fake_paddle, plugins
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command, fleetrun, process_in_background
+from checkout import ROOT
+from commandline import Command, fleetrun, process_in_background
 from processes import assert_no_survivors
 from sshd import by_ssh, instead_of_ssh
 from waiting import LONG_S, until

@@ -12,7 +12,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from commandline import ROOT, Command
+from checkout import ROOT
+from commandline import Command
 from ports import free
 from sshd import HOSTS, instead_of_ssh
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command, fleetrun
+from checkout import ROOT
+from commandline import Command, fleetrun
 from fake_paddles import fake_paddle, plugins
 from ports import free
 from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from commandline import ROOT
+from checkout import ROOT
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from commandline import ROOT, Command
+from checkout import ROOT
+from commandline import Command
 from processes import assert_no_survivors
 from terminals import COUNT, Terminal, state, stopped_in_a_shell
 from waiting import LONG_S, until

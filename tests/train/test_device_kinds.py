@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import devices
 import ports
 import pytest
-from commandline import FLEETRUN, ROOT
+from checkout import ROOT
+from commandline import FLEETRUN
 from training import PYTHONS, run
 
 if TYPE_CHECKING:

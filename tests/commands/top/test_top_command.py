@@ -12,7 +12,8 @@ import termios
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command, fleetrun
+from checkout import ROOT
+from commandline import Command, fleetrun
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
