@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from examples import examples
@@ -39,7 +39,7 @@ from fleetrun.run.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 LONGEST_WAIT_S = policy.LONGEST_WAIT_S
 TIMEOUT_S = 600.0
@@ -169,249 +169,318 @@ def job(ranks: int = 3, **rules: float) -> Job:
     return Job([True] * ranks, Rules(**rules))  # type: ignore[arg-type]
 
 
+SIGNALS = {"INT": INT, "KILL": KILL, "TERM": TERM, "HUP": HUP, "USR1": USR1, "SEGV": 11}
+ELSEWHERE = Failure("10.0.0.2", "server 1 exited with 7", 7)
+DONE = JobVerdict(None, 1.0)
+HERE = JobVerdict(None, 1.0, is_here=True)
+REFUTED = Refuted(("rank 0: nccl_comm_num has no effect",), 3.0)
+LOST = SourceFailed("the session", "a bug", "without word of the others", 3.0)
+EVENTS: dict[str, Event] = {
+    "refuted": REFUTED,
+    "lost": LOST,
+    "optional lost": LOST._replace(is_required=False),
+    "session lost": LOST._replace(source=policy.SESSION),
+    "done": DONE,
+    "stop": StopRequested(ELSEWHERE, 1.0),
+    "fence": StopRequested(ELSEWHERE, 1.0, is_fenced=True),
+    "verdict": JobVerdict(ELSEWHERE, 1.0),
+    "verdict here": HERE,
+    "verdict here, no use": HERE._replace(given_up="no use"),
+    "again": JobVerdict(ELSEWHERE, 1.0, is_final=False),
+    "again here": HERE._replace(is_final=False),
+    "done 1": DONE._replace(attempt=1),
+    "early alarm": Elapsed(0.0),
+}
+
+
+def play_out(one: Job, history: str) -> None:
+    """Let happen what HISTORY says, step by step.
+
+    `1=7` is the exit of process 1, `1=TERM` its end by a signal, `1=7+0` an end when process 0 had
+    failed, too; `!INT` a signal to the launcher, `3s` a time, `next` that until another
+    attempt. Others are EVENTS.
+    """
+    for step in history.split("; "):
+        process, is_exit, how = step.partition("=")
+        if is_exit:
+            how, _, also = how.partition("+")
+            failed = frozenset(map(int, also.split(","))) if also else frozenset[int]()
+            code = 0 if how in SIGNALS else int(how)
+            one.exit(int(process), code, SIGNALS.get(how), also_failed=failed)
+        elif step.startswith("!"):
+            one.interrupt(SIGNALS[step[1:]])
+        elif step == "next":
+            one.wait(LONGEST_WAIT_S)
+        elif step in EVENTS:
+            one.feed(EVENTS[step])
+        else:
+            one.wait(float(step.removesuffix("s")))
+
+
+class Case(NamedTuple):
+    """A history of processes (* waited for, - not), and what must come of it."""
+
+    says: str
+    processes: str
+    history: str
+    # None: it goes on.
+    code: int | None
+    # Sent to all.
+    signals: str = ""
+    describes: str = ""
+    given_up: str = ""
+    restarts: int = 0
+    grace_s: float = 10.0
+    facts: Mapping[int, dict[str, Any]] = {}
+    earlier: tuple[str, ...] = ()
+    stuck: tuple[int, ...] = ()
+    has_peers: bool = False
+
+
+CASES = (
+    Case("all must finish", "**", "1=0", None),
+    Case("success", "**", "1=0; 0=0", 0, describes="all processes finished"),
+    Case("the first failure", "***", "1=7; 0=TERM; 2=9", 7, "TERM", "rank 1 exited with 7"),
+    Case(
+        "who raised first is the cause although it ended last",
+        "***",
+        "10s; 0=1+1; 2=TERM; 0.4s; 1=7",
+        7,
+        "TERM",
+        "rank 1 exited with 7",
+        facts={0: {"failed_at": 9.9, "is_victim": True}, 1: {"failed_at": 9.5}},
+    ),
+    Case(
+        "a victim gives way to who failed a little later",
+        "***",
+        "0=1+1; 1=7; 2=TERM",
+        7,
+        "TERM",
+        facts={0: {"failed_at": 0.0, "is_victim": True}, 1: {"failed_at": 0.1}},
+    ),
+    Case(
+        "among victims the first",
+        "**",
+        "0=1+1; 1=3",
+        3,
+        "TERM",
+        facts={
+            0: {"failed_at": 0.2, "is_victim": True},
+            1: {"failed_at": 0.1, "is_victim": True},
+        },
+    ),
+    Case(
+        "who fails when asked to end is never the cause",
+        "**",
+        "0=1; 1=9",
+        1,
+        "TERM",
+        "rank 0 exited with 1",
+        facts={0: {"is_victim": True}},
+    ),
+    Case("who had raised but ends well", "**", "0=1+1; 1=0", 1, "TERM", "rank 0 exited with 1"),
+    Case(
+        "who raised has a short time, and is judged by its exception",
+        "***",
+        f"0=1+1; 2=TERM; {policy.TEARDOWN_S}s; 1=TERM",
+        4,
+        "TERM TERM",
+        facts={1: {"failed_at": -0.5, "raised": 4}},
+    ),
+    Case(
+        "half of a short grace, and is killed at its end",
+        "**",
+        "0=3+1; 1s; 1s; 1=KILL",
+        1,
+        "TERM TERM KILL",
+        grace_s=2.0,
+        facts={1: {"failed_at": -0.5, "raised": 1}},
+    ),
+    Case(
+        "a signal that ends who raised by chance is its own",
+        "**",
+        "0=3+1; 1=KILL",
+        137,
+        "TERM",
+        facts={1: {"failed_at": -0.5, "raised": 1}},
+    ),
+    Case("the grace is whole again", "***", "0=3+1; 1=3; 9.9s", None, "TERM"),
+    Case("and ends", "***", "0=3+1; 1=3; 9.9s; 0.1s", None, "TERM KILL"),
+    Case(
+        "the cause is found although somebody is stuck",
+        "***",
+        f"0=3+1; 1=5; 1s; {policy.STUCK_S}s",
+        5,
+        "TERM KILL",
+        grace_s=1.0,
+        facts={1: {"failed_at": -0.5}},
+        stuck=(2,),
+    ),
+    Case(
+        "restarts go by the cause and not by the first end",
+        "**",
+        "0=1+1; 1=5",
+        5,
+        "TERM",
+        given_up="no such module.",
+        restarts=1,
+        facts={1: {"failed_at": -0.5, "no_retry": "no such module."}},
+    ),
+    Case("128 and the signal", "*", "0=SEGV", 139, describes="rank 0 was killed by SIGSEGV"),
+    Case("not yet killed", "**", "0=1; 2.9s", None, "TERM", grace_s=3.0),
+    Case("killed after the grace", "**", "0=1; 3s; 1=KILL", 1, "TERM KILL", grace_s=3.0),
+    Case(
+        "what SIGKILL does not end",
+        "**",
+        f"0=1; 1s; {policy.STUCK_S}s",
+        1,
+        "TERM KILL",
+        grace_s=1.0,
+        stuck=(1,),
+    ),
+    Case("an early alarm changes nothing", "**", "early alarm; 0=1; early alarm", None, "TERM"),
+    *(
+        Case(f"{name} is passed on once", "**", f"!{name}; 0=0; 1=0", code, name, "interrupted")
+        for name, code in (("INT", 130), ("TERM", 143), ("HUP", 129))
+    ),
+    Case("the second signal kills", "**", "!INT; 0.5s; !INT; 0.5s; !INT", None, "INT KILL"),
+    Case("delivered twice is one request", "**", "!INT; 0.01s; !INT", None, "INT"),
+    Case("another one is another request", "**", "!INT; 0.01s; !TERM", None, "INT KILL"),
+    Case("a lost terminal is never in a hurry", "**", "!HUP; 1s; !HUP", None, "HUP"),
+    Case("a signal to everybody", "**", "0=TERM; !TERM; 1=0", 143, "TERM", restarts=3),
+    Case("users' signals stop nothing", "*", "!USR1; 0=0", 0, "USR1"),
+    Case("servers are stopped when the rest is done", "*-", "0=0; 1=TERM", 0, "TERM"),
+    Case("servers may end early", "*--", "1=0", None),
+    Case("but not fail", "*--", "1=0; 2=3; 0=TERM", 3, "TERM", "rank 2 exited with 3"),
+    Case(
+        "restarts are counted", "*", "0=4; next; 0=5; next; 0=6", 6, restarts=2, earlier=("4", "5")
+    ),
+    Case("a signal ends the wait", "*", "0=4; !TERM", 143, restarts=2, earlier=("4",)),
+    Case("not in effect", "**", "refuted; 0=TERM; 1=1", 5, "TERM", "the strategy", restarts=3),
+    Case("refuted while servers end", "*-", "0=0; refuted; 1=TERM", 5, "TERM"),
+    *(
+        Case(
+            "a failure is worse than a strategy without effect",
+            "**",
+            f"0=7; refuted; 1={code}; refuted; next; 0=0; 1=0",
+            0,
+            "TERM",
+            restarts=1,
+            earlier=("7",),
+        )
+        for code in (0, 7)
+    ),
+    Case("a required source", "**", "lost; 0=TERM; 1=TERM", 1, "TERM", "the session", restarts=3),
+    Case("another source", "*", "optional lost; 0=0", 0),
+    Case("lost in the wait", "**", "0=3; 1=TERM; lost", 1, "TERM", restarts=3, earlier=("3",)),
+    Case(
+        "lost before it",
+        "**",
+        "0=3; lost; 1=TERM",
+        3,
+        "TERM",
+        given_up="the session failed (a bug).",
+        restarts=3,
+    ),
+    # With other hosts.
+    Case("servers go on until others are done", "*-", "0=0", None, has_peers=True),
+    Case("and then stop", "*-", "0=0; done; 1=TERM", 0, "TERM", has_peers=True),
+    Case("the others are done first", "*", "done", None, has_peers=True),
+    Case("and this one then", "*", "done; 0=0", 0, has_peers=True),
+    Case("elsewhere: all must stop", "*", "stop; 0=TERM", None, "TERM", has_peers=True),
+    Case("elsewhere", "*", "stop; 0=TERM; verdict", 7, "TERM", "server 1", has_peers=True),
+    Case("first of all hosts", "**", "0=3; 1=TERM; verdict here", 3, "TERM", has_peers=True),
+    Case("a victim here", "*", "0=1; verdict", 7, has_peers=True),
+    Case("who is cut off is killed", "*", "fence", None, "KILL", has_peers=True),
+    Case(
+        "without a session nothing is waited for",
+        "*",
+        "0=3; session lost",
+        3,
+        given_up="the session with the other hosts failed (a bug).",
+        has_peers=True,
+    ),
+    Case("waits for the others", "*", "!INT; 0=INT", None, "INT", has_peers=True),
+    Case("a second signal does not", "*", "!INT; 0=INT; 1s; !INT", 130, "INT", has_peers=True),
+    Case("lost sight, but done", "*", "0=0; stop; done", 0, has_peers=True),
+    Case("and with servers", "*-", "0=0; stop; done; 1=TERM", 0, "TERM", has_peers=True),
+    Case(
+        "hosts start again together, and earlier words count no more",
+        "*",
+        "0=0; stop; again; next; stop; done; 0=0; done 1",
+        0,
+        restarts=1,
+        earlier=("server 1 exited with 7 on 10.0.0.2",),
+        has_peers=True,
+    ),
+    Case(
+        "the end of all in the wait",
+        "*",
+        "0=3; again here; verdict",
+        7,
+        restarts=3,
+        earlier=("3",),
+        has_peers=True,
+    ),
+    Case(
+        "stopped here, and started again elsewhere",
+        "*",
+        "stop; !TERM; 0=TERM; again",
+        143,
+        "TERM",
+        restarts=1,
+        earlier=("server 1 exited with 7 on 10.0.0.2",),
+        has_peers=True,
+    ),
+    Case("late words", "*", "0=3; again; next; 0=3; verdict", None, restarts=1, has_peers=True),
+    Case(
+        "given up by all",
+        "*",
+        "0=3; verdict here, no use",
+        3,
+        given_up="no use",
+        restarts=3,
+        has_peers=True,
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)
+def test_what_comes_of_a_history(case: Case) -> None:
+    rules = Rules(grace_s=case.grace_s, max_restarts=case.restarts)
+    one = Job([sign == "*" for sign in case.processes], rules, has_peers=case.has_peers)
+    one.facts = dict(case.facts)
+    play_out(one, case.history)
+    assert one.signals() == [SIGNALS[name] for name in case.signals.split()]
+    if case.code is None:
+        assert one.outcome is None
+        return
+    seen = one.verdict()
+    assert (seen.exit_code, seen.given_up, seen.stuck) == (case.code, case.given_up, case.stuck)
+    assert seen.describe().startswith(case.describes)
+    wanted = [f"rank 0 exited with {how}" if how.isdigit() else how for how in case.earlier]
+    assert [cause.describe() for cause in seen.earlier] == wanted
+    assert seen.attempts == len(wanted) + 1
+    assert one.done[-2:] == [Sweep(), Finish(seen)]
+
+
 def test_all_are_started_in_order() -> None:
     assert job(3).done == [Gather(0), Spawn(0, 0), Spawn(1, 0), Spawn(2, 0)]
 
 
-def test_success_is_when_all_have_finished() -> None:
-    one = job(2)
-    one.exit(1)
-    assert one.outcome is None
-    one.exit(0)
-    assert one.verdict().exit_code == 0
-    assert one.verdict().describe() == "all processes finished"
-    assert one.done[-2:] == [Sweep(), Finish(one.verdict())]
-
-
-def test_first_failure_is_the_cause_and_stops_the_rest() -> None:
+def test_who_has_raised_is_spared_when_the_others_are_asked_to_end() -> None:
     one = job(3)
-    one.exit(1, code=7)
-    one.exit(0, signum=TERM)
-    one.exit(2, code=9)
-    assert one.verdict().exit_code == 7
-    assert one.verdict().describe() == "rank 1 exited with 7"
-    assert one.signals() == [TERM]
-    assert [exited.process for exited in one.verdict().exits] == [1, 0, 2]
-
-
-def test_who_raised_first_is_the_cause_although_it_ended_last() -> None:
-    one = job(3)
-    one.facts[0] = {"failed_at": 9.9, "is_victim": True}
-    one.facts[1] = {"failed_at": 9.5}
-    one.now = 10.0
     one.exit(0, code=1, also_failed=frozenset({1}))
-    # The others are asked at once.
     assert one.done[-1] == SignalAll(TERM, frozenset({1}))
-    one.exit(2, signum=TERM)
-    one.now = 10.4
-    one.exit(1, code=7)
-    assert one.signals() == [TERM]
-    assert one.verdict().describe() == "rank 1 exited with 7"
-
-
-def test_who_only_says_what_victims_say_gives_way_to_who_failed_a_little_later() -> None:
-    one = job(3)
-    one.facts[0] = {"failed_at": 0.0, "is_victim": True}
-    one.facts[1] = {"failed_at": 0.1}
-    one.exit(0, code=1, also_failed=frozenset({1}))
-    one.exit(1, code=7)
-    one.exit(2, signum=TERM)
-    assert one.verdict().exit_code == 7
-
-
-def test_among_victims_only_the_first_is_the_cause() -> None:
-    one = job(2)
-    one.facts[0] = {"failed_at": 0.2, "is_victim": True}
-    one.facts[1] = {"failed_at": 0.1, "is_victim": True}
-    one.exit(0, code=1, also_failed=frozenset({1}))
-    one.exit(1, code=3)
-    assert one.verdict().exit_code == 3
-
-
-def test_who_fails_when_asked_to_end_is_never_the_cause() -> None:
-    one = job(2)
-    one.facts[0] = {"is_victim": True}
-    one.exit(0, code=1)
-    one.exit(1, code=9)
-    assert one.verdict().describe() == "rank 0 exited with 1"
-
-
-def test_who_had_raised_but_ends_well_is_not_the_cause() -> None:
-    one = job(2)
-    one.exit(0, code=1, also_failed=frozenset({1}))
-    one.exit(1)
-    assert one.verdict().describe() == "rank 0 exited with 1"
-
-
-def test_who_raised_gets_a_short_time_to_end_and_is_then_judged_by_its_exception() -> None:
-    one = job(3, grace_s=10)
-    one.facts[1] = {"failed_at": -0.5, "raised": 4}
-    one.exit(0, code=1, also_failed=frozenset({1}))
     one.exit(2, signum=TERM)
     one.wait(policy.TEARDOWN_S)
     assert one.done[-1] == SignalAll(TERM)
-    one.exit(1, signum=TERM)
-    assert one.verdict().exit_code == 4
-    assert [end.status for end in one.verdict().exits][-1] == ExitStatus(signum=TERM)
 
 
-def test_who_raised_has_half_of_a_short_grace_and_is_killed_at_its_end() -> None:
-    one = job(2, grace_s=2)
-    one.facts[1] = {"failed_at": -0.5, "raised": 1}
-    one.exit(0, code=3, also_failed=frozenset({1}))
-    one.wait(1)
-    one.wait(1)
-    assert one.signals() == [TERM, TERM, KILL]
-    one.exit(1, signum=KILL)
-    assert one.verdict().exit_code == 1
-
-
-def test_a_signal_that_ends_who_raised_by_chance_is_its_own() -> None:
-    one = job(2)
-    one.facts[1] = {"failed_at": -0.5, "raised": 1}
-    one.exit(0, code=3, also_failed=frozenset({1}))
-    one.exit(1, signum=KILL)
-    assert one.verdict().exit_code == 137
-
-
-def test_the_grace_is_whole_again_when_who_raised_has_ended() -> None:
-    one = job(3, grace_s=10)
-    one.exit(0, code=3, also_failed=frozenset({1}))
-    one.exit(1, code=3)
-    one.wait(9.9)
-    assert one.signals() == [TERM]
-    one.wait(0.1)
-    assert one.signals() == [TERM, KILL]
-
-
-def test_the_cause_is_found_although_somebody_is_stuck() -> None:
-    one = job(3, grace_s=1)
-    one.facts[1] = {"failed_at": -0.5}
-    one.exit(0, code=3, also_failed=frozenset({1}))
-    one.exit(1, code=5)
-    one.wait(1)
-    one.wait(policy.STUCK_S)
-    assert (one.verdict().exit_code, one.verdict().stuck) == (5, (2,))
-
-
-def test_restarts_go_by_the_cause_and_not_by_the_first_end() -> None:
-    one = job(2, max_restarts=1)
-    one.facts[1] = {"failed_at": -0.5, "no_retry": "no such module."}
-    one.exit(0, code=1, also_failed=frozenset({1}))
-    one.exit(1, code=5)
-    assert (one.verdict().exit_code, one.verdict().given_up) == (5, "no such module.")
-
-
-def test_death_by_signal_gives_128_and_the_signal() -> None:
-    one = job(1)
-    one.exit(0, signum=11)
-    assert one.verdict().exit_code == 139
-    assert one.verdict().describe() == "rank 0 was killed by SIGSEGV"
-
-
-def test_who_does_not_stop_within_the_grace_is_killed() -> None:
-    one = job(2, grace_s=3)
-    one.exit(0, code=1)
-    one.wait(2.9)
-    assert one.signals() == [TERM]
-    one.wait(0.1)
-    assert one.signals() == [TERM, KILL]
-    one.exit(1, signum=KILL)
-    assert one.verdict().exit_code == 1
-
-
-def test_what_even_sigkill_does_not_end_is_given_up_on() -> None:
-    one = job(2, grace_s=1)
-    one.exit(0, code=1)
-    one.wait(1)
-    one.wait(policy.STUCK_S)
-    assert one.verdict().stuck == (1,)
-    assert one.verdict().exit_code == 1
-
-
-def test_an_early_alarm_changes_nothing() -> None:
-    one = job(2)
-    one.feed(Elapsed(0.0))
-    one.exit(0, code=1)
-    one.feed(Elapsed(0.5))
-    assert one.signals() == [TERM]
-
-
-@pytest.mark.parametrize("signum", [INT, TERM, HUP])
-def test_a_signal_is_passed_on_once_and_is_the_verdict(signum: int) -> None:
-    one = job(2)
-    one.interrupt(signum)
-    one.exit(0)
-    one.exit(1)
-    assert one.signals() == [signum]
-    assert one.verdict().exit_code == 128 + signum
-    assert one.verdict().describe().startswith("interrupted by SIG")
-
-
-def test_the_second_signal_kills_at_once() -> None:
-    one = job(2)
-    one.interrupt(INT)
-    one.now += 0.5
-    one.interrupt(INT)
-    assert one.signals() == [INT, KILL]
-    one.now += 0.5
-    one.interrupt(INT)
-    assert one.signals() == [INT, KILL]
-
-
-def test_the_same_signal_delivered_twice_is_one_request() -> None:
-    one = job(2)
-    one.interrupt(INT)
-    one.now += 0.01
-    one.interrupt(INT)
-    assert one.signals() == [INT]
-    one.interrupt(TERM)
-    assert one.signals() == [INT, KILL]
-
-
-def test_a_lost_terminal_says_so_more_than_once_and_is_never_in_a_hurry() -> None:
-    one = job(2)
-    one.interrupt(HUP)
-    one.now += 1
-    one.interrupt(HUP)
-    assert one.signals() == [HUP]
-
-
-def test_a_signal_to_everybody_is_not_a_second_request_after_a_rank_died_of_it() -> None:
-    one = job(2, max_restarts=3)
-    one.exit(0, signum=TERM)
-    one.interrupt(TERM)
-    assert one.signals() == [TERM]
-    one.exit(1)
-    assert one.verdict().exit_code == 143
-    assert one.verdict().attempts == 1
-
-
-def test_users_signals_are_passed_on_and_stop_nothing() -> None:
+def test_users_signals_are_no_request_to_end() -> None:
     one = job(1)
     one.interrupt(USR1)
-    assert one.signals() == [USR1]
     assert one.state.interrupted is None
-    one.exit(0)
-    assert one.verdict().exit_code == 0
-
-
-def test_who_is_not_essential_is_stopped_when_the_rest_is_done() -> None:
-    one = Job([True, False], Rules())
-    one.exit(0)
-    assert one.signals() == [TERM]
-    one.exit(1, signum=TERM)
-    assert one.verdict().exit_code == 0
-
-
-def test_who_is_not_essential_may_end_early_but_not_fail() -> None:
-    one = Job([True, False, False], Rules())
-    one.exit(1)
-    assert one.signals() == []
-    one.exit(2, code=3)
-    assert one.signals() == [TERM]
-    one.exit(0, signum=TERM)
-    assert one.verdict().describe() == "rank 2 exited with 3"
 
 
 def test_a_plan_without_processes_is_done_at_once() -> None:
@@ -420,13 +489,11 @@ def test_a_plan_without_processes_is_done_at_once() -> None:
 
 def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
     one = Job([True] * 3, Rules(max_restarts=2), spawns=lambda process: process != 1)
-    assert [action for action in one.done if isinstance(action, Spawn)] == [
-        Spawn(0, 0),
-        Spawn(1, 0),
-    ]
+    spawned = [action for action in one.done if isinstance(action, Spawn)]
+    assert spawned == [Spawn(0, 0), Spawn(1, 0)]
     assert one.signals() == [TERM]
     one.exit(0, signum=TERM)
-    assert one.verdict().exit_code == 127
+    assert (one.verdict().exit_code, one.verdict().given_up) == (127, "")
     assert one.verdict().describe() == "rank 1 could not be started: no such program"
 
 
@@ -446,194 +513,58 @@ def test_restart_waits_until_all_are_dead() -> None:
     assert one.done[-1] == Sweep()
     one.wait(LONGEST_WAIT_S)
     assert one.done[-4:] == [Sweep(), Gather(1), Spawn(0, 1), Spawn(1, 1)]
-    one.exit(0)
-    one.exit(1)
-    assert one.verdict().exit_code == 0
-    assert one.verdict().attempts == 2
-    assert [cause.describe() for cause in one.verdict().earlier] == ["rank 0 exited with 5"]
-
-
-def test_restarts_are_counted() -> None:
-    one = job(1, max_restarts=2)
-    for code in (4, 5, 6):
-        one.exit(0, code=code)
-        one.wait(LONGEST_WAIT_S)
-    assert one.verdict().exit_code == 6
-    assert one.verdict().attempts == 3
-    earlier = [cause.describe() for cause in one.verdict().earlier]
-    assert earlier == ["rank 0 exited with 4", "rank 0 exited with 5"]
-
-
-def test_s35_a_signal_ends_the_wait_for_another_attempt() -> None:
-    one = job(1, max_restarts=2)
-    one.exit(0, code=4)
-    one.interrupt(TERM)
-    assert one.verdict().exit_code == 143
-    assert one.verdict().attempts == 2
-    assert [cause.describe() for cause in one.verdict().earlier] == ["rank 0 exited with 4"]
 
 
 def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
     one = job(1, max_restarts=2)
     one.exit(0, code=1, no_retry="no such module.")
-    assert one.verdict().exit_code == 1
-    assert one.verdict().given_up == "no such module."
+    assert (one.verdict().exit_code, one.verdict().given_up) == (1, "no such module.")
 
 
 @pytest.mark.parametrize(
-    ("steps", "lived_s", "attempts"),
+    ("steps", "words", "lived_s", "attempts"),
     [
-        ((None,) * 4, 1.0, 3),
-        ((None,) * 4, 90.0, 4),
-        ((7, 7, 7, 7), 90.0, 3),
-        ((7, 9, 9, 9), 1.0, 4),
-        ((7, 8, 9, 10), 1.0, 4),
+        ((None,) * 4, "aaaa", 1.0, 3),
+        ((None,) * 4, "aaaa", 90.0, 4),
+        ((7, 7, 7, 7), "aaaa", 90.0, 3),
+        ((7, 9, 9, 9), "aaaa", 1.0, 4),
+        ((7, 8, 9, 10), "aaaa", 1.0, 4),
+        # Failures of different kinds are progress.
+        ((None,) * 4, "abcd", 1.0, 4),
     ],
 )
 def test_s53_three_failures_alike_without_a_new_step_are_enough(
-    steps: tuple[int | None, ...], lived_s: float, attempts: int
+    steps: tuple[int | None, ...], words: str, lived_s: float, attempts: int
 ) -> None:
     one = job(1, max_restarts=3)
-    for step in steps:
+    for step, word in zip(steps, words, strict=True):
         if one.outcome is None:
-            one.exit(0, code=4, last_words="alas", step=step, lived_s=lived_s)
+            one.exit(0, code=4, last_words=word, step=step, lived_s=lived_s)
             one.wait(LONGEST_WAIT_S)
     assert one.verdict().attempts == attempts
     assert bool(one.verdict().given_up) == (attempts == 3)
 
 
-def test_s53_failures_of_different_kinds_are_progress() -> None:
-    one = job(1, max_restarts=3)
-    for words in ("a", "b", "c", "d"):
-        one.exit(0, code=4, last_words=words)
-        one.wait(LONGEST_WAIT_S)
-    assert one.verdict().attempts == 4
-
-
-REFUTED = Refuted(("rank 0: nccl_comm_num has no effect",), 3.0)
-
-
-def test_a_strategy_that_is_not_in_effect_stops_the_job_with_5() -> None:
-    one = job(2, max_restarts=3)
-    one.feed(REFUTED)
-    assert one.signals() == [TERM]
-    one.exit(0, signum=TERM)
-    one.exit(1, code=1)
-    assert (one.verdict().exit_code, one.verdict().attempts) == (5, 1)
-    assert "nccl_comm_num has no effect" in one.verdict().describe()
-
-
-def test_a_strategy_that_the_last_exit_refutes_is_the_verdict() -> None:
+@pytest.mark.parametrize("event", [REFUTED, LOST])
+def test_what_is_found_out_at_the_last_exit_is_the_verdict(event: Event) -> None:
     one = job(1)
     one.take(Exited(0, "rank 0", OK, 2.0))
-    actions = one.take(REFUTED)
-    assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [REFUTED]
-    assert one.take(REFUTED) == ()
+    actions = one.take(event)
+    assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [event]
+    assert one.take(event) == ()
 
 
-def test_a_strategy_may_be_refuted_while_servers_are_asked_to_end() -> None:
-    one = Job([True, False], Rules())
-    one.exit(0)
-    one.feed(REFUTED)
-    one.exit(1, signum=TERM)
-    assert one.verdict().exit_code == 5
-
-
-@pytest.mark.parametrize("code", [0, 7])
-def test_a_failure_is_worse_than_a_strategy_without_effect(code: int) -> None:
-    one = job(2, max_restarts=1)
-    one.exit(0, code=7)
-    one.feed(REFUTED)
-    one.exit(1, code=code)
-    one.feed(REFUTED)
-    one.wait(LONGEST_WAIT_S)
-    one.exit(0)
-    one.exit(1)
-    assert one.verdict().exit_code == 0
-
-
-def with_peers(trainers: int, servers: int = 0, restarts: int = 0) -> Job:
-    """Make a host's part of a job: trainers, then servers."""
-    essential = [True] * trainers + [False] * servers
-    return Job(essential, Rules(max_restarts=restarts), has_peers=True)
-
-
-ELSEWHERE = Failure("10.0.0.2", "server 1 exited with 7", 7)
-DONE = JobVerdict(None, 1.0)
-
-
-def test_servers_go_on_until_the_other_hosts_are_done() -> None:
-    one = with_peers(1, servers=1)
-    one.exit(0)
-    assert one.signals() == []
-    one.feed(DONE)
-    assert one.signals() == [TERM]
-    one.exit(1, signum=TERM)
-    assert one.verdict().exit_code == 0
-
-
-def test_the_other_hosts_may_be_done_first() -> None:
-    one = with_peers(1)
-    one.feed(DONE)
-    assert one.outcome is None
-    one.exit(0)
-    assert one.verdict().cause is None
-
-
-def test_a_failure_elsewhere_is_the_verdict() -> None:
-    one = with_peers(1)
-    one.feed(StopRequested(ELSEWHERE, 1.0))
-    assert one.signals() == [TERM]
-    one.exit(0, signum=TERM)
+def test_the_others_hear_of_this_host_when_it_has_stopped_and_of_the_last_words_elsewhere() -> None:
+    one = Job([True], Rules(), has_peers=True)
+    play_out(one, "stop; 0=TERM")
     assert one.done[-1] == HostStopped(0, ELSEWHERE, "")
-    assert one.outcome is None
     told = ELSEWHERE._replace(words="Traceback")
     one.feed(JobVerdict(told, 1.0))
-    assert (one.verdict().cause, one.verdict().exit_code) == (told, 7)
-
-
-def test_what_failed_here_may_have_been_the_first_of_all_hosts() -> None:
-    one = with_peers(2)
-    one.exit(0, code=3)
-    one.exit(1, signum=TERM)
-    one.feed(JobVerdict(None, 1.0, is_here=True))
-    assert one.verdict().exit_code == 3
-
-
-def test_a_victim_here_is_not_the_cause_when_another_host_was_first() -> None:
-    one = with_peers(1)
-    one.exit(0, code=1)
-    one.feed(JobVerdict(ELSEWHERE, 1.0))
-    assert one.verdict().exit_code == 7
-
-
-def test_who_is_cut_off_is_killed() -> None:
-    one = with_peers(1)
-    one.feed(StopRequested(ELSEWHERE, 1.0, is_fenced=True))
-    assert one.signals() == [KILL]
-
-
-def test_without_a_session_nothing_is_waited_for() -> None:
-    one = with_peers(1)
-    one.exit(0, code=3)
-    assert one.outcome is None
-    one.feed(LOST._replace(source=policy.SESSION))
-    assert one.verdict().exit_code == 3
-    assert "a bug" in one.verdict().given_up
-
-
-def test_a_second_signal_does_not_wait_for_the_other_hosts() -> None:
-    one = with_peers(1)
-    one.interrupt(INT)
-    one.exit(0, signum=INT)
-    assert one.outcome is None
-    one.now += 1.0
-    one.interrupt(INT)
-    assert one.verdict().exit_code == 130
+    assert one.verdict().cause == told
 
 
 def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() -> None:
-    one = with_peers(1)
+    one = Job([True], Rules(), has_peers=True)
     one.exit(0)
     lost = Failure("10.0.0.2", "fleetrun was lost", 1, is_departure=True)
     one.feed(StopRequested(lost, 1.0))
@@ -642,65 +573,13 @@ def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() 
     assert one.done[-1] == Spawn(0, 1)
 
 
-def test_a_host_that_gave_up_hears_that_the_job_was_done_already() -> None:
-    one = with_peers(1)
-    one.exit(0)
-    one.feed(StopRequested(ELSEWHERE, one.now))
-    assert one.outcome is None
-    one.feed(DONE)
-    assert one.verdict().exit_code == 0
-
-
-def test_it_hears_so_while_its_servers_are_being_stopped_too() -> None:
-    one = with_peers(1, servers=1)
-    one.exit(0)
-    one.feed(StopRequested(ELSEWHERE, one.now))
-    one.feed(DONE)
-    one.exit(1, signum=TERM)
-    assert one.verdict().exit_code == 0
-
-
-def test_hosts_start_again_together() -> None:
-    one = with_peers(1, restarts=1)
-    one.exit(0)
-    one.feed(StopRequested(ELSEWHERE, 1.0))
-    one.feed(JobVerdict(ELSEWHERE, 1.0, is_final=False))
-    one.wait(LONGEST_WAIT_S)
-    assert one.state.attempt == 1
-    # Word of the attempt that is over already.
-    one.feed(StopRequested(ELSEWHERE, 1.0))
-    one.feed(DONE)
-    one.exit(0)
-    assert one.outcome is None
-    one.feed(DONE._replace(attempt=1))
-    assert one.verdict().exit_code == 0
-
-
-@pytest.mark.parametrize("is_waiting", [True, False])
-def test_nobody_starts_again_without_the_others(*, is_waiting: bool) -> None:
-    one = with_peers(2, restarts=3)
-    one.exit(0, code=3)
-    one.exit(1, signum=TERM)
-    if is_waiting:
-        one.feed(JobVerdict(None, 1.0, is_final=False, is_here=True))
-        one.feed(JobVerdict(ELSEWHERE, 1.0))
-    else:
-        one.feed(JobVerdict(None, 1.0, given_up="no use", is_here=True))
-    assert one.verdict().exit_code == (7 if is_waiting else 3)
-    assert one.verdict().given_up == ("" if is_waiting else "no use")
-
-
 def test_a_generation_may_have_another_number_of_processes() -> None:
     one = job(2, max_restarts=2)
     one.essential = [True, True, False]
-    one.exit(0, code=5)
-    one.exit(1, signum=TERM)
-    one.wait(LONGEST_WAIT_S)
+    play_out(one, "0=5; 1=TERM; next")
     assert one.done[-3:] == [Spawn(0, 1), Spawn(1, 1), Spawn(2, 1)]
     one.essential = [True]
-    for process in range(3):
-        one.exit(process, code=6)
-    one.wait(LONGEST_WAIT_S)
+    play_out(one, "0=6; 1=6; 2=6; next")
     assert one.done[-1] == Spawn(0, 2)
     one.exit(0)
     assert (one.verdict().exit_code, one.verdict().attempts) == (0, 3)
@@ -711,8 +590,7 @@ def gathering(attempt: int, **rules: float) -> Job:
     one = Job([True], Rules(max_restarts=3, **rules), answers=attempt > 0)
     if attempt:
         one.essential = None
-        one.exit(0, code=5)
-        one.wait(LONGEST_WAIT_S)
+        play_out(one, "0=5; next")
     assert (one.state.phase, one.done[-1]) == (policy.GATHERING, Gather(attempt))
     return one
 
@@ -749,61 +627,24 @@ def test_an_answer_for_another_attempt_is_none() -> None:
     assert one.take(GatherFailed(1, "no.", 3, one.now)) == ()
 
 
-def test_what_cannot_be_planned_again_ends_the_job() -> None:
+@pytest.mark.parametrize(
+    ("before", "event", "code", "describes"),
+    [
+        (None, GatherFailed(1, "Port 6070 is taken.", 3, 0.0), 3, "started again: Port 6070 is"),
+        (JobVerdict(ELSEWHERE, 0.0, is_final=False), JobVerdict(ELSEWHERE, 0.0), 7, "server 1"),
+        (REFUTED, LOST, 1, "the session failed"),
+    ],
+)
+def test_what_ends_a_job_while_it_gathers(
+    before: Event | None, event: Event, code: int, describes: str
+) -> None:
     one = gathering(1)
-    one.feed(GatherFailed(1, "Port 6070 is taken.", 3, one.now))
-    assert one.verdict().exit_code == 3
-    assert "could not be started again: Port 6070 is taken" in one.verdict().describe()
-
-
-def test_other_hosts_may_fail_while_one_gathers() -> None:
-    one = gathering(1)
-    one.feed(JobVerdict(ELSEWHERE, one.now, attempt=0, is_final=False))
+    if before is not None:
+        one.feed(before)
     assert one.outcome is None
-    one.feed(JobVerdict(ELSEWHERE, one.now, attempt=0))
-    assert one.verdict().exit_code == 7
-
-
-def test_what_is_lost_while_hosts_are_waited_for_ends_the_job() -> None:
-    one = gathering(1)
-    one.feed(REFUTED)
-    assert one.outcome is None
-    one.feed(LOST)
-    assert one.verdict().exit_code == 1
-
-
-LOST = SourceFailed("the session", "a bug", "without word of the others", 3.0)
-
-
-def test_a_job_that_cannot_be_watched_as_it_must_ends() -> None:
-    one = job(2, max_restarts=3)
-    one.feed(LOST)
-    assert one.signals() == [TERM]
-    one.exit(0, signum=TERM)
-    one.exit(1, signum=TERM)
-    assert (one.verdict().exit_code, one.verdict().attempts) == (1, 1)
-    assert one.verdict().describe() == "the session failed (a bug)"
-
-
-def test_a_job_goes_on_without_a_source_that_it_does_not_need() -> None:
-    one = job(1)
-    one.feed(LOST._replace(is_required=False))
-    assert one.signals() == []
-    one.exit(0)
-    assert one.verdict().exit_code == 0
-
-
-@pytest.mark.parametrize("is_waiting", [True, False])
-def test_nothing_starts_again_that_cannot_be_watched_as_it_must(*, is_waiting: bool) -> None:
-    one = job(2, max_restarts=3)
-    one.exit(0, code=3)
-    if is_waiting:
-        one.exit(1, signum=TERM)
-    one.feed(LOST)
-    if not is_waiting:
-        one.exit(1, signum=TERM)
-    assert one.verdict().exit_code == (1 if is_waiting else 3)
-    assert one.verdict().attempts == 1 + is_waiting
+    one.feed(event)
+    assert one.verdict().exit_code == code
+    assert describes in one.verdict().describe()
 
 
 def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
@@ -811,13 +652,6 @@ def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
     one.take(Exited(0, "rank 0", ExitStatus(code=3), 2.0))
     one.feed(LOST)
     assert one.state.given_up == ""
-
-
-def test_a_source_that_fails_at_the_last_exit_has_the_last_word() -> None:
-    one = job(1)
-    one.take(Exited(0, "rank 0", OK, 2.0))
-    actions = one.take(LOST)
-    assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [LOST]
 
 
 def test_after_the_end_nothing_happens() -> None:

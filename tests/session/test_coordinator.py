@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 
 from fleetrun.run.events import Elapsed, Failure
@@ -33,6 +35,8 @@ from fleetrun.session.messages import (
 )
 from fleetrun.session.state import Broken, Received, Send
 from fleetrun.session.terms import Terms
+
+_Told = TypeVar("_Told", bound=FromCoordinator)
 
 
 class Session:
@@ -100,12 +104,25 @@ class Session:
         """The generation that forms or runs."""
         return self.state.generation
 
-    def run(self, *numbers: int) -> None:
-        """Let these hosts join and start."""
+    def join_all(self, *numbers: int) -> None:
+        """Let these hosts join."""
         for number in numbers:
             self.join(number)
+
+    def ready(self, *numbers: int) -> None:
+        """Let these hosts say that they could start."""
         for number in numbers:
             self.say(number, Prepared(self.generation))
+
+    def stopped(self, *numbers: int) -> None:
+        """Let these hosts say that nothing runs there, and that nothing failed there."""
+        for number in numbers:
+            self.say(number, Stopped(self.generation, None))
+
+    def run(self, *numbers: int) -> None:
+        """Let these hosts join and start."""
+        self.join_all(*numbers)
+        self.ready(*numbers)
         assert self.state.phase == state.RUNNING
 
     def wait(self, seconds: float, *alive: int) -> None:
@@ -122,11 +139,21 @@ class Session:
         told = [one for one in self.sent[number] if not isinstance(one, Acknowledged)]
         return told[-1]
 
+    def told(self, number: int, kind: type[_Told]) -> _Told:
+        """Return what was sent last to NUMBER, which is a KIND."""
+        told = self.last(number)
+        assert isinstance(told, kind)
+        return told
+
     def verdict(self, number: int) -> Verdict:
         """Return the verdict that NUMBER was told."""
-        told = self.last(number)
-        assert isinstance(told, Verdict)
-        return told
+        return self.told(number, Verdict)
+
+    def failure(self, number: int) -> Failure:
+        """Return the failure in the verdict that NUMBER was told."""
+        failure = self.verdict(number).failure
+        assert failure is not None
+        return failure
 
 
 def failure(number: int, code: int = 7, *, is_victim: bool = False, no_retry: str = "") -> Failure:
@@ -137,10 +164,8 @@ def failure(number: int, code: int = 7, *, is_victim: bool = False, no_retry: st
 
 def test_the_roster_comes_when_all_are_there_the_master_first_the_rest_by_address() -> None:
     one = Session(3)
-    for number in (12, 0, 2):
-        one.join(number)
-    roster = one.last(2)
-    assert isinstance(roster, RosterMessage)
+    one.join_all(12, 0, 2)
+    roster = one.told(2, RosterMessage)
     assert [entry.host for entry in roster.entries] == ["10.0.0.1", "10.0.0.2", "10.0.0.12"]
 
 
@@ -149,15 +174,13 @@ def test_given_ranks_come_before_addresses() -> None:
     one.join(0, rank=2)
     one.join(2)
     one.join(3, rank=0)
-    roster = one.last(3)
-    assert isinstance(roster, RosterMessage)
+    roster = one.told(3, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-3", "node-2", "node-0"]
 
 
 def test_nobody_starts_before_all_are_ready() -> None:
     one = Session(2)
-    one.join(0)
-    one.join(2)
+    one.join_all(0, 2)
     one.say(0, Prepared(0))
     assert isinstance(one.last(0), RosterMessage)
     one.say(2, Prepared(0))
@@ -233,8 +256,7 @@ def test_a_host_that_falls_silent_is_lost_within_the_timeout_and_named() -> None
     one = Session(2)
     one.run(0, 2)
     one.wait(10.0, 0)
-    stop = one.last(0)
-    assert isinstance(stop, Stop)
+    stop = one.told(0, Stop)
     assert stop.failure.host == "10.0.0.2 (node-2)"
 
 
@@ -300,10 +322,8 @@ def test_a_generation_waits_until_who_is_cut_off_has_ended_its_ranks() -> None:
     one.feed(Broken(2, one.now))
     lost_at = one.now
     one.wait(5.0, 0, 3)
-    for number in (0, 3):
-        one.say(number, Stopped(0, None))
-    for number in (0, 3):
-        one.join(number)
+    one.stopped(0, 3)
+    one.join_all(0, 3)
     assert one.state.phase == state.FORMING
     one.wait(6.0, 0, 3)
     assert one.now > lost_at + 10.0
@@ -317,8 +337,7 @@ def test_a_generation_waits_until_who_is_cut_off_has_ended_its_ranks() -> None:
 
 def test_an_elastic_job_begins_with_fewer_once_nobody_else_comes() -> None:
     one = Session(3, least=2)
-    one.join(0)
-    one.join(2)
+    one.join_all(0, 2)
     one.wait(29.0, 0, 2)
     assert one.state.phase == state.FORMING
     assert one.state.told.startswith("up to 1 more host")
@@ -329,19 +348,16 @@ def test_an_elastic_job_begins_with_fewer_once_nobody_else_comes() -> None:
 def test_a_wait_is_limited_by_the_timeout_that_counts() -> None:
     one = Session(4, least=2)
     one.join(0)
-    first = one.last(0)
-    assert isinstance(first, Missing)
+    first = one.told(0, Missing)
     assert (first.limit, round(first.left_s)) == ("--rdzv_timeout", 60)
     one.wait(20.0, 0)
     one.join(1)
-    second = one.last(1)
-    assert isinstance(second, Missing)
+    second = one.told(1, Missing)
     assert (second.limit, round(second.left_s)) == ("--elastic_timeout", 30)
     one.wait(15.0, 0, 1)
     one.join(2)
     # Not 30 s more: all of them together have --rdzv_timeout.
-    third = one.last(2)
-    assert isinstance(third, Missing)
+    third = one.told(2, Missing)
     assert (third.limit, round(third.left_s)) == ("--elastic_timeout", 25)
 
 
@@ -349,13 +365,10 @@ def test_lost_hosts_are_waited_for_as_long_as_they_may_train() -> None:
     one = Session(3, least=2)
     one.run(0, 1, 2)
     one.wait(9.5, 0, 1)
-    for number in (0, 1):
-        one.say(number, Stopped(0, None))
-    for number in (0, 1):
-        one.join(number)
+    one.stopped(0, 1)
+    one.join_all(0, 1)
     one.wait(0.2, 0, 1)
-    told = one.last(1)
-    assert isinstance(told, Missing)
+    told = one.told(1, Missing)
     assert told.who.startswith("up to 1 more host")
     assert told.limit == "--heartbeat_timeout"
     assert told.left_s <= 2.0
@@ -363,17 +376,14 @@ def test_lost_hosts_are_waited_for_as_long_as_they_may_train() -> None:
 
 def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
     one = Session(3, least=2)
-    one.join(0)
-    one.join(1)
+    one.join_all(0, 1)
     one.wait(31.0, 0, 1)
-    for number in (0, 1):
-        one.say(number, Prepared(0))
+    one.ready(0, 1)
     one.wait(15.0, 0)
     one.say(0, Stopped(0, None))
     one.join(0)
     one.wait(2.0, 0)
-    told = one.last(0)
-    assert isinstance(told, Missing)
+    told = one.told(0, Missing)
     assert told.who.startswith("1 host of 2")
     assert told.limit == "--elastic_timeout"
     assert 25.0 < told.left_s <= 30.0
@@ -381,38 +391,29 @@ def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
 
 def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> None:
     one = Session(3, least=2)
-    one.join(0)
-    one.join(2)
+    one.join_all(0, 2)
     one.wait(31.0, 0, 2)
-    for number in (0, 2):
-        one.say(number, Prepared(0))
+    one.ready(0, 2)
     one.join(5)
-    told = one.last(5)
-    assert isinstance(told, Missing)
+    told = one.told(5, Missing)
     assert told.stands_by
     one.wait(29.0, 0, 2, 5)
     assert one.state.phase == state.RUNNING
     one.wait(2.0, 0, 2, 5)
-    stop = one.last(0)
-    assert isinstance(stop, Stop)
+    stop = one.told(0, Stop)
     assert (stop.failure.host, stop.failure.is_departure) == ("10.0.0.5 (node-5)", True)
-    for number in (0, 2):
-        one.say(number, Stopped(0, None))
-    for number in (0, 2):
-        one.join(number)
-    roster = one.last(5)
-    assert isinstance(roster, RosterMessage)
+    one.stopped(0, 2)
+    one.join_all(0, 2)
+    roster = one.told(5, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2", "node-5"]
     assert (roster.generation, roster.restarts) == (1, 0)
 
 
 def test_a_job_that_is_done_in_part_is_not_begun_again_for_a_newcomer() -> None:
     one = Session(3, least=2)
-    one.join(0)
-    one.join(2)
+    one.join_all(0, 2)
     one.wait(31.0, 0, 2)
-    for number in (0, 2):
-        one.say(number, Prepared(0))
+    one.ready(0, 2)
     one.say(2, Done(0))
     one.join(5)
     one.wait(60.0, 0, 2, 5)
@@ -426,15 +427,12 @@ def test_a_host_that_departs_is_not_waited_for() -> None:
     one.run(0, 2, 3)
     asked = Failure("node-3", "interrupted by SIGTERM", 143, is_departure=True)
     one.say(3, Failed(0, asked))
-    for number in (0, 2):
-        one.say(number, Stopped(0, None))
+    one.stopped(0, 2)
     one.say(3, Stopped(0, asked))
     assert not one.verdict(0).is_final
-    for number in (0, 2):
-        one.join(number)
+    one.join_all(0, 2)
     one.say(3, Leave(asked))
-    roster = one.last(2)
-    assert isinstance(roster, RosterMessage)
+    roster = one.told(2, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2"]
 
 
@@ -442,8 +440,7 @@ def test_one_host_more_than_wanted_is_refused() -> None:
     one = Session(2)
     one.run(0, 2)
     one.join(3)
-    refused = one.last(3)
-    assert isinstance(refused, Refused)
+    refused = one.told(3, Refused)
     assert "all hosts of the job are there" in refused.why
     assert one.state.phase == state.RUNNING
 
@@ -452,12 +449,10 @@ def test_who_is_configured_otherwise_is_refused_and_named_to_the_others() -> Non
     one = Session(2)
     one.join(0)
     one.join(2, mode="rpc")
-    refused = one.last(2)
-    assert isinstance(refused, Refused)
+    refused = one.told(2, Refused)
     assert refused.why == "--run_mode is rpc there and collective on node-0"
     one.wait(2.0, 0)
-    missing = one.last(0)
-    assert isinstance(missing, Missing)
+    missing = one.told(0, Missing)
     assert "10.0.0.2 (node-2) cannot take part" in missing.remarks[0]
 
 
@@ -469,8 +464,7 @@ def test_what_is_told_of_hosts_that_differ_is_never_too_long_to_be_read() -> Non
     for number in range(2, 20):
         one.join(number, mode=f"{number}" + "x" * 60_000)
     one.join(20, mode="x" * 60_000 + "b")
-    refused = one.last(20)
-    assert isinstance(refused, Refused)
+    refused = one.told(20, Refused)
     assert "xb there and ..." in refused.why
     one.wait(61.0, 0, 1)
     assert one.verdict(1).failure is not None
@@ -485,8 +479,7 @@ def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
     one.join(2, rank=1)
     one.join(3, rank=1)
     for number in (0, 2, 3):
-        told = one.verdict(number).failure
-        assert told is not None
+        told = one.failure(number)
         assert told.exit_code == 4
         assert "node-2" in told.what
         assert "node-3" in told.what
@@ -497,14 +490,11 @@ def test_a_newcomer_of_a_taken_rank_does_not_end_a_job_that_starts_again() -> No
     one.join(0)
     one.join(2, rank=1)
     one.wait(31.0, 0, 2)
-    for number in (0, 2):
-        one.say(number, Prepared(0))
+    one.ready(0, 2)
     one.say(0, Failed(0, Failure("node-0", "asked", 101, is_departure=True)))
-    for number in (0, 2):
-        one.say(number, Stopped(0, None))
+    one.stopped(0, 2)
     one.join(3, rank=1)
-    refused = one.last(3)
-    assert isinstance(refused, Refused)
+    refused = one.told(3, Refused)
     assert "the same rank as 10.0.0.2 (node-2), pid 7: 1" in refused.why
     assert one.state.phase == state.FORMING
 
@@ -515,8 +505,7 @@ def test_a_listed_host_that_is_configured_otherwise_ends_the_job_at_once() -> No
     one.join(2, rank=1)
     one.join(3, rank=2, mode="rpc")
     for number in (0, 2):
-        told = one.verdict(number).failure
-        assert told is not None
+        told = one.failure(number)
         assert told.exit_code == 4
         assert "10.0.0.3 (node-3) cannot take part: --run_mode is rpc there" in told.what
 
@@ -537,8 +526,7 @@ def test_a_misfit_with_the_script_of_the_job_ends_it_and_one_with_another_does_n
     assert isinstance(one.last(2), Refused)
     assert one.state.phase == state.FORMING
     one.join(3, has_same_script=True, mode="rpc")
-    told = one.verdict(0).failure
-    assert told is not None
+    told = one.failure(0)
     assert told.exit_code == 4
     assert "10.0.0.3 (node-3) cannot take part: --run_mode is rpc there" in told.what
 
@@ -563,8 +551,7 @@ def test_a_host_that_brings_its_trouble_ends_the_job_for_all(ill: int) -> None:
 
 def test_an_elastic_job_goes_on_without_a_host_that_brings_its_trouble() -> None:
     one = Session(3, least=2)
-    one.join(0)
-    one.join(1)
+    one.join_all(0, 1)
     one.join(2, failure=NO_SCRIPT)
     assert isinstance(one.last(2), Refused)
     one.wait(31.0, 0, 1)
@@ -624,22 +611,18 @@ def test_a_launcher_that_was_started_again_takes_its_own_place() -> None:
 
 def test_who_is_missing_is_named_when_time_is_up() -> None:
     one = Session(3)
-    one.join(0)
-    one.join(2)
+    one.join_all(0, 2)
     one.wait(61.0, 0, 2)
-    told = one.verdict(2).failure
-    assert told is not None
+    told = one.failure(2)
     assert told.exit_code == 4
     assert told.what.startswith("1 host of 3 (10.0.0.0 (node-0) and 10.0.0.2 (node-2) are here)")
 
 
 def test_a_launcher_that_is_stopped_while_hosts_gather_ends_the_job() -> None:
     one = Session(3)
-    one.join(0)
-    one.join(2)
+    one.join_all(0, 2)
     one.say(2, Leave(Failure("node-2", "interrupted", 143)))
-    told = one.verdict(0).failure
-    assert told is not None
+    told = one.failure(0)
     assert told.exit_code == 143
 
 
@@ -658,8 +641,7 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_has_given_up() -> None:
     one = Session(3, least=2)
     one.run(0, 1, 2)
     one.say(1, Leave(None))
-    for number in (0, 2):
-        one.say(number, Stopped(0, None))
+    one.stopped(0, 2)
     verdict = one.verdict(2)
     assert not verdict.is_final
     assert verdict.failure is not None
@@ -676,8 +658,7 @@ def failed(one: Session, who: int, *others: int) -> None:
 
 def hosts_of(one: Session, number: int) -> list[str]:
     """Return the hosts of the roster that NUMBER was told last."""
-    told = one.last(number)
-    assert isinstance(told, RosterMessage)
+    told = one.told(number, RosterMessage)
     return [entry.hostname for entry in told.entries]
 
 
@@ -689,12 +670,10 @@ def test_a_host_that_is_not_well_stays_out_while_another_can_take_its_place() ->
     one.join(1, trouble="the disk of its logs is full")
     one.join(0)
     assert hosts_of(one, 0) == hosts_of(one, 2) == ["node-0", "node-2"]
-    told = one.last(1)
-    assert isinstance(told, Missing)
+    told = one.told(1, Missing)
     assert told.stands_by
     assert told.remarks == ("10.0.0.1 (node-1) stays out: the disk of its logs is full",)
-    roster = one.last(2)
-    assert isinstance(roster, RosterMessage)
+    roster = one.told(2, RosterMessage)
     assert roster.remarks == told.remarks
 
 
@@ -720,11 +699,9 @@ def test_a_host_of_which_the_job_has_failed_twice_makes_room_for_one_that_waits(
     failed(one, 1, 0)
     one.run(0, 1)
     failed(one, 1, 0)
-    one.join(1)
-    one.join(0)
+    one.join_all(1, 0)
     assert hosts_of(one, 0) == ["node-0", "node-2"]
-    told = one.last(1)
-    assert isinstance(told, Missing)
+    told = one.told(1, Missing)
     assert "failed 2 times because of it" in told.remarks[0]
 
 
@@ -755,8 +732,7 @@ def test_a_launcher_whose_guard_says_that_it_was_killed_is_lost_at_once() -> Non
     killed(one, 1, has_ranks=True)
     assert isinstance(one.last(0), Stop)
     one.say(0, Stopped(0, None))
-    told = one.verdict(0).failure
-    assert told is not None
+    told = one.failure(0)
     assert (told.what, told.host) == ("fleetrun was lost", "10.0.0.1 (node-1)")
 
 
@@ -836,8 +812,7 @@ def test_a_launcher_of_another_job_of_the_name_gets_no_place_in_this_one() -> No
     )
     one.say(2, Join(PROTOCOL, "its successor", 0, offer))
     assert hosts_of(one, 0) == ["node-0", "node-1"]
-    told = one.last(2)
-    assert isinstance(told, RosterMessage)
+    told = one.told(2, RosterMessage)
     assert told.session == "new"
     # Neither is it told how that one has ended.
     one.say(0, Stopped(0, failure(0)))
