@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 
 import ports
 import pytest
 from commandline import Command, fleetrun
 from waiting import until
+
+from fleetrun.commands.report import charts, history
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +37,6 @@ def events(folder: Path) -> list[str]:
 
 
 def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="plotly is not installed: pip install fleetrun[report]")
     master = (f"--master=127.0.0.1:{ports.free(1)[0]}", "--nnodes=2")
     hosts = [
         Command(
@@ -66,11 +67,7 @@ def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path:
     last = seen(tmp_path, "top")
     assert "rank 6 exited with 7" in last.splitlines()[-1]
     page = Path(seen(tmp_path, "report").strip()).read_text(encoding="utf-8")
-    figures = json.loads(page.partition('id="figures">')[2].partition("</script>")[0])
-    bars = [text for trace in figures["timeline-A"]["data"] for text in trace["text"]]
-    ranks = [text for text in bars if text.startswith("rank ")]
-    assert len(ranks) == 8
-    (culprit,) = [
-        trace for trace in figures["timeline-A"]["data"] if trace["name"] == "failed first"
-    ]
-    assert [text.partition(",")[0] for text in culprit["text"]] == ["rank 6 on 127.0.0.2"]
+    bars = re.findall(r'<rect [^>]*fill="(#\w+)"><title>(rank \d on [\d.]+),', page)
+    assert len(bars) == 8
+    failed = [bar for color, bar in bars if color == charts.COLORS[history.FIRST]]
+    assert failed == ["rank 6 on 127.0.0.2"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -29,7 +27,7 @@ def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
     # With its run, or here where it is about two.
     place = Path(found[0][0].path) if len(found) == 1 else Path()
     path = (Path(out) if out else place / names.PAGE).absolute()
-    text = page.page([history.read(each) for each in found], library(), str(path.parent))
+    text = page.page([history.read(each) for each in found], str(path.parent))
     try:
         # As private as what it was made from.
         path.touch(PRIVATE)
@@ -37,21 +35,6 @@ def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written ({error.strerror}); see --out.") from None
     return put(f"{visible(str(path))}\n")
-
-
-def library() -> str:
-    """Return the text of plotly's JavaScript, which its wheel carries; no code of it is loaded."""
-    spec = find_spec("plotly")
-    place = None if spec is None or spec.origin is None else Path(spec.origin).parent
-    try:
-        if place is not None:
-            return (place / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    except OSError:
-        pass
-    raise EnvironmentFault(
-        "The charts need plotly, which is not installed here: "
-        f"{sys.executable} -m pip install plotly."
-    )
 
 
 command = click.Command(

@@ -6,6 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun import argv
+from fleetrun.errors import FleetrunError
 from fleetrun.records import (
     eventfile,
     metricsfile,
@@ -102,6 +104,8 @@ class RunHistory(NamedTuple):
     """All that a page shows of a run."""
 
     name: str
+    # What it ran, without its folder; empty: nobody knows.
+    script: str
     job_id: str
     verdict: str
     # None: it runs, or its launcher was killed.
@@ -150,8 +154,10 @@ def read(found: Sequence[Run]) -> RunHistory:
             bars.append(_bar(log, began, last, host)._replace(peak_bytes=peak))
     bars.sort(key=lambda bar: (_number(bar.label), bar.attempt))
     failed = next((run for run in found if run.exit_code), first)
+    manifest = reading.document(os.path.join(first.path, names.MANIFEST)) or {}
     return RunHistory(
         name=first.name,
+        script=_script(reading.texts(manifest.get("command"))),
         job_id=first.job_id,
         verdict=failed.verdict,
         exit_code=failed.exit_code,
@@ -165,7 +171,7 @@ def read(found: Sequence[Run]) -> RunHistory:
         report=reportfile.read(os.path.join(failed.path, names.REPORT)),
         fields=fields,
         buckets=_buckets(first.path),
-        facts=tuple(_facts(reading.document(os.path.join(first.path, names.MANIFEST)) or {})),
+        facts=(("run", first.name), *_facts(manifest)),
         attempts=max(run.attempt for run in found) + 1,
         traces=tuple(_traces(found)),
     )
@@ -386,6 +392,19 @@ def _buckets(path: str) -> tuple[int, ...]:
     if evidence is None or evidence.counts is None:
         return ()
     return evidence.counts.bucket_bytes
+
+
+def _script(command: Sequence[str]) -> str:
+    """Return the name of what COMMAND runs.
+
+    >>> _script(["--gpus", "0,1", "sub/train.py", "--epochs=3"])
+    'train.py'
+    """
+    try:
+        script = argv.split(command).script
+    except FleetrunError:
+        return ""
+    return "" if script is None else os.path.basename(script.target)
 
 
 def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 from datetime import datetime, timezone
+from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -17,78 +17,40 @@ from fleetrun.plan.visible import visible, visible_lines
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fleetrun.commands.report.charts import Figure
     from fleetrun.commands.report.history import RunHistory
 
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>$title</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root { color-scheme: light }
-body { font: 14px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1.5em; max-width: $width;
-  color: #1d2433; background: #f6f7f9 }
-h1 { font-size: 1.5em; margin: 0 0 .2em } h2 { font-size: 1.05em; margin: 1.4em 0 .4em }
-.runs { display: grid; grid-template-columns: repeat($count, minmax(0, 1fr)); gap: 1.5em }
-section, .run { min-width: 0 }
-.card { background: #fff; border: 1px solid #dfe3ea; border-radius: 8px; padding: .8em 1em }
-.verdict { display: inline-block; border-radius: 5px; padding: .15em .6em; color: #fff;
-  background: #2e9e5b } .verdict.bad { background: #d33f3f } .verdict.open { background: #3b7dd8 }
-.numbers { display: flex; flex-wrap: wrap; gap: .4em 2em; margin: .7em 0 0 }
-#differs ~ .runs { margin-top: 2em }
-.numbers b { display: block; font-size: 1.25em }
-table { border-collapse: collapse; width: 100% }
-td, th { text-align: left; padding: .2em .8em .2em 0; vertical-align: top;
-  border-bottom: 1px solid #eceff4 }
-td:last-child, #differs td { overflow-wrap: anywhere } td:first-child { white-space: nowrap }
-th { font-weight: 600; white-space: nowrap }
-pre { overflow: auto; max-height: 24em; margin: .4em 0 0; font-size: 12px }
-.effective { color: #217a45 } .no_effect, .refused, .no_word { color: #b3541e }
-.logs { columns: 9em; max-height: 16em; overflow: auto }
-</style></head><body>
-$body
-<script>$library</script>
-<script type="application/json" id="figures">$figures</script>
-<script>
-const figures = JSON.parse(document.getElementById("figures").textContent);
-for (const [id, figure] of Object.entries(figures))
-  Plotly.newPlot(id, figure.data, figure.layout, figure.config);
-</script>
-</body></html>
-""")
 _MOST_MOMENTS = 200
 
 
-def page(stories: Sequence[RunHistory], library: str, folder: str) -> str:
-    """Return the page of STORIES, one or two, with the text of plotly's LIBRARY.
+def page(stories: Sequence[RunHistory], folder: str) -> str:
+    """Return the page of STORIES, one or two.
 
     Links lead from FOLDER, where the page is kept, to the logs.
     """
-    figures: dict[str, Figure] = {}
-    parts = [_comparison(stories, figures)] if len(stories) > 1 else []
-    runs = "".join(_run(run, number, folder, figures) for number, run in enumerate(stories))
+    parts = [_comparison(stories)] if len(stories) > 1 else []
+    runs = "".join(_run(run, number, folder) for number, run in enumerate(stories))
     parts.append(f'<div class="runs">{runs}</div>')
-    return _PAGE.substitute(
-        title=_text("fleetrun: " + ", ".join(run.name for run in stories)),
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return Template(template).substitute(
+        title=_text(", ".join(f"{_title(run)}: {_result(run)[0]}" for run in stories)),
         width="88em" if len(stories) > 1 else "64em",
         count=len(stories),
         body="\n".join(parts),
-        library=library.replace("</script", "<\\/script"),
-        # A < could end the element.
-        figures=json.dumps(figures).replace("<", "\\u003c"),
     )
 
 
-def _run(run: RunHistory, number: int, folder: str, figures: dict[str, Figure]) -> str:
-    """Return all about one run; its charts go to FIGURES."""
+def _chart(title: str, key: str, drawn: str | None) -> str:
+    if drawn is None:
+        return ""
+    return f'<h2>{title}</h2><div class="card"><div id="{key}">{drawn}</div></div>'
+
+
+def _run(run: RunHistory, number: int, folder: str) -> str:
+    """Return all about one run."""
     letter = "AB"[number]
 
-    def chart(title: str, name: str, figure: Figure | None) -> str:
-        if figure is None:
-            return ""
-        key = f"{name}-{letter}"
-        figures[key] = figure
-        return f'<h2>{title}</h2><div class="card"><div id="{key}"></div></div>'
+    def chart(title: str, name: str, drawn: str | None) -> str:
+        return _chart(title, f"{name}-{letter}", drawn)
 
     return "".join(
         (
@@ -103,7 +65,8 @@ def _run(run: RunHistory, number: int, folder: str, figures: dict[str, Figure]) 
                 chart(used.title, f"use-{index}", charts.use(used))
                 for index, used in enumerate(run.uses)
             ),
-            chart("Most memory held", "memory", charts.memory(run)),
+            # Where it was measured over time, that has its peak.
+            chart("Most memory held", "memory", None if run.uses else charts.memory(run)),
             _strategy(run),
             chart("Buckets of gradients", "buckets", charts.buckets(run)),
             *(
@@ -121,32 +84,43 @@ def _run(run: RunHistory, number: int, folder: str, figures: dict[str, Figure]) 
     )
 
 
-def _head(run: RunHistory) -> str:
+def _title(run: RunHistory) -> str:
+    """Return what people call the run: its script, and when it began."""
+    began = datetime.fromtimestamp(run.began, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    return f"{run.script or run.name}, {began} UTC"
+
+
+def _result(run: RunHistory) -> tuple[str, str]:
+    """Return how it ended, and the class of that for the style sheet."""
     if run.exit_code is None:
-        word, kind = "no end is recorded: it runs, or its launcher was killed", "open"
-    elif run.exit_code:
-        word, kind = f"{run.verdict} (exit code {run.exit_code})", "bad"
-    else:
-        word, kind = run.verdict or "all processes finished", ""
+        return "no end is recorded: it runs, or its launcher was killed", "open"
+    if run.exit_code:
+        return f"{run.verdict} (exit code {run.exit_code})", "bad"
+    return run.verdict or "all processes finished", ""
+
+
+def _head(run: RunHistory) -> str:
+    word, kind = _result(run)
     shown = "".join(f"<div><b>{_text(value)}</b>{name}</div>" for name, value in numbers(run))
     return (
-        f'<h1>{_text(run.name)}</h1><span class="verdict {kind}">{_text(word)}</span>'
+        f'<h1>{_text(_title(run))}</h1><span class="verdict {kind}">{_text(word)}</span>'
         f'<div class="numbers">{shown}</div>'
     )
 
 
 def numbers(run: RunHistory) -> list[tuple[str, str]]:
     """Return what people ask of a run first."""
-    began = datetime.fromtimestamp(run.began, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     speeds = [speed for curve in run.curves if (speed := curve.steps_per_second()) is not None]
     final = [loss for curve in run.curves for loss in curve.losses[-1:] if loss is not None]
     peaks = [bar.peak_bytes for bar in run.bars if bar.peak_bytes]
     found = [
-        ("began (UTC)", began),
         ("duration", duration(run.seconds)),
         ("processes", str(len({bar.label for bar in run.bars}))),
-        ("hosts", str(len(run.hosts) or 1)),
-        ("attempts", str(run.attempts)),
+    ]
+    found += [
+        (name, str(count))
+        for name, count in (("hosts", len(run.hosts)), ("attempts", run.attempts))
+        if count > 1
     ]
     if speeds:
         found.append(("steps a second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
@@ -207,8 +181,6 @@ def _strategy(run: RunHistory) -> str:
 
 
 def _facts(run: RunHistory) -> str:
-    if not run.facts:
-        return ""
     return f'<h2>Where it came from</h2><div class="card">{_table((), run.facts)}</div>'
 
 
@@ -222,7 +194,7 @@ def _logs(run: RunHistory, folder: str) -> str:
     return f'<h2>Logs</h2><div class="card logs">{links}</div>'
 
 
-def _comparison(stories: Sequence[RunHistory], figures: dict[str, Figure]) -> str:
+def _comparison(stories: Sequence[RunHistory]) -> str:
     """Return the two STORIES beside each other: numbers, what differs, losses and steps."""
     first, second = stories
     rows = []
@@ -236,18 +208,15 @@ def _comparison(stories: Sequence[RunHistory], figures: dict[str, Figure]) -> st
             if mine != theirs:
                 rows.append((name, mine, theirs))
     parts = [
-        f"<h1>A: {_text(first.name)}<br>B: {_text(second.name)}</h1>",
+        f"<h1>A: {_text(_title(first))}<br>B: {_text(_title(second))}</h1>",
         '<h2>What differs</h2><div class="card" id="differs">',
         _table(("", "A", "B"), rows),
         "</div>",
     ]
-    for title, name, figure in (
-        ("Loss of both", "loss-both", charts.losses(stories)),
-        ("Steps of both", "steps-both", charts.steps(stories)),
-    ):
-        if figure is not None:
-            figures[name] = figure
-            parts.append(f'<h2>{title}</h2><div class="card"><div id="{name}"></div></div>')
+    parts += [
+        _chart("Loss of both", "loss-both", charts.losses(stories)),
+        _chart("Steps of both", "steps-both", charts.steps(stories)),
+    ]
     return "".join(parts)
 
 
