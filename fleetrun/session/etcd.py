@@ -1,4 +1,4 @@
-"""A client of etcd 3 over its JSON gateway, which blocks: it runs in a process of its own.
+"""A client of etcd 3 over its JSON gateway, which blocks: each question is a process of its own.
 
 The gateway is plain HTTP, so the standard library is enough; each request tries every member until
 one answers, beginning with the one that answered last. Over TLS the authority, and a certificate
@@ -58,7 +58,7 @@ class Client:
         timeout_s: float,
         is_secure: bool = False,
     ) -> None:
-        self._endpoints = list(endpoints)
+        self.endpoints = list(endpoints)
         self._timeout_s = timeout_s
         self._is_secure = is_secure
         self._link: http.client.HTTPConnection | None = None
@@ -138,13 +138,13 @@ class Client:
     def _ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request).encode()
         troubles: list[str] = []
-        for host, port in list(self._endpoints):
+        for host, port in list(self.endpoints):
             answer = self._ask_member(host, port, path, body)
             if not isinstance(answer, str):
                 return answer
             self.close()
             # Another member is asked first next time.
-            self._endpoints.append(self._endpoints.pop(0))
+            self.endpoints.append(self.endpoints.pop(0))
             troubles.append(f"{f'[{host}]' if ':' in host else host}:{port}: {answer}")
         raise UnreachableError("; ".join(troubles))
 
@@ -220,6 +220,23 @@ class Client:
             self._link.close()
             self._link = None
             self._local = ""
+
+
+def answer(
+    client: Client, what: str, values: Sequence[Any]
+) -> tuple[object, str, tuple[tuple[str, int], ...]]:
+    """Return what CLIENT answers to WHAT, why it does not, and whom to ask first next time."""
+    value, trouble = None, ""
+    try:
+        if what == "leave":
+            revision, lease, is_final = values
+            value = client.leave(revision, lease, is_final=is_final)
+        else:
+            value = getattr(client, what)(*values)
+    except (RefusedError, UnreachableError) as error:
+        trouble = str(error)
+    # The values are plain: what has asked is another process.
+    return tuple(value) if isinstance(value, tuple) else value, trouble, tuple(client.endpoints)
 
 
 def _reason(error: Exception) -> str:
