@@ -37,6 +37,13 @@ _COMMANDS_ELSEWHERE = {
     "help": "--help",
     "version": "--version",
 }
+# One mark of each engine in the table of engines/detect.py, which few launches load.
+ENGINE_MARKS = frozenset(
+    (
+        *("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST"),
+        *("PADDLE_TRAINERS", "PADDLE_MASTER", "LSB_JOBID", "PBS_JOBID", "JOB_ID"),
+    )
+)
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 
@@ -155,7 +162,6 @@ def _resolved(
 ) -> tuple[Request, Mapping[str, str], detect.Detected | None]:
     """Return what PARSED asks for, in which environment, and the engine that has started us."""
     from fleetrun import request
-    from fleetrun.engines import detect
 
     restored: tuple[tuple[str, str | None], ...] = ()
     layers: Mapping[str, Layer] = {}
@@ -168,7 +174,11 @@ def _resolved(
 
         config = configfile.find(parsed, environ)
     _check_script(parsed)
-    rows = detect.rows(environ)
+    rows: Sequence[detect.ClusterRow] = ()
+    if not ENGINE_MARKS.isdisjoint(environ):
+        from fleetrun.engines import detect  # only where an engine may have started us
+
+        rows = detect.rows(environ)
     found: list[detect.Detected] = []
 
     def detected() -> detect.Detected:

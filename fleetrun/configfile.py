@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import argv, options, yamlfile
+from fleetrun import argv, options
 from fleetrun.errors import UsageError
 from fleetrun.options import Option, RawOption
 
@@ -66,6 +66,8 @@ def of_user(environ: Mapping[str, str]) -> str | None:
 
 def read(path: str, *, is_lenient: bool = False) -> Config:
     """Read the config file at PATH; UsageError as file:line when it says what no option means."""
+    from fleetrun import yamlfile  # only those who have a config file pay for it
+
     text = yamlfile.text_of(path, "this config file")
     with yamlfile.loading(text, path) as loader:
         root = loader.get_single_node()
@@ -124,6 +126,8 @@ def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str
     """Turn NODE into the texts the command line would have given, each with its line."""
     from yaml import MappingNode, ScalarNode, SequenceNode
 
+    from fleetrun import yamlfile
+
     match node:
         case ScalarNode():
             if not yamlfile.is_null(node):
@@ -147,6 +151,8 @@ def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str
 def _scalar(node: "Node", where: str, option: Option) -> str:
     """Return NODE's text; UsageError when it is a list or a mapping."""
     from yaml import ScalarNode
+
+    from fleetrun import yamlfile
 
     if not isinstance(node, ScalarNode):
         raise UsageError(f"{where}: {option.name}: give plain values: {options.wanted(option)}")

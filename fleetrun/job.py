@@ -274,11 +274,9 @@ class LaunchedJob(ObservedJob):
             observers.append(self._background.sink(self.folder, self.log))
         if self._caller is not None:
             observers.append(self._caller.sink(self.plan))
-        if request.metrics_period_s:
-            from fleetrun.sinks.metrics import Metrics
-
-            observers.append(Metrics(self))
-        elif request.metrics_port is not None:
+        if request.metrics_port is not None:
+            observers += self._metrics()
+        if request.metrics_port is not None and not request.metrics_period_s:
             raise UsageError(
                 f"--metrics_port={request.metrics_port} serves what is measured, and "
                 "--metrics_period=0 measures nothing: give seconds, or leave it out."
@@ -296,6 +294,14 @@ class LaunchedJob(ObservedJob):
 
             observers.append(Rotation(self, self._on_cut))
         return [*observers, *self._of_strategy(), *self._of_hosts(), *self._of_tasks()]
+
+    def _metrics(self) -> list[Sink | Source]:
+        """Return the sink that measures the job, unless metrics are off."""
+        if not self.request.metrics_period_s:
+            return []
+        from fleetrun.sinks.metrics import Metrics
+
+        return [Metrics(self)]
 
     def _of_strategy(self) -> tuple[Source, ...]:
         """Return what shows which of the strategy is in effect, if there is one."""
@@ -356,7 +362,9 @@ class LaunchedJob(ObservedJob):
             period_s = hang.IdleClock(timeout_s).period_s
             others = HangOfHosts(self._session, self.folder, period_s=period_s)
         watch = Watch(self, hosts=others, gpus=self._gpu_watch)
-        return [EventLog(self), ManifestFile(self), LaunchFile(self), console, times, watch]
+        metrics = [] if self.request.metrics_port is not None else self._metrics()
+        files = (EventLog(self), ManifestFile(self), LaunchFile(self))
+        return [*files, console, times, *metrics, watch]
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:

@@ -35,18 +35,19 @@ class EngineFactory(Protocol):
 
 
 class EngineRow(NamedTuple):
-    """A row of the table: the engine is asked only where all VARIABLES are set."""
+    """A row of the table: the engine is asked only where all VARIABLES are set, and an OPTION."""
 
     file: str
     variables: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 # The first one that finds its hosts is the engine of the job.
 ENGINES = (
     EngineRow("fleetrun.engines.role", ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")),
     EngineRow("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID")),
-    EngineRow("fleetrun.engines.static"),
-    EngineRow("fleetrun.engines.meeting"),
+    EngineRow("fleetrun.engines.static", options=("ips", "hosts")),
+    EngineRow("fleetrun.engines.meeting", options=("master",)),
     EngineRow("fleetrun.engines.local"),
 )
 
@@ -95,7 +96,9 @@ def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") ->
     from importlib import import_module  # so it is asked for in one place only
 
     for row in ENGINES:
-        if all(environ.get(name, "").strip() for name in row.variables):
+        named = [getattr(place, name, ()) for name in row.options for place in (request, places)]
+        is_asked = any(named) or not row.options
+        if is_asked and all(environ.get(name, "").strip() for name in row.variables):
             factory = cast("EngineFactory", import_module(row.file))
             hosts = factory.find(request, environ, places)
             if hosts is not None:

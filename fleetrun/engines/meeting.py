@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fleetrun import argv
 from fleetrun.engines.local import alone
-from fleetrun.engines.ports import HeldPorts
-from fleetrun.plan import arguments, hosts, shell
-from fleetrun.probe import addresses
+from fleetrun.plan import hosts
 from fleetrun.records.variables import TOKEN
 
 if TYPE_CHECKING:
@@ -36,6 +33,9 @@ def find(
 
 def at_this_host(request: Request) -> Request:
     """Return REQUEST with an address and a port of this host as the place where the hosts meet."""
+    from fleetrun.engines.ports import HeldPorts  # only on the first of the hosts
+    from fleetrun.probe import addresses
+
     port = hosts.own_port(request.master)
     if not port:
         # Far from those that the ranks will get.
@@ -51,6 +51,9 @@ def at_this_host(request: Request) -> Request:
 
 def invitation(request: Request) -> str:
     """Return what to type on the other hosts of REQUEST."""
+    from fleetrun import argv  # only on the first of the hosts
+    from fleetrun.plan import arguments, shell
+
     head = argv.scan(request.typed)
     named = [one for one in head.settings if one.option.target not in _OWN]
     words = ["fleetrun", f"--master={request.master}"]
