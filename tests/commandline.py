@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from checkout import ROOT, environ
+from checkout import environ
 from processes import MARKER, Job, assert_no_survivors, piped
 from waiting import LONG_S
 
@@ -25,12 +24,18 @@ def fleetrun(
     return subprocess.run(
         [*FLEETRUN, *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env=environ(**variables),
         capture_output=True,
         text=True,
         timeout=LONG_S,
         check=False,
     )
+
+
+def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess.Popen[bytes]:
+    """Start `fleetrun WORDS` in FOLDER, with pipes for what it says unless POPEN has others."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environ()}
+    return subprocess.Popen([*FLEETRUN, *words], cwd=folder, **{**pipes, **popen})
 
 
 class Command(Job):

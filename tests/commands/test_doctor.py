@@ -8,14 +8,14 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fakedriver
 import ports
 import pytest
-from commandline import Command, fleetrun
+from checkout import ROOT, environ
+from commandline import FLEETRUN, Command, fleetrun
 from fake_paddles import fake_paddle, plugins
 from lab import is_root
 from waiting import LONG_S, TRAINING_S, until
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-FLEETRUN = [sys.executable, "-m", "fleetrun"]
 HAS_FAKETIME = shutil.which("faketime") is not None
 ALONE = ("unshare", "--mount", "sh", "-ec")
 # The driver of one GPU in every kind of trouble; what is not in it, it does not know.
@@ -60,10 +58,6 @@ def __getattr__(name):
 """
 
 
-def environ(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **(env or {})}
-
-
 def run(
     folder: Path,
     *words: str,
@@ -75,7 +69,7 @@ def run(
     return subprocess.run(
         [*prefix, *FLEETRUN, "doctor", *words],
         cwd=folder,
-        env=environ(env),
+        env=environ(**(env or {})),
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -321,7 +315,7 @@ def test_two_hosts_meet_and_compare_versions(tmp_path: Path) -> None:
 def test_who_is_waited_for_is_said_on_a_terminal_only(tmp_path: Path, terminal: Terminal) -> None:
     hosts = ("--ips=127.0.0.2,127.0.0.3", "--nproc_per_node=1", "--host=127.0.0.2", "--wait=1.5")
     words = (*hosts, f"--start_port={ports.free(1)[0]}")
-    launcher = terminal.start([*FLEETRUN, "doctor", *words], env=environ({"CI": ""}), cwd=tmp_path)
+    launcher = terminal.start([*FLEETRUN, "doctor", *words], env=environ(CI=""), cwd=tmp_path)
     until(terminal.shows(b"for the check-ups of 127.0.0.3."))
     until(terminal.shows(b"errors"))
     assert launcher.wait(LONG_S) in {0, 3}

@@ -6,14 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from checkout import ROOT
-from commandline import Command, fleetrun, process_in_background
+from commandline import Command, fleetrun, process_in_background, started
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import assert_no_survivors
@@ -122,22 +120,15 @@ def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -
     assert found["pid"] == pid
     # Of no terminal and no session but its own.
     assert os.getsid(pid) == pid
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "fleetrun", "attach", str(pid)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    watcher = started("attach", str(pid))
     assert watcher.stdout is not None
-    lines = []
-    while "first\n" not in lines:
-        lines.append(watcher.stdout.readline())
+    while watcher.stdout.readline() != b"first\n":
+        pass
     (tmp_path / "go").touch()
     out, err = watcher.communicate(timeout=LONG_S)
     assert watcher.returncode == 7, err
-    assert "last\n" in out
-    assert "exited with 7" in out
+    assert b"last\n" in out
+    assert b"exited with 7" in out
     assert_no_survivors(command.marker)
     assert not [one for one in (tmp_path / "log").iterdir() if one.name.startswith(".console")]
 
@@ -145,12 +136,7 @@ def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -
 def test_leaving_the_console_leaves_the_job(tmp_path: Path) -> None:
     command = Command(tmp_path, f"echo first; {HOLD}", ranks=1)
     pid = detached(command)
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "fleetrun", "attach", "--lines=5", str(pid)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    watcher = started("attach", "--lines=5", str(pid))
     assert watcher.stdout is not None
     while watcher.stdout.readline() != b"first\n":
         pass
@@ -176,12 +162,7 @@ def test_a_job_with_its_console_elsewhere_is_shown_by_a_log(tmp_path: Path) -> N
     command = Command(tmp_path, "echo first; touch up.$R; until [ -e go ]; do sleep 0.1; done")
     launcher = command.start()
     command.wait_for("up.0", "up.1")
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "fleetrun", "attach", str(launcher.pid)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    watcher = started("attach", str(launcher.pid))
     assert watcher.stdout is not None
     assert watcher.stdout.readline() == b"first\n"
     (tmp_path / "go").touch()

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 from rich.control import Control
-from rich.segment import Segment, Segments
-from rich.style import Style
+from rich.text import Text
 
 from fleetrun import colors
 from fleetrun.commands import parser
@@ -27,7 +26,7 @@ from fleetrun.printing import put
 from fleetrun.records import runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from fleetrun.commands.top.sample import Snapshot
 
@@ -101,24 +100,12 @@ def _draw(console: Console, snapshot: Snapshot) -> None:
     """Show SNAPSHOT on the whole screen."""
     width, height = os.get_terminal_size(sys.stdout.fileno())
     lines = screen.frame(snapshot, width, max(1, height - 1))
-    blank: screen.Line = [(" " * width, "")]
-    lines += [blank] * (height - 1 - len(lines))
-    lines.append(screen.cut([(" q quits; `fleetrun logs -f` shows what is printed", "dim")], width))
+    lines += [Text(" " * width)] * (height - 1 - len(lines))
+    lines.append(
+        screen.cut(Text(" q quits; `fleetrun logs -f` shows what is printed", "dim"), width)
+    )
     console.control(Control.home())
-    console.print(Segments(_segments(lines)), end="", soft_wrap=True)
-
-
-_STYLES: dict[str, Style] = {}
-
-
-def _segments(lines: Sequence[screen.Line]) -> Iterator[Segment]:
-    for place, line in enumerate(lines):
-        if place:
-            yield Segment.line()
-        for text, style in line:
-            if style not in _STYLES:
-                _STYLES[style] = Style.parse(style)
-            yield Segment(text, _STYLES[style])
+    console.print(Text("\n").join(lines), end="", soft_wrap=True)
 
 
 def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
@@ -131,10 +118,10 @@ def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
     if is_coloured:
         console = _console(is_coloured=True)
         with console.capture() as captured:
-            console.print(Segments(_segments(lines)), soft_wrap=True)
+            console.print(Text("\n").join(lines), soft_wrap=True)
         text = captured.get()
     else:
-        text = "\n".join("".join(part for part, _ in line).rstrip() for line in lines)
+        text = "\n".join(line.plain.rstrip() for line in lines)
     put(text.rstrip("\n") + "\n")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
+from rich.text import Text
 
 from fleetrun import conversion
 from fleetrun.plan.kinds import label
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fleetrun.commands.top.sample import RankRow, Snapshot
-
-# A line is made of parts with their styles, as rich names them.
-Part = tuple[str, str]
-Line = list[Part]
 
 _GAP = 2
 # The last line of a log is left out where there is no room for so much of it.
@@ -53,28 +50,34 @@ _COLUMNS = (
 _GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
 
 
-def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Line]:
+def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Text]:
     """Return what shows SNAPSHOT in WIDTH columns and at most HEIGHT lines; None: all of it.
 
     A width of 0 is that of a file, in which nothing is cut.
     """
     top = [_headline(snapshot, width), _counts(snapshot)]
     if snapshot.notice and not snapshot.verdict:
-        top.append([(visible(snapshot.notice), _WARN)])
-    end: list[Line] = []
+        top.append(Text(visible(snapshot.notice), _WARN))
+    end: list[Text] = []
     if snapshot.verdict:
         style = _GOOD if snapshot.exit_code == 0 else _BAD
         code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
-        end = [[(f"{visible(snapshot.verdict)}{code}", style)]]
+        end = [Text(f"{visible(snapshot.verdict)}{code}", style)]
     # The heads of the columns, and what tells of rows that are left out.
     room = None if height is None else max(1, height - len(top) - len(end) - 2)
     rows, hidden = chosen(snapshot.rows, room)
     columns = _fitting(snapshot, rows, width)
     table = _table(rows, columns, width)
     if hidden:
-        table.append([(f"and {len(hidden)} more: {_described(hidden)}", _DIM)])
-    lines = [*top, *table, *end]
-    return [cut(line, width) if width else line for line in lines][:height]
+        table.append(Text(f"and {len(hidden)} more: {_described(hidden)}", _DIM))
+    lines = [*top, *table, *end][:height]
+    return [cut(line, width) for line in lines] if width else lines
+
+
+def cut(line: Text, width: int) -> Text:
+    """Return LINE made exactly WIDTH columns wide."""
+    line.truncate(width, overflow="crop", pad=True)
+    return line
 
 
 def chosen(rows: Sequence[RankRow], room: int | None) -> tuple[list[RankRow], list[RankRow]]:
@@ -89,39 +92,34 @@ def chosen(rows: Sequence[RankRow], room: int | None) -> tuple[list[RankRow], li
     )
 
 
-def _headline(snapshot: Snapshot, width: int) -> Line:
+def _headline(snapshot: Snapshot, width: int) -> Text:
     style = {"running": _GOOD, "over": "bold"}.get(snapshot.phase, _WARN)
-    parts = [(f"{visible(snapshot.job)}", "bold"), (f"  {snapshot.phase}", style)]
-    parts.append((f"  {conversion.duration(snapshot.seconds, is_short=True)}", ""))
+    line = Text.assemble((visible(snapshot.job), "bold"), (f"  {snapshot.phase}", style))
+    line.append(f"  {conversion.duration(snapshot.seconds, is_short=True)}")
     if snapshot.max_restarts or snapshot.attempt:
-        restarts = f"  restarts {snapshot.attempt}"
-        parts.append(
-            (f"{restarts} of {snapshot.max_restarts or 0}", _WARN if snapshot.attempt else "")
-        )
+        restarts = f"  restarts {snapshot.attempt} of {snapshot.max_restarts or 0}"
+        line.append(restarts, _WARN if snapshot.attempt else "")
     if snapshot.hosts > 1:
-        parts.append((f"  {snapshot.hosts} hosts", ""))
+        line.append(f"  {snapshot.hosts} hosts")
     run = visible(snapshot.run)
-    if width:
-        # The end of a path says more than its beginning.
-        run = elided(run, max(width - sum(cell_len(text) for text, _ in parts) - 2, 0))
-    return [*parts, (f"  {run}", _DIM)]
+    # The end of a path says more than its beginning.
+    run = elided(run, max(width - line.cell_len - 2, 0)) if width else run
+    return line.append(f"  {run}", _DIM)
 
 
-def _counts(snapshot: Snapshot) -> Line:
+def _counts(snapshot: Snapshot) -> Text:
     if not snapshot.rows:
-        return [("no process has been started yet", _DIM)]
+        return Text("no process has been started yet", _DIM)
     count = len(snapshot.rows)
-    reported: Line = [(f"{count} {'process' if count == 1 else 'processes'}: ", "")]
-    reported.append((_described(snapshot.rows), ""))
+    line = Text(f"{count} {'process' if count == 1 else 'processes'}: {_described(snapshot.rows)}")
     speeds = [row.steps_per_s for row in snapshot.rows if row.steps_per_s is not None]
     if speeds:
-        reported.append((f"; {_rate(min(speeds))} steps/s", ""))
+        line.append(f"; {_rate(min(speeds))} steps/s")
     # Nobody but their vendors' tools can read them.
     unread = sorted({row.device.partition(":")[0] for row in snapshot.rows} - {"", "cpu", "gpu"})
     if unread:
-        names = " and ".join(f"{label(kind)}s" for kind in unread)
-        reported.append((f"; use of {names} is not known", _DIM))
-    return reported
+        line.append(f"; use of {' and '.join(f'{label(kind)}s' for kind in unread)} is not known")
+    return line
 
 
 def _described(rows: Sequence[RankRow]) -> str:
@@ -151,25 +149,21 @@ def _fitting(snapshot: Snapshot, rows: Sequence[RankRow], width: int) -> list[_C
 
 
 def _width(column: _Column, rows: Sequence[RankRow]) -> int:
-    return max(len(column.head), *(cells(column.cell(row)) for row in rows), 1)
+    return max(len(column.head), *(cell_len(column.cell(row)) for row in rows), 1)
 
 
-def _table(rows: Sequence[RankRow], columns: Sequence[_Column], width: int) -> list[Line]:
+def _table(rows: Sequence[RankRow], columns: Sequence[_Column], width: int) -> list[Text]:
     widths = [_width(column, rows) for column in columns]
-    used = sum(widths) + _GAP * (len(widths) - 1)
-    room = width - used - _GAP if width else None
-    has_line = (room is None or room >= _NARROWEST_LINE) and any(row.line for row in rows)
+    room = width - sum(widths) - _GAP * len(widths)
+    has_line = (not width or room >= _NARROWEST_LINE) and any(row.line for row in rows)
     heads = [_padded(one.head, each, one) for one, each in zip(columns, widths, strict=True)]
-    gap = " " * _GAP
-    lines: list[Line] = [[(gap.join([*heads, *(["last line"] if has_line else [])]), _DIM)]]
+    lines = [Text((" " * _GAP).join([*heads, *(["last line"] if has_line else [])]), _DIM)]
     for row in rows:
-        line: Line = []
+        line = Text()
         for column, each in zip(columns, widths, strict=True):
             style = style_of(row) if column.head == "state" else ""
-            line.append((_padded(column.cell(row), each, column) + gap, style))
-        if has_line:
-            line.append((visible(row.line), _DIM))
-        lines.append(line)
+            line.append(_padded(column.cell(row), each, column) + " " * _GAP, style)
+        lines.append(line.append(visible(row.line), _DIM) if has_line else line)
     return lines
 
 
@@ -181,28 +175,8 @@ def style_of(row: RankRow) -> str:
 
 
 def _padded(text: str, width: int, column: _Column) -> str:
-    blanks = " " * (width - cells(text))
+    blanks = " " * (width - cell_len(text))
     return blanks + text if column.is_right else text + blanks
-
-
-def cells(text: str) -> int:
-    """Return how many columns of a terminal TEXT takes."""
-    return len(text) if text.isascii() else cell_len(text)
-
-
-def cut(line: Line, width: int) -> Line:
-    """Return LINE made exactly WIDTH columns wide."""
-    found: Line = []
-    left = width
-    for text, style in line:
-        needed = cells(text)
-        if needed > left:
-            text = text[:left] if text.isascii() else set_cell_size(text, left)  # noqa: PLW2901 - what fits
-            needed = left
-        if text:
-            found.append((text, style))
-        left -= needed
-    return [*found, (" " * left, "")] if left else found
 
 
 def _number(value: float | None) -> str:

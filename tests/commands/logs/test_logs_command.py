@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from checkout import ROOT
-from commandline import Command, fleetrun
+from checkout import environ
+from commandline import Command, fleetrun, started
 from waiting import LONG_S, until
 
 from fleetrun import cli
@@ -144,7 +144,7 @@ def test_a_standard_output_that_is_closed_is_a_sentence(command: str, tmp_path: 
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "fleetrun", command],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environ(),
         capture_output=True,
         text=True,
         check=False,
@@ -184,7 +184,7 @@ def test_a_terminal_acts_on_nothing_that_a_rank_has_printed_unless_it_is_wanted(
 ) -> None:
     code = r"print('\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\b line')"
     assert Command.python(tmp_path, code).run().code == 0
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    env = environ(TERM="xterm")
     with terminal.start([*LOGS, "--color=never", *words], env, tmp_path) as reader:
         assert reader.wait(LONG_S) == 0
     terminal.read()
@@ -194,10 +194,7 @@ def test_a_terminal_acts_on_nothing_that_a_rank_has_printed_unless_it_is_wanted(
         assert terminal.shown.endswith(b"red line\r\n")
         assert b"\x1b" not in terminal.shown
     # What goes into a file is what was printed.
-    piped = subprocess.run(
-        [*LOGS, "--rank=1"], env=env, cwd=tmp_path, capture_output=True, check=True
-    )
-    assert piped.stdout.startswith(b"\x1b]0;title")
+    assert shown(tmp_path, "--rank=1").startswith("\x1b]0;title")
 
 
 @pytest.mark.parametrize("rank", [None, "1"])
@@ -215,7 +212,7 @@ print("ne\\nno end", end="")
     launcher = job.start()
     until(lambda: "started" in str(job.events()))
     words = ["-f", *([f"--rank={rank}"] if rank else [])]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    env = environ(TERM="xterm")
     reader = terminal.start([*LOGS, *words], env, tmp_path)
     try:
         until(terminal.shows(b"begin 1\r\n"))
@@ -258,12 +255,7 @@ def test_following_knows_of_attempts_that_come(tmp_path: Path) -> None:
     job = Command(tmp_path, script, "--max_restart=1", ranks=1)
     launcher = job.start()
     until(lambda: "started" in str(job.events()))
-    reader = subprocess.Popen(
-        [*LOGS, "-f", "--grep=attempt"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-    )
+    reader = started("logs", "-f", "--grep=attempt", folder=tmp_path)
     assert reader.stdout is not None
     assert reader.stdout.readline() == b"attempt 0\n"
     (tmp_path / "go").touch()
@@ -288,10 +280,9 @@ def test_rotated_logs_are_shown_whole_also_while_they_are_cut(tmp_path: Path) ->
     launcher = job.start()
     until(lambda: "started" in str(job.events()))
     with (tmp_path / "followed").open("wb") as out:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        reader = subprocess.Popen([*LOGS, "-f", "--rank=1"], cwd=tmp_path, env=env, stdout=out)
+        reader = started("logs", "-f", "--rank=1", folder=tmp_path, stdout=out)
         assert job.finish(launcher).code == 0
-        assert reader.wait(LONG_S) == 0
+        assert reader.communicate(timeout=LONG_S)[1] == b""
     assert list((tmp_path / "log" / "latest").glob("workerlog.1.[0-9]*"))
     assert (tmp_path / "followed").read_bytes() == flood(1)
     assert shown(tmp_path, "--rank=1").encode() == flood(1)
@@ -326,18 +317,10 @@ def test_logs_of_other_hosts_in_the_same_folder_come_along(tmp_path: Path) -> No
 def test_a_full_disk_behind_standard_output_is_a_sentence(tmp_path: Path) -> None:
     assert Command(tmp_path, "echo much", ranks=1).run().code == 0
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            LOGS,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    assert done.returncode == 3
-    assert done.stderr == (
-        b"fleetrun: Standard output cannot be written (No space left on device).\n"
-    )
+        reader = started("logs", folder=tmp_path, stdout=full)
+        _, err = reader.communicate(timeout=LONG_S)
+    assert reader.returncode == 3
+    assert err == b"fleetrun: Standard output cannot be written (No space left on device).\n"
 
 
 def test_a_file_that_is_appended_to_gets_all(tmp_path: Path) -> None:
@@ -345,8 +328,7 @@ def test_a_file_that_is_appended_to_gets_all(tmp_path: Path) -> None:
     with (tmp_path / "kept").open("ab") as kept:
         kept.write(b"before\n")
         kept.flush()
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run(LOGS, cwd=tmp_path, env=env, stdout=kept, check=True)
+        assert started("logs", folder=tmp_path, stdout=kept).communicate()[1] == b""
     assert (tmp_path / "kept").read_bytes() == b"before\nall\n"
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import RankRow, Snapshot
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 GIB = 1024**3
 
@@ -38,11 +43,11 @@ def a_snapshot(*rows: RankRow, **more: object) -> Snapshot:
     return made._replace(**more)  # type: ignore[arg-type]
 
 
-def text(lines: list[screen.Line]) -> list[str]:
-    return ["".join(part for part, _ in line) for line in lines]
+def text(lines: list[Text]) -> list[str]:
+    return [line.plain for line in lines]
 
 
-def heads(lines: list[screen.Line]) -> list[str]:
+def heads(lines: list[Text]) -> list[str]:
     return text(lines)[2].replace("last line", "last_line").split()
 
 
@@ -108,8 +113,8 @@ def test_the_verdict_stands_at_the_end() -> None:
     failed = a_row(1, "exit 7", is_odd=True)
     over = a_snapshot(a_row(0, "ended"), failed, verdict="rank 1 exited with 7", exit_code=7)
     lines = screen.frame(over._replace(phase="over", notice="rank 0 lags."), 0, None)
-    assert lines[-1] == [("rank 1 exited with 7 (exit code 7)", "bold red")]
-    assert "lags" not in str(lines)
+    assert (lines[-1].plain, lines[-1].style) == ("rank 1 exited with 7 (exit code 7)", "bold red")
+    assert "lags" not in "".join(text(lines))
     assert text(lines)[1].startswith("2 processes: 1 ended, 1 failed")
 
 
@@ -147,4 +152,4 @@ def test_no_line_runs_over(rows: list[RankRow], width: int, height: int) -> None
     lines = screen.frame(a_snapshot(*rows, notice="seen", hosts=2), width, height)
     assert len(lines) <= height
     for line in lines:
-        assert sum(screen.cells(part) for part, _ in line) == width
+        assert line.cell_len == width

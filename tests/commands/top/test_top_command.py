@@ -12,7 +12,7 @@ import termios
 from typing import TYPE_CHECKING
 
 import pytest
-from checkout import ROOT
+from checkout import environ
 from commandline import Command, fleetrun
 from waiting import LONG_S, until
 
@@ -36,10 +36,6 @@ print("the end", flush=True)
 """
 
 
-def environ() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
-
-
 def top(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return fleetrun("top", *words, folder=folder, TERM="xterm-256color")
 
@@ -61,7 +57,7 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
     before = terminal.settings()
     job = Command.python(tmp_path, f"{TRAIN}\nif rank: sys.exit(7)")
     launcher = begin(job)
-    viewer = terminal.start([*TOP, "--interval=0.2"], environ(), tmp_path)
+    viewer = terminal.start([*TOP, "--interval=0.2"], environ(TERM="xterm-256color"), tmp_path)
     try:
         # The alternate screen, its heads, both ranks with a speed, and a loss.
         until(terminal.shows(b"\x1b[?1049h"))
@@ -99,7 +95,7 @@ def test_the_terminal_is_left_as_it_was(tmp_path: Path, terminal: Terminal, how:
     before = terminal.settings()
     job = Command.python(tmp_path, TRAIN)
     launcher = begin(job)
-    viewer = terminal.start([*TOP, "--interval=0.2"], environ(), tmp_path)
+    viewer = terminal.start([*TOP, "--interval=0.2"], environ(TERM="xterm-256color"), tmp_path)
     try:
         until(terminal.shows(b"2 running"))
         if how == "terminate":

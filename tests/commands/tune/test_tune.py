@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from commandline import fleetrun
 from processes import MARKER, assert_no_survivors
-from waiting import LONG_S
 
 from fleetrun.commands.tune import trials
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.slow
 
@@ -41,15 +42,7 @@ assert sys.argv[1:] == ["--steps=7"]
 def tune(folder: Path, *words: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
     marker = uuid.uuid4().hex
-    done = subprocess.run(
-        [sys.executable, "-m", "fleetrun", "tune", *words, "train.py", "--steps=7"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
+    done = fleetrun("tune", *words, "train.py", "--steps=7", folder=folder, **{MARKER: marker})
     assert_no_survivors(marker)
     return done
 
