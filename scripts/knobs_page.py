@@ -87,20 +87,20 @@ the times show no difference.
 
 def overview() -> str:
     """Return the table of all knobs: their status by kind of graph and Paddle."""
-    from fleetrun.strategy import fields, verdicts
+    from fleetrun.strategy import fields
 
     rows = []
     for field in fields.TABLE:
         cells = [f"[`{field.name}`](#{anchor(field.name)})"]
-        for graph in verdicts.GRAPHS:
-            for paddle in verdicts.PADDLES:
+        for graph in fields.GRAPHS:
+            for paddle in fields.PADDLES:
                 found = [
-                    verdicts.verdict(field, paddle=paddle, graph=graph, device=device).status
-                    for device in verdicts.DEVICES
+                    fields.outcome(field, paddle=paddle, graph=graph, device=device).status
+                    for device in fields.DEVICES
                 ]
                 cells.append(" / ".join(dict.fromkeys(found)))
         rows.append([*cells, "yes" if of_field(field.name) else ""])
-    heads = ["knob", *(f"{g} {p}" for g in ("dynamic", "static") for p in verdicts.PADDLES)]
+    heads = ["knob", *(f"{g} {p}" for g in ("dynamic", "static") for p in fields.PADDLES)]
     return table([*heads, "measured"], rows)
 
 
@@ -111,7 +111,7 @@ def anchor(name: str) -> str:
 
 def section(field: Field) -> str:
     """Return all about FIELD."""
-    from fleetrun.strategy import explanation, schema, verdicts
+    from fleetrun.strategy import explanation, fields, schema
 
     lines = [f"\n### {field.name}\n", schema.describe(field)]
     if field.kind == "configs":
@@ -120,11 +120,9 @@ def section(field: Field) -> str:
         lines.append(f"Give it as: {explanation.kind(field).removesuffix(']')}".replace(" [", "; "))
     if field.aliases:
         lines.append(f"Also written {', '.join(f'`{one}`' for one in field.aliases)}.")
-    places = [
-        (p, g, d) for g in verdicts.GRAPHS for p in verdicts.PADDLES for d in verdicts.DEVICES
-    ]
+    places = [(p, g, d) for g in fields.GRAPHS for p in fields.PADDLES for d in fields.DEVICES]
     found = explanation.outcomes(field, places)
-    rows = [[one.status, cell(one.reason), shortly(where)] for one, where in found.items()]
+    rows = [[status, cell(reason), shortly(where)] for (status, reason), where in found.items()]
     text = "\n".join(lines) + "\n" + table(["status", "why", "where"], rows) + measured(field)
     sets = " ".join(f"--set {word}" for word in explanation.sets(field))
     return f"{text}\n```text\nfleetrun {sets} train.py\n```\n"
@@ -136,7 +134,7 @@ def shortly(where: str) -> str:
     >>> shortly("static 2.6.2 cpu, static 2.6.2 gpu, static 3.3.1 cpu, dygraph 3.3.1 gpu")
     'static 2.6.2, static 3.3.1 CPU, dynamic 3.3.1 GPU'
     """
-    from fleetrun.strategy import verdicts
+    from fleetrun.strategy import fields
 
     if where == "everywhere":
         return where
@@ -147,7 +145,7 @@ def shortly(where: str) -> str:
     for graph, paddles in found.items():
         name = graph.replace("dygraph", "dynamic")
         devices = {tuple(each) for each in paddles.values()}
-        if len(paddles) == len(verdicts.PADDLES) and len(devices) == 1:
+        if len(paddles) == len(fields.PADDLES) and len(devices) == 1:
             parts.append(f"{name}{_device(devices.pop())}")
         else:
             parts += [f"{name} {paddle}{_device(tuple(each))}" for paddle, each in paddles.items()]
@@ -199,23 +197,23 @@ def why_not_measured(field: Field) -> str:
     >>> why_not_measured(fields.find("strategy", "dgc"))
     'Not measured: it takes effect on GPUs only, and none has been asked.'
     """
-    from fleetrun.strategy import verdicts
+    from fleetrun.strategy import fields
 
     if field.name in UNMEASURED:
         return f"Not measured: {UNMEASURED[field.name]}."
     found = {
         device: {
-            verdicts.verdict(field, paddle=paddle, graph=graph, device=device).status
-            for paddle in verdicts.PADDLES
-            for graph in verdicts.GRAPHS
+            fields.outcome(field, paddle=paddle, graph=graph, device=device).status
+            for paddle in fields.PADDLES
+            for graph in fields.GRAPHS
         }
-        for device in verdicts.DEVICES
+        for device in fields.DEVICES
     }
-    if verdicts.EFFECTIVE in found["cpu"]:
+    if fields.EFFECTIVE in found["cpu"]:
         raise LookupError(
             f"{field.name} takes effect on CPUs: measure it by scripts/bench strategy."
         )
-    if found["gpu"] & {verdicts.EFFECTIVE, verdicts.UNTESTED}:
+    if found["gpu"] & {fields.EFFECTIVE, fields.UNTESTED}:
         return "Not measured: it takes effect on GPUs only, and none has been asked."
     return "Nothing to measure: it takes effect nowhere."
 
@@ -310,9 +308,9 @@ def merged(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[
 
 def page() -> str:
     """Return the page as it should be."""
-    from fleetrun.strategy import explanation, fields, verdicts
+    from fleetrun.strategy import explanation, fields
 
-    parts = [BEGIN.format(gpus=verdicts.GPUS, legacy=cell(verdicts.LEGACY_IR)), overview(), HOW]
+    parts = [BEGIN.format(gpus=fields.GPUS, legacy=cell(fields.LEGACY_IR)), overview(), HOW]
     for kind in fields.FIELD_SECTIONS:
         parts.append(f"\n## {HEADINGS[kind]}\n\n[Paddle's own page]({explanation.LINKS[kind]})\n")
         parts += [section(field) for field in fields.TABLE if field.section == kind]

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from training import ROOT
 
-from fleetrun.strategy import fields, load, verdicts
+from fleetrun.strategy import fields, load
 
 Document = dict[str, dict[str, Any]]
 
@@ -65,8 +65,8 @@ def effective() -> set[str]:
     return {
         field.name
         for field in fields.TABLE
-        if verdicts.verdict(field, paddle="3.3.1", graph="dygraph", device="cpu").status
-        == verdicts.EFFECTIVE
+        if fields.outcome(field, paddle="3.3.1", graph="dygraph", device="cpu").status
+        == fields.EFFECTIVE
     }
 
 

@@ -295,7 +295,15 @@ def shapes(text: str) -> list[int]:
 
 
 # Generated from tables in English, in both languages, or for those who change fleetrun.
-ENGLISH_ONLY = ("architecture", "knobs", "options", "reference", "terms", "CONTRIBUTING")
+ENGLISH_ONLY = (
+    "architecture",
+    "architecture-strategies",
+    "knobs",
+    "options",
+    "reference",
+    "terms",
+    "CONTRIBUTING",
+)
 TRANSLATED = [name for name in PAGES if Path(name).stem not in ENGLISH_ONLY]
 
 

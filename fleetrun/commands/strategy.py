@@ -17,7 +17,7 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put
-from fleetrun.strategy import explanation, fields, load, schema, verdicts
+from fleetrun.strategy import explanation, fields, load, schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,9 +95,9 @@ def _schema() -> int:
 def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | None) -> int:
     text = explained(
         name,
-        paddles=[paddle] if paddle else verdicts.PADDLES,
-        graphs=[graph] if graph else verdicts.GRAPHS,
-        devices=[device] if device else verdicts.DEVICES,
+        paddles=[paddle] if paddle else fields.PADDLES,
+        graphs=[graph] if graph else fields.GRAPHS,
+        devices=[device] if device else fields.DEVICES,
         width=tables.width(),
     )
     return _say(text)
@@ -110,9 +110,9 @@ command.add_command(
         callback=_explain,
         params=[
             click.Argument(["name"], metavar="FILE|NAME", shell_complete=_presets),
-            parser.option("paddle", "choice", "With this Paddle only.", words=verdicts.PADDLES),
-            parser.option("graph", "choice", "In these graphs only.", words=verdicts.GRAPHS),
-            parser.option("device", "choice", "On this device only.", words=verdicts.DEVICES),
+            parser.option("paddle", "choice", "With this Paddle only.", words=fields.PADDLES),
+            parser.option("graph", "choice", "In these graphs only.", words=fields.GRAPHS),
+            parser.option("device", "choice", "On this device only.", words=fields.DEVICES),
         ],
     )
 )
@@ -274,9 +274,9 @@ def explained(
         rows += _explained(knob, section, field, places)
     lines = [tables.layout(rows, heads=("field", "status", "where", "why"), width=width), ""]
     if any(place[:2] == ("3.3.1", "static") for place in places):
-        lines.append(f"note: {verdicts.LEGACY_IR}")
+        lines.append(f"note: {fields.LEGACY_IR}")
     if any(place[2] == "gpu" for place in places):
-        lines.append(f"note: {verdicts.GPUS}")
+        lines.append(f"note: {fields.GPUS}")
     lines += [f"note: {note}" for note in notes]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -293,6 +293,6 @@ def _explained(
     field = fields.find(section, name)
     outcomes = explanation.outcomes(field, places, is_off=knob.value is False and not is_part)
     return [
-        ("" if place else named, verdict.status, where, verdict.reason)
-        for place, (verdict, where) in enumerate(outcomes.items())
+        ("" if place else named, status, where, reason)
+        for place, ((status, reason), where) in enumerate(outcomes.items())
     ]

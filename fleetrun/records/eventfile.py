@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import reading
+from fleetrun.run.events import FieldVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,17 +52,6 @@ class EventRecord(NamedTuple):
     rank: int | None
     attempt: int
     more: Mapping[str, Any]
-
-
-class FieldVerdict(NamedTuple):
-    """What became of a field of the strategy in the ranks `who`, by a line `strategy_report`."""
-
-    who: tuple[str, ...]
-    name: str
-    asked: str
-    in_effect: str
-    status: str
-    why: str
 
 
 def append(

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import rankfile, reading
+from fleetrun.run.events import FieldVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,16 +35,6 @@ class StrategyDocument(NamedTuple):
     environment: tuple[str, ...] = ()
 
 
-class FieldEvidence(NamedTuple):
-    """What became of one field in one rank."""
-
-    name: str
-    asked: str
-    in_effect: str
-    status: str
-    why: str
-
-
 class GradientCounts(NamedTuple):
     """How a rank's gradients were sent; None: it did not say."""
 
@@ -61,7 +52,7 @@ class RankEvidence(NamedTuple):
     is_complete: bool = False
     # As `Paddle 3.3.1, dygraph on gpu`.
     where: str = ""
-    fields: tuple[FieldEvidence, ...] = ()
+    fields: tuple[FieldVerdict, ...] = ()
     notes: tuple[str, ...] = ()
     # Sentences about what script and strategy do not agree on.
     disagreements: tuple[str, ...] = ()
@@ -141,12 +132,12 @@ def _counts(reported: Mapping[str, Any]) -> GradientCounts | None:
     return reading.record(GradientCounts, reported, groups=groups)
 
 
-def _field(one: Mapping[str, Any]) -> FieldEvidence:
+def _field(one: Mapping[str, Any]) -> FieldVerdict:
     status = reading.text(one.get("status"))
     why = ". ".join(
         reading.text(one[key]).rstrip(".") for key in ("evidence", "reason") if one.get(key)
     )
-    return FieldEvidence(
+    return FieldVerdict(
         name=reading.text(one["name"]),
         asked=as_text(one.get("asked")),
         in_effect=as_text(one.get("in_effect")),

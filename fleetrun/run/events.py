@@ -180,25 +180,25 @@ class Noticed(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-class SharedVerdict(NamedTuple):
-    """What became of a field of the strategy in the ranks that `labels` names, all as text.
+class FieldVerdict(NamedTuple):
+    """What became of a field of the strategy in the ranks that `who` names, all as text.
 
     `status` is one of effective, no_effect, refused, script (the script's own setting won) and
     no_word (the evidence does not mention it).
     """
 
-    labels: tuple[str, ...]
     name: str
     asked: str
     in_effect: str
     status: str
     why: str = ""
+    who: tuple[str, ...] = ()
 
 
 class Judged(NamedTuple):
     """What the ranks' evidence says about the strategy, with no consequences."""
 
-    verdicts: tuple[SharedVerdict, ...]
+    verdicts: tuple[FieldVerdict, ...]
     at: float
     # The labels of ranks that left no evidence, or made no update that could be counted.
     silent: tuple[str, ...] = ()

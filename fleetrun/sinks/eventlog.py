@@ -132,13 +132,8 @@ class EventLog(Sink):
             case Noticed(what=what, text=text, labels=labels):
                 return "warning", {"what": what, "who": labels, "text": text}
             case Judged(silent=silent, ranks_equal=ranks_equal):
-                keys = ("name", "asked", "in_effect", "status", "why")
-                verdicts = [
-                    {"who": verdict.labels, **_fields(verdict, *keys)}
-                    for verdict in happening.verdicts
-                ]
                 return "strategy_report", {
-                    "verdicts": verdicts,
+                    "verdicts": [verdict._asdict() for verdict in happening.verdicts],
                     "silent": silent,
                     "ranks_equal": ranks_equal,
                 }

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.records.names import listed
-from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD, FieldEvidence
-from fleetrun.run.events import Judged, SharedVerdict
+from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
+from fleetrun.run.events import FieldVerdict, Judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ def judge(
     """
     silent = tuple(who for who, one in evidence_of.items() if one is None or not one.is_complete)
     found: dict[tuple[str, ...], list[str]] = {}
-    first: dict[tuple[str, ...], FieldEvidence] = {}
+    first: dict[tuple[str, ...], FieldVerdict] = {}
     for who, one in evidence_of.items():
         if one is None or (who in silent and not one.fields):
             continue
@@ -45,11 +45,7 @@ def judge(
             key = (knob.name, knob.in_effect, knob.status)
             found.setdefault(key, []).append(who)
             first.setdefault(key, knob)
-    verdicts = [
-        SharedVerdict(tuple(who), one.name, one.asked, one.in_effect, one.status, one.why)
-        for key, who in found.items()
-        for one in (first[key],)
-    ]
+    verdicts = [first[key]._replace(who=tuple(who)) for key, who in found.items()]
     order = {name: place for place, name in enumerate(dict.fromkeys(one.name for one in verdicts))}
     verdicts.sort(key=lambda one: order[one.name])
     compared = [
@@ -58,7 +54,7 @@ def judge(
     return Judged(tuple(verdicts), at, silent, all(compared) if compared else None)
 
 
-def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldEvidence]:
+def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldVerdict]:
     """Return what a rank says of each field that was asked for, and of others it tells of."""
     reported = {knob.name: knob for knob in one.fields}
     for name, value in asked.fields:
@@ -69,9 +65,9 @@ def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldEvidence]
             # The parts of a feature have its status and its reason.
             how = f"with {switch.name}"
             in_effect = value if switch.status == EFFECTIVE else ""
-            yield FieldEvidence(name, value, in_effect, switch.status, how)
+            yield FieldVerdict(name, value, in_effect, switch.status, how)
         else:
-            yield FieldEvidence(name, value, "", NO_WORD, "")
+            yield FieldVerdict(name, value, "", NO_WORD)
     names = {name for name, _ in asked.fields}
     yield from (knob for knob in reported.values() if knob.name not in names)
 
@@ -92,18 +88,16 @@ def faults(
     unproved = {who for who, one in evidence_of.items() if one and one.failures}
     found = []
     for one in judged.verdicts:
-        labels = one.labels
-        if one.status == NO_WORD:
-            labels = tuple(who for who in labels if who not in unproved)
+        labels = [who for who in one.who if one.status != NO_WORD or who not in unproved]
         if one.name in names and one.status != EFFECTIVE and labels:
             found.append(f"{listed(labels)}: {as_sentence(one)}")
     return (*found, *(f"{who} {silence[who]}" for who in judged.silent if who not in unproved))
 
 
-def as_sentence(one: SharedVerdict) -> str:
+def as_sentence(one: FieldVerdict) -> str:
     """Return the status of a field as a sentence without its full stop.
 
-    >>> as_sentence(SharedVerdict(("rank 0",), "dgc", "true", "", "refused", "Paddle has none."))
+    >>> as_sentence(FieldVerdict("dgc", "true", "", "refused", "Paddle has none."))
     'dgc is refused: Paddle has none'
     """
     # Not what was counted, which tells nothing where there is no effect.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fleetrun.records.strategyfiles import GradientCounts, RankEvidence, StrategyDocument
-    from fleetrun.run.events import Judged, SharedVerdict
+    from fleetrun.run.events import FieldVerdict, Judged
 
 _SHOWN = {
     "no_effect": "NO EFFECT",
@@ -79,7 +79,7 @@ def table(
     return "\n".join([first, *(_GAP + line for line in lines)])
 
 
-def _rows(shown: Sequence[SharedVerdict], room: int) -> list[str]:
+def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
     """Set the fields in columns; the evidence last, or below where there is no room beside."""
     if not shown:
         return []
@@ -181,10 +181,10 @@ def _ranks(group: Sequence[int]) -> str:
     return said.partition(" ")[2].replace(", ", "+")
 
 
-def _difference(one: SharedVerdict, main: SharedVerdict) -> str:
+def _difference(one: FieldVerdict, main: FieldVerdict) -> str:
     """Return how a field is on some ranks, where it is otherwise on the first."""
-    verb = "differs" if len(one.labels) == 1 else "differ"
-    who = f"{sentence(listed(one.labels))} {verb} from {listed(main.labels)}"
+    verb = "differs" if len(one.who) == 1 else "differ"
+    who = f"{sentence(listed(one.who))} {verb} from {listed(main.who)}"
     if one.status == main.status == EFFECTIVE:
         return f"{who}: {one.name} is {one.in_effect or '-'} there, not {main.in_effect or '-'}."
     return f"{who}: {as_sentence(one)}."

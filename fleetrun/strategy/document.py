@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.plan import secrets
 from fleetrun.records.strategyfiles import DOCUMENT_SCHEMA
-from fleetrun.strategy import fields, verdicts
+from fleetrun.strategy import fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ def nested(strategy: Strategy, section: str) -> dict[str, object]:
 
 
 def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
-    """Return the verdicts on each field ASKED for by section, and on the switches of details.
+    """Return the outcomes of each field ASKED for by section, and of the switches of details.
 
     The training process, which has no such table, takes from them what it cannot measure. Each
     field has lines for what it is when on and, if it is true or false, when off; the first that
@@ -75,17 +75,16 @@ def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, obj
     for name in dict.fromkeys(names):
         field = table.get(name)
         if field is not None:
-            found[name] = {"on": list(map(_line, verdicts.rows(field)))}
+            found[name] = {"on": list(map(_line, fields.outcomes(field)))}
             if field.kind == "bool":
-                found[name]["off"] = list(map(_line, verdicts.rows(field, is_off=True)))
+                found[name]["off"] = list(map(_line, fields.outcomes(field, is_off=True)))
     return found
 
 
-def _line(row: verdicts.VerdictRow) -> dict[str, object]:
-    """Return ROW as JSON: what stands for all is left out, and a status is one word."""
-    said: dict[str, object] = {k: v for k, v in row._asdict().items() if v and k != "names"}
-    said["status"] = row.status.replace(" ", "_")
-    return said
+def _line(outcome: fields.FieldOutcome) -> dict[str, object]:
+    """Return OUTCOME as JSON: what stands for all is left out, and a status is one word."""
+    said: dict[str, object] = {key: value for key, value in outcome._asdict().items() if value}
+    return {**said, "status": outcome.status.replace(" ", "_")}
 
 
 def _mapping(section: object) -> Mapping[str, object]:

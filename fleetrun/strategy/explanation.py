@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.strategy import fields, schema, verdicts
+from fleetrun.strategy import fields, schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ _SAMPLES: dict[str, KnobValue] = {
 _PARTS = 2
 EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
-    verdicts.GPUS,
-    verdicts.LEGACY_IR,
+    fields.GPUS,
+    fields.LEGACY_IR,
     "In a job, the table after the first update and log/latest/rank.N.jsonl say what it was.",
 )
 VARIABLES = {
@@ -51,9 +51,7 @@ def page(field: Field, presets: Mapping[str, Layer]) -> str:
     lines = [f"{field.section}:", *(f"  {line}" for line in listed(field, ""))]
     if field.aliases:
         lines.append(f"      Also written {', '.join(field.aliases)}.")
-    places = [
-        (p, g, d) for g in verdicts.GRAPHS for p in verdicts.PADDLES for d in verdicts.DEVICES
-    ]
+    places = [(p, g, d) for g in fields.GRAPHS for p in fields.PADDLES for d in fields.DEVICES]
     lines += ["", "What it comes to, by kind of graph, Paddle and device"]
     lines += comes_to(field, places)
     if field.kind == "bool":
@@ -109,19 +107,19 @@ def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> 
     found = outcomes(field, places, is_off=is_off)
     return [
         line
-        for one, where in found.items()
-        for line in (f"  {one.status}: {one.reason}", f"    {where}")
+        for (status, reason), where in found.items()
+        for line in (f"  {status}: {reason}", f"    {where}")
     ]
 
 
 def outcomes(
     field: Field, places: Sequence[Place], *, is_off: bool = False
-) -> dict[verdicts.FieldOutcome, str]:
-    """Map each verdict on FIELD to the PLACES (Paddle, graph, device) that it is about."""
-    found: dict[verdicts.FieldOutcome, list[str]] = {}
+) -> dict[tuple[str, str], str]:
+    """Map each status and reason of FIELD to the PLACES (Paddle, graph, device) of it."""
+    found: dict[tuple[str, str], list[str]] = {}
     for paddle, graph, device in places:
-        one = verdicts.verdict(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
-        found.setdefault(one, []).append(f"{graph} {paddle} {device}")
+        one = fields.outcome(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
+        found.setdefault((one.status, one.reason), []).append(f"{graph} {paddle} {device}")
     if len(found) == 1 and len(places) > 1:
         return dict.fromkeys(found, "everywhere")
     return {one: ", ".join(where) for one, where in found.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fields_tried import trials, version
 from launches import ROOT, Done, Machine, distance, ended, launch
 
-from fleetrun.strategy import fields, verdicts
+from fleetrun.strategy import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,8 +73,8 @@ def all_checks(paddle: str, device: str) -> Iterator[Check]:
 def hierarchical_static(paddle: str, device: str) -> Callable[[Machine, Path], Result]:
     """Return a check of two levels in static graphs, which Paddle 3 cannot have on GPUs."""
     field = next(field for field in fields.TABLE if field.name == "use_hierarchical_allreduce")
-    known = verdicts.verdict(field, paddle=version(paddle), graph="static", device=device)
-    if known.status != verdicts.REFUSED:
+    known = fields.outcome(field, paddle=version(paddle), graph="static", device=device)
+    if known.status != fields.REFUSED:
         return as_plain(*HIERARCHICAL, words=("--static",))
 
     def run(machine: Machine, folder: Path) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.strategy import fields, verdicts
+from fleetrun.strategy import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,12 +68,12 @@ ELSEWHERE = frozenset(("use_hierarchical_allreduce", "hybrid_configs"))
 
 def version(paddle: str) -> str:
     """Return the Paddle of which verdicts are known that is nearest to PADDLE."""
-    return min(verdicts.PADDLES, key=lambda known: known[0] != paddle[:1])
+    return min(fields.PADDLES, key=lambda known: known[0] != paddle[:1])
 
 
 def trials(paddle: str, device: str) -> Iterator[Trial]:
     """Yield a trial for each field of which it is said that it works, or that nobody knows."""
-    for graph in verdicts.GRAPHS:
+    for graph in fields.GRAPHS:
         for field in fields.TABLE:
             if field.name in ELSEWHERE or (field.kind != "bool" and field.name not in VALUES):
                 continue
@@ -81,10 +81,10 @@ def trials(paddle: str, device: str) -> Iterator[Trial]:
                 continue
             settings = VALUES.get(field.name, (f"{field.name}=true",))
             is_off = settings[0].endswith("=false")
-            said = verdicts.verdict(
+            said = fields.outcome(
                 field, paddle=version(paddle), graph=graph, device=device, is_off=is_off
             )
-            if said.status not in (verdicts.EFFECTIVE, verdicts.UNTESTED):
+            if said.status not in (fields.EFFECTIVE, fields.UNTESTED):
                 continue
             yield Trial(
                 settings,

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetrun.records import eventfile
-from fleetrun.records.eventfile import EventRecord, FieldVerdict
+from fleetrun.records.eventfile import EventRecord
+from fleetrun.run.events import FieldVerdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,5 +75,5 @@ def test_what_became_of_a_field_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps({"schema": 1, "event": "judged", "verdicts": [told, 3]}) + "\n")
     (report,) = eventfile.read(str(path))
     assert eventfile.verdicts(report) == (
-        FieldVerdict(("rank 0",), "amp", "", "", "effective", ""),
+        FieldVerdict("amp", "", "", "effective", who=("rank 0",)),
     )

@@ -15,7 +15,8 @@ from fleetrun.inject.spec import StrategySpec
 from fleetrun.postmortem import stacks
 from fleetrun.records import names, rankfile, strategyfiles, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
-from fleetrun.records.strategyfiles import FieldEvidence, GradientCounts, RankEvidence
+from fleetrun.records.strategyfiles import GradientCounts, RankEvidence
+from fleetrun.run.events import FieldVerdict
 
 SITE = Path(fleetrun.__file__).parent / "inject" / "site"
 
@@ -96,7 +97,7 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
     assert strategyfiles.parse_evidence(rankfile.evidence(str(tmp_path), "0")) == RankEvidence(
         is_complete=True,
         where="dygraph",
-        fields=(FieldEvidence("amp", "true", "true", "effective", "3 casts. so"),),
+        fields=(FieldVerdict("amp", "true", "true", "effective", "3 casts. so"),),
         notes=("A remark.",),
         disagreements=("The script sets dgc to false, the strategy to true: false is used.",),
         ranks_equal=True,

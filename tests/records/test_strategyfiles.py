@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fleetrun.records import reading
 from fleetrun.records.strategyfiles import (
-    FieldEvidence,
     StrategyDocument,
     parse_document,
     parse_evidence,
 )
+from fleetrun.run.events import FieldVerdict
 
 KEYS = """
 schema complete paddle graph device knobs notes disagreements ranks_equal compared_after counts
@@ -62,5 +62,5 @@ def test_evidence_with_fields_of_any_kind_is_read_as_far_as_it_goes() -> None:
     }
     read = parse_evidence(odd)
     assert read is not None
-    assert read.fields == (FieldEvidence("7", "", "a=1.5,", "no_word", ""),)
+    assert read.fields == (FieldVerdict("7", "", "a=1.5,", "no_word"),)
     assert (read.is_complete, read.notes, read.ranks_equal) == (False, (), None)

@@ -20,7 +20,7 @@ from fleetrun.model import Script
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
 from fleetrun.strategy import document as strategy_document
-from fleetrun.strategy import fields, verdicts
+from fleetrun.strategy import fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,17 +73,18 @@ def test_the_training_process_is_told_what_explain_tells(monkeypatch: pytest.Mon
     known = strategy_document.known(asked)
     assert json.loads(json.dumps(known)) == known
     proof = Evidence("", StrategySpec(asked["strategy"], {}, {}, verdicts=known))
-    for paddle, graph, device in product(verdicts.PADDLES, verdicts.GRAPHS, verdicts.DEVICES):
+    for paddle, graph, device in product(fields.PADDLES, fields.GRAPHS, fields.DEVICES):
         fake = SimpleNamespace(__version__=paddle, device=SimpleNamespace(get_device=device.lower))
         monkeypatch.setitem(sys.modules, "paddle", fake)
         proof.graph = graph
         for field in fields.TABLE:
             for is_off in (False, True)[: 1 + (field.kind == "bool")]:
                 there = proof.known(field.name, not is_off)
-                here = verdicts.verdict(
+                here = fields.outcome(
                     field, paddle=paddle, graph=graph, device=device, is_off=is_off
                 )
-                assert (there["status"].replace("_", " "), there["reason"]) == here, field.name
+                assert there["status"].replace("_", " ") == here.status, field.name
+                assert there["reason"] == here.reason, field.name
 
 
 def test_every_rank_learns_of_it_and_has_a_file_to_answer() -> None:

@@ -1,13 +1,14 @@
-"""What is derived from the table of fields: the JSON Schema, and the verdicts before a run."""
+"""What is derived from the table of fields: the JSON Schema, and the outcomes before a run."""
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
 import pytest
 
-from fleetrun.strategy import fields, schema, verdicts
+from fleetrun.strategy import fields, schema, table
 
 
 def test_the_schema_knows_every_section_field_and_part() -> None:
@@ -38,29 +39,30 @@ def test_the_schema_says_types_ranges_words_and_auto() -> None:
     assert checkpoints["items"] == {"type": "string"}
 
 
-def test_every_line_of_the_verdicts_is_about_fields_and_places_there_are() -> None:
-    names = {field.name for field in fields.TABLE}
-    statuses = {verdicts.EFFECTIVE, verdicts.NO_EFFECT, verdicts.REFUSED, verdicts.UNTESTED}
-    for row in verdicts.TABLE:
-        assert {*row.names.split()} <= names
-        assert row.status in statuses
-        assert row.graph in ("", *verdicts.GRAPHS)
-        assert row.paddle in ("", *verdicts.PADDLES)
-        assert row.device in ("", *verdicts.DEVICES)
+def test_every_line_of_the_table_is_about_places_there_are() -> None:
+    statuses = {fields.EFFECTIVE, fields.NO_EFFECT, fields.REFUSED, fields.UNTESTED}
+    for field in fields.TABLE:
+        for one in (*field.on, *field.off):
+            assert one.status in statuses
+            assert one.reason
+    places = {*fields.GRAPHS, *fields.PADDLES, *fields.DEVICES, "any", "false"}
+    lines = re.findall(r"(?m)^  ([a-z][a-z0-9. ]*): \S", table.TEXT)
+    others = {"also", "auto", "plan", "only", "own", "as", "never true", "never false"}
+    assert all(line in others or {*line.split()} <= places for line in lines)
 
 
 def status(name: str, paddle: str, graph: str, device: str = "cpu") -> str:
     field = next(one for one in fields.TABLE if one.name == name)
-    return verdicts.verdict(field, paddle=paddle, graph=graph, device=device).status
+    return fields.outcome(field, paddle=paddle, graph=graph, device=device).status
 
 
 @pytest.mark.parametrize("field", fields.TABLE, ids=lambda field: field.name)
 def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field) -> None:
-    for paddle, graph, device in product(verdicts.PADDLES, verdicts.GRAPHS, verdicts.DEVICES):
-        found = verdicts.verdict(field, paddle=paddle, graph=graph, device=device)
+    for paddle, graph, device in product(fields.PADDLES, fields.GRAPHS, fields.DEVICES):
+        found = fields.outcome(field, paddle=paddle, graph=graph, device=device)
         assert found.reason
         # Tests measure the rest.
-        assert found.status != verdicts.UNTESTED or (
+        assert found.status != fields.UNTESTED or (
             device == "gpu" and found.reason.startswith("only a GPU can tell")
         )
 

@@ -12,7 +12,7 @@ from training import PYTHONS, run
 
 from fleetrun.errors import UsageError
 from fleetrun.records import rankfile
-from fleetrun.strategy import fields, load, verdicts
+from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ CASES = (
 )
 
 
-OFFS = tuple(Case(OFF, graph) for graph in verdicts.GRAPHS)
+OFFS = tuple(Case(OFF, graph) for graph in fields.GRAPHS)
 
 
 class Stop(NamedTuple):
@@ -201,7 +201,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
 
 def expected(version: str, graph: str, name: str, *, is_off: bool = False) -> str:
     field = next(one for one in fields.TABLE if one.name == name)
-    return verdicts.verdict(field, paddle=version, graph=graph, device="cpu", is_off=is_off).status
+    return fields.outcome(field, paddle=version, graph=graph, device="cpu", is_off=is_off).status
 
 
 def measured(done: Done, case: Case) -> dict[str, str]:
@@ -209,13 +209,13 @@ def measured(done: Done, case: Case) -> dict[str, str]:
     if case.stops:
         assert done.code != 0, case
         assert case.stops in done.output, done.output[-4000:]
-        return dict.fromkeys(names(case), verdicts.REFUSED)
+        return dict.fromkeys(names(case), fields.REFUSED)
     assert done.code == 0, done.output[-4000:]
     return {name: done.statuses.get(name, "no word").replace("_", " ") for name in names(case)}
 
 
-@pytest.mark.parametrize("graph", verdicts.GRAPHS)
-@pytest.mark.parametrize("version", verdicts.PADDLES)
+@pytest.mark.parametrize("graph", fields.GRAPHS)
+@pytest.mark.parametrize("version", fields.PADDLES)
 def test_false_is_off_but_where_that_is_said(tried: Tried, version: str, graph: str) -> None:
     (case,) = [case for case in OFFS if case.graph == graph]
     seen = measured(tried.launches[version, case].result(), case)
@@ -223,8 +223,8 @@ def test_false_is_off_but_where_that_is_said(tried: Tried, version: str, graph: 
     assert seen == table
 
 
-@pytest.mark.parametrize("graph", verdicts.GRAPHS)
-@pytest.mark.parametrize("version", verdicts.PADDLES)
+@pytest.mark.parametrize("graph", fields.GRAPHS)
+@pytest.mark.parametrize("version", fields.PADDLES)
 def test_each_verdict_is_what_this_paddle_does(tried: Tried, version: str, graph: str) -> None:
     seen: dict[str, str] = {}
     for (paddle, case), future in tried.launches.items():
@@ -237,7 +237,7 @@ def test_each_verdict_is_what_this_paddle_does(tried: Tried, version: str, graph
                 name, *parts = each.names.split()
                 (how,) = [line for line in said if line.startswith(f"{name} stopped: ")]
                 assert each.says in how
-                seen |= dict.fromkeys((name, *parts), verdicts.REFUSED)
+                seen |= dict.fromkeys((name, *parts), fields.REFUSED)
     table = {name: expected(version, graph, name) for name in seen}
     wrong = {name: (status, table[name]) for name, status in seen.items() if status != table[name]}
     assert wrong == {}, "measured, and what the table says"
@@ -257,5 +257,5 @@ def test_what_makes_ranks_diverge_never_comes_so_far(
     with pytest.raises(UsageError, match="is refused") as told:
         load.combine([], [knob])
     assert why in str(told.value)
-    for version in verdicts.PADDLES:
-        assert expected(version, "static", field.name, is_off=value is False) == verdicts.REFUSED
+    for version in fields.PADDLES:
+        assert expected(version, "static", field.name, is_off=value is False) == fields.REFUSED

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fleetrun.records.runs import LogRecord, Run
+    from fleetrun.run.events import FieldVerdict
 
 # Of so many ranks the logs are searched for steps and losses, and of each so many bytes at its end.
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
@@ -119,7 +120,7 @@ class RunHistory(NamedTuple):
     curves: tuple[Curve, ...]
     uses: tuple[Use, ...]
     report: reportfile.ReportRecord | None
-    fields: tuple[eventfile.FieldVerdict, ...]
+    fields: tuple[FieldVerdict, ...]
     # Bytes of each bucket of gradients, as rank 0 sends them.
     buckets: tuple[int, ...]
     # Versions, git, command and settings that somebody gave: name and value.
@@ -135,7 +136,7 @@ def read(found: Sequence[Run]) -> RunHistory:
     began = min((run.started_at for run in found if run.started_at is not None), default=0.0)
     bars: list[AttemptSpan] = []
     moments: list[Moment] = []
-    fields: tuple[eventfile.FieldVerdict, ...] = ()
+    fields: tuple[FieldVerdict, ...] = ()
     last = max((run.finished_at or 0.0 for run in found), default=0.0)
     for run in found:
         host = _host(run, len(found))
