@@ -24,9 +24,9 @@ from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.authentication import Handshake, Key, Seal
 from fleetrun.session.codec import Codec
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connection import LONGEST_FROM_LISTENER
 from fleetrun.session.messages import Offer
-from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,11 @@ class Peer:
         self.number = number
         self.is_local = number == 0
         self.state = member.begin(
-            job.terms, f"{job.chance.getrandbits(64):016x}", "host", job.now, is_local=self.is_local
+            job.config,
+            f"{job.chance.getrandbits(64):016x}",
+            "host",
+            job.now,
+            is_local=self.is_local,
         )
         self.due = 0
         # When all that was sent to it has come through, and until when it computes.
@@ -122,7 +126,7 @@ class Peer:
             self.perform(action)
         self.set_timer()
 
-    def say(self, message: messages.Prepared | messages.Failed | messages.Stopped) -> None:
+    def say(self, message: messages.HostReady | messages.Failed | messages.Stopped) -> None:
         """Say what becomes of its ranks."""
         self.feed(member.Said(message, self.job.now))
 
@@ -133,7 +137,7 @@ class Peer:
             case member.SendToCoordinator(message=message):
                 job.to_coordinator(self, message)
             case member.Deliver(message=messages.RosterMessage()):
-                job.at(job.now, lambda: self.say(messages.Prepared(0)))
+                job.at(job.now, lambda: self.say(messages.HostReady(0)))
             case member.Deliver(message=messages.Start()):
                 job.running += 1
                 job.last = job.now
@@ -167,10 +171,10 @@ class Simulation:
     def __init__(self, hosts: int, devices: int) -> None:
         self.count = hosts
         self.devices = devices
-        self.terms = Terms(hosts, hosts)
+        self.config = RendezvousConfig(hosts, hosts)
         self.now = 0.0
         self.chance = random.Random(hosts)  # chance, not a secret
-        self.state = state.begin(self.terms, 0.0)
+        self.state = state.begin(self.config, 0.0)
         self.codec, self.member_codec = Codec(messages.MESSAGES), Codec(messages.MESSAGES)
         # The last payload that was decoded, and how long that took.
         self.decoded = (b"", 0.0)
@@ -357,7 +361,7 @@ def simulate(hosts: int, devices: int) -> Result:
     # Some heartbeats of everybody.
     begin, used_s = job.now, job.used_s
     received, sent, sent_bytes = job.received, job.sent, job.sent_bytes
-    job.play(lambda: job.now >= begin + 3 * job.terms.heartbeat_s)
+    job.play(lambda: job.now >= begin + 3 * job.config.heartbeat_s)
     idle_share = (job.used_s - used_s) / (job.now - begin)
     # Heartbeats go on as long as ranks train; what is counted are the other messages.
     job.received, job.sent, job.sent_bytes = received, sent, sent_bytes

@@ -20,9 +20,9 @@ from fleetrun.session.messages import LauncherKilled, Leave, Missing, RosterMess
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
     from fleetrun.session.messages import FromCoordinator, FromMember
-    from fleetrun.session.terms import Terms
 
 # How long an answer of etcd is awaited, and how late it may end a lease.
 _TIMEOUT_S, _LATE_S = 2.0, 0.6
@@ -210,7 +210,7 @@ class ElectedLauncher(Launcher):
         leader = self.election.leader
         assert leader is not None
         begun = (
-            state.begin(self.state.terms, self.clock(), leader.job)
+            state.begin(self.state.config, self.clock(), leader.job)
             if job is None
             else state.resume(self.clock(), job, self.name, lost_at)
         )
@@ -218,7 +218,7 @@ class ElectedLauncher(Launcher):
         self.coordinator = begun._replace(generation=generation)
         self.is_local = True
         self.state = self.state._replace(
-            terms=begun.terms, is_local=True, coordinator=self.name, generation=generation
+            config=begun.config, is_local=True, coordinator=self.name, generation=generation
         )
         self.world.connect(self, self)
         self.world.set_coordinator_timer(self)
@@ -243,8 +243,8 @@ class ElectedLauncher(Launcher):
 
     def renewed(self, at: float) -> None:
         """Put off the death of the ranks, as ElectedSession does."""
-        if self.state.terms.starts_again:
-            self.let_guard_kill_at(at + self.state.terms.guard_s)
+        if self.state.config.starts_again:
+            self.let_guard_kill_at(at + self.state.config.guard_s)
 
     def end(self, why: str) -> None:
         """End."""
@@ -259,10 +259,10 @@ class ElectedLauncher(Launcher):
         if self.puts_off(lambda: self.feed(event._replace(at=self.clock()))):
             return
         self.election.check()
-        asked = self.state.terms
+        asked = self.state.config
         super().feed(event)
-        if self.state.terms != asked:
-            self.election.terms = self.state.terms
+        if self.state.config != asked:
+            self.election.config = self.state.config
         self.seek()
 
     def seek(self) -> None:
@@ -302,7 +302,7 @@ class ElectedWorld(World):
 
     launchers: Sequence[ElectedLauncher]
 
-    def __init__(self, seed: int, *, asked: Sequence[Terms], chances: Chances) -> None:
+    def __init__(self, seed: int, *, asked: Sequence[RendezvousConfig], chances: Chances) -> None:
         super().__init__(seed, asked=asked, chances=chances)
         self.etcd = Etcd(self)
         self.ends: dict[int, ElectedLauncher] = {}
@@ -370,7 +370,7 @@ class ElectedWorld(World):
         if leader.unkept is None:
             return
         leader.kept_generation, leader.unkept = leader.unkept.generation, None
-        if not leader.state.terms.starts_again:
+        if not leader.state.config.starts_again:
             leader.election.fix()
         held, leader.held = leader.held, []
         for number, message in held:
@@ -453,7 +453,7 @@ class ElectedWorld(World):
             known is not None
             and known.phase == state.FORMING
             and host.departure is not None
-            and known.terms.may_change
+            and known.config.may_change
         )
         if hands_over:
             host.state = host.state._replace(phase=member.ENDED)
@@ -577,11 +577,11 @@ class ElectedWorld(World):
         for host in live:
             assert host.has_ended, f"{host.name} still waits: {host.state}"
         for job_generation, roster in self.rosters.items():
-            seated = {one.launcher for one in roster.entries}
+            placed = {one.launcher for one in roster.entries}
             ends = {
                 host.name: host.verdicts[job_generation[1]].failure is None
                 for host in live
-                if host.name in seated
+                if host.name in placed
                 and job_generation[1] in host.verdicts
                 and not host.was_cut_long
             }

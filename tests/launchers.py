@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import ports
 
 from fleetrun.run.loop import Loop
-from fleetrun.session.driver import Meeting, Session, SessionHandler
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
 from fleetrun.session.messages import Offer, RosterMessage, Verdict
-from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Failure
 
 HERE = "127.0.0.1"
-TERMS = Terms(2, 2, rdzv_timeout_s=60.0)
+CONFIG = RendezvousConfig(2, 2, rdzv_timeout_s=60.0)
 
 
 class Rank(SessionHandler):
@@ -53,11 +53,11 @@ class Launchers:
         self.sessions: list[Session] = []
 
     def start(
-        self, name: str, *, serves: bool = False, terms: Terms = TERMS
+        self, name: str, *, serves: bool = False, config: RendezvousConfig = CONFIG
     ) -> tuple[Session, Rank, list[str]]:
         """Let a launcher take part, or begin to."""
-        meeting = Meeting(
-            terms,
+        endpoint = RendezvousEndpoint(
+            config,
             HERE,
             (self.port,),
             "job",
@@ -65,7 +65,7 @@ class Launchers:
             may_be_second=True,
         )
         said: list[str] = []
-        session = Session(meeting, name, host=name, say=said.append)
+        session = Session(endpoint, name, host=name, say=said.append)
         session.handler = rank = Rank()
         session.open(self.loop)
         session.offer(Offer("", name, len(self.sessions), (7000,), ((),)))

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, member, state
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import (
     Done,
     Failed,
+    HostReady,
     LauncherKilled,
     Leave,
     Missing,
     Offer,
-    Prepared,
     RosterMessage,
     Start,
     Stop,
     Stopped,
     Verdict,
 )
-from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -172,7 +172,7 @@ class Launcher:
                 failure = None
                 if world.chance.random() < world.chances.no_plan:
                     failure = Failure(self.name, "no plan", 3, no_retry="no plan helps")
-                said = Prepared(roster.generation)
+                said = HostReady(roster.generation)
                 event = member.Said(
                     said if failure is None else Stopped(roster.generation, failure), self.clock()
                 )
@@ -272,7 +272,7 @@ class Launcher:
 
     def depart(self) -> None:
         """Let a host be asked to end, as by a scheduler that wants it back."""
-        if self.ranks is not None and self.state.terms.may_change and not self.is_local:
+        if self.ranks is not None and self.state.config.may_change and not self.is_local:
             self.departure = Failure(self.name, "interrupted", 143, is_departure=True)
             self.fail(self.run, self.departure)
 
@@ -300,13 +300,18 @@ class World:
     """All hosts, the network and the time."""
 
     def __init__(
-        self, seed: int, *, asked: Sequence[Terms], chances: Chances, grace_s: float = 20.0
+        self,
+        seed: int,
+        *,
+        asked: Sequence[RendezvousConfig],
+        chances: Chances,
+        grace_s: float = 20.0,
     ) -> None:
         self.chance = random.Random(seed)
         self.chances = chances
         # By each host; without a store, the first one's hold.
         self.asked = asked
-        self.terms = asked[0]
+        self.config = asked[0]
         self.grace_s = grace_s
         self.now = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -315,7 +320,7 @@ class World:
         self.coordinator_alive = True
         self.coordinator_timer = 0
         self.launchers = self.made()
-        self.coordinator = state.begin(self.terms, self.launchers[0].clock())
+        self.coordinator = state.begin(self.config, self.launchers[0].clock())
         self.messages = 0
         self.generations: dict[int, RosterMessage] = {}
 
@@ -587,8 +592,8 @@ class World:
             if not host.is_local and chance.random() < chances.never_comes:
                 host.is_alive = False
                 continue
-            is_late = host.index >= self.terms.most or (
-                self.terms.is_elastic and chance.random() < chances.late
+            is_late = host.index >= self.config.most or (
+                self.config.is_elastic and chance.random() < chances.late
             )
             begin = chance.uniform(0.0, 60.0 if is_late and not host.is_local else 3.0)
             self.after(begin, lambda h=host: self.begin(h))  # type: ignore[misc]
@@ -665,7 +670,7 @@ def play(
     least = max(1, most - 2) if seed % 2 else most
     spares = (0, 0, 1, 2)[seed // 5 % 4]
     surplus = (0, 0, 1)[seed // 20 % 3]
-    terms = Terms(
+    config = RendezvousConfig(
         least,
         most,
         max_restarts=seed % 3,
@@ -674,9 +679,9 @@ def play(
         spares=spares,
         has_store=has_store,
     )
-    asked = [terms] * (most + spares + surplus)
+    asked = [config] * (most + spares + surplus)
     if is_mixed:
-        asked = [_other(terms, random.Random(f"{seed}.{i}")) for i in range(len(asked))]
+        asked = [_other(config, random.Random(f"{seed}.{i}")) for i in range(len(asked))]
     made = world(seed, asked=asked, chances=chances)
     made.script()
     try:
@@ -686,13 +691,13 @@ def play(
         raise AssertionError(message) from error
 
 
-def _other(terms: Terms, chance: random.Random) -> Terms:
-    """Return TERMS as another command line may have them."""
-    return terms._replace(
-        least=chance.randint(1, terms.most),
+def _other(config: RendezvousConfig, chance: random.Random) -> RendezvousConfig:
+    """Return CONFIG as another command line may have them."""
+    return config._replace(
+        least=chance.randint(1, config.most),
         heartbeat_timeout_s=chance.choice((2.0, 4.0, 5.0, 10.0, 60.0)),
         elastic_timeout_s=chance.choice((1.0, 5.0, 20.0)),
         rdzv_timeout_s=chance.choice((10.0, 30.0)),
         max_restarts=chance.randint(0, 3),
-        spares=chance.choice((0, terms.spares)),
+        spares=chance.choice((0, config.spares)),
     )

@@ -116,7 +116,7 @@ PURE_MODULES = (
     "fleetrun.session.coordinator",
     "fleetrun.session.member",
     "fleetrun.session.messages",
-    "fleetrun.session.seating",
+    "fleetrun.session.rank_assignment",
     "fleetrun.session.state",
     "fleetrun.session.terms",
     "fleetrun.strategy.fields",

@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.records.variables import TOKEN
-from fleetrun.session import seating
+from fleetrun.session import rank_assignment
 from fleetrun.session.authentication import fingerprint
 from fleetrun.session.messages import PROTOCOL, Join, Refused
 from fleetrun.session.state import ENDED, FORMING, Close, Refusal, Send
 
 if TYPE_CHECKING:
     from fleetrun.session.messages import LauncherKilled, Offer
-    from fleetrun.session.seating import Host
+    from fleetrun.session.rank_assignment import Host
     from fleetrun.session.state import Received, State, Step
 
 # Misconfigured hosts retry: the most refusals that are remembered, in all and for each address.
@@ -91,7 +91,7 @@ def unlike(state: State, event: Received, join: Join) -> Objection | None:
     found = misfit(state, event, join)
     if not found:
         return None
-    told = f"{seating.listed(list(found))} {'differs' if len(found) == 1 else 'differ'}"
+    told = f"{rank_assignment.listed(list(found))} {'differs' if len(found) == 1 else 'differ'}"
     told += " from the job's: see the console of the coordinator"
     return _for_hosts(state, "; ".join(found.values()), told)
 
@@ -104,7 +104,9 @@ def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
         version = "the version of fleetrun"
         line = f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"
         return {version: line}
-    found = {} if local is None else seating.differences(local.offer, join.offer, where=where)
+    found = (
+        {} if local is None else rank_assignment.differences(local.offer, join.offer, where=where)
+    )
     if event.has_same_script is False:
         found = {"the script": f"the script is another one there than on {where}", **found}
     return found
@@ -112,8 +114,8 @@ def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
 
 def _no_place(state: State, event: Received, offer: Offer) -> Objection | None:
     """Return why there is no place for a launcher; None if there is one."""
-    terms, rank = state.terms, offer.rank
-    hosts = terms.most + terms.spares
+    config, rank = state.config, offer.rank
+    hosts = config.most + config.spares
     if rank is not None and rank >= hosts:
         return Objection(f"its rank is {rank}, and the job has {hosts} hosts, 0 to {hosts - 1}")
     holder = holder_of(state, rank)
@@ -123,11 +125,11 @@ def _no_place(state: State, event: Received, offer: Offer) -> Objection | None:
             return None
         who = f"{holder.name}, pid {holder.offer.pid}"
         return _for_hosts(state, f"it has the same rank as {who}: {rank}", f"rank {rank} is taken")
-    is_closed = state.phase != FORMING and not terms.may_change
+    is_closed = state.phase != FORMING and not config.may_change
     here = [host for host in state.hosts.values() if host.connection is not None]
     if is_closed or (not event.is_local and len(here) >= hosts):
         full = "all hosts of the job are there"
-        names = seating.listed([host.name for host in here])
+        names = rank_assignment.listed([host.name for host in here])
         return _for_hosts(state, f"{full}: {names}", full)
     return None
 
@@ -195,14 +197,14 @@ def is_awaited(state: State, address: str) -> bool:
     """Whether ADDRESS is that of a listed host that is not there: nobody else can take its place.
 
     >>> from fleetrun.session.state import begin
-    >>> from fleetrun.session.terms import Terms
-    >>> listed = Terms(2, 2, names=("a", "b"), addresses=(("10.0.0.1",), ("10.0.0.2",)))
+    >>> from fleetrun.session.config import RendezvousConfig
+    >>> listed = RendezvousConfig(2, 2, names=("a", "b"), addresses=(("10.0.0.1",), ("10.0.0.2",)))
     >>> is_awaited(begin(listed, 0.0), "10.0.0.2"), is_awaited(begin(listed, 0.0), "10.0.0.3")
     (True, False)
     """
     taken = {host.offer.rank for host in state.hosts.values()}
     return state.phase == FORMING and any(
         address in addresses
-        for place, addresses in enumerate(state.terms.addresses)
+        for place, addresses in enumerate(state.config.addresses)
         if place not in taken
     )

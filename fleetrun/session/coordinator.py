@@ -12,7 +12,7 @@ from fleetrun.errors import RendezvousError
 from fleetrun.records.variables import TOKEN
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.run.policy import decide
-from fleetrun.session import admission, seating
+from fleetrun.session import admission, rank_assignment
 from fleetrun.session.authentication import fingerprint
 from fleetrun.session.messages import (
     LOST,
@@ -22,11 +22,11 @@ from fleetrun.session.messages import (
     Entry,
     Failed,
     Heartbeat,
+    HostReady,
     Join,
     LauncherKilled,
     Leave,
     Missing,
-    Prepared,
     Redialing,
     Refused,
     RosterMessage,
@@ -35,7 +35,7 @@ from fleetrun.session.messages import (
     Stopped,
     Verdict,
 )
-from fleetrun.session.seating import Host
+from fleetrun.session.rank_assignment import Host
 from fleetrun.session.state import (
     ENDED,
     FORMING,
@@ -48,7 +48,7 @@ from fleetrun.session.state import (
     Report,
     Send,
     caller,
-    to_seated,
+    to_placed,
     with_host,
     without_connection,
     without_host,
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fleetrun.session.admission import Objection
+    from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.messages import FromCoordinator
     from fleetrun.session.state import Action, Event, State, Step
-    from fleetrun.session.terms import Terms
 
 # Everybody hears who is missing this often, at most; of very many hosts more seldom, as that many
 # messages are sent then.
@@ -97,8 +97,8 @@ def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for eac
         return _rejoin(state, event, join, known)
     if _may_return(state, event, join):
         lost = dict(state.lost)
-        is_seated = join.launcher in state.seated
-        back = lost.pop(join.launcher)._replace(connection=None, is_seated=is_seated)
+        has_place = join.launcher in state.placed
+        back = lost.pop(join.launcher)._replace(connection=None, has_place=has_place)
         return _rejoin(state._replace(lost=lost), event, join, back)
     doubt = admission.doubt(state, event, join)
     if doubt is not None:
@@ -133,7 +133,7 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
     known = state.hosts.get(join.launcher)
     is_awaited = state.phase == FORMING and (known is not None or not state.generation)
     is_believed = admission.is_believed(state, event, join)
-    if is_awaited and is_believed and (event.is_local or not state.terms.may_change):
+    if is_awaited and is_believed and (event.is_local or not state.config.may_change):
         ended = Verdict(state.generation, join.launcher, failure, is_final=True)
         state, actions = _end(state, ended, event.at)
         state = state._replace(heard_end=state.heard_end | {join.launcher})
@@ -153,7 +153,7 @@ def _may_return(state: State, event: Received, join: Join) -> bool:
     if join.launcher not in state.lost or admission.is_impostor(state, event, join):
         return False
     is_current = join.generation == state.generation
-    return state.phase == STOPPING and is_current and not state.terms.may_change
+    return state.phase == STOPPING and is_current and not state.config.may_change
 
 
 def _admit(state: State, event: Received, host: Host) -> Step:
@@ -168,8 +168,7 @@ def _admit(state: State, event: Received, host: Host) -> Step:
         if state.phase == ENDED:
             state, told_so = _join(state, event)
             return state, (*lost, *told_so)
-    strikes = state.strikes.get(_where(host), 0)
-    host = host._replace(strikes=strikes)
+    host = host._replace(failure_count=state.failure_counts.get(_where(host), 0))
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     if event.is_local:
         state, parted = _part(state, event)
@@ -181,8 +180,8 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     if state.phase == FORMING:
         told = Send((event.connection,), _awaited(state, state.remarks, event.at))
         return state, (*lost, told, *actions)
-    seated = state.hosts.get(host.launcher)
-    if seated is None or not seated.is_seated:
+    placed = state.hosts.get(host.launcher)
+    if placed is None or not placed.has_place:
         actions = (*actions, _stand_by(state, (event.connection,)))
     return state, (*lost, *actions)
 
@@ -213,8 +212,8 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
     is_awaited = admission.is_awaited(state, event.address) or (
         admission.is_of_this_job(state, event)
     )
-    ends_job = is_awaited and bool(found) and not state.terms.may_change
-    if seating.ORDER in found and state.phase == FORMING and not state.generation:
+    ends_job = is_awaited and bool(found) and not state.config.may_change
+    if rank_assignment.ORDER in found and state.phase == FORMING and not state.generation:
         # It coordinates the job, too, and some hosts wait there.
         ends_job = True
     state, actions = admission.refuse(state, event, objection, ends_job=ends_job)
@@ -269,7 +268,7 @@ def _owed(state: State, host: Host, event: Received) -> list[FromCoordinator]:
     if state.phase == FORMING:
         missing = _awaited(state, state.remarks, event.at)
         return [verdict] if is_behind and verdict is not None else [missing]
-    if state.phase == ENDED or not host.is_seated:
+    if state.phase == ENDED or not host.has_place:
         return [] if state.phase != ENDED or verdict is None else [verdict]
     owed: list[FromCoordinator] = []
     if is_behind and verdict is not None:
@@ -292,41 +291,41 @@ def _form(state: State, at: float) -> Step:
         return state, ()
     if not _is_complete(state, at):
         return _wait_for_more(state, at), ()
-    terms = state.terms
+    config = state.config
     before = 0 if state.generation == 0 else 1 + max(h.order for h in state.hosts.values())
     here = state.here
-    out = seating.left_out(here, terms.least, terms.most) if terms.may_change else {}
+    out = rank_assignment.left_out(here, config.least, config.most) if config.may_change else {}
     suited = [host for host in here if host.launcher not in out]
-    chosen = seating.seats(suited, terms.most, before)
+    chosen = rank_assignment.assigned(suited, config.most, before)
     named = tuple(f"{state.hosts[one].name} stays out: {why}" for one, why in out.items())
-    hosts = {host.launcher: host._replace(is_seated=False) for host in state.hosts.values()}
+    hosts = {host.launcher: host._replace(has_place=False) for host in state.hosts.values()}
     for one in out:
         # It is like one that never had a place.
         hosts[one] = hosts[one]._replace(order=-1, since=-1)
     for order, host in enumerate(chosen):
         since = state.generation if host.since < 0 else host.since
-        hosts[host.launcher] = host._replace(order=order, since=since, is_seated=True)
+        hosts[host.launcher] = host._replace(order=order, since=since, has_place=True)
     entries = tuple(_entry(state, host) for host in chosen)
     remarks = (*state.remarks, *named)
     roster = RosterMessage(
-        state.generation, state.restarts, entries, terms.told, remarks, state.session
+        state.generation, state.restarts, entries, config.told, remarks, state.session
     )
     state = state._replace(
         phase=PREPARING,
         hosts=hosts,
         roster=roster,
-        seated=tuple(host.launcher for host in chosen),
+        placed=tuple(host.launcher for host in chosen),
         left_out=frozenset(out),
         admitted=state.admitted.union(host.secret for host in hosts.values()),
-        deadline=at + terms.prepare_s,
-        timeout_s=terms.prepare_s,
+        deadline=at + config.prepare_s,
+        timeout_s=config.prepare_s,
     )
-    actions: list[Action] = [to_seated(state, roster)]
-    others = [host for host in hosts.values() if not host.is_seated]
-    if terms.may_change and others:
+    actions: list[Action] = [to_placed(state, roster)]
+    others = [host for host in hosts.values() if not host.has_place]
+    if config.may_change and others:
         connections = [host.connection for host in others if host.connection is not None]
         actions.append(_stand_by(state, connections, named))
-    if not terms.may_change:
+    if not config.may_change:
         # One that was counted twice: its connection broke, and it came again as another one.
         for host in others:
             state = without_host(state, host)
@@ -340,23 +339,23 @@ def _form(state: State, at: float) -> Step:
 
 def _wait_for_more(state: State, at: float) -> State:
     """Begin to wait for new hosts, once all are back that are left, and they are too few."""
-    terms = state.terms
-    if not terms.may_change or not state.generation or state.is_short:
+    config = state.config
+    if not config.may_change or not state.generation or state.is_short:
         return state
     if len(state.here) < len(state.hosts):
         return state
-    wait_s = terms.elastic_timeout_s
+    wait_s = config.elastic_timeout_s
     return state._replace(is_short=True, deadline=at + wait_s, timeout_s=wait_s)
 
 
 def _is_complete(state: State, at: float) -> bool:
-    here, terms = len(state.here), state.terms
+    here, config = len(state.here), state.config
     if here < len(state.hosts) and state.generation:
         # Survivors are still stopping; those that are lost are soon known to be.
         return False
-    if here >= terms.most:
+    if here >= config.most:
         return True
-    if here < terms.least:
+    if here < config.least:
         return False
     # Who has been training together goes on at once.
     return state.generation > 0 or at >= _enough_at(state)
@@ -365,13 +364,13 @@ def _is_complete(state: State, at: float) -> bool:
 def _enough_at(state: State) -> float:
     """Return when the first start of an elastic job comes without more hosts."""
     newest = max(host.joined_at for host in state.here)
-    return min(newest + state.terms.elastic_timeout_s, state.deadline)
+    return min(newest + state.config.elastic_timeout_s, state.deadline)
 
 
 def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
     """Return for whom the coordinator waits, and for how long still."""
     who, until, limit = _missing(state), state.deadline, "--rdzv_timeout"
-    has_enough = state.terms.least <= len(state.here)
+    has_enough = state.config.least <= len(state.here)
     if state.phase == PREPARING:
         limit = ""
     elif has_enough and at < state.not_before:
@@ -380,15 +379,15 @@ def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
         until, limit = _enough_at(state), "--elastic_timeout"
     elif state.is_short:
         limit = "--elastic_timeout"
-    return Missing(who, state.terms.told, remarks, limit=limit, left_s=max(0.0, until - at))
+    return Missing(who, state.config.told, remarks, limit=limit, left_s=max(0.0, until - at))
 
 
 def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] = ()) -> Send:
     """Tell launchers that the job runs without them, for now; NAMED are lines about some."""
-    running = [state.hosts[one].name for one in state.seated if one in state.hosts]
-    who = f"a place in the job, which runs on {seating.listed(running)}"
+    running = [state.hosts[one].name for one in state.placed if one in state.hosts]
+    who = f"a place in the job, which runs on {rank_assignment.listed(running)}"
     remarks = (*state.remarks, *named)
-    return Send(tuple(connections), Missing(who, state.terms.told, remarks, stands_by=True))
+    return Send(tuple(connections), Missing(who, state.config.told, remarks, stands_by=True))
 
 
 def _entry(state: State, host: Host) -> Entry:
@@ -408,9 +407,9 @@ def _entry(state: State, host: Host) -> Entry:
 
 def _missing(state: State) -> str:
     if state.phase == PREPARING:
-        late = [state.hosts[one].name for one in state.seated if not state.hosts[one].is_ready]
-        return f"{seating.listed(late)} to get ready"
-    return seating.missing(state.terms, state.here)
+        late = [state.hosts[one].name for one in state.placed if not state.hosts[one].is_ready]
+        return f"{rank_assignment.listed(late)} to get ready"
+    return rank_assignment.missing(state.config, state.here)
 
 
 def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Send]:
@@ -420,7 +419,7 @@ def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Se
         return []
     told = []
     for host in hosts:
-        found = seating.remarks(local.offer, host.offer, where=local.offer.hostname)
+        found = rank_assignment.remarks(local.offer, host.offer, where=local.offer.hostname)
         if found and host.connection is not None:
             remarks = tuple(f"{host.name}: {each}" for each in found)
             told.append(Send((host.connection,), _awaited(state, remarks, at)))
@@ -447,17 +446,17 @@ def _received(state: State, event: Received) -> Step:
             return state, ()
         case message:
             is_current = message.generation == state.generation
-            if is_current and host.is_seated:
+            if is_current and host.has_place:
                 return _reported(state, host, message, event.at)
             return state, ()
 
 
 def _reported(
-    state: State, host: Host, message: Prepared | Done | Failed | Stopped, at: float
+    state: State, host: Host, message: HostReady | Done | Failed | Stopped, at: float
 ) -> Step:
     """Handle what a host of the roster reports about this generation."""
     match message:
-        case Prepared() if state.phase == PREPARING:
+        case HostReady() if state.phase == PREPARING:
             return _ready(with_host(state, host._replace(is_ready=True)))
         case Done() if state.phase == RUNNING:
             return _done(with_host(state, host._replace(is_done=True)), at)
@@ -470,14 +469,14 @@ def _reported(
 
 
 def _ready(state: State) -> Step:
-    if not all(host is not None and host.is_ready for host in map(state.hosts.get, state.seated)):
+    if not all(host is not None and host.is_ready for host in map(state.hosts.get, state.placed)):
         return state, ()
     state = state._replace(phase=RUNNING)
-    return state, (to_seated(state, Start(state.generation)),)
+    return state, (to_placed(state, Start(state.generation)),)
 
 
 def _done(state: State, at: float) -> Step:
-    if not all(host is not None and host.is_done for host in map(state.hosts.get, state.seated)):
+    if not all(host is not None and host.is_done for host in map(state.hosts.get, state.placed)):
         return state, ()
     return _end(state, Verdict(state.generation, "", None, is_final=True), at)
 
@@ -494,7 +493,7 @@ def _failed(state: State, launcher: str, failure: Failure, at: float) -> Step:
         return state, ()
     stop = Stop(state.generation, failure)
     state = state._replace(phase=STOPPING, stop=stop)
-    return state, (to_seated(state, stop),)
+    return state, (to_placed(state, stop),)
 
 
 def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> Step:
@@ -517,40 +516,40 @@ def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> St
 
 def _arbitrate(state: State, at: float) -> Step:
     """Decide who failed first, and whether there is another attempt."""
-    seated = [host for host in state.hosts.values() if host.is_seated]
-    if state.phase != STOPPING or not all(host.is_stopped for host in seated):
+    placed = [host for host in state.hosts.values() if host.has_place]
+    if state.phase != STOPPING or not all(host.is_stopped for host in placed):
         return state, ()
     first = min(state.reports.values(), key=lambda one: (one.failure.is_victim, one.at))
-    failure, terms = first.failure, state.terms
+    failure, config = first.failure, state.config
     counts = not failure.is_departure
     is_final, given_up = decide(
-        failure.no_retry, state.restarts, terms.max_restarts, is_departure=not counts
+        failure.no_retry, state.restarts, config.max_restarts, is_departure=not counts
     )
     verdict = Verdict(state.generation, first.launcher, failure, is_final, given_up)
     if is_final:
         return _end(state, verdict, at)
     culprit = state.hosts.get(first.launcher)
     if counts and culprit is not None:
-        state = with_host(state, culprit._replace(strikes=culprit.strikes + 1))
-    told = to_seated(state, verdict)
+        state = with_host(state, culprit._replace(failure_count=culprit.failure_count + 1))
+    told = to_placed(state, verdict)
     cleared = {
         launcher: host._replace(
-            is_joined=host.is_joined and not host.is_seated,
-            is_seated=False,
+            is_joined=host.is_joined and not host.has_place,
+            has_place=False,
             is_ready=False,
             is_done=False,
             is_stopped=False,
         )
         for launcher, host in state.hosts.items()
     }
-    timeout_s = terms.rdzv_timeout_s
+    timeout_s = config.rdzv_timeout_s
     return state._replace(
         phase=FORMING,
         generation=state.generation + 1,
         restarts=state.restarts + counts,
         hosts=cleared,
         roster=None,
-        seated=(),
+        placed=(),
         reports={},
         stop=None,
         verdict=verdict,
@@ -584,19 +583,19 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
     if state.phase == ENDED:
         return state, closing
     # One that was cut off ends by itself, which is no reason for the others.
-    is_departure = state.terms.may_change
+    is_departure = state.config.may_change
     failure = failure or Failure(host.name, "fleetrun has ended", LOST, is_departure=is_departure)
     if state.phase == FORMING:
         # Who had no place yet, while others had, is not missed.
         is_spare = state.generation > 0 and host.since < 0
-        may_go = state.terms.may_change and (failure.is_departure or is_spare)
+        may_go = state.config.may_change and (failure.is_departure or is_spare)
         if may_go and not host.is_local:
             state, actions = _form(state, at)
             return state, (*closing, *actions)
         ended = Verdict(state.generation, host.launcher, failure, is_final=True)
         state, actions = _end(state, ended, at)
         state = state._replace(heard_end=state.heard_end | {host.launcher})
-    elif host.is_seated:
+    elif host.has_place:
         state, first = _failed(state, host.launcher, failure, at)
         state, more = _arbitrate(state, at)
         actions = (*first, *more)
@@ -607,22 +606,22 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
 
 def _look(state: State, at: float) -> Step:
     """Find lost hosts, and handle deadlines that have passed."""
-    terms = state.terms
-    asleep = at - state.looked_at - 2 * terms.look_s
-    if asleep > terms.heartbeat_timeout_s / 2:
+    config = state.config
+    asleep = at - state.looked_at - 2 * config.look_s
+    if asleep > config.heartbeat_timeout_s / 2:
         # This process itself was stopped: give living hosts the time for a heartbeat.
         hosts = {
             name: host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
             for name, host in state.hosts.items()
         }
         state = state._replace(hosts=hosts)
-    due = at + terms.look_s
+    due = at + config.look_s
     if state.phase in {FORMING, PREPARING} and at < state.deadline:
         due = min(due, state.deadline)
     state = state._replace(looked_at=at, wake_at=due)
     actions: list[Action] = []
     for host in list(state.hosts.values()):
-        if _is_lost(terms, host, at) and host.launcher in state.hosts:
+        if _is_lost(config, host, at) and host.launcher in state.hosts:
             state, more = _lost(state, host, at)
             actions += more
     if state.phase == FORMING:
@@ -631,7 +630,7 @@ def _look(state: State, at: float) -> Step:
     if state.phase in {FORMING, PREPARING}:
         state, more = _wait(state, at)
         actions += more
-    if state.phase == RUNNING and terms.is_elastic:
+    if state.phase == RUNNING and config.is_elastic:
         state, more = _grow(state, at)
         actions += more
     return state, tuple(actions)
@@ -639,39 +638,39 @@ def _look(state: State, at: float) -> Step:
 
 def _grow(state: State, at: float) -> Step:
     """Start again with those who stand by, once nobody else has come for a while."""
-    seated = [state.hosts[one] for one in state.seated if one in state.hosts]
-    known = state.left_out.union(state.seated)
+    placed = [state.hosts[one] for one in state.placed if one in state.hosts]
+    known = state.left_out.union(state.placed)
     new = [host for host in state.here if host.launcher not in known]
-    is_full = len(seated) >= state.terms.most
+    is_full = len(placed) >= state.config.most
     # What is done in part is not begun again.
-    if is_full or not new or any(host.is_done for host in seated):
+    if is_full or not new or any(host.is_done for host in placed):
         return state, ()
-    if at < max(host.joined_at for host in new) + state.terms.elastic_timeout_s:
+    if at < max(host.joined_at for host in new) + state.config.elastic_timeout_s:
         return state, ()
-    names = seating.listed([host.name for host in new])
+    names = rank_assignment.listed([host.name for host in new])
     failure = Failure(names, "fleetrun was started", LOST, is_departure=True)
     return _failed(state, "", failure, at)
 
 
-def _is_lost(terms: Terms, host: Host, at: float) -> bool:
+def _is_lost(config: RendezvousConfig, host: Host, at: float) -> bool:
     if host.is_local:
         return False
-    if at - host.heard_at >= terms.heartbeat_timeout_s - terms.look_s:
+    if at - host.heard_at >= config.heartbeat_timeout_s - config.look_s:
         return True
     is_broken = host.broken_at is not None and not host.is_redialing
-    return is_broken and at - (host.broken_at or 0.0) >= terms.rejoin_s
+    return is_broken and at - (host.broken_at or 0.0) >= config.rejoin_s
 
 
 def _lost(state: State, host: Host, at: float) -> Step:
     """Go on without HOST, or end."""
-    terms = state.terms
-    was_seated = host.is_seated or host.order >= 0
+    config = state.config
+    was_seated = host.has_place or host.order >= 0
     state = without_host(state, host)
     closing: tuple[Action, ...] = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED or not was_seated:
         return state, closing
-    strikes = {**state.strikes, _where(host): host.strikes + 1}
-    state = state._replace(strikes=strikes, lost={**state.lost, host.launcher: host})
+    failure_counts = {**state.failure_counts, _where(host): host.failure_count + 1}
+    state = state._replace(failure_counts=failure_counts, lost={**state.lost, host.launcher: host})
     # Where a connection breaks, its launcher has ended then. Silence says nothing of the ranks:
     # what others report before a host counts as lost came first.
     since = at if host.broken_at is None or host.is_redialing else host.broken_at
@@ -681,7 +680,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
         host.name,
         how,
         LOST,
-        is_departure=terms.may_change,
+        is_departure=config.may_change,
     )
     if state.phase == FORMING:
         if failure.is_departure:
@@ -744,6 +743,6 @@ def _end(state: State, verdict: Verdict, at: float) -> Step:
         phase=ENDED,
         verdict=verdict,
         heard_end=state.heard_end.union(connected),
-        wake_at=at + state.terms.look_s,
+        wake_at=at + state.config.look_s,
     )
     return state, (Send(everybody, verdict),)

@@ -14,12 +14,12 @@ from fleetrun.session import coordinator, exchange, host_ends, member, messages,
 from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
+from fleetrun.session.config import differences
 from fleetrun.session.connection import HUNG_UP
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.loss import LossReport, PlaceRelease
 from fleetrun.session.rival import RivalSearch
-from fleetrun.session.terms import differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from fleetrun.records.hostsfile import HostEnd
     from fleetrun.run.loop import Waiting
+    from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.connection import Connection
     from fleetrun.session.messages import (
         FromCoordinator,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         RosterMessage,
         Verdict,
     )
-    from fleetrun.session.terms import Terms
 
     class GuardLink(Protocol):
         """The launcher's link to the guard, which goes on when it cannot."""
@@ -53,7 +53,7 @@ class SessionHandler:
     """Does what the session decides; each overrides what it needs."""
 
     def obey(self) -> None:
-        """Go by the terms of the job, which are known now."""
+        """Go by the config of the job, which is known now."""
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan the generation; `planned` is the answer."""
@@ -81,13 +81,13 @@ _FLUSH_S = 2.0
 _CODE = RendezvousError.exit_code
 
 
-class Meeting(NamedTuple):
+class RendezvousEndpoint(NamedTuple):
     """Where the launchers meet: at the first of PORTS of HOST that is free.
 
     `addresses` are those to listen on where the coordinator may be this launcher; none: it is not.
     """
 
-    terms: Terms
+    config: RendezvousConfig
     host: str
     ports: tuple[int, ...]
     job_id: str
@@ -110,19 +110,19 @@ class Session:
     """A launcher's part in the session: LAUNCHER is its unique name, HOST its name for people."""
 
     def __init__(
-        self, meeting: Meeting, launcher: str, *, host: str, say: Callable[[str], None]
+        self, endpoint: RendezvousEndpoint, launcher: str, *, host: str, say: Callable[[str], None]
     ) -> None:
         self.launcher = launcher
         self.host = host
         self.handler: SessionHandler
-        self._meeting = meeting
+        self._endpoint = endpoint
         # By what the others call the coordinator, if it is here.
-        self._own_host = meeting.host
+        self._own_host = endpoint.host
         self._say = say
         # It outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
         self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
-        self.key = Key(meeting.job_id, meeting.token, meeting.script, meeting.command)
+        self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
         self._rival: RivalSearch | None = None
@@ -160,9 +160,9 @@ class Session:
     # Beginning and end --------------------------------------------------------------------------
 
     @property
-    def terms(self) -> Terms:
+    def config(self) -> RendezvousConfig:
         """Those of the job, once they are known; before that, what this host asks for."""
-        return self._meeting.terms if self._member is None else self._member.terms
+        return self._endpoint.config if self._member is None else self._member.config
 
     @property
     def serves(self) -> bool:
@@ -176,32 +176,32 @@ class Session:
 
     def open(self, waiting: Waiting) -> None:
         """Listen or call; EnvironmentFault where the port cannot be had."""
-        meeting = self._meeting
+        endpoint = self._endpoint
         self._share.move(waiting)
         self._member = member.begin(
-            meeting.terms,
+            endpoint.config,
             self.launcher,
-            meeting.host,
+            endpoint.host,
             time.monotonic(),
             is_local=False,
-            secret=meeting.secret,
+            secret=endpoint.secret,
         )
         if not self._coordinate():
-            self._call([Target(meeting.host, port) for port in meeting.ports])
+            self._call([Target(endpoint.host, port) for port in endpoint.ports])
 
     def _coordinate(self) -> bool:
         """Become the coordinator, where this launcher may be and no other one is."""
-        meeting, now = self._meeting, time.monotonic()
-        self._listener = self._listen(meeting.addresses) if meeting.addresses else None
+        endpoint, now = self._endpoint, time.monotonic()
+        self._listener = self._listen(endpoint.addresses) if endpoint.addresses else None
         if self._listener is None or self._member is None:
             return False
         self._hang_up()
         self._member = self._member._replace(is_local=True)
         self._coordinator = state.begin(
-            meeting.terms, now, self.launcher, has_token=self.key.has_token
+            endpoint.config, now, self.launcher, has_token=self.key.has_token
         )
         self._listener.open(self._share)
-        if meeting.terms.names:
+        if endpoint.config.names:
             self._rival = self._search()
         self._event(member.Connected(now))
         return True
@@ -209,7 +209,7 @@ class Session:
     def _search(self) -> RivalSearch:
         """Look for a host that takes itself for the first of the list, as this one does."""
         return RivalSearch(
-            self._meeting.ports,
+            self._endpoint.ports,
             key=self.key,
             codec=self._codec,
             waiting=self._share,
@@ -243,20 +243,20 @@ class Session:
         self._dialer = self._connection = None
 
     def _listen(self, addresses: Sequence[str]) -> Listener | None:
-        meeting = self._meeting
+        endpoint = self._endpoint
         listener = Listener(
             addresses,
-            meeting.ports,
+            endpoint.ports,
             key=self.key,
             codec=self._codec,
             opened=self._callers.take,
             refused=self._caller_refused,
-            allowed=meeting.allowed,
+            allowed=endpoint.allowed,
         )
         try:
             listener.prepare()
         except PortTaken:
-            if not meeting.may_be_second:
+            if not endpoint.may_be_second:
                 raise
             return None
         return listener
@@ -331,7 +331,7 @@ class Session:
         return LossReport(
             Target(*target),
             launcher=self.launcher,
-            secret=self._meeting.secret,
+            secret=self._endpoint.secret,
             key=self.key,
             codec=self._codec,
             waiting=waiting,
@@ -348,14 +348,14 @@ class Session:
         return 0 if self._member is None else self._member.generation
 
     def _say_of_ranks(
-        self, message: messages.Prepared | messages.Done | messages.Failed | messages.Stopped
+        self, message: messages.HostReady | messages.Done | messages.Failed | messages.Stopped
     ) -> None:
         self._event(member.Said(message, time.monotonic()))
 
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
         if failure is None:
-            self._say_of_ranks(messages.Prepared(self._generation))
+            self._say_of_ranks(messages.HostReady(self._generation))
         else:
             self.stopped(failure)
 
@@ -375,7 +375,7 @@ class Session:
     def has_told_all(self) -> bool:
         """Whether the coordinator is here, and as many as the job may have know how it ended."""
         known = self._coordinator
-        return known is not None and len(known.heard_end) >= known.terms.most
+        return known is not None and len(known.heard_end) >= known.config.most
 
     @property
     def is_connected(self) -> bool:
@@ -408,9 +408,9 @@ class Session:
 
     def to_member(self, node_rank: int, message: exchange.FromCoordinator) -> None:
         """Send MESSAGE to the launcher of a host, which may be this one; only the coordinator."""
-        if self._coordinator is None or not 0 <= node_rank < len(self._coordinator.seated):
+        if self._coordinator is None or not 0 <= node_rank < len(self._coordinator.placed):
             return
-        launcher = self._coordinator.seated[node_rank]
+        launcher = self._coordinator.placed[node_rank]
         host = self._coordinator.hosts.get(launcher)
         if launcher == self.launcher:
             self._todo_later(type(message), node_rank, message)
@@ -424,7 +424,7 @@ class Session:
         hosts = self._coordinator.hosts
         return tuple(
             node_rank
-            for node_rank, launcher in enumerate(self._coordinator.seated)
+            for node_rank, launcher in enumerate(self._coordinator.placed)
             if launcher != self.launcher
             and launcher in hosts
             and hosts[launcher].connection is not None
@@ -435,8 +435,8 @@ class Session:
         return () if self._coordinator is None else host_ends.of_hosts(self._coordinator)
 
     def _own_rank(self) -> int:
-        seated = () if self._coordinator is None else self._coordinator.seated
-        return seated.index(self.launcher) if self.launcher in seated else 0
+        placed = () if self._coordinator is None else self._coordinator.placed
+        return placed.index(self.launcher) if self.launcher in placed else 0
 
     def _todo_later(self, kind: type, node_rank: int, message: tuple[object, ...]) -> None:
         hear = self.hearers.get(kind)
@@ -451,7 +451,7 @@ class Session:
         now = time.monotonic()
         if isinstance(message, exchange.FROM_MEMBER):
             host = None if self._coordinator is None else state.caller(self._coordinator, number)
-            if host is not None and host.is_seated:
+            if host is not None and host.has_place:
                 self._todo_later(type(message), host.order, message)
             return
         received = state.Received(
@@ -460,7 +460,8 @@ class Session:
             now,
             caller.address,
             caller.local_address,
-            has_same_script=caller.has_same_script or (None if self._meeting.may_differ else False),
+            has_same_script=caller.has_same_script
+            or (None if self._endpoint.may_differ else False),
             has_same_command=caller.has_same_command,
         )
         self._do(partial(self._feed_coordinator, received))
@@ -486,7 +487,7 @@ class Session:
         connection.heard = self._hear
         connection.lost = self._lose
         self._tell_at(Target(connection.address, connection.port))
-        is_alike = connection.has_same_script or self._meeting.may_differ
+        is_alike = connection.has_same_script or self._endpoint.may_differ
         self._event(member.Connected(time.monotonic(), is_alike))
 
     def _tell_at(self, target: Target) -> None:
@@ -513,7 +514,7 @@ class Session:
         known = self._member
         if known is None or self._is_closed:
             return
-        if self._meeting.may_be_second and known.is_new:
+        if self._endpoint.may_be_second and known.is_new:
             # The one that had the port has ended: it was killed, or had lost its own job.
             self._coordinate()
         elif self._has_hung_up and target == self._connected_to:
@@ -560,16 +561,16 @@ class Session:
     def _feed(self, event: member.Event) -> None:
         if self._member is None:
             return
-        asked = self._member.terms
+        asked = self._member.config
         self._member, actions = member.step(self._member, event)
-        if self._member.terms != asked:
-            self._obey(asked, self._member.terms)
+        if self._member.config != asked:
+            self._obey(asked, self._member.config)
         for action in actions:
             self._perform(action)
 
-    def _obey(self, asked: Terms, terms: Terms) -> None:
-        """Go by the TERMS of the job, and say in what this host has ASKED for others."""
-        found = differences(asked, terms)
+    def _obey(self, asked: RendezvousConfig, config: RendezvousConfig) -> None:
+        """Go by the CONFIG of the job, and say in what this host has ASKED for others."""
+        found = differences(asked, config)
         if found and self._member is not None:
             where = self._member.coordinator
             self.shown(f"{where} coordinates the job, with its own options: {', '.join(found)}")

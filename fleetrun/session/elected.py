@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fleetrun.session import member, messages, state
 from fleetrun.session.callers import Callers
 from fleetrun.session.dialer import Target
-from fleetrun.session.driver import Meeting, Session
+from fleetrun.session.driver import RendezvousEndpoint, Session
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import JobStore
 from fleetrun.session.loss import PlaceRelease
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from fleetrun.run.events import Failure
     from fleetrun.run.loop import Waiting
+    from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.connection import Connection
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
     from fleetrun.session.loss import LossReport
     from fleetrun.session.messages import FromCoordinator, Missing, RosterMessage
-    from fleetrun.session.terms import Terms
 
 # Of each member of etcd an answer is awaited for a fifth of the heartbeat timeout, at least this
 # long: before the lease ends, three can be asked.
@@ -44,7 +44,7 @@ class ElectedSession(Session):
 
     def __init__(
         self,
-        meeting: Meeting,
+        endpoint: RendezvousEndpoint,
         launcher: str,
         *,
         host: str,
@@ -53,18 +53,18 @@ class ElectedSession(Session):
         is_secure: bool = False,
         own: Sequence[str] = (),
     ) -> None:
-        super().__init__(meeting, launcher, host=host, say=say)
+        super().__init__(endpoint, launcher, host=host, say=say)
         self._own = own
-        timeout_s = min(self.terms.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
+        timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         self._where = " or ".join(str(Target(*one)) for one in endpoints)
         self._store = JobStore(
             endpoints,
-            meeting.job_id,
+            endpoint.job_id,
             timeout_s=max(timeout_s, _LEAST_TIMEOUT_S),
             is_secure=is_secure,
             waiting=self._share,
         )
-        self._election = Election(self.terms, launcher, self._store, self._share, self)
+        self._election = Election(self.config, launcher, self._store, self._share, self)
         self._called: LeaderRecord | None = None
         # The roster that is being written down, and what waits until it is.
         self._unkept: RosterMessage | None = None
@@ -73,19 +73,19 @@ class ElectedSession(Session):
     @property
     def may_hand_over(self) -> bool:
         """Whether another launcher can coordinate the job when this one leaves."""
-        return self.terms.may_change
+        return self.config.may_change
 
     def open(self, waiting: Waiting) -> None:
         """Find the coordinator, or become it."""
         self._share.move(waiting)
         now = time.monotonic()
         self._member = member.begin(
-            self.terms,
+            self.config,
             self.launcher,
             "",
             now,
             is_local=False,
-            secret=self._meeting.secret,
+            secret=self._endpoint.secret,
         )
         self._election.seek()
 
@@ -130,13 +130,13 @@ class ElectedSession(Session):
 
     def listen(self, local: str) -> tuple[str, int]:
         """Listen where the other hosts call; LOCAL is our address on the way to etcd."""
-        meeting = self._meeting
-        host = meeting.host or local
-        if not meeting.host and local.startswith(_LOOPBACK) and self._own:
+        endpoint = self._endpoint
+        host = endpoint.host or local
+        if not endpoint.host and local.startswith(_LOOPBACK) and self._own:
             host = self._own[0]
         self._callers = Callers(self._share, said=self._caller_said, lost=self._caller_lost)
         everywhere = (host,) if literal(host, 1) else (_EVERYWHERE,)
-        self._listener = self._listen(meeting.addresses or everywhere)
+        self._listener = self._listen(endpoint.addresses or everywhere)
         assert self._listener is not None  # else it has raised PortTaken
         return host, self._listener.port
 
@@ -154,7 +154,7 @@ class ElectedSession(Session):
         self._hang_up()
         has_token = self.key.has_token
         begun = (
-            state.begin(self.terms, now, leader.job, has_token=has_token)
+            state.begin(self.config, now, leader.job, has_token=has_token)
             if job is None
             else state.resume(now, job, self.launcher, lost_at, has_token=has_token)
         )
@@ -164,9 +164,9 @@ class ElectedSession(Session):
         # If this launcher is killed, its guard frees the place.
         revision, lease = self._election.place
         self._tell_at(Target(f"{_PLACE}{revision}", lease))
-        terms = begun.terms
+        config = begun.config
         self._member = self._member._replace(
-            terms=terms, is_local=True, coordinator=leader.host, generation=generation
+            config=config, is_local=True, coordinator=leader.host, generation=generation
         )
         self._listener.open(self._share)
         if job is not None:
@@ -213,8 +213,8 @@ class ElectedSession(Session):
 
     def renewed(self, at: float) -> None:
         """Put off the death of the ranks, which another coordinator would not wait for."""
-        if self.terms.starts_again:
-            self._kill_at = at + self.terms.guard_s
+        if self.config.starts_again:
+            self._kill_at = at + self.config.guard_s
             if self._guard is not None:
                 self._guard.kill_at(self._kill_at)
 
@@ -237,7 +237,7 @@ class ElectedSession(Session):
         super()._feed_coordinator(event)
         known = self._coordinator
         if known is not None and state.is_below_minimum(known):
-            here, least = len(known.here), known.terms.least
+            here, least = len(known.here), known.config.least
             who = f"{here} host{'s' * (here > 1)}"
             self._election.give_way(f"it reaches {who}, and the job needs {least}")
 
@@ -271,7 +271,7 @@ class ElectedSession(Session):
             return
         self._kept_generation = self._unkept.generation
         self._unkept = None
-        if not self.terms.starts_again:
+        if not self.config.starts_again:
             self._election.fix()
         held, self._held = self._held, deque()
 
@@ -281,9 +281,9 @@ class ElectedSession(Session):
 
         self._do(send)
 
-    def _obey(self, asked: Terms, terms: Terms) -> None:
-        self._election.terms = terms
-        super()._obey(asked, terms)
+    def _obey(self, asked: RendezvousConfig, config: RendezvousConfig) -> None:
+        self._election.config = config
+        super()._obey(asked, config)
 
     def _plan(self, roster: RosterMessage) -> None:
         self._election.take_part()

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from fleetrun.run.loop import Waiting
-    from fleetrun.session.jobrecord import HostStrikes, RosterEntry
+    from fleetrun.session.config import RendezvousConfig
+    from fleetrun.session.jobrecord import HostFailureCount, RosterEntry
     from fleetrun.session.jobstore import JobStore, StoreAnswer
-    from fleetrun.session.terms import Terms
 
     class LeaderCallbacks(Protocol):
         """What an election has the launcher do that may be elected, or follows the one that is."""
@@ -79,7 +79,7 @@ class Election:
 
     def __init__(
         self,
-        terms: Terms,
+        config: RendezvousConfig,
         launcher: str,
         store: JobStore,
         waiting: Waiting,
@@ -89,7 +89,7 @@ class Election:
     ) -> None:
         self._clock = clock
         # Of the job, once they are known.
-        self.terms = terms
+        self.config = config
         self._launcher = launcher
         self._store = store
         self._waiting = waiting
@@ -117,7 +117,7 @@ class Election:
     @property
     def is_overdue(self) -> bool:
         """Whether others may believe by now that this coordinator is lost."""
-        limit = self.renewed_at + self.terms.warning_s
+        limit = self.renewed_at + self.config.warning_s
         return self.is_leading and self._is_replaceable and self._clock() >= limit
 
     @property
@@ -198,7 +198,7 @@ class Election:
             return
         if record is not None and record.job not in {self._job, self._followed}:
             # Its hosts would be faster. Those that are cut off have ended their ranks by then.
-            wait_s = record.terms.quarantine_s + record.terms.heartbeat_timeout_s
+            wait_s = record.config.quarantine_s + record.config.heartbeat_timeout_s
             if self._clock() < self._free_at + wait_s:
                 self._callbacks.note(
                     "etcd has the roster of a job of this name that has not ended: waiting "
@@ -237,8 +237,8 @@ class Election:
         generation = 0 if record is None else record.generation + 1
         leader = LeaderRecord(self._launcher, host, port, job, generation)
         if record is not None:
-            self.terms = record.terms
-        ttl_s = max(1, math.ceil(self.terms.heartbeat_timeout_s))
+            self.config = record.config
+        ttl_s = max(1, math.ceil(self.config.heartbeat_timeout_s))
         self._is_looking = True
         done = partial(self._campaigned, leader, record)
         self._store.ask(done, "campaign", jobrecord.write(leader), ttl_s, record_revision)
@@ -264,8 +264,8 @@ class Election:
 
     def _renewed(self, at: float) -> None:
         self.renewed_at = at
-        self._alarm("renew", at + self.terms.heartbeat_s, self._renew)
-        self._alarm("overdue", at + self.terms.warning_s, self.check)
+        self._alarm("renew", at + self.config.heartbeat_s, self._renew)
+        self._alarm("overdue", at + self.config.warning_s, self.check)
         self._callbacks.renewed(at)
 
     def _renew(self) -> None:
@@ -295,11 +295,11 @@ class Election:
 
         That goes on for as long as the job waits for more hosts.
         """
-        terms, now = self.terms, self._clock()
+        config, now = self.config, self._clock()
         self._short_at = now if self._short_at is None else self._short_at
-        wait_s = terms.elastic_timeout_s if terms.may_change else terms.rdzv_timeout_s
+        wait_s = config.elastic_timeout_s if config.may_change else config.rdzv_timeout_s
         if self.is_leading and self._is_replaceable and now < self._short_at + wait_s:
-            self._rests_until = now + terms.heartbeat_timeout_s
+            self._rests_until = now + config.heartbeat_timeout_s
             self._free(is_final=False)
             self._resign(why)
 
@@ -313,7 +313,7 @@ class Election:
     def keep(self, record: JobRecord, kept: Callable[[], None]) -> None:
         """Write RECORD down; KEPT is called when it is, if this is still the coordinator then."""
         # Of a job that never starts again nobody has to know when its coordinator is lost.
-        lease = 0 if self.terms.starts_again else self._lease
+        lease = 0 if self.config.starts_again else self._lease
 
         def answered(answer: StoreAnswer) -> None:
             if not self.is_leading:
@@ -335,7 +335,7 @@ class Election:
         generation: int,
         restarts: int,
         entries: tuple[RosterEntry, ...],
-        strikes: tuple[HostStrikes, ...] = (),
+        failure_counts: tuple[HostFailureCount, ...] = (),
         admitted: tuple[str, ...] = (),
     ) -> JobRecord:
         """Return the record of a roster of ENTRIES, with the STRIKES of hosts that are none.
@@ -343,8 +343,8 @@ class Election:
         ADMITTED is by what those who have taken part are known again.
         """
         assert self.leader is not None
-        job, own, terms = self.leader.job, self._launcher, self.terms.told
-        return JobRecord(job, generation, restarts, own, entries, terms, strikes, admitted)
+        job, own, config = self.leader.job, self._launcher, self.config.told
+        return JobRecord(job, generation, restarts, own, entries, config, failure_counts, admitted)
 
     def leave(self, *, is_final: bool) -> None:
         """Coordinate no more; IS_FINAL: the job has ended. Nothing runs any more in either case."""

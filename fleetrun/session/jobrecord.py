@@ -4,8 +4,8 @@
 from typing import NamedTuple
 
 from fleetrun.session.codec import Codec, Malformed
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import is_name
-from fleetrun.session.terms import Terms
 
 _LAST_PORT = 65535
 
@@ -45,23 +45,23 @@ class RosterEntry(NamedTuple):
     host: str
     hostname: str
     # How often the job has failed because of it.
-    strikes: int = 0
+    failure_count: int = 0
 
     def check(self) -> None:
         """Raise ValueError where no launcher can have written it."""
-        _check(self.strikes, names=(self.launcher, self.host, self.hostname))
+        _check(self.failure_count, names=(self.launcher, self.host, self.hostname))
 
 
-class HostStrikes(NamedTuple):
+class HostFailureCount(NamedTuple):
     """How often a job has failed because of a host that has no place in it now."""
 
     address: str
     hostname: str
-    strikes: int
+    failure_count: int
 
     def check(self) -> None:
         """Raise ValueError where no launcher can have written it."""
-        _check(self.strikes, names=(self.address, self.hostname))
+        _check(self.failure_count, names=(self.address, self.hostname))
 
 
 class JobRecord(NamedTuple):
@@ -72,8 +72,8 @@ class JobRecord(NamedTuple):
     restarts: int
     coordinator: str
     entries: tuple[RosterEntry, ...]
-    terms: Terms
-    strikes: tuple[HostStrikes, ...] = ()
+    config: RendezvousConfig
+    failure_counts: tuple[HostFailureCount, ...] = ()
     # By what those who have taken part are known again.
     admitted: tuple[str, ...] = ()
 

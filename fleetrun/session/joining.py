@@ -18,14 +18,14 @@ from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
 from fleetrun.session import script
 from fleetrun.session.codec import LONGEST_TEXT
-from fleetrun.session.driver import Meeting, Session
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.driver import RendezvousEndpoint, Session
 from fleetrun.session.messages import Offer, is_name
 from fleetrun.session.portcheck import PortCheck
+from fleetrun.session.rank_assignment import LIST
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.script import digest
-from fleetrun.session.seating import LIST
 from fleetrun.session.sharing import LogFolder
-from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,14 +73,14 @@ def join(
     launcher = os.urandom(_NAME_BYTES).hex()
     run = planner.run_name(request, facts.started_utc, facts.pid)
     logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
-    meeting = _meeting(request, facts, found, slots.first_port, local.me)
-    meeting = meeting._replace(secret=logs.secret(facts.hostname))
+    endpoint = _endpoint(request, facts, found, slots.first_port, local.me)
+    endpoint = endpoint._replace(secret=logs.secret(facts.hostname))
     bare = _named(request, facts, found, local.me)._replace(
-        settings=_settings(request, slots, found), remarks=_remarks(request, meeting)
+        settings=_settings(request, slots, found), remarks=_remarks(request, endpoint)
     )
-    session = _session(request, facts, meeting, launcher, bare, say)
+    session = _session(request, facts, endpoint, launcher, bare, say)
     first_me: int | None = None
-    _note_token(meeting, facts, say)
+    _note_token(endpoint, facts, say)
 
     def offer(attempt: int) -> Offer:
         nonlocal local
@@ -102,12 +102,12 @@ def join(
         nonlocal first_me
         roster = _roster(agreed, launcher, local)
         launchers = [one.launcher for one in agreed.entries]
-        if agreed.terms.may_change:
+        if agreed.config.may_change:
             first_me = roster.me if first_me is None else first_me
             roster = roster._replace(first_me=first_me)
         attempts = [one.attempt for one in agreed.entries]
         roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation, attempts))
-        notes = (*roster.notes, *_about_token(meeting, found))
+        notes = (*roster.notes, *_about_token(endpoint, found))
         return plan(roster._replace(notes=notes))
 
     def ask_health() -> IsolatedCall:
@@ -126,25 +126,25 @@ def join(
         say=say,
         health=ask_health,
         warm=_warm if script.is_python(request.script) else None,
-        hook=_hook(request, facts, meeting.terms),
-        settled=partial(_settle, logs, has_token=meeting.token is not None),
-        ports=_port_check(session, meeting, facts, slots),
+        hook=_hook(request, facts, endpoint.config),
+        settled=partial(_settle, logs, has_token=endpoint.token is not None),
+        ports=_port_check(session, endpoint, facts, slots),
     )
     session.closed = logs.forget
     return session, rendezvous
 
 
-def _about_token(meeting: Meeting, found: SelectedEngine) -> tuple[str, ...]:
+def _about_token(endpoint: RendezvousEndpoint, found: SelectedEngine) -> tuple[str, ...]:
     """Return what there is to say about the token of the job, or that it has none."""
-    if meeting.token is not None:
-        return (_SHORT,) if len(meeting.token) < _LEAST_TOKEN else ()
+    if endpoint.token is not None:
+        return (_SHORT,) if len(endpoint.token) < _LEAST_TOKEN else ()
     return () if found.hosts else (_UNPROTECTED,)
 
 
-def _note_token(meeting: Meeting, facts: Facts, say: Callable[[str], None]) -> None:
+def _note_token(endpoint: RendezvousEndpoint, facts: Facts, say: Callable[[str], None]) -> None:
     """Say so where hosts may come late, which without a token they cannot."""
     is_started = detect.rows(facts.environ)
-    if meeting.token is not None or is_started or not meeting.terms.may_change:
+    if endpoint.token is not None or is_started or not endpoint.config.may_change:
         # Where an engine starts the hosts, none comes late.
         return
     # None is made here: it would be masked, or be in whatever keeps what is said.
@@ -178,9 +178,9 @@ def tell(
         place: int | None = _place(found, request, facts)
     except FleetrunError:
         place = None
-    meeting = _meeting(request, facts, found, planner.first_port(request), place)
+    endpoint = _endpoint(request, facts, found, planner.first_port(request), place)
     bare = _named(request, facts, found, place)
-    session = _session(request, facts, meeting, os.urandom(_NAME_BYTES).hex(), bare, say)
+    session = _session(request, facts, endpoint, os.urandom(_NAME_BYTES).hex(), bare, say)
 
     def offer(_: int) -> Offer:
         raise fault
@@ -191,15 +191,17 @@ def tell(
     return session, Rendezvous(session, offer=offer, bare=bare, plan=plan, hide=hide, say=say)
 
 
-def _port_check(session: Session, meeting: Meeting, facts: Facts, slots: Slots) -> PortCheck | None:
+def _port_check(
+    session: Session, endpoint: RendezvousEndpoint, facts: Facts, slots: Slots
+) -> PortCheck | None:
     """Return what tries the ports of other hosts; None where all are this one.
 
     Trainers wait for their servers to listen, and name those that they do not reach: they must not
     take a port for one that is held.
     """
-    if hosts.is_loopback(meeting.host) or _has_roles(slots):
+    if hosts.is_loopback(endpoint.host) or _has_roles(slots):
         return None
-    return PortCheck(session.key, allowed=meeting.allowed, resolved=facts.resolved)
+    return PortCheck(session.key, allowed=endpoint.allowed, resolved=facts.resolved)
 
 
 def _warm() -> IsolatedCall:
@@ -209,10 +211,12 @@ def _warm() -> IsolatedCall:
     return health.ask_import()
 
 
-def _hook(request: Request, facts: Facts, terms: Terms) -> Callable[[], IsolatedCall] | None:
+def _hook(
+    request: Request, facts: Facts, config: RendezvousConfig
+) -> Callable[[], IsolatedCall] | None:
     """Return what runs the user's command before each start."""
     command = request.elastic_pre_hook
-    if not (terms.may_change and command):
+    if not (config.may_change and command):
         return None
 
     def ask() -> IsolatedCall:
@@ -234,7 +238,7 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
         me=me,
         master=Endpoint(first.host, port),
         generation=agreed.generation,
-        rules=agreed.terms.rules,
+        rules=agreed.config.rules,
     )
 
 
@@ -248,15 +252,15 @@ def _place(found: SelectedEngine, request: Request, facts: Facts) -> int:
     return hosts.place(found.hosts, request, facts, options=found.places.options)[0]
 
 
-def _meeting(
+def _endpoint(
     request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
-) -> Meeting:
+) -> RendezvousEndpoint:
     """Return where the launchers of the job meet, whether that may be here, and what they prove.
 
     A program may be another one on a host that is known otherwise, by a token or its address, and
     where all are this machine.
     """
-    found_at = _place_to_meet(request, facts, found, first_port, place)
+    found_at = _meets_at(request, facts, found, first_port, place)
     is_here = bool(found.hosts) and all(map(hosts.is_loopback, found.hosts))
     is_known = found_at.token is not None or found_at.allowed is not None or is_here
     return found_at._replace(
@@ -266,9 +270,9 @@ def _meeting(
     )
 
 
-def _place_to_meet(
+def _meets_at(
     request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
-) -> Meeting:
+) -> RendezvousEndpoint:
     """Return where the launchers of the job meet, and whether that may be here."""
     point = hosts.meets_at(request) if not found.hosts else None
     token = facts.environ.get(TOKEN) or None
@@ -276,7 +280,7 @@ def _place_to_meet(
     if point is None:
         # Whose number is not said, as by a cluster's engine, must all come.
         least, most = (least if least < most else len(found.hosts)), len(found.hosts)
-    terms = Terms(
+    config = RendezvousConfig(
         least,
         most,
         names=found.hosts if point is None else (),
@@ -292,15 +296,15 @@ def _place_to_meet(
         has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
     )
     first = first_port if request.start_port is None else request.start_port
-    if terms.has_store:
+    if config.has_store:
         own = request.host or ("" if facts.network is None else facts.network.ip)
         addresses = (_address(own, facts),) if own else ()
         ports = session_ports(first)
-        return Meeting(terms, own, ports, request.job_id, token, addresses=addresses)
+        return RendezvousEndpoint(config, own, ports, request.job_id, token, addresses=addresses)
     if point is not None:
         is_ours = hosts.is_own(point.host, facts)
-        return Meeting(
-            terms,
+        return RendezvousEndpoint(
+            config,
             point.host,
             (point.port,),
             request.job_id,
@@ -309,8 +313,8 @@ def _place_to_meet(
             may_be_second=True,
         )
     host = found.hosts[0]
-    return Meeting(
-        terms,
+    return RendezvousEndpoint(
+        config,
         host,
         session_ports(first),
         request.job_id,
@@ -323,21 +327,21 @@ def _place_to_meet(
 def _session(  # noqa: PLR0917 - as join has them
     request: Request,
     facts: Facts,
-    meeting: Meeting,
+    endpoint: RendezvousEndpoint,
     launcher: str,
     bare: Offer,
     say: Callable[[str], None],
 ) -> Session:
     """Return the session, which etcd keeps if it shall."""
-    if not meeting.terms.has_store:
-        return Session(meeting, launcher, host=bare.named(), say=say)
+    if not endpoint.config.has_store:
+        return Session(endpoint, launcher, host=bare.named(), say=say)
     from fleetrun.session.elected import ElectedSession  # only with etcd
 
     endpoints = hosts.store_endpoints(request.master or "") or ()
     is_far = not all(hosts.is_loopback(point.host) for point in endpoints)
     own = [one.ip for one in facts.addresses if not hosts.is_loopback(one.ip) and ":" not in one.ip]
     return ElectedSession(
-        meeting,
+        endpoint,
         launcher,
         host=bare.named(),
         say=say,
@@ -429,12 +433,12 @@ def _has_roles(slots: Slots) -> bool:
     return {slot.role for slot in slots.slots} != {TRAINER}
 
 
-def _remarks(request: Request, meeting: Meeting) -> tuple[tuple[str, str], ...]:
+def _remarks(request: Request, endpoint: RendezvousEndpoint) -> tuple[tuple[str, str], ...]:
     """Return what is worth a line where it is not the same on all hosts."""
     arguments = "\0".join(request.script.args)
     found = [("the digest of the script's arguments", digest(os.fsencode(arguments)))]
-    if meeting.may_differ:
-        found.append(("the digest of the program", digest(meeting.script.encode())))
+    if endpoint.may_differ:
+        found.append(("the digest of the program", digest(endpoint.script.encode())))
     return tuple(found)
 
 

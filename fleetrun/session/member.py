@@ -18,11 +18,11 @@ from fleetrun.session.messages import (
     Done,
     Failed,
     Heartbeat,
+    HostReady,
     Join,
     Leave,
     Missing,
     Offer,
-    Prepared,
     Redialing,
     Refused,
     RosterMessage,
@@ -33,8 +33,8 @@ from fleetrun.session.messages import (
 )
 
 if TYPE_CHECKING:
+    from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.messages import FromCoordinator, FromMember
-    from fleetrun.session.terms import Terms
 
 # Without a generation; waiting for its roster; planning it; ready for its start; its ranks run;
 # they are being stopped; they have stopped; nothing comes any more.
@@ -85,7 +85,7 @@ class Offered(NamedTuple):
     failure: Failure | None = None
 
 
-_OfRanks: TypeAlias = Prepared | Done | Failed | Stopped
+_OfRanks: TypeAlias = HostReady | Done | Failed | Stopped
 
 
 class Said(NamedTuple):
@@ -140,7 +140,7 @@ Action: TypeAlias = SendToCoordinator | Redial | Deliver | Fence | KillAt
 class MemberState(NamedTuple):
     """The state of this launcher."""
 
-    terms: Terms
+    config: RendezvousConfig
     launcher: str
     # The host at which the coordinator is, for people.
     coordinator: str
@@ -188,11 +188,17 @@ Step: TypeAlias = tuple[MemberState, tuple[Action, ...]]
 
 
 def begin(
-    terms: Terms, launcher: str, coordinator: str, at: float, *, is_local: bool, secret: str = ""
+    config: RendezvousConfig,
+    launcher: str,
+    coordinator: str,
+    at: float,
+    *,
+    is_local: bool,
+    secret: str = "",
 ) -> MemberState:
     """Return the state of a launcher that has no connection yet."""
-    wake_at = at + terms.heartbeat_s
-    return MemberState(terms, launcher, coordinator, is_local, wake_at, secret=secret, alive_at=at)
+    wake_at = at + config.heartbeat_s
+    return MemberState(config, launcher, coordinator, is_local, wake_at, secret=secret, alive_at=at)
 
 
 def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one for each event
@@ -200,7 +206,7 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
     if state.phase == ENDED:
         return state, ()
     late_s = event.at - state.wake_at
-    if late_s > state.terms.heartbeat_timeout_s / 2:
+    if late_s > state.config.heartbeat_timeout_s / 2:
         state = state._replace(stood_still_s=max(late_s, state.stood_still_s))
     match event:
         case Connected(at=at, has_same_script=has_same_script):
@@ -266,7 +272,7 @@ def _connected(state: MemberState, at: float) -> Step:
     generation = state.generation - (state.phase == IDLE)
     said: list[FromMember] = [_join(state, generation, state.offer)]
     if state.phase in {READY, RUNNING, STOPPING}:
-        said.append(Prepared(state.generation))
+        said.append(HostReady(state.generation))
     if state.is_done:
         said.append(Done(state.generation))
     if state.phase == STOPPED:
@@ -279,14 +285,14 @@ def _connected(state: MemberState, at: float) -> Step:
 def _disconnected(state: MemberState, at: float) -> Step:
     broken_at = at if state.broken_at is None else state.broken_at
     state = state._replace(is_connected=False, broken_at=broken_at, unanswered=())
-    state = state._replace(wake_at=min(state.wake_at, at + state.terms.rejoin_s))
+    state = state._replace(wake_at=min(state.wake_at, at + state.config.rejoin_s))
     return state, (Redial(),)
 
 
 def _gone(state: MemberState, at: float, why: str) -> Step:
     """Go on to the next generation under another coordinator, or end."""
     # As long ago as is enough, and more than what is lost in rounding.
-    broken_at = at - 2 * state.terms.rejoin_s
+    broken_at = at - 2 * state.config.rejoin_s
     state = state._replace(is_connected=False, unanswered=(), broken_at=broken_at)
     if why:
         return _end_for(state, Failure(state.coordinator, why, LOST))
@@ -297,7 +303,7 @@ def _gone(state: MemberState, at: float, why: str) -> Step:
 def _elapsed(state: MemberState, at: float) -> Step:
     """Send a heartbeat, and check that the coordinator answers."""
     if state.is_local:
-        state = state._replace(wake_at=at + state.terms.heartbeat_s)
+        state = state._replace(wake_at=at + state.config.heartbeat_s)
         if _were_killed(state, at):
             return _give_up(state, is_gone=False) if state.phase == RUNNING else (state, ())
         state = state._replace(alive_at=at)
@@ -312,20 +318,20 @@ def _patience_s(state: MemberState) -> float:
     # When ten thousand hosts join at once, the coordinator is busy for seconds, and more callers
     # would not help. Nothing runs yet.
     is_first = state.phase == JOINING and not state.generation
-    return state.terms.heartbeat_timeout_s if is_first else state.terms.unanswered_s
+    return state.config.heartbeat_timeout_s if is_first else state.config.unanswered_s
 
 
 def _beat(state: MemberState, at: float) -> Step:
     """Send a heartbeat, or look for another connection where none is answered."""
-    terms = state.terms
+    config = state.config
     if not state.is_connected or state.offer is None or state.phase == ENDED:
         return state, ()
     if state.unanswered and at >= state.unanswered[0][1] + _patience_s(state):
         parting = SendToCoordinator(Redialing(state.generation))
         return state._replace(is_connected=False, unanswered=()), (parting, Redial())
-    if state.unanswered and at < state.unanswered[-1][1] + terms.heartbeat_s:
+    if state.unanswered and at < state.unanswered[-1][1] + config.heartbeat_s:
         return state, ()
-    if not state.unanswered and at < state.alive_at + terms.heartbeat_s and state.number:
+    if not state.unanswered and at < state.alive_at + config.heartbeat_s and state.number:
         return state, ()
     number = state.number + 1
     state = state._replace(number=number, unanswered=(*state.unanswered, (number, at)))
@@ -334,21 +340,21 @@ def _beat(state: MemberState, at: float) -> Step:
 
 def _watch(state: MemberState, at: float) -> Step:
     """Act when the coordinator has been silent for too long."""
-    terms = state.terms
-    if state.is_new or (terms.has_store and state.phase in {IDLE, JOINING}):
+    config = state.config
+    if state.is_new or (config.has_store and state.phase in {IDLE, JOINING}):
         # Whoever gathers the hosts knows how long to wait; another coordinator may be found.
         return state, ()
     silence = at - state.alive_at
-    is_gone = state.broken_at is not None and at >= state.broken_at + terms.rejoin_s
+    is_gone = state.broken_at is not None and at >= state.broken_at + config.rejoin_s
     if state.phase in {RUNNING, STOPPING}:
         actions: tuple[Action, ...] = ()
-        if (is_gone or silence >= terms.warning_s) and state.verdict is None:
+        if (is_gone or silence >= config.warning_s) and state.verdict is None:
             state, actions = _give_up(state, is_gone=is_gone)
-        if silence >= terms.fence_s and not state.is_fenced:
+        if silence >= config.fence_s and not state.is_fenced:
             state = state._replace(is_fenced=True)
             actions = (*actions, Fence(_loss(state, is_gone=is_gone)))
         return state, actions
-    if is_gone or silence >= terms.heartbeat_timeout_s:
+    if is_gone or silence >= config.heartbeat_timeout_s:
         return _give_up(state, is_gone=is_gone)
     return state, ()
 
@@ -356,7 +362,7 @@ def _watch(state: MemberState, at: float) -> Step:
 def _give_up(state: MemberState, *, is_gone: bool) -> Step:
     """End without the coordinator."""
     failure = _loss(state, is_gone=is_gone)
-    goes_on = state.terms.has_store and not _is_last(state, failure)
+    goes_on = state.config.has_store and not _is_last(state, failure)
     verdict = Verdict(state.generation, "", failure, is_final=not goes_on)
     if state.phase == RUNNING:
         # The verdict may yet come from the coordinator; if not, this is the one.
@@ -375,7 +381,7 @@ def _give_up(state: MemberState, *, is_gone: bool) -> Step:
 
 
 def _is_last(state: MemberState, failure: Failure) -> bool:
-    most = state.terms.max_restarts
+    most = state.config.max_restarts
     is_departure = failure.is_departure
     return decide(failure.no_retry, state.restarts, most, is_departure=is_departure).is_final
 
@@ -391,7 +397,7 @@ def _loss(state: MemberState, *, is_gone: bool) -> Failure:
         what = f"this host was cut off from the coordinator, {state.coordinator}"
     # As for a rank that loses a peer: whatever fails by itself on any host comes before it. An
     # elastic job that hears of it after all goes on, even with this host.
-    is_victim, may_change = not state.is_local, state.terms.may_change
+    is_victim, may_change = not state.is_local, state.config.may_change
     return Failure(where, what, LOST, is_victim=is_victim, is_departure=may_change)
 
 
@@ -403,17 +409,17 @@ def _stood_still(state: MemberState) -> str:
 
 def _set_alarm(state: MemberState, at: float) -> MemberState:
     """Set when Elapsed is due."""
-    terms = state.terms
-    due = [at + terms.heartbeat_s]
+    config = state.config
+    due = [at + config.heartbeat_s]
     if state.unanswered:
-        due += [state.unanswered[-1][1] + terms.heartbeat_s]
+        due += [state.unanswered[-1][1] + config.heartbeat_s]
         due += [state.unanswered[0][1] + _patience_s(state)]
     else:
-        due += [state.alive_at + terms.heartbeat_s]
-    due += [state.alive_at + after for after in (terms.warning_s, terms.fence_s)]
-    due += [state.alive_at + terms.heartbeat_timeout_s]
+        due += [state.alive_at + config.heartbeat_s]
+    due += [state.alive_at + after for after in (config.warning_s, config.fence_s)]
+    due += [state.alive_at + config.heartbeat_timeout_s]
     if state.broken_at is not None:
-        due.append(state.broken_at + terms.rejoin_s)
+        due.append(state.broken_at + config.rejoin_s)
     return state._replace(wake_at=min(one for one in due if one > at))
 
 
@@ -424,8 +430,8 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
     match message:
         case Acknowledged(number=number):
             return _acknowledged(state, number, at)
-        case Missing(stands_by=stands_by, terms=terms):
-            state = _obey(state, terms, at)
+        case Missing(stands_by=stands_by, config=config):
+            state = _obey(state, config, at)
             return _missing(state, message, at) if stands_by else (state, (Deliver(message),))
         case Refused(why=why):
             return _refused(state, why)
@@ -433,7 +439,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
             return _judged(state, message)
         case RosterMessage() if state.phase == JOINING and message.generation >= state.generation:
             # It has heard us since we joined; a newcomer's first generation may be a later one.
-            state = _obey(state, message.terms, at)._replace(
+            state = _obey(state, message.config, at)._replace(
                 phase=PLANNING,
                 generation=message.generation,
                 restarts=message.restarts,
@@ -466,11 +472,11 @@ def _run(state: MemberState, at: float) -> Step:
     return state, (*_kill_later(state), Deliver(Start(state.generation)))
 
 
-def _obey(state: MemberState, terms: Terms, at: float) -> MemberState:
-    """Take the job's TERMS for this launcher's own."""
-    if state.is_local or terms == state.terms:
+def _obey(state: MemberState, config: RendezvousConfig, at: float) -> MemberState:
+    """Take the job's CONFIG for this launcher's own."""
+    if state.is_local or config == state.config:
         return state
-    return state._replace(terms=terms, wake_at=min(state.wake_at, at))
+    return state._replace(config=config, wake_at=min(state.wake_at, at))
 
 
 def _missing(state: MemberState, message: Missing, at: float) -> Step:
@@ -497,12 +503,12 @@ def _kill_later(state: MemberState) -> tuple[Action, ...]:
     if state.phase not in {RUNNING, STOPPING} or _keeps_a_lease(state):
         return ()
     is_missed = not (state.is_local and state.is_alone)
-    return (KillAt(state.alive_at + state.terms.guard_s if is_missed else None),)
+    return (KillAt(state.alive_at + state.config.guard_s if is_missed else None),)
 
 
 def _keeps_a_lease(state: MemberState) -> bool:
     """Whether its ranks may run as long as it is in touch with the store: it may be replaced."""
-    return state.is_local and state.terms.has_store and state.terms.starts_again
+    return state.is_local and state.config.has_store and state.config.starts_again
 
 
 def _refused(state: MemberState, why: str) -> Step:
@@ -566,7 +572,7 @@ def _said(state: MemberState, message: _OfRanks | Leave, at: float) -> Step:  # 
     if message.generation != state.generation:
         return state, ()
     match message:
-        case Prepared() if state.phase == PLANNING:
+        case HostReady() if state.phase == PLANNING:
             return _say(state._replace(phase=READY), message)
         case Done() if state.phase == RUNNING and not state.is_done:
             return _say(state._replace(is_done=True), message)
@@ -585,7 +591,7 @@ def _said(state: MemberState, message: _OfRanks | Leave, at: float) -> Step:  # 
 def _were_killed(state: MemberState, at: float) -> bool:
     """Whether ranks that have failed were killed because this launcher stood still, see KillAt."""
     is_guarded = not (_keeps_a_lease(state) or (state.is_local and state.is_alone))
-    is_late = bool(state.stood_still_s) and at >= state.alive_at + state.terms.guard_s
+    is_late = bool(state.stood_still_s) and at >= state.alive_at + state.config.guard_s
     return is_guarded and is_late
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeAlias
 
 from fleetrun.model import Device
 from fleetrun.run.events import LONGEST_TEXT, Failure
-from fleetrun.session.terms import Terms
+from fleetrun.session.config import RendezvousConfig
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 8
+PROTOCOL = 9
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -107,7 +107,7 @@ class Join(NamedTuple):
         _check_names(self.launcher, self.session, self.secret)
 
 
-class Prepared(NamedTuple):
+class HostReady(NamedTuple):
     """It has planned the generation, and could start."""
 
     generation: int
@@ -174,7 +174,7 @@ class Missing(NamedTuple):
     """The hosts that are waited for, and remarks; the answer to a Join, unless that is a roster."""
 
     who: str
-    terms: Terms
+    config: RendezvousConfig
     remarks: tuple[str, ...] = ()
     # The job runs without the launcher, which may get a place later.
     stands_by: bool = False
@@ -208,7 +208,7 @@ class RosterMessage(NamedTuple):
     # How often the job was started again because it had failed.
     restarts: int
     entries: tuple[Entry, ...]
-    terms: Terms
+    config: RendezvousConfig
     remarks: tuple[str, ...] = ()
     # Another name for each job, even where jobs follow each other under one name at one place.
     session: str = ""
@@ -245,7 +245,7 @@ class Acknowledged(NamedTuple):
 
 
 FromMember: TypeAlias = (
-    Join | Prepared | Done | Failed | Stopped | Heartbeat | Redialing | LauncherKilled | Leave
+    Join | HostReady | Done | Failed | Stopped | Heartbeat | Redialing | LauncherKilled | Leave
 )
 FromCoordinator: TypeAlias = (
     Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
@@ -254,7 +254,7 @@ FromCoordinator: TypeAlias = (
 # What each is called on the wire.
 MESSAGES: dict[str, type] = {
     "join": Join,
-    "ready": Prepared,
+    "ready": HostReady,
     "done": Done,
     "failed": Failed,
     "stopped": Stopped,
@@ -270,5 +270,5 @@ MESSAGES: dict[str, type] = {
     "verdict": Verdict,
     "acknowledged": Acknowledged,
 }
-FROM_MEMBER = (Join, Prepared, Done, Failed, Stopped, Heartbeat, Redialing, LauncherKilled, Leave)
+FROM_MEMBER = (Join, HostReady, Done, Failed, Stopped, Heartbeat, Redialing, LauncherKilled, Leave)
 FROM_COORDINATOR = (Refused, Missing, RosterMessage, Start, Stop, Verdict, Acknowledged)

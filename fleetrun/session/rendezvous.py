@@ -104,7 +104,7 @@ class Rendezvous(Gathering, SessionHandler):
     @property
     def may_change(self) -> bool:
         """Whether hosts may come and go while the job runs."""
-        return self._session.terms.may_change
+        return self._session.config.may_change
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
         """Join the generation."""
@@ -117,21 +117,21 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _begin_again(self) -> None:
         """Wait for the others of a generation, and join it."""
-        terms, attempt = self._session.terms, self._attempt
-        if attempt and terms.may_change:
+        config, attempt = self._session.config, self._attempt
+        if attempt and config.may_change:
             # As long as the coordinator waits for others, and a little more.
-            longest_s = terms.quarantine_s + terms.elastic_timeout_s + _LAST_S
-            if terms.has_store:
+            longest_s = config.quarantine_s + config.elastic_timeout_s + _LAST_S
+            if config.has_store:
                 # A lost coordinator's lease has to end before.
-                longest_s += 2 * terms.heartbeat_timeout_s
-            self._wait(max(terms.rdzv_timeout_s, longest_s))
+                longest_s += 2 * config.heartbeat_timeout_s
+            self._wait(max(config.rdzv_timeout_s, longest_s))
         else:
-            self._wait(terms.rdzv_timeout_s)
+            self._wait(config.rdzv_timeout_s)
         if self._hook is None:
             self._look_at_host()
         else:
             self._is_hooking = True
-            self._ask(self._hook, self._hooked, "it", terms.rdzv_timeout_s)
+            self._ask(self._hook, self._hooked, "it", config.rdzv_timeout_s)
 
     def _hooked(self, trouble: str) -> None:
         """Go on when the user's command has ended, however that was."""
@@ -281,7 +281,7 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _unanswered(self) -> None:
         """Give up: at once without a coordinator, else when it says nothing."""
-        waited = f"{self._session.terms.rdzv_timeout_s:g} s"
+        waited = f"{self._session.config.rdzv_timeout_s:g} s"
         if not self._session.is_connected:
             self._refuse(
                 RendezvousError(sentence(f"{self.missing()} did not answer within {waited}."))
@@ -322,14 +322,14 @@ class Rendezvous(Gathering, SessionHandler):
     def obey(self) -> None:
         """Wait as long as the coordinator does."""
         if self._until is not None and not self._attempt:
-            self._wait(self._session.terms.rdzv_timeout_s)
+            self._wait(self._session.config.rdzv_timeout_s)
         if self._offered and not self._is_over:
             self._hold()
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and say whether that is possible."""
         has_stood_by = self._until is None
-        self._wait(self._session.terms.prepare_s + _LATER_S)
+        self._wait(self._session.config.prepare_s + _LATER_S)
         if has_stood_by and self._health is not None and not self._told_trouble:
             # Since it joined, much may have gone wrong here.
             self._ask(self._health, partial(self._plan_if_well, roster))
@@ -369,7 +369,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Listen where the ranks will, if the job wants that to be tried."""
         if self._ports is None:
             return
-        if self._session.terms.checks_ports:
+        if self._session.config.checks_ports:
             self._ports.hold(self._offered, self._waiting)
         else:
             self._ports.release()
@@ -382,7 +382,7 @@ class Rendezvous(Gathering, SessionHandler):
     def _try_ports(self, roster: RosterMessage) -> None:
         """Be ready once the ports of others have been tried, which they keep until all are."""
         ports = self._ports
-        if ports is None or not roster.terms.checks_ports:
+        if ports is None or not roster.config.checks_ports:
             self._session.planned(None)
             return
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session.messages import LOST, Offer, Verdict
-from fleetrun.session.seating import Host
+from fleetrun.session.rank_assignment import Host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.session.jobrecord import HostStrikes, JobRecord, RosterEntry
+    from fleetrun.session.config import RendezvousConfig
+    from fleetrun.session.jobrecord import HostFailureCount, JobRecord, RosterEntry
     from fleetrun.session.messages import FromCoordinator, FromMember, RosterMessage, Stop
-    from fleetrun.session.terms import Terms
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
     "forming",
@@ -83,7 +83,7 @@ class Refusal(NamedTuple):
 class State(NamedTuple):
     """Where the session stands."""
 
-    terms: Terms
+    config: RendezvousConfig
     began_at: float
     wake_at: float
     # When the roster must stand, and how long that is after its beginning.
@@ -101,11 +101,11 @@ class State(NamedTuple):
     connections: Mapping[int, str] = {}
     # Of this generation, once it stands, and its launchers.
     roster: RosterMessage | None = None
-    seated: tuple[str, ...] = ()
+    placed: tuple[str, ...] = ()
     # Launchers that were left out of it, and how often the job has failed because of hosts whose
     # launchers are gone, by address and name.
     left_out: frozenset[str] = frozenset()
-    strikes: Mapping[tuple[str, str], int] = {}
+    failure_counts: Mapping[tuple[str, str], int] = {}
     # By launchers.
     reports: Mapping[str, Report] = {}
     stop: Stop | None = None
@@ -131,7 +131,7 @@ class State(NamedTuple):
     def not_before(self) -> float:
         """No generation begins before: a host that is lost may still be training."""
         unknown = (host.heard_at for host in self.lost.values() if not host.has_no_ranks)
-        return max(unknown, default=float("-inf")) + self.terms.quarantine_s
+        return max(unknown, default=float("-inf")) + self.config.quarantine_s
 
     @property
     def here(self) -> list[Host]:
@@ -153,14 +153,16 @@ class State(NamedTuple):
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
-def begin(terms: Terms, at: float, session: str = "", *, has_token: bool = True) -> State:
+def begin(
+    config: RendezvousConfig, at: float, session: str = "", *, has_token: bool = True
+) -> State:
     """Return the state of SESSION, of which nobody is known yet."""
     return State(
-        terms,
+        config,
         at,
-        at + min(terms.look_s, terms.rdzv_timeout_s),
-        at + terms.rdzv_timeout_s,
-        terms.rdzv_timeout_s,
+        at + min(config.look_s, config.rdzv_timeout_s),
+        at + config.rdzv_timeout_s,
+        config.rdzv_timeout_s,
         looked_at=at,
         told_at=at,
         session=session,
@@ -173,28 +175,30 @@ def resume(
 ) -> State:
     """Return the state in which LAUNCHER follows the coordinator that wrote RECORD.
 
-    The job keeps its terms. LOST_AT is when that one was known to be lost: its own ranks have ended
-    before. The ranks of the others have ended when they join, or as long after that as those of any
-    lost host.
+    The job keeps its config. LOST_AT is when that one was known to be lost: its own ranks have
+    ended before. The ranks of the others have ended when they join, or as long after that as those
+    of any lost host.
     """
-    terms = record.terms
+    config = record.config
     lost = [entry for entry in record.entries if entry.launcher == record.coordinator]
-    strikes = {(one.address, one.hostname): one.strikes for one in record.strikes}
+    failure_counts = {
+        (one.address, one.hostname): one.failure_count for one in record.failure_counts
+    }
     if record.coordinator != launcher:
-        strikes |= {(one.host, one.hostname): one.strikes + 1 for one in lost}
+        failure_counts |= {(one.host, one.hostname): one.failure_count + 1 for one in lost}
     failure = Failure(
         "".join(one.host for one in lost[:1]),
         "the coordinator of the job was lost",
         LOST,
-        is_departure=terms.may_change,
+        is_departure=config.may_change,
     )
-    state = begin(terms, at, record.job, has_token=has_token)._replace(
+    state = begin(config, at, record.job, has_token=has_token)._replace(
         admitted=frozenset(record.admitted),
         generation=record.generation + 1,
-        restarts=record.restarts + (not terms.may_change),
+        restarts=record.restarts + (not config.may_change),
         # For those who have not given the last generation up yet.
         verdict=Verdict(record.generation, record.coordinator, failure, is_final=False),
-        strikes=strikes,
+        failure_counts=failure_counts,
     )
     for order, entry in enumerate(record.entries):
         if entry.launcher == record.coordinator != launcher:
@@ -210,7 +214,7 @@ def resume(
             order=order,
             since=0,
             is_joined=False,
-            strikes=entry.strikes,
+            failure_count=entry.failure_count,
         )
         state = with_host(state, host)
     return state
@@ -218,16 +222,16 @@ def resume(
 
 def recorded(
     state: State, roster: RosterMessage
-) -> tuple[tuple[RosterEntry, ...], tuple[HostStrikes, ...], tuple[str, ...]]:
+) -> tuple[tuple[RosterEntry, ...], tuple[HostFailureCount, ...], tuple[str, ...]]:
     """Return what of ROSTER, and of hosts that were there before, another coordinator must know."""
-    from fleetrun.session.jobrecord import HostStrikes, RosterEntry  # only with etcd
+    from fleetrun.session.jobrecord import HostFailureCount, RosterEntry  # only with etcd
 
     entries = []
     for one in roster.entries:
         host = state.hosts.get(one.launcher)
-        strikes = 0 if host is None else host.strikes
-        entries.append(RosterEntry(one.launcher, one.host, one.hostname, strikes))
-    counts = tuple(HostStrikes(*who, count) for who, count in state.strikes.items())
+        failure_count = 0 if host is None else host.failure_count
+        entries.append(RosterEntry(one.launcher, one.host, one.hostname, failure_count))
+    counts = tuple(HostFailureCount(*who, count) for who, count in state.failure_counts.items())
     return tuple(entries), counts, () if state.has_token else tuple(sorted(state.admitted))
 
 
@@ -236,13 +240,13 @@ def absent(state: State) -> tuple[str, ...]:
     if state.phase != FORMING or state.generation:
         return ()
     taken = {host.offer.rank for host in state.hosts.values()}
-    return tuple(name for place, name in enumerate(state.terms.names) if place not in taken)
+    return tuple(name for place, name in enumerate(state.config.names) if place not in taken)
 
 
 def is_below_minimum(state: State) -> bool:
     """Whether hosts were lost, and those that are left, which are all here, are too few."""
     is_begun = state.phase == FORMING and state.generation > 0
-    is_short = len(state.here) == len(state.hosts) < state.terms.least
+    is_short = len(state.here) == len(state.hosts) < state.config.least
     return bool(state.lost) and is_begun and is_short
 
 
@@ -275,7 +279,7 @@ def without_connection(state: State, connection: int) -> State:
     return state._replace(connections=connections)
 
 
-def to_seated(state: State, message: FromCoordinator) -> Send:
+def to_placed(state: State, message: FromCoordinator) -> Send:
     """Return what sends MESSAGE to all hosts of the roster that are connected."""
-    hosts: Sequence[Host] = [state.hosts[one] for one in state.seated if one in state.hosts]
+    hosts: Sequence[Host] = [state.hosts[one] for one in state.placed if one in state.hosts]
     return Send(tuple(h.connection for h in hosts if h.connection is not None), message)

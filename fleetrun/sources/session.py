@@ -100,7 +100,7 @@ class JobSession(Source, SessionHandler):
                 self._take(plan)
                 self._end.take(plan, attempt)
                 self._session.handler = self
-                if self._session.terms.may_change:
+                if self._session.config.may_change:
                     hosts = f"{len(plan.nodes)} host{'s' * (len(plan.nodes) != 1)}"
                     self._say(f"The job goes on with {hosts}; this is host {plan.node_rank}.")
                 self._look()
@@ -168,7 +168,7 @@ class JobSession(Source, SessionHandler):
     def _failure(self, cause: Cause, no_retry: str) -> Failure:
         """Return CAUSE as the message for the other hosts."""
         words, is_victim, is_departure = "", False, False
-        may_change = self._session.terms.may_change
+        may_change = self._session.config.may_change
         match cause:
             case Interrupted(signum=signum):
                 what = f"interrupted by {signal_name(signum)}"

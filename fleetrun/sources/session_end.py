@@ -132,14 +132,14 @@ class SessionEnd:
         """Show that we are there until we are dismissed, or nobody is there to do that."""
         if self._leave_later is None:
             return
-        now, terms = time.monotonic(), self._session.terms
-        is_silent = now - self._session.heard_at >= terms.heartbeat_timeout_s
+        now, config = time.monotonic(), self._session.config
+        is_silent = now - self._session.heard_at >= config.heartbeat_timeout_s
         if is_silent or not self._session.is_connected:
             self._leave()
             return
         # The protocol is over here; this much it still answers.
         self._session.to_coordinator(Heartbeat(0))
-        self._waiting.alarm("stay", now + terms.heartbeat_s, self._stay)
+        self._waiting.alarm("stay", now + config.heartbeat_s, self._stay)
 
     def _leave(self) -> None:
         leave, self._leave_later = self._leave_later, None

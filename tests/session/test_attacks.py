@@ -22,8 +22,9 @@ from fleetrun.run.loop import Loop
 from fleetrun.session import exchange, messages
 from fleetrun.session.authentication import Key
 from fleetrun.session.codec import Codec, frame
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.dialer import Dialer, Target
-from fleetrun.session.driver import Meeting, Session, SessionHandler
+from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
 from fleetrun.session.listener import Listener
 from fleetrun.session.messages import (
     PROTOCOL,
@@ -38,7 +39,6 @@ from fleetrun.session.messages import (
     Stopped,
     Verdict,
 )
-from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,13 +155,13 @@ class Job:
         self.launched: list[Launched] = []
         self.strangers: list[Stranger] = []
         self.token: str | None = None
-        self.terms = Terms(2, 2, rdzv_timeout_s=60.0, max_restarts=9)
+        self.config = RendezvousConfig(2, 2, rdzv_timeout_s=60.0, max_restarts=9)
 
     def launch(self, script: str = SCRIPT, secret: str = "", command: str = COMMAND) -> Launched:
         """Let a launcher of the user's own begin; the first one coordinates."""
         number = len(self.launched)
-        meeting = Meeting(
-            self.terms,
+        endpoint = RendezvousEndpoint(
+            self.config,
             HERE,
             (self.port,),
             "default",
@@ -172,7 +172,7 @@ class Job:
             command=command,
         )
         said: list[str] = []
-        session = Session(meeting, f"launcher-{number}", host=f"node-{number}", say=said.append)
+        session = Session(endpoint, f"launcher-{number}", host=f"node-{number}", say=said.append)
         session.handler = handler = Handler(session)
         session.open(self.loop)
         self.launched.append(Launched(session, handler, said))
@@ -309,7 +309,7 @@ def test_a_host_that_comes_before_the_coordinators_own_must_be_alike_too(job: Jo
 
 
 def test_a_stranger_gets_no_place_in_a_job_that_has_begun(job: Job) -> None:
-    job.terms = Terms(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
+    job.config = RendezvousConfig(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
     job.begin()
     # It has the script and all options.
     why = job.stranger(SCRIPT).say(a_join()).refusal()
@@ -320,7 +320,7 @@ def test_a_stranger_gets_no_place_in_a_job_that_has_begun(job: Job) -> None:
 
 def test_with_a_token_a_job_that_has_begun_takes_newcomers(job: Job) -> None:
     job.token = TOKEN
-    job.terms = Terms(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
+    job.config = RendezvousConfig(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
     job.begin()
     newcomer = job.stranger(SCRIPT, TOKEN).say(a_join(offer(2)))
     assert isinstance(newcomer.answer(), Missing)
@@ -329,7 +329,9 @@ def test_with_a_token_a_job_that_has_begun_takes_newcomers(job: Job) -> None:
 def test_a_host_that_has_taken_part_comes_back_and_a_stranger_in_its_place_does_not(
     job: Job,
 ) -> None:
-    job.terms = Terms(1, 2, elastic_timeout_s=60.0, rdzv_timeout_s=60.0, heartbeat_timeout_s=1.0)
+    job.config = RendezvousConfig(
+        1, 2, elastic_timeout_s=60.0, rdzv_timeout_s=60.0, heartbeat_timeout_s=1.0
+    )
     job.begin()
     job.launched[1].session.close()
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
@@ -411,7 +413,7 @@ def test_a_stranger_with_a_fault_of_its_own_does_not_end_a_job_that_has_begun(jo
 
 
 def test_a_stranger_does_not_hear_how_a_job_has_ended(job: Job) -> None:
-    job.terms = job.terms._replace(max_restarts=0)
+    job.config = job.config._replace(max_restarts=0)
     job.begin()
     words = "KeyError: 'the last words of a rank'"
     job.launched[1].session.failed(Failure("node-1", "rank 1 exited with 1", 1, words))
@@ -486,7 +488,7 @@ def test_an_offer_that_no_host_makes_reaches_nobody(job: Job, field: str, value:
 
 
 def test_what_a_rank_printed_reaches_no_other_terminal_as_it_was(job: Job) -> None:
-    job.terms = job.terms._replace(max_restarts=0)
+    job.config = job.config._replace(max_restarts=0)
     job.begin()
     words = "\x1b]0;owned\x07first\r\nsecond \x9b31m"
     failure = Failure("node-1", "rank 1 said \x1b[2J", 1, words, no_retry="a\nb")
@@ -546,7 +548,7 @@ class FalseCoordinator:
         self.heard.append(message)
         if isinstance(message, Join):
             entry = Entry(message.launcher, "10.88.0.66", "elsewhere", (6070,), ((),))
-            link.send(RosterMessage(0, 0, (entry,), Terms(1, 1)))
+            link.send(RosterMessage(0, 0, (entry,), RendezvousConfig(1, 1)))
             link.send(Verdict(0, "", None, is_final=True))
 
     def close(self) -> None:
@@ -559,7 +561,9 @@ class FalseCoordinator:
 def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: Job) -> None:
     false = FalseCoordinator(job, script="another")
     try:
-        member = Meeting(job.terms, HERE, (job.port,), "default", None, SCRIPT, "5" * 32)
+        member = RendezvousEndpoint(
+            job.config, HERE, (job.port,), "default", None, SCRIPT, "5" * 32
+        )
         said: list[str] = []
         session = Session(member, "launcher-1", host="node-1", say=said.append)
         session.handler = handler = Handler(session)
@@ -667,8 +671,8 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
 
 
 def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
-    meeting = Meeting(
-        job.terms,
+    endpoint = RendezvousEndpoint(
+        job.config,
         HERE,
         (job.port,),
         "default",
@@ -677,7 +681,7 @@ def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
         allowed=frozenset({"127.0.0.2"}),
     )
     said: list[str] = []
-    session = Session(meeting, "launcher-0", host="node-0", say=said.append)
+    session = Session(endpoint, "launcher-0", host="node-0", say=said.append)
     session.handler = Handler(session)
     session.open(job.loop)
     job.launched.append(Launched(session, session.handler, said))

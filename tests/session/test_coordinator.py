@@ -9,7 +9,8 @@ import pytest
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, state
 from fleetrun.session.codec import Codec
-from fleetrun.session.jobrecord import HostStrikes, JobRecord
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.jobrecord import HostFailureCount, JobRecord
 from fleetrun.session.messages import (
     MESSAGES,
     PROTOCOL,
@@ -19,12 +20,12 @@ from fleetrun.session.messages import (
     FromCoordinator,
     FromMember,
     Heartbeat,
+    HostReady,
     Join,
     LauncherKilled,
     Leave,
     Missing,
     Offer,
-    Prepared,
     Redialing,
     Refused,
     RosterMessage,
@@ -34,7 +35,6 @@ from fleetrun.session.messages import (
     Verdict,
 )
 from fleetrun.session.state import Broken, Received, Send
-from fleetrun.session.terms import Terms
 
 _Told = TypeVar("_Told", bound=FromCoordinator)
 
@@ -51,7 +51,7 @@ class Session:
         names: tuple[str, ...] = (),
         spares: int = 0,
     ) -> None:
-        terms = Terms(
+        config = RendezvousConfig(
             least or hosts,
             hosts,
             names,
@@ -61,7 +61,7 @@ class Session:
             addresses=tuple((name,) for name in names),
         )
         self.now = 100.0
-        self.state = state.begin(terms, self.now)
+        self.state = state.begin(config, self.now)
         self.sent: dict[int, list[FromCoordinator]] = {}
 
     def feed(self, event: state.Event) -> None:
@@ -112,7 +112,7 @@ class Session:
     def ready(self, *numbers: int) -> None:
         """Let these hosts say that they could start."""
         for number in numbers:
-            self.say(number, Prepared(self.generation))
+            self.say(number, HostReady(self.generation))
 
     def stopped(self, *numbers: int) -> None:
         """Let these hosts say that nothing runs there, and that nothing failed there."""
@@ -181,9 +181,9 @@ def test_given_ranks_come_before_addresses() -> None:
 def test_nobody_starts_before_all_are_ready() -> None:
     one = Session(2)
     one.join_all(0, 2)
-    one.say(0, Prepared(0))
+    one.say(0, HostReady(0))
     assert isinstance(one.last(0), RosterMessage)
-    one.say(2, Prepared(0))
+    one.say(2, HostReady(0))
     assert one.last(0) == one.last(2) == Start(0)
 
 
@@ -342,7 +342,7 @@ def test_an_elastic_job_begins_with_fewer_once_nobody_else_comes() -> None:
     assert one.state.phase == state.FORMING
     assert one.state.told.startswith("up to 1 more host")
     one.wait(2.0, 0, 2)
-    assert len(one.state.seated) == 2
+    assert len(one.state.placed) == 2
 
 
 def test_a_wait_is_limited_by_the_timeout_that_counts() -> None:
@@ -583,9 +583,9 @@ def test_planning_has_a_time_of_its_own_after_the_last_host_came() -> None:
     one.join(0)
     one.wait(59.5, 0)
     one.join(2)
-    one.say(0, Prepared(0))
+    one.say(0, HostReady(0))
     one.wait(20.0, 0, 2)
-    one.say(2, Prepared(0))
+    one.say(2, HostReady(0))
     assert one.last(2) == Start(0)
 
 
@@ -685,7 +685,7 @@ def test_an_elastic_job_goes_on_with_fewer_hosts_that_are_well_and_with_others_i
         one.join(number, trouble="" if number == 0 else f"trouble {number}")
     assert hosts_of(one, 0) == ["node-0", "node-2"]
     for number in (0, 2):
-        one.say(number, Prepared(1))
+        one.say(number, HostReady(1))
     # Who was left out is no newcomer for whom all would start again.
     one.wait(120.0, 0, 1, 2)
     assert one.state.phase == state.RUNNING
@@ -715,8 +715,8 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
         one.join(1, name=name)
         one.join(0)
         for number in (0, 1):
-            one.say(number, Prepared(one.generation))
-    assert one.state.hosts["again"].strikes == 2
+            one.say(number, HostReady(one.generation))
+    assert one.state.hosts["again"].failure_count == 2
 
 
 def killed(one: Session, number: int, secret: str = "", *, has_ranks: bool) -> None:
@@ -790,15 +790,15 @@ def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
     failed(one, 1, 0, 2)
     one.run(0, 1, 2)
     assert one.state.roster is not None
-    entries, strikes, _ = state.recorded(one.state, one.state.roster)
-    assert [entry.strikes for entry in entries] == [0, 1, 0]
-    assert strikes == ()
+    entries, failure_counts, _ = state.recorded(one.state, one.state.roster)
+    assert [entry.failure_count for entry in entries] == [0, 1, 0]
+    assert failure_counts == ()
     # The first host is lost; the third one coordinates the job now.
-    strikes = (HostStrikes("10.0.0.9", "node-9", 4),)
-    record = JobRecord("job", 1, 1, "launcher 0", entries, one.state.terms, strikes)
+    failure_counts = (HostFailureCount("10.0.0.9", "node-9", 4),)
+    record = JobRecord("job", 1, 1, "launcher 0", entries, one.state.config, failure_counts)
     next_one = state.resume(one.now, record, "launcher 2", one.now)
-    assert next_one.hosts["launcher 1"].strikes == 1
-    assert next_one.strikes == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}
+    assert next_one.hosts["launcher 1"].failure_count == 1
+    assert next_one.failure_counts == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}
 
 
 def test_a_launcher_of_another_job_of_the_name_gets_no_place_in_this_one() -> None:

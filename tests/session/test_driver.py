@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from launchers import HERE, TERMS, Launchers
+from launchers import CONFIG, HERE, Launchers
 from wire import turn_until
 
 from fleetrun.run.events import Failure
@@ -36,10 +36,10 @@ def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
     launchers: Launchers,
 ) -> None:
     first, _, said = launchers.start("first", serves=True)
-    asked = TERMS._replace(heartbeat_timeout_s=60.0, max_restarts=3, least=1)
-    second, rank, told = launchers.start("second", terms=asked)
+    asked = CONFIG._replace(heartbeat_timeout_s=60.0, max_restarts=3, least=1)
+    second, rank, told = launchers.start("second", config=asked)
     turn_until(launchers.loop, lambda: rank.rosters)
-    assert second.terms == first.terms == TERMS
+    assert second.config == first.config == CONFIG
     assert rank.has_obeyed
     (line,) = told
     assert line.startswith("127.0.0.1 coordinates the job, with its own options: --nnodes=2 (here")
@@ -89,7 +89,7 @@ def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launc
 def test_who_may_coordinate_does_when_the_coordinator_has_ended_before_the_start(
     launchers: Launchers,
 ) -> None:
-    gone, _, _ = launchers.start("gone", serves=True, terms=TERMS._replace(least=3, most=3))
+    gone, _, _ = launchers.start("gone", serves=True, config=CONFIG._replace(least=3, most=3))
     first, one, _ = launchers.start("first", serves=True)
     turn_until(launchers.loop, lambda: first.is_connected)
     launchers.sessions.remove(gone)

@@ -8,31 +8,31 @@ import pytest
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.session import jobrecord
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.election import Election
 from fleetrun.session.jobrecord import JobRecord, LeaderRecord, RosterEntry
 from fleetrun.session.jobstore import StoreAnswer
-from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 FREE = ("", 0, "", 0, "10.0.0.1")
 ENTRIES = (RosterEntry("old", "a", "a"), RosterEntry("me", "b", "b"))
-RECORD = JobRecord("x", 3, 1, "old", ENTRIES, Terms(1, 3, has_store=True))
+RECORD = JobRecord("x", 3, 1, "old", ENTRIES, RendezvousConfig(1, 3, has_store=True))
 OTHER = LeaderRecord("other", "10.0.0.2", 6166, "x", 4)
 
 
 class Lab:
     """JobStore, loop and candidate of an election, and what they were asked."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, config: RendezvousConfig) -> None:
         self.now = 100.0
         self.asked: list[tuple[Callable[[StoreAnswer], None], float, tuple[Any, ...]]] = []
         self.alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
         self.done: list[tuple[Any, ...]] = []
         self.can_lead = True
         self.fault = ""
-        self.election = Election(terms, "me", self, self, self, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.election = Election(config, "me", self, self, self, clock=lambda: self.now)  # type: ignore[arg-type]
 
     # As a store and a loop.
     def ask(self, done: Callable[[StoreAnswer], None], *what: object) -> None:
@@ -95,7 +95,7 @@ class Lab:
 
 @pytest.fixture
 def lab() -> Lab:
-    return Lab(Terms(1, 3, heartbeat_timeout_s=10.0, has_store=True))
+    return Lab(RendezvousConfig(1, 3, heartbeat_timeout_s=10.0, has_store=True))
 
 
 def become(lab: Lab, seen: tuple[object, ...] = FREE) -> LeaderRecord:
@@ -195,7 +195,7 @@ def test_whom_a_roster_is_refused_or_whose_lease_has_ended_resigns(lab: Lab) -> 
 
 
 def test_the_coordinator_of_a_job_that_never_starts_again_stays_without_etcd() -> None:
-    lab = Lab(Terms(2, 2, heartbeat_timeout_s=10.0, has_store=True))
+    lab = Lab(RendezvousConfig(2, 2, heartbeat_timeout_s=10.0, has_store=True))
     become(lab)
     record = lab.election.record(0, 0, (RosterEntry("me", "b", "b"),))
     lab.election.keep(record, lab.election.fix)
@@ -241,7 +241,7 @@ def test_a_host_that_cannot_listen_lets_another_one_coordinate(lab: Lab) -> None
     lab.election.seek()
     with pytest.raises(EnvironmentFault):
         lab.answer(FREE)
-    lab = Lab(Terms(1, 3, has_store=True))
+    lab = Lab(RendezvousConfig(1, 3, has_store=True))
     lab.election.seek()
     lab.answer((jobrecord.write(OTHER), 5, "", 0, ""))
     lab.election.connected()
@@ -278,7 +278,7 @@ def test_who_reaches_too_few_gives_way_and_leads_again_where_nobody_else_does(la
     assert lab.answer((8, 11))[0] == "campaign"
     lab.did()
     # As long as the job waits for more, and no longer.
-    lab.pass_time(lab.election.terms.elastic_timeout_s)
+    lab.pass_time(lab.election.config.elastic_timeout_s)
     lab.asked.clear()
     lab.did()
     lab.election.give_way("it reaches too few")

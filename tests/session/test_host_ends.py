@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fleetrun.run.events import Failure
 from fleetrun.session import host_ends, state
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import Entry, RosterMessage, Verdict
-from fleetrun.session.terms import Terms
 
 ENTRIES = tuple(
     Entry(f"l{each}", f"10.0.0.{each}", f"node-{each}", (1, 2), ()) for each in range(4)
@@ -15,8 +15,8 @@ ENTRIES = tuple(
 def test_every_host_has_an_end_and_one_was_first() -> None:
     first = Failure("10.0.0.1", "rank 2 exited with 7", 7)
     victim = Failure("10.0.0.2", "rank 4 exited with 1", 1, is_victim=True)
-    told = state.begin(Terms(4, 4), 0.0)._replace(
-        roster=RosterMessage(0, 0, ENTRIES, Terms(4, 4)),
+    told = state.begin(RendezvousConfig(4, 4), 0.0)._replace(
+        roster=RosterMessage(0, 0, ENTRIES, RendezvousConfig(4, 4)),
         reports={
             "l1": state.Report(1.0, "l1", first),
             "l2": state.Report(1.1, "l2", victim),
@@ -30,4 +30,4 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
     assert found[3].what == host_ends.UNKNOWN
     well = told._replace(reports={}, verdict=Verdict(0, "", None, is_final=True))
     assert {one.what for one in host_ends.of_hosts(well)} == {host_ends.WELL}
-    assert host_ends.of_hosts(state.begin(Terms(4, 4), 0.0)) == ()
+    assert host_ends.of_hosts(state.begin(RendezvousConfig(4, 4), 0.0)) == ()

@@ -8,28 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.session import jobrecord
-from fleetrun.session.jobrecord import HostStrikes, JobRecord, LeaderRecord, RosterEntry
-from fleetrun.session.terms import Terms
+from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.jobrecord import HostFailureCount, JobRecord, LeaderRecord, RosterEntry
 
 NAMES = st.text("abcXYZ012._:-", max_size=20).filter(lambda name: not name.startswith("-"))
 NUMBERS = st.integers(0, 10**6)
 LEADERS = st.builds(LeaderRecord, NAMES, NAMES, st.integers(1, 65535), NAMES, NUMBERS)
 ENTRIES = st.lists(st.builds(RosterEntry, NAMES, NAMES, NAMES, NUMBERS), min_size=1, max_size=4)
-STRIKES = st.lists(st.builds(HostStrikes, NAMES, NAMES, NUMBERS), max_size=4)
+STRIKES = st.lists(st.builds(HostFailureCount, NAMES, NAMES, NUMBERS), max_size=4)
 SECONDS = st.floats(0.0, 1e6)
-TERMS = st.builds(
-    Terms,
+CONFIG = st.builds(
+    RendezvousConfig,
     st.just(1),
     st.integers(1, 9),
     names=st.just(()),
     addresses=st.just(()),
     max_restarts=NUMBERS,
     spares=NUMBERS,
-    **{name: SECONDS for name in Terms._fields if name.endswith("_s")},
+    **{name: SECONDS for name in RendezvousConfig._fields if name.endswith("_s")},
 )
 KNOWN = st.lists(NAMES, max_size=3).map(tuple)
 RECORDS = st.builds(
-    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), TERMS, STRIKES.map(tuple), KNOWN
+    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), CONFIG, STRIKES.map(tuple), KNOWN
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -55,18 +55,18 @@ def test_numbers_out_of_range_are_neither() -> None:
     bads = (leader._replace(port=0), leader._replace(port=65536), leader._replace(generation=-1))
     for bad in bads:
         assert jobrecord.read_leader(jobrecord.write(bad)) is None
-    entry, count = RosterEntry("a", "b", "c"), HostStrikes("d", "e", 0)
-    record = JobRecord("j", 0, 0, "a", (entry,), Terms(1, 2), (count,))
+    entry, count = RosterEntry("a", "b", "c"), HostFailureCount("d", "e", 0)
+    record = JobRecord("j", 0, 0, "a", (entry,), RendezvousConfig(1, 2), (count,))
     assert jobrecord.read_record(jobrecord.write(record)) == record
     for other in (
         record._replace(entries=()),
         record._replace(generation=-1),
-        record._replace(entries=(entry._replace(strikes=-1),)),
+        record._replace(entries=(entry._replace(failure_count=-1),)),
         record._replace(entries=(entry._replace(host="\x1b"),)),
         record._replace(admitted=("a/b",)),
-        record._replace(strikes=(count._replace(strikes=-1),)),
-        record._replace(terms=Terms(2, 1)),
-        record._replace(terms=Terms(1, 2, names=("a", "b"))),
-        record._replace(terms=Terms(1, 2, heartbeat_timeout_s=-1.0)),
+        record._replace(failure_counts=(count._replace(failure_count=-1),)),
+        record._replace(config=RendezvousConfig(2, 1)),
+        record._replace(config=RendezvousConfig(1, 2, names=("a", "b"))),
+        record._replace(config=RendezvousConfig(1, 2, heartbeat_timeout_s=-1.0)),
     ):
         assert jobrecord.read_record(jobrecord.write(other)) is None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import member
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import (
     Failed,
+    HostReady,
     Join,
     Offer,
-    Prepared,
     Redialing,
     RosterMessage,
     Start,
     Stopped,
     Verdict,
 )
-from fleetrun.session.terms import Terms
 
 OFFER = Offer("", "node-2", 7, (7000,), ((),))
 OWN = Failure("node-2", "rank 2 exited with 9", 9)
@@ -27,14 +27,14 @@ class Launcher:
 
     def __init__(self) -> None:
         self.now = 100.0
-        terms = Terms(3, 3)
-        self.state = member.begin(terms, "launcher 2", "node-1", self.now, is_local=False)
+        config = RendezvousConfig(3, 3)
+        self.state = member.begin(config, "launcher 2", "node-1", self.now, is_local=False)
         self.done: list[member.Action] = []
         for event in (
             member.Connected(self.now),
             member.Offered(OFFER, self.now),
-            member.Heard(RosterMessage(0, 0, (), Terms(3, 3)), self.now),
-            member.Said(Prepared(0), self.now),
+            member.Heard(RosterMessage(0, 0, (), RendezvousConfig(3, 3)), self.now),
+            member.Said(HostReady(0), self.now),
             member.Heard(Start(0), self.now),
         ):
             self.feed(event)
@@ -68,7 +68,9 @@ class Launcher:
 def joined() -> Launcher:
     """Return one that has said what it offers, and has heard nothing yet."""
     one = Launcher()
-    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
+    one.state = member.begin(
+        RendezvousConfig(3, 3), "launcher 2", "node-1", one.now, is_local=False
+    )
     one.feed(member.Connected(one.now))
     one.feed(member.Offered(OFFER, one.now))
     return one
@@ -103,7 +105,9 @@ def test_who_was_cut_off_still_takes_the_verdict_of_the_coordinator() -> None:
 
 def test_a_launcher_says_to_which_job_of_a_name_it_belongs() -> None:
     one = joined()
-    one.feed(member.Heard(RosterMessage(0, 0, (), Terms(3, 3), session="this one"), one.now))
+    one.feed(
+        member.Heard(RosterMessage(0, 0, (), RendezvousConfig(3, 3), session="this one"), one.now)
+    )
     one.feed(member.Disconnected(one.now))
     one.feed(member.Connected(one.now))
     joins = [each.session for each in one.said() if isinstance(each, Join)]
@@ -115,7 +119,7 @@ def test_before_anything_runs_a_busy_coordinator_has_the_whole_timeout_to_answer
     one.wait(9.0)
     assert not [each for each in one.done if isinstance(each, member.Redial)]
     # What was unanswered waited behind the rosters of the others.
-    one.feed(member.Heard(RosterMessage(0, 0, (), Terms(3, 3)), one.now))
+    one.feed(member.Heard(RosterMessage(0, 0, (), RendezvousConfig(3, 3)), one.now))
     one.wait(3.0)
     assert not [each for each in one.done if isinstance(each, member.Redial)]
     one.wait(2.4)

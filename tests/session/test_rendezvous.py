@@ -15,9 +15,9 @@ from fleetrun.run.loop import Loop
 from fleetrun.session import health as checks
 from fleetrun.session import prehook
 from fleetrun.session.codec import Codec
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import MESSAGES, Leave, Offer, RosterMessage, Stopped, Verdict
 from fleetrun.session.rendezvous import Rendezvous
-from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ class Told:
     """Stands for a session, and keeps what it is told."""
 
     def __init__(self) -> None:
-        self.terms = Terms(2, 2)
+        self.config = RendezvousConfig(2, 2)
         self.failures: list[Failure | None] = []
         self.planned = self.quit = self.failures.append
         self.offers = 0
@@ -90,7 +90,7 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
     told, codec, loop = Told(), Codec(MESSAGES), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, (), Terms(2, 2)))
+    gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
     loop.close()
     (failure,) = told.failures
     assert failure is not None
@@ -116,7 +116,7 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
     told, loop = Told(), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, (), Terms(2, 2)))
+    gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
     gathering.conclude(Verdict(0, "other", Failure("node-1", "failed", 3), is_final=True))
     loop.close()
     assert [failure and failure.what for failure in told.failures] == [
@@ -132,7 +132,7 @@ def test_who_is_lost_while_all_get_ready_is_done_without() -> None:
     told, loop = Told(), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, (), Terms(2, 2)))
+    gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
     lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
     gathering.conclude(Verdict(0, "other", lost, is_final=False))
     loop.close()
@@ -148,7 +148,7 @@ def stands_by(
 ) -> Rendezvous:
     """Let a host stand by, and then have a place."""
     plan = cast("LaunchPlan", ())
-    told.terms = Terms(2, 2, spares=1)
+    told.config = RendezvousConfig(2, 2, spares=1)
     gathering = rendezvous(told, lambda _: plan, health, warm)
     gathering.begin(0, loop, lambda _: None)
     gathering.stand_by()
@@ -162,7 +162,7 @@ def _well() -> IsolatedCall:
 def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
     told, loop = Told(), Loop()
     gathering = stands_by(told, loop, health=_well, warm=_well)
-    gathering.plan(RosterMessage(1, 0, (), Terms(2, 2)))
+    gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
     assert not told.failures
     turn_until(loop, lambda: told.failures)
     gathering._abandon()
@@ -173,7 +173,7 @@ def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
 def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     told, loop = Told(), Loop()
     gathering = stands_by(told, loop, health=lambda: IsolatedCall(lambda: "its disk is full"))
-    gathering.plan(RosterMessage(1, 0, (), Terms(2, 2)))
+    gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
     assert failure is not None
@@ -182,7 +182,7 @@ def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     turn_until(loop, lambda: told.offers == 2)
     assert told.troubles == ["", "its disk is full"]
     # Where it is wanted all the same, it takes part.
-    gathering.plan(RosterMessage(2, 0, (), Terms(2, 2)))
+    gathering.plan(RosterMessage(2, 0, (), RendezvousConfig(2, 2)))
     assert told.failures[1:] == [None]
     gathering._abandon()
     loop.close()
@@ -198,7 +198,7 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
     )
     turn_until(loop, lambda: len(told.said) > 1)
     assert "No module named 'no_paddle'" in told.said[1]
-    gathering.plan(RosterMessage(1, 0, (), Terms(2, 2)))
+    gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
     assert failure is not None

@@ -8,6 +8,7 @@ import pytest
 
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import member
+from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.member import (
     Connected,
     Deliver,
@@ -23,8 +24,8 @@ from fleetrun.session.messages import (
     Acknowledged,
     Entry,
     Failed,
+    HostReady,
     Offer,
-    Prepared,
     Refused,
     RosterMessage,
     Start,
@@ -32,28 +33,27 @@ from fleetrun.session.messages import (
     Stopped,
     Verdict,
 )
-from fleetrun.session.terms import Terms
 
-TERMS = Terms(2, 2, heartbeat_timeout_s=10.0)
+CONFIG = RendezvousConfig(2, 2, heartbeat_timeout_s=10.0)
 
 
 class Launcher:
     """A member whose ranks run, and all that it has done."""
 
     def __init__(
-        self, terms: Terms = TERMS, *, is_local: bool = False, is_alone: bool = False
+        self, config: RendezvousConfig = CONFIG, *, is_local: bool = False, is_alone: bool = False
     ) -> None:
         self.done: list[member.Action] = []
-        self.state = member.begin(terms, "me", "10.0.0.1", 0.0, is_local=is_local)
+        self.state = member.begin(config, "me", "10.0.0.1", 0.0, is_local=is_local)
         offer = Offer("", "node-2", 7, (7000,), ((),))
         entry = Entry("me", "10.0.0.2", "node-2", (7000,), ((),))
         other = entry._replace(launcher="first", host="10.0.0.1")
-        roster = RosterMessage(0, 0, (entry,) if is_alone else (entry, other), terms)
+        roster = RosterMessage(0, 0, (entry,) if is_alone else (entry, other), config)
         for event in (
             Connected(0.1),
             Offered(offer, 0.2),
             Heard(roster, 0.3),
-            Said(Prepared(0), 0.4),
+            Said(HostReady(0), 0.4),
             Heard(Start(0), 0.5),
         ):
             self.feed(event)
@@ -119,10 +119,10 @@ def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_each_answer_puts_off_the_death_of_the_ranks(restarts: int) -> None:
-    one = Launcher(Terms(2, 2, heartbeat_timeout_s=10.0, max_restarts=restarts))
+    one = Launcher(RendezvousConfig(2, 2, heartbeat_timeout_s=10.0, max_restarts=restarts))
     now = one.beat(60.0)
-    terms, last = one.state.terms, one.killed_at()
-    assert now + terms.fence_s < last < now + terms.quarantine_s
+    config, last = one.state.config, one.killed_at()
+    assert now + config.fence_s < last < now + config.quarantine_s
 
 
 def test_a_coordinator_that_runs_puts_off_the_death_of_its_ranks_too() -> None:
@@ -130,7 +130,7 @@ def test_a_coordinator_that_runs_puts_off_the_death_of_its_ranks_too() -> None:
     for _ in range(20):
         now = one.state.wake_at
         one.feed(Elapsed(now))
-        assert now + TERMS.fence_s < one.killed_at() < now + TERMS.heartbeat_timeout_s
+        assert now + CONFIG.fence_s < one.killed_at() < now + CONFIG.heartbeat_timeout_s
 
 
 KILLED = Failure("node-2", "rank 0 was killed by SIGKILL", 137)
@@ -163,17 +163,19 @@ def test_nobody_else_misses_a_coordinator_whose_ranks_are_all_that_there_are() -
 
 
 def test_a_coordinator_that_may_be_replaced_leaves_that_to_its_lease() -> None:
-    terms = Terms(1, 2, has_store=True)
-    assert not [each for each in Launcher(terms, is_local=True).started if isinstance(each, KillAt)]
+    config = RendezvousConfig(1, 2, has_store=True)
+    assert not [
+        each for each in Launcher(config, is_local=True).started if isinstance(each, KillAt)
+    ]
 
 
 def test_the_ranks_have_a_last_moment_from_their_start_on() -> None:
-    one = Launcher(Terms(1, 2, heartbeat_timeout_s=10.0))
+    one = Launcher(RendezvousConfig(1, 2, heartbeat_timeout_s=10.0))
     assert any(isinstance(each, KillAt) for each in one.started)
 
 
 def test_ranks_that_were_killed_while_it_was_stopped_have_not_failed_by_themselves() -> None:
-    one = Launcher(Terms(1, 2, heartbeat_timeout_s=10.0))
+    one = Launcher(RendezvousConfig(1, 2, heartbeat_timeout_s=10.0))
     now = one.beat(60.0) + 45.0
     # The loop sees a process that has ended before it looks at the clock.
     killed = Failure("node-2", "rank 1 was killed by SIGKILL", 137)
@@ -196,7 +198,7 @@ def test_one_that_runs_but_hears_nothing_was_cut_off() -> None:
 
 
 def test_one_that_is_answered_late_does_not_end_a_job_that_can_do_without_it() -> None:
-    one = Launcher(Terms(1, 2, heartbeat_timeout_s=10.0))
+    one = Launcher(RendezvousConfig(1, 2, heartbeat_timeout_s=10.0))
     one.feed(Elapsed(one.beat(60.0) + 7.5))
     sent = [action.message for action in one.done if isinstance(action, SendToCoordinator)]
     said = sent[-2]

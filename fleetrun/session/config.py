@@ -1,4 +1,4 @@
-"""The terms of a job, which are those of its coordinator, and the times that follow from them."""
+"""The config of a rendezvous, which the coordinator sets, and the times that follow from it."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ _OPTIONS = (
 _SECONDS = tuple(name for _, names in _OPTIONS for name in names if name.endswith("_s"))
 
 
-class Terms(NamedTuple):
+class RendezvousConfig(NamedTuple):
     """How many hosts the job has, how often it starts again, and how long it waits for whom.
 
-    Each launcher has terms of its own until it hears those of the coordinator, which it then obeys.
+    Each launcher has one of its own until it hears that of the coordinator, which it then obeys.
     """
 
     least: int
@@ -64,7 +64,7 @@ class Terms(NamedTuple):
             raise ValueError("the hosts of the job, which nobody is told here")
 
     @property
-    def told(self) -> "Terms":
+    def told(self) -> "RendezvousConfig":
         """What the other hosts are told: the coordinator alone has to know who they are."""
         return self._replace(names=(), addresses=())
 
@@ -139,21 +139,21 @@ class Terms(NamedTuple):
         return max(self.heartbeat_timeout_s, self.fence_s + 1.0)
 
 
-def differences(asked: Terms, terms: Terms) -> list[str]:
-    """Return the options by which a host has ASKED for something else than the TERMS of the job.
+def differences(asked: RendezvousConfig, config: RendezvousConfig) -> list[str]:
+    """Return the options by which a host has ASKED for something else than the CONFIG of the job.
 
-    >>> differences(Terms(2, 2, heartbeat_timeout_s=60.0), Terms(2, 4, heartbeat_timeout_s=5.0))
-    ['--nnodes=2:4 (here 2)', '--heartbeat_timeout=5 (here 60)']
+    >>> differences(RendezvousConfig(2, 2), RendezvousConfig(2, 4, grace_s=5.0))
+    ['--nnodes=2:4 (here 2)', '--grace=5 (here 10)']
     """
     return [
-        f"{option}={_value(terms, names)} (here {_value(asked, names)})"
+        f"{option}={_value(config, names)} (here {_value(asked, names)})"
         for option, names in _OPTIONS
-        if _value(terms, names) != _value(asked, names)
+        if _value(config, names) != _value(asked, names)
     ]
 
 
-def _value(terms: Terms, names: Sequence[str]) -> str:
-    values = [getattr(terms, name) for name in names]
+def _value(config: RendezvousConfig, names: Sequence[str]) -> str:
+    values = [getattr(config, name) for name in names]
     if isinstance(values[0], bool):
         return "on" if values[0] else "off"
     return ":".join(dict.fromkeys(f"{value:g}" for value in values))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.messages import Offer
-    from fleetrun.session.terms import Terms
 
 # The setting of jobs whose hosts are known by name.
 LIST, ORDER = "the list of hosts", "the order of the hosts"
 # So many failures are no accident.
-_STRIKES = 2
+_MOST_FAILURES = 2
 # The most hosts that are listed by name.
 _NAMED = 8
 # Of a value that differs so much is shown, and so much before the first difference.
@@ -35,7 +35,7 @@ class Host(NamedTuple):
     secret: str = ""
     broken_at: float | None = None
     # How often the job has failed because of it.
-    strikes: int = 0
+    failure_count: int = 0
     # It was killed, and its guard has seen the end of its ranks.
     has_no_ranks: bool = False
     # It has said that it makes another one.
@@ -46,7 +46,7 @@ class Host(NamedTuple):
     # What it has said of this generation.
     is_joined: bool = True
     # It has a place in this generation.
-    is_seated: bool = False
+    has_place: bool = False
     is_ready: bool = False
     is_done: bool = False
     is_stopped: bool = False
@@ -83,13 +83,15 @@ def left_out(hosts: Sequence[Host], least: int, most: int) -> dict[str, str]:
     for host in others:
         if host.offer.trouble and len(hosts) - len(out) > least:
             out[host.launcher] = host.offer.trouble
-    for host in sorted(others, key=lambda one: -one.strikes):
-        if host.strikes >= _STRIKES and len(hosts) - len(out) > most:
-            out.setdefault(host.launcher, f"the job has failed {host.strikes} times because of it")
+    for host in sorted(others, key=lambda one: -one.failure_count):
+        if host.failure_count >= _MOST_FAILURES and len(hosts) - len(out) > most:
+            out.setdefault(
+                host.launcher, f"the job has failed {host.failure_count} times because of it"
+            )
     return out
 
 
-def seats(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
+def assigned(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
     """Return at most MOST of HOSTS in the order of their ranks; BEFORE hosts had ranks so far.
 
     A host keeps its rank; when there are fewer than before, the remaining ones keep their order.
@@ -130,27 +132,27 @@ def _numbers(address: str) -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
-def missing(terms: Terms, hosts: Sequence[Host]) -> str:
+def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
     """Name who has not come yet."""
-    if terms.names and not terms.may_change:
+    if config.names and not config.may_change:
         taken = {host.offer.rank for host in hosts}
-        absent = [name for place, name in enumerate(terms.names) if place not in taken]
+        absent = [name for place, name in enumerate(config.names) if place not in taken]
         return listed(absent)
-    lacking = terms.least - len(hosts)
+    lacking = config.least - len(hosts)
     if lacking <= 0:
-        more = terms.most - len(hosts)
+        more = config.most - len(hosts)
         if more <= 0:
             return f"the ranks of lost hosts, which may still run ({_here(hosts)})"
         return f"up to {more} more host{'s' * (more != 1)} ({_here(hosts)})"
     if hosts and all(host.offer.rank is not None for host in hosts):
         known = {host.offer.rank for host in hosts}
-        absent = [f"rank {rank}" for rank in range(terms.least) if rank not in known]
+        absent = [f"rank {rank}" for rank in range(config.least) if rank not in known]
         who = listed(absent[:lacking])
     else:
         who = f"{lacking} host{'s' * (lacking != 1)}"
     if not hosts:
-        return f"{who} of {terms.least}"
-    return f"{who} of {terms.least} ({_here(hosts)})"
+        return f"{who} of {config.least}"
+    return f"{who} of {config.least} ({_here(hosts)})"
 
 
 def _here(hosts: Sequence[Host]) -> str:
@@ -176,7 +178,7 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str
     found = {}
     for name in dict.fromkeys((*first, *second)):
         here, there = first.get(name, ""), second.get(name, "")
-        # Bounds are among the terms, which the coordinator sets; two numbers are two jobs.
+        # Bounds are in the config, which the coordinator sets; two numbers are two jobs.
         is_settled = name == "--nnodes" and ":" in here + there
         if first.get(name) != second.get(name) and not is_settled:
             if name == LIST and are_alike(here, there):
