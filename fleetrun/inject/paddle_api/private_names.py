@@ -7,7 +7,11 @@ without it. `check` compares the table with the Paddle at hand.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # The versions that all tests run with. Others are used if they pass the checks.
 TESTED = ("2.6.2", "3.3.1")
@@ -74,544 +78,238 @@ class PrivateName(NamedTuple):
         return f"{self.module}.{self.path}"
 
 
-_CORE, _FRAMEWORK = "paddle.base.core", "paddle.base.framework"
-_DISTRIBUTED = "paddle.distributed"
-_FLEET = f"{_DISTRIBUTED}.fleet"
-_STRATEGY_FILE = f"{_FLEET}.base.distributed_strategy"
-_META = f"{_FLEET}.meta_optimizers"
-_BUFFERS = (REDUCER,)
-_LOSS = ("self", "loss", "startup_program")
+# Below a module its names, each as `path(first parameters)  CAPABILITIES: what it is used for`; `-`
+# is no capability, and `uses` has the attributes. Lines that begin with blanks go on.
+_TEXT = """
+# Backward and gradients.
+[paddle.base.core]
+eager.run_backward  BACKWARD REDUCER MERGE SPARSE: every backward calls it
+eager._add_backward_final_hook  BACKWARD REDUCER: what Paddle does at the end of a backward is to
+    wait until gradients are averaged
+eager.Tensor._register_backward_hook  REDUCER MERGE: tells that the gradient of a parameter was
+    accumulated
+eager.get_all_grads  BACKWARD REDUCER: reads many gradients in one call
+eager.set_master_grads  REDUCER: makes gradients of one bucket float32
+[paddle.base.framework]
+EagerParamBase.from_tensor  REDUCER MERGE SPARSE: makes the parameters of the self-tests
+EagerParamBase.__init__(self)  BACKWARD: makes each parameter
+[paddle.base.core]
+eager.Tensor._grad_ivar  REDUCER: reads the gradient of a frozen parameter
+eager.Tensor._set_grad_ivar  REDUCER: gives a parameter the gradient of other ranks
+eager.Tensor._unset_fake_empty  REDUCER: lets a backward add to a gradient that was cleared, in
+    its memory
+eager.Tensor._share_buffer_to  REDUCER: makes a gradient a view of a buffer
+DenseTensor|LoDTensor._slice  REDUCER: makes a view of a part of a buffer
+eager.Tensor.get_tensor  REDUCER SPARSE: the dense tensor without autograd
+DenseTensor|LoDTensor._set_dims  REDUCER: gives a view the shape of its gradient
+eager.Tensor.data_ptr  BACKWARD REDUCER MERGE CHECK: tells whether a tensor was replaced
+eager.Tensor.inplace_version  BACKWARD MERGE CHECK: tells whether a tensor was written to
+eager.Tensor.is_contiguous  REDUCER: tells a gradient with another layout
+eager.Tensor.contiguous  REDUCER: gives it row-major layout
+eager.Tensor.is_selected_rows  SPARSE MERGE FUSED: sparse or dense
+eager.Tensor.rows  SPARSE: the rows of a sparse gradient
+eager.Tensor.get_selected_rows  SPARSE MERGE: the values of a sparse gradient
+SelectedRows.set_rows  SPARSE: sets the rows of a sparse gradient
+SelectedRows.get_tensor  SPARSE MERGE: the values of a sparse gradient
+DenseTensor|LoDTensor._share_data_with  SPARSE: sets the values of a sparse gradient
+[paddle.nn.layer.common]
+Embedding.__init__  REDUCER: tells the parameters with sparse gradients
+    uses _sparse
+[paddle.base.core]
+eager.Tensor.grad  REDUCER MERGE CHECK: a gradient; what the script assigns to it is noticed
+eager.Tensor.clear_gradient  MERGE: does not discard what is merged
+[paddle.nn.layer.layers]
+Layer._to_impl(self)  REDUCER: tells that a layer is cast
+[paddle]
+_C_ops.coalesce_tensor  REDUCER: copies gradients into a buffer
+[paddle.base.core]
+_get_registered_phi_kernels  REDUCER: tells whether a device has that
+# Data parallel models and communicators.
+[paddle.distributed.parallel]
+DataParallel.__init__(self layers strategy comm_buffer_size last_comm_buffer_size
+    find_unused_parameters group)  REDUCER CHECK ARGUMENTS: records the arguments; makes the
+    reducer, by the attributes
+    uses comm_buffer_size last_comm_buffer_size find_unused_parameters grad_need_sync group
+    uses init_reducer
+DataParallel.init_reducer(self)  REDUCER: ours takes the place of Paddle's reducer here
+    uses _reducer group_indices no_sync
+DataParallel.forward(self)  REDUCER CHECK: tells that a backward will come
+    uses _reducer grad_need_sync prepare_for_backward
+[paddle.base.core]
+eager_assign_group_by_size  REDUCER: Paddle's buckets, to compare with
+[paddle.distributed.collective]
+_new_process_group_impl(backend store rank world_size group_name pg_options group_id)  REDUCER
+    GROUPS: makes a communicator of each backend
+_get_global_env  REDUCER: this rank's number
+_default_store  REDUCER: the job's store
+_default_backend  REDUCER: gloo, nccl, ...
+[paddle.base.core]
+ReduceOp.SUM  REDUCER: what the collectives of a ProcessGroup do
+ProcessGroup.all_reduce  REDUCER: sums a bucket
+ProcessGroup.reduce  REDUCER: the first level of a hierarchical sum
+ProcessGroup.broadcast  REDUCER: the last level of it
+ProcessGroup.all_gather  SPARSE CHECK: gathers rows and checksums
+[paddle.distributed.communication.group]
+Group.process_group  REDUCER: the communicator of a group
+[paddle.distributed.communication.stream]
+all_reduce  MERGE: every allreduce of a script, or of Paddle's Python, calls it
+[paddle.base.core]
+create_or_get_global_tcp_store  REDUCER STATIC_CPU: the job's store
+TCPStore  REDUCER GROUPS: the store of one group
+# Optimizers.
+[paddle.optimizer.optimizer]
+Optimizer.__init__(self learning_rate parameters)  COUNTING MERGE CHECK: the parameters and the
+    schedule of an optimizer
+    uses _parameter_list _param_groups _learning_rate
+Optimizer.step(self)  COUNTING MERGE: an update
+Optimizer.minimize(self loss startup_program)  COUNTING MERGE: an update, too
+Optimizer._apply_optimize(self loss startup_program)  COUNTING: an update, as sharding optimizers
+    make it
+[paddle.distributed.auto_parallel.api]
+_ShardOptimizer  -: is no optimizer in Paddle 2, but has one
+[paddle.amp.grad_scaler]
+AmpScaler._update(self)  -: tells whether an update was skipped, by the name of Paddle 3 or 2
+    uses _cache_found_inf _cache_founf_inf
+[paddle.optimizer.optimizer]
+Optimizer.clear_grad(self)  MERGE: does not discard what is merged
+[paddle.base.dygraph.base]
+in_to_static_mode()  COUNTING: tells where `step` only writes a program
+[paddle.optimizer.lr]
+LRScheduler.step(self)  MERGE STATIC: is merged, too
+[paddle.amp.grad_scaler]
+AmpScaler.minimize(self optimizer)  MERGE: an update
+AmpScaler._unscale(self optimizer)  MERGE: unscales merged gradients only
+GradScaler.step(self optimizer)  MERGE: an update
+GradScaler.update(self)  MERGE: comes with an update
+AmpScaler.scale(self)  AMP: a loss is scaled
+[paddle.base.core]
+get_low_precision_op_list  AMP: Paddle's counts of operators
+[paddle.nn.utils]
+clip_grad_norm_(parameters)  MERGE: clips merged gradients
+[paddle.nn.layer.layers]
+Layer.clear_gradients(self)  MERGE: does not discard what is merged
+[paddle.io.reader]
+DataLoader.__iter__(self)  MERGE: its end ends a round
+[paddle.optimizer.momentum]
+Momentum._create_optimization_pass(self parameters_and_grads)  FUSED: is about to update
+    uses _use_multi_tensor _param_dict
+[paddle.optimizer.adam]
+Adam._create_optimization_pass(self parameters_and_grads)  FUSED: is about to update
+    uses _use_multi_tensor _param_dict
+[paddle.optimizer.momentum]
+Momentum._create_multi_tensor_dict(self)  FUSED: makes the tables of fused updates
+Momentum._multi_tensor_init  FUSED: fills the tables of fused updates
+    uses _velocity_dict _master_weight_dict _regularization_method_dict _regularization_coeff_dict
+[paddle.optimizer.adam]
+Adam._multi_tensor_init  FUSED: fills the tables of fused updates
+    uses _moment1_dict _moment2_dict _beta1_pow_acc_dict _beta2_pow_acc_dict
+Adam.__init__  -: AMSGrad, which Paddle 3 has, is not fused
+    uses _amsgrad _moment2_max_dict
+[paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer]
+HybridParallelOptimizer.__init__  MERGE: the script's optimizer inside fleet's
+    uses _inner_opt
+[paddle.optimizer.momentum]
+_C_ops.merged_momentum_  FUSED: one call updates many
+_C_ops.momentum_  FUSED: updates one
+[paddle.optimizer.adam]
+_C_ops.merged_adam_  FUSED: one call updates many
+_C_ops.adam_  FUSED: updates one
+[paddle]
+Tensor.backward(self)  LOSSES: begins at a loss
+# Fleet and its strategy.
+[paddle.distributed.fleet.base.distributed_strategy]
+DistributedStrategy.__init__(self)  STRATEGY: a new strategy gets our values
+    uses strategy
+DistributedStrategy.__setattr__(self)  STRATEGY: records what the script sets
+DistributedStrategy.load_from_prototxt(self pb_file)  STRATEGY: records what the script loads
+DistributedStrategy.build_strategy  STRATEGY: records what the script changes in it
+DistributedStrategy._fuse_grad_size_in_TFLOPS  -: its documented name is without effect
+DistributedStrategy._calc_comm_same_stream  -: its documented name is without effect
+[paddle.distributed.fleet.fleet]
+Fleet.get_hybrid_communicate_group  -: the sizes of the script's groups; the function itself
+    raises where there are none
+    uses _hcg
+[paddle.distributed.fleet.base.distributed_strategy]
+non_auto_func_called  STRATEGY: true once anything was assigned
+[paddle.distributed.fleet.fleet]
+Fleet.init(self role_maker is_collective strategy)  STRATEGY: takes a strategy
+Fleet.distributed_optimizer(self optimizer strategy)  STRATEGY: takes a strategy
+[paddle.distributed.fleet.optimizer]
+_dygraph_distributed_optimizer(optimizer strategy)  STRATEGY: takes a strategy
+# Static programs.
+[paddle.distributed.fleet.fleet]
+Fleet._minimize_impl(self loss startup_program)  STATIC: has written a program when it returns
+    uses _role_maker
+[paddle.distributed.fleet.meta_optimizers.raw_program_optimizer]
+RawProgramOptimizer.minimize_impl(self loss startup_program)  STATIC: would fuse allreduces
+    uses fuse_all_reduce_ops
+apply_build_strategy(main_program startup_program build_strategy pass_attrs)  STATIC: runs
+    Paddle's passes
+[paddle.incubate.optimizer.gradient_merge]
+GradientMergeOptimizer.backward(self loss startup_program parameter_list no_grad_set callbacks)
+    STATIC: refuses the parameters that a loss is minimized for
+    uses inner_optimizer
+[paddle.base.core]
+get_pass  STATIC: tells whether this build has a pass
+[paddle.static]
+BuildStrategy._copy  STATIC: a copy to switch passes off
+[paddle.base.executor]
+_ExecutorCache._get_program_and_executor(self cached_data)  STATIC: gives the program that runs
+Executor.run(self program)  STATIC SERVERS: runs a program
+Executor.train_from_dataset(self program)  SERVERS: runs a program many times
+[paddle.distributed.communicator]
+Communicator.start(self)  SERVERS: its settings are known then
+[paddle.base.compiler]
+CompiledProgram.__init__  STATIC: the program that was compiled
+    uses _program
+[paddle.base.framework]
+Variable  STATIC: tells a variable of an older program
+[paddle.base.layer_helper]
+LayerHelper  STATIC: writes operators of older programs
+[paddle.base.framework]
+_dygraph_guard  STATIC: programs are written outside the tracer
+Block._find_var_recursive(self name)  STATIC: finds a variable
+Block._insert_op_without_sync(self index)  STATIC: inserts an operator
+Block._remove_op(self index sync)  STATIC: removes an operator
+Block._rename_var(self name new_name)  STATIC: renames a variable
+Program._sync_with_cpp(self)  STATIC: ends a change of a program
+Operator._block_attr_id(self name)  STATIC: the block of a conditional operator
+[paddle.distributed.fleet.meta_optimizers.common]
+CollectiveHelper._init_communicator(self program current_endpoint endpoints rank ring_id
+    wait_port)  STATIC: connects the ranks of a ring
+[paddle.base.core]
+CommContextManager.create_gloo_comm_context  STATIC_CPU: connects a ring
+ProcessGroupGloo.create  STATIC_CPU: connects a channel
+[paddle.static.nn.common]
+PyFuncRegistry  STATIC_CPU: a function as an operator
+[paddle.base.data_feeder]
+convert_dtype  STATIC_CPU: the name of a dtype
+[paddle.base.dygraph]
+guard  STATIC_CPU: makes tensors beside a program
+"""
 
-NAMES = (
-    # Backward and gradients.
-    PrivateName(
-        _CORE, "eager.run_backward", (BACKWARD, REDUCER, MERGE, SPARSE), "every backward calls it"
-    ),
-    PrivateName(
-        _CORE,
-        "eager._add_backward_final_hook",
-        (BACKWARD, REDUCER),
-        "what Paddle does at the end of a backward is to wait until gradients are averaged",
-    ),
-    PrivateName(
-        _CORE,
-        "eager.Tensor._register_backward_hook",
-        (REDUCER, MERGE),
-        "tells that the gradient of a parameter was accumulated",
-    ),
-    PrivateName(
-        _CORE, "eager.get_all_grads", (BACKWARD, REDUCER), "reads many gradients in one call"
-    ),
-    PrivateName(_CORE, "eager.set_master_grads", _BUFFERS, "makes gradients of one bucket float32"),
-    PrivateName(
-        _FRAMEWORK,
-        "EagerParamBase.from_tensor",
-        (REDUCER, MERGE, SPARSE),
-        "makes the parameters of the self-tests",
-    ),
-    PrivateName(
-        _FRAMEWORK, "EagerParamBase.__init__", (BACKWARD,), "makes each parameter", ("self",)
-    ),
-    PrivateName(
-        _CORE, "eager.Tensor._grad_ivar", _BUFFERS, "reads the gradient of a frozen parameter"
-    ),
-    PrivateName(
-        _CORE,
-        "eager.Tensor._set_grad_ivar",
-        _BUFFERS,
-        "gives a parameter the gradient of other ranks",
-    ),
-    PrivateName(
-        _CORE,
-        "eager.Tensor._unset_fake_empty",
-        _BUFFERS,
-        "lets a backward add to a gradient that was cleared, in its memory",
-    ),
-    PrivateName(
-        _CORE, "eager.Tensor._share_buffer_to", _BUFFERS, "makes a gradient a view of a buffer"
-    ),
-    PrivateName(
-        _CORE, "DenseTensor|LoDTensor._slice", _BUFFERS, "makes a view of a part of a buffer"
-    ),
-    PrivateName(
-        _CORE, "eager.Tensor.get_tensor", (REDUCER, SPARSE), "the dense tensor without autograd"
-    ),
-    PrivateName(
-        _CORE, "DenseTensor|LoDTensor._set_dims", _BUFFERS, "gives a view the shape of its gradient"
-    ),
-    PrivateName(
-        _CORE,
-        "eager.Tensor.data_ptr",
-        (BACKWARD, REDUCER, MERGE, CHECK),
-        "tells whether a tensor was replaced",
-    ),
-    PrivateName(
-        _CORE,
-        "eager.Tensor.inplace_version",
-        (BACKWARD, MERGE, CHECK),
-        "tells whether a tensor was written to",
-    ),
-    PrivateName(
-        _CORE, "eager.Tensor.is_contiguous", _BUFFERS, "tells a gradient with another layout"
-    ),
-    PrivateName(_CORE, "eager.Tensor.contiguous", _BUFFERS, "gives it row-major layout"),
-    PrivateName(_CORE, "eager.Tensor.is_selected_rows", (SPARSE, MERGE, FUSED), "sparse or dense"),
-    PrivateName(_CORE, "eager.Tensor.rows", (SPARSE,), "the rows of a sparse gradient"),
-    PrivateName(
-        _CORE, "eager.Tensor.get_selected_rows", (SPARSE, MERGE), "the values of a sparse gradient"
-    ),
-    PrivateName(_CORE, "SelectedRows.set_rows", (SPARSE,), "sets the rows of a sparse gradient"),
-    PrivateName(
-        _CORE, "SelectedRows.get_tensor", (SPARSE, MERGE), "the values of a sparse gradient"
-    ),
-    PrivateName(
-        _CORE,
-        "DenseTensor|LoDTensor._share_data_with",
-        (SPARSE,),
-        "sets the values of a sparse gradient",
-    ),
-    PrivateName(
-        "paddle.nn.layer.common",
-        "Embedding.__init__",
-        _BUFFERS,
-        "tells the parameters with sparse gradients",
-        attributes=("_sparse",),
-    ),
-    PrivateName(
-        _CORE,
-        "eager.Tensor.grad",
-        (REDUCER, MERGE, CHECK),
-        "a gradient; what the script assigns to it is noticed",
-    ),
-    PrivateName(_CORE, "eager.Tensor.clear_gradient", (MERGE,), "does not discard what is merged"),
-    PrivateName(
-        "paddle.nn.layer.layers",
-        "Layer._to_impl",
-        _BUFFERS,
-        "tells that a layer is cast",
-        ("self",),
-    ),
-    PrivateName("paddle", "_C_ops.coalesce_tensor", _BUFFERS, "copies gradients into a buffer"),
-    PrivateName(_CORE, "_get_registered_phi_kernels", _BUFFERS, "tells whether a device has that"),
-    # Data parallel models and communicators.
-    PrivateName(
-        f"{_DISTRIBUTED}.parallel",
-        "DataParallel.__init__",
-        (REDUCER, CHECK, ARGUMENTS),
-        "records the arguments; makes the reducer, by the attributes",
-        (
-            "self",
-            "layers",
-            "strategy",
-            "comm_buffer_size",
-            "last_comm_buffer_size",
-            "find_unused_parameters",
-            "group",
-        ),
-        (
-            "comm_buffer_size",
-            "last_comm_buffer_size",
-            "find_unused_parameters",
-            "grad_need_sync",
-            "group",
-            "init_reducer",
-        ),
-    ),
-    PrivateName(
-        f"{_DISTRIBUTED}.parallel",
-        "DataParallel.init_reducer",
-        _BUFFERS,
-        "ours takes the place of Paddle's reducer here",
-        ("self",),
-        ("_reducer", "group_indices", "no_sync"),
-    ),
-    PrivateName(
-        f"{_DISTRIBUTED}.parallel",
-        "DataParallel.forward",
-        (REDUCER, CHECK),
-        "tells that a backward will come",
-        ("self",),
-        ("_reducer", "grad_need_sync", "prepare_for_backward"),
-    ),
-    PrivateName(_CORE, "eager_assign_group_by_size", _BUFFERS, "Paddle's buckets, to compare with"),
-    PrivateName(
-        f"{_DISTRIBUTED}.collective",
-        "_new_process_group_impl",
-        (REDUCER, GROUPS),
-        "makes a communicator of each backend",
-        ("backend", "store", "rank", "world_size", "group_name", "pg_options", "group_id"),
-    ),
-    PrivateName(f"{_DISTRIBUTED}.collective", "_get_global_env", _BUFFERS, "this rank's number"),
-    PrivateName(f"{_DISTRIBUTED}.collective", "_default_store", _BUFFERS, "the job's store"),
-    PrivateName(f"{_DISTRIBUTED}.collective", "_default_backend", _BUFFERS, "gloo, nccl, ..."),
-    PrivateName(_CORE, "ReduceOp.SUM", _BUFFERS, "what the collectives of a ProcessGroup do"),
-    PrivateName(_CORE, "ProcessGroup.all_reduce", _BUFFERS, "sums a bucket"),
-    PrivateName(_CORE, "ProcessGroup.reduce", _BUFFERS, "the first level of a hierarchical sum"),
-    PrivateName(_CORE, "ProcessGroup.broadcast", _BUFFERS, "the last level of it"),
-    PrivateName(_CORE, "ProcessGroup.all_gather", (SPARSE, CHECK), "gathers rows and checksums"),
-    PrivateName(
-        f"{_DISTRIBUTED}.communication.group",
-        "Group.process_group",
-        _BUFFERS,
-        "the communicator of a group",
-    ),
-    PrivateName(
-        f"{_DISTRIBUTED}.communication.stream",
-        "all_reduce",
-        (MERGE,),
-        "every allreduce of a script, or of Paddle's Python, calls it",
-    ),
-    PrivateName(_CORE, "create_or_get_global_tcp_store", (REDUCER, STATIC_CPU), "the job's store"),
-    PrivateName(_CORE, "TCPStore", (REDUCER, GROUPS), "the store of one group"),
-    # Optimizers.
-    PrivateName(
-        "paddle.optimizer.optimizer",
-        "Optimizer.__init__",
-        (COUNTING, MERGE, CHECK),
-        "the parameters and the schedule of an optimizer",
-        ("self", "learning_rate", "parameters"),
-        ("_parameter_list", "_param_groups", "_learning_rate"),
-    ),
-    PrivateName(
-        "paddle.optimizer.optimizer", "Optimizer.step", (COUNTING, MERGE), "an update", ("self",)
-    ),
-    PrivateName(
-        "paddle.optimizer.optimizer",
-        "Optimizer.minimize",
-        (COUNTING, MERGE),
-        "an update, too",
-        _LOSS,
-    ),
-    PrivateName(
-        "paddle.optimizer.optimizer",
-        "Optimizer._apply_optimize",
-        (COUNTING,),
-        "an update, as sharding optimizers make it",
-        _LOSS,
-    ),
-    PrivateName(
-        f"{_DISTRIBUTED}.auto_parallel.api",
-        "_ShardOptimizer",
-        (),
-        "is no optimizer in Paddle 2, but has one",
-    ),
-    PrivateName(
-        "paddle.amp.grad_scaler",
-        "AmpScaler._update",
-        (),
-        "tells whether an update was skipped, by the name of Paddle 3 or 2",
-        ("self",),
-        ("_cache_found_inf", "_cache_founf_inf"),
-    ),
-    PrivateName(
-        "paddle.optimizer.optimizer",
-        "Optimizer.clear_grad",
-        (MERGE,),
-        "does not discard what is merged",
-        ("self",),
-    ),
-    PrivateName(
-        "paddle.base.dygraph.base",
-        "in_to_static_mode",
-        (COUNTING,),
-        "tells where `step` only writes a program",
-        (),
-    ),
-    PrivateName(
-        "paddle.optimizer.lr", "LRScheduler.step", (MERGE, STATIC), "is merged, too", ("self",)
-    ),
-    PrivateName(
-        "paddle.amp.grad_scaler",
-        "AmpScaler.minimize",
-        (MERGE,),
-        "an update",
-        ("self", "optimizer"),
-    ),
-    PrivateName(
-        "paddle.amp.grad_scaler",
-        "AmpScaler._unscale",
-        (MERGE,),
-        "unscales merged gradients only",
-        ("self", "optimizer"),
-    ),
-    PrivateName(
-        "paddle.amp.grad_scaler", "GradScaler.step", (MERGE,), "an update", ("self", "optimizer")
-    ),
-    PrivateName(
-        "paddle.amp.grad_scaler", "GradScaler.update", (MERGE,), "comes with an update", ("self",)
-    ),
-    PrivateName("paddle.amp.grad_scaler", "AmpScaler.scale", (AMP,), "a loss is scaled", ("self",)),
-    PrivateName(_CORE, "get_low_precision_op_list", (AMP,), "Paddle's counts of operators"),
-    PrivateName(
-        "paddle.nn.utils", "clip_grad_norm_", (MERGE,), "clips merged gradients", ("parameters",)
-    ),
-    PrivateName(
-        "paddle.nn.layer.layers",
-        "Layer.clear_gradients",
-        (MERGE,),
-        "does not discard what is merged",
-        ("self",),
-    ),
-    PrivateName(
-        "paddle.io.reader", "DataLoader.__iter__", (MERGE,), "its end ends a round", ("self",)
-    ),
-    PrivateName(
-        "paddle.optimizer.momentum",
-        "Momentum._create_optimization_pass",
-        (FUSED,),
-        "is about to update",
-        ("self", "parameters_and_grads"),
-        ("_use_multi_tensor", "_param_dict"),
-    ),
-    PrivateName(
-        "paddle.optimizer.adam",
-        "Adam._create_optimization_pass",
-        (FUSED,),
-        "is about to update",
-        ("self", "parameters_and_grads"),
-        ("_use_multi_tensor", "_param_dict"),
-    ),
-    PrivateName(
-        "paddle.optimizer.momentum",
-        "Momentum._create_multi_tensor_dict",
-        (FUSED,),
-        "makes the tables of fused updates",
-        ("self",),
-    ),
-    PrivateName(
-        "paddle.optimizer.momentum",
-        "Momentum._multi_tensor_init",
-        (FUSED,),
-        "fills the tables of fused updates",
-        attributes=(
-            "_velocity_dict",
-            "_master_weight_dict",
-            "_regularization_method_dict",
-            "_regularization_coeff_dict",
-        ),
-    ),
-    PrivateName(
-        "paddle.optimizer.adam",
-        "Adam._multi_tensor_init",
-        (FUSED,),
-        "fills the tables of fused updates",
-        attributes=("_moment1_dict", "_moment2_dict", "_beta1_pow_acc_dict", "_beta2_pow_acc_dict"),
-    ),
-    PrivateName(
-        "paddle.optimizer.adam",
-        "Adam.__init__",
-        (),
-        "AMSGrad, which Paddle 3 has, is not fused",
-        attributes=("_amsgrad", "_moment2_max_dict"),
-    ),
-    PrivateName(
-        f"{_META}.dygraph_optimizer.hybrid_parallel_optimizer",
-        "HybridParallelOptimizer.__init__",
-        (MERGE,),
-        "the script's optimizer inside fleet's",
-        attributes=("_inner_opt",),
-    ),
-    PrivateName(
-        "paddle.optimizer.momentum", "_C_ops.merged_momentum_", (FUSED,), "one call updates many"
-    ),
-    PrivateName("paddle.optimizer.momentum", "_C_ops.momentum_", (FUSED,), "updates one"),
-    PrivateName("paddle.optimizer.adam", "_C_ops.merged_adam_", (FUSED,), "one call updates many"),
-    PrivateName("paddle.optimizer.adam", "_C_ops.adam_", (FUSED,), "updates one"),
-    PrivateName("paddle", "Tensor.backward", (LOSSES,), "begins at a loss", ("self",)),
-    # Fleet and its strategy.
-    PrivateName(
-        _STRATEGY_FILE,
-        "DistributedStrategy.__init__",
-        (STRATEGY,),
-        "a new strategy gets our values",
-        ("self",),
-        ("strategy",),
-    ),
-    PrivateName(
-        _STRATEGY_FILE,
-        "DistributedStrategy.__setattr__",
-        (STRATEGY,),
-        "records what the script sets",
-        ("self",),
-    ),
-    PrivateName(
-        _STRATEGY_FILE,
-        "DistributedStrategy.load_from_prototxt",
-        (STRATEGY,),
-        "records what the script loads",
-        ("self", "pb_file"),
-    ),
-    PrivateName(
-        _STRATEGY_FILE,
-        "DistributedStrategy.build_strategy",
-        (STRATEGY,),
-        "records what the script changes in it",
-    ),
-    PrivateName(
-        _STRATEGY_FILE,
-        "DistributedStrategy._fuse_grad_size_in_TFLOPS",
-        (),
-        "its documented name is without effect",
-    ),
-    PrivateName(
-        _STRATEGY_FILE,
-        "DistributedStrategy._calc_comm_same_stream",
-        (),
-        "its documented name is without effect",
-    ),
-    PrivateName(
-        f"{_FLEET}.fleet",
-        "Fleet.get_hybrid_communicate_group",
-        (),
-        "the sizes of the script's groups; the function itself raises where there are none",
-        attributes=("_hcg",),
-    ),
-    PrivateName(
-        _STRATEGY_FILE, "non_auto_func_called", (STRATEGY,), "true once anything was assigned"
-    ),
-    PrivateName(
-        f"{_FLEET}.fleet",
-        "Fleet.init",
-        (STRATEGY,),
-        "takes a strategy",
-        ("self", "role_maker", "is_collective", "strategy"),
-    ),
-    PrivateName(
-        f"{_FLEET}.fleet",
-        "Fleet.distributed_optimizer",
-        (STRATEGY,),
-        "takes a strategy",
-        ("self", "optimizer", "strategy"),
-    ),
-    PrivateName(
-        f"{_FLEET}.optimizer",
-        "_dygraph_distributed_optimizer",
-        (STRATEGY,),
-        "takes a strategy",
-        ("optimizer", "strategy"),
-    ),
-    # Static programs.
-    PrivateName(
-        f"{_FLEET}.fleet",
-        "Fleet._minimize_impl",
-        (STATIC,),
-        "has written a program when it returns",
-        _LOSS,
-        ("_role_maker",),
-    ),
-    PrivateName(
-        f"{_META}.raw_program_optimizer",
-        "RawProgramOptimizer.minimize_impl",
-        (STATIC,),
-        "would fuse allreduces",
-        _LOSS,
-        ("fuse_all_reduce_ops",),
-    ),
-    PrivateName(
-        f"{_META}.raw_program_optimizer",
-        "apply_build_strategy",
-        (STATIC,),
-        "runs Paddle's passes",
-        ("main_program", "startup_program", "build_strategy", "pass_attrs"),
-    ),
-    PrivateName(
-        "paddle.incubate.optimizer.gradient_merge",
-        "GradientMergeOptimizer.backward",
-        (STATIC,),
-        "refuses the parameters that a loss is minimized for",
-        ("self", "loss", "startup_program", "parameter_list", "no_grad_set", "callbacks"),
-        ("inner_optimizer",),
-    ),
-    PrivateName(_CORE, "get_pass", (STATIC,), "tells whether this build has a pass"),
-    PrivateName("paddle.static", "BuildStrategy._copy", (STATIC,), "a copy to switch passes off"),
-    PrivateName(
-        "paddle.base.executor",
-        "_ExecutorCache._get_program_and_executor",
-        (STATIC,),
-        "gives the program that runs",
-        ("self", "cached_data"),
-    ),
-    PrivateName(
-        "paddle.base.executor",
-        "Executor.run",
-        (STATIC, SERVERS),
-        "runs a program",
-        ("self", "program"),
-    ),
-    PrivateName(
-        "paddle.base.executor",
-        "Executor.train_from_dataset",
-        (SERVERS,),
-        "runs a program many times",
-        ("self", "program"),
-    ),
-    PrivateName(
-        f"{_DISTRIBUTED}.communicator",
-        "Communicator.start",
-        (SERVERS,),
-        "its settings are known then",
-        ("self",),
-    ),
-    PrivateName(
-        "paddle.base.compiler",
-        "CompiledProgram.__init__",
-        (STATIC,),
-        "the program that was compiled",
-        attributes=("_program",),
-    ),
-    PrivateName(_FRAMEWORK, "Variable", (STATIC,), "tells a variable of an older program"),
-    PrivateName(
-        "paddle.base.layer_helper", "LayerHelper", (STATIC,), "writes operators of older programs"
-    ),
-    PrivateName(_FRAMEWORK, "_dygraph_guard", (STATIC,), "programs are written outside the tracer"),
-    PrivateName(
-        _FRAMEWORK, "Block._find_var_recursive", (STATIC,), "finds a variable", ("self", "name")
-    ),
-    PrivateName(
-        _FRAMEWORK,
-        "Block._insert_op_without_sync",
-        (STATIC,),
-        "inserts an operator",
-        ("self", "index"),
-    ),
-    PrivateName(
-        _FRAMEWORK,
-        "Block._remove_op",
-        (STATIC,),
-        "removes an operator",
-        ("self", "index", "sync"),
-    ),
-    PrivateName(
-        _FRAMEWORK,
-        "Block._rename_var",
-        (STATIC,),
-        "renames a variable",
-        ("self", "name", "new_name"),
-    ),
-    PrivateName(
-        _FRAMEWORK, "Program._sync_with_cpp", (STATIC,), "ends a change of a program", ("self",)
-    ),
-    PrivateName(
-        _FRAMEWORK,
-        "Operator._block_attr_id",
-        (STATIC,),
-        "the block of a conditional operator",
-        ("self", "name"),
-    ),
-    PrivateName(
-        f"{_META}.common",
-        "CollectiveHelper._init_communicator",
-        (STATIC,),
-        "connects the ranks of a ring",
-        ("self", "program", "current_endpoint", "endpoints", "rank", "ring_id", "wait_port"),
-    ),
-    PrivateName(
-        _CORE, "CommContextManager.create_gloo_comm_context", (STATIC_CPU,), "connects a ring"
-    ),
-    PrivateName(_CORE, "ProcessGroupGloo.create", (STATIC_CPU,), "connects a channel"),
-    PrivateName(
-        "paddle.static.nn.common", "PyFuncRegistry", (STATIC_CPU,), "a function as an operator"
-    ),
-    PrivateName("paddle.base.data_feeder", "convert_dtype", (STATIC_CPU,), "the name of a dtype"),
-    PrivateName("paddle.base.dygraph", "guard", (STATIC_CPU,), "makes tensors beside a program"),
-)
+
+_ROW = re.compile(r"([^\s(]+)(\([^)]*\))?\s+([A-Z_ ]+|-): (.*)")
+
+
+def _parsed(text: str) -> Iterator[PrivateName]:
+    """Yield the rows of TEXT."""
+    module = ""
+    for entry in re.split(r"\n(?! )", text.strip()):
+        lines = entry.split("\n    ")
+        row = _ROW.fullmatch(" ".join(line for line in lines if not line.startswith("uses ")))
+        if row is None:
+            module = module if entry.startswith("#") else entry.strip("[]")
+            continue
+        path, parameters, words, used_for = row.groups()
+        yield PrivateName(
+            module,
+            path,
+            tuple(globals()[word] for word in words.split() if word != "-"),
+            used_for,
+            None if parameters is None else tuple(parameters.strip("()").split()),
+            tuple(each for line in lines if line.startswith("uses ") for each in line.split()[1:]),
+        )
+
+
+NAMES = tuple(_parsed(_TEXT))
