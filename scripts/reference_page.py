@@ -73,7 +73,7 @@ def own_variables() -> str:
     """Return the tables of variables FLEETRUN_* that users may set or read."""
     from fleetrun.records import variables
 
-    public = [one for one in variables.TABLE if one.is_public]
+    public = [one for one in variables.table() if one.is_public]
     rows = [(f"`{one.name}`", one.set_by, one.read_by, words(one.meaning)) for one in public]
     return OWN + table(("variable", "set by", "read by", "meaning"), rows)
 

@@ -6,6 +6,7 @@ together, and the pages of docs/ to what users may set or read.
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -52,122 +53,51 @@ class Variable(NamedTuple):
     is_public: bool = False
 
 
-TABLE = (
-    Variable(
-        ASSUME_DEVICES,
-        "the user",
-        "the launcher",
-        "Plan as if this host had these devices (`gpu:8`, `mlu:4`, `cpu`); only for --dry-run.",
-        is_public=True,
-    ),
-    Variable(
-        STRATEGY,
-        "the user",
-        "the launcher",
-        "Presets and files of a strategy, as `a:b`, where --strategy is not given.",
-        is_public=True,
-    ),
-    Variable(
-        TOKEN,
-        "the user",
-        "the launcher",
-        "A secret that all launchers of a job on several hosts share; ranks do not get it.",
-        is_public=True,
-    ),
-    Variable(
-        EXEC,
-        "`fleetrun exec`",
-        "Pythons below it",
-        "The Python that has fleetrun, which launches in place of Paddle's launcher; `off` leaves "
-        "Paddle's launcher alone.",
-        is_public=True,
-    ),
-    Variable(
-        EXEC_OPTIONS,
-        "`fleetrun exec`",
-        "the launcher",
-        "The options of `fleetrun exec`, as JSON: the defaults of launches; ranks do not get it.",
-    ),
-    Variable(
-        PYTHON,
-        "Pythons below `fleetrun exec`",
-        "the launcher",
-        "The Python of the ranks, where it is not the launcher's; ranks do not get it.",
-    ),
-    Variable(
-        RUN_DIR,
-        "the launcher",
-        "scripts",
-        "The run directory of this launch; scripts may put their own files there.",
-        is_public=True,
-    ),
-    Variable(
-        HEARTBEAT,
-        "the launcher",
-        "scripts; ranks that report updates",
-        "A file for the number of the step that was made last, for --hang_timeout.",
-        is_public=True,
-    ),
-    Variable(
-        ERROR_FILE,
-        "the launcher",
-        "programs that are no Python",
-        "Where a rank may write down, as JSON, the exception that ends it; Python's are recorded.",
-        is_public=True,
-    ),
-    Variable(
-        RECORDS,
-        "the launcher",
-        "Python ranks",
-        "The file to which a rank appends its exception, and what came of the strategy.",
-    ),
-    Variable(
-        JOB,
-        "the launcher",
-        "the launcher and its guard",
-        "The name of the launch, by which all its processes are found in /proc.",
-    ),
-    Variable(
-        STACK_SIGNAL_VARIABLE,
-        "the launcher",
-        "Python ranks",
-        "The number of the signal at which a rank dumps the stacks of its threads.",
-    ),
-    Variable(
-        STRATEGY_FILE,
-        "the launcher",
-        "Python ranks",
-        "The file that says which strategy is asked for; not set without one.",
-    ),
-    Variable(
-        PROFILE,
-        "the launcher",
-        "Python ranks",
-        "Which steps a rank records, and the file for its trace; only with --profile.",
-    ),
-    Variable(
-        REPORT_UPDATES,
-        "the launcher",
-        "Python ranks",
-        "Report each update to the heartbeat file, without a strategy too; with --hang_timeout.",
-    ),
-    Variable(
-        STOP_AFTER,
-        "`fleetrun tune`",
-        "Python ranks with a strategy",
-        "After how many updates a rank ends, each of which it records with its time and loss.",
-    ),
-    Variable(
-        COMPLETE,
-        "the shell's completion",
-        "the launcher",
-        "Asks for completions instead of a launch.",
-    ),
-    Variable(
-        f"{SECRET_ARGUMENT}N",
-        "the user",
-        "the launcher",
-        "The secret word N of a command that --from-manifest repeats, where it has no name.",
-        is_public=True,
-    ),
-)
+# `NAME [WHO SETS IT > WHO READS IT] MEANING`; `NAME!` is public. What begins with blanks goes on.
+_TEXT = """
+FLEETRUN_ASSUME_DEVICES! [the user > the launcher] Plan as if this host had these devices
+    (`gpu:8`, `mlu:4`, `cpu`); only for --dry-run.
+FLEETRUN_STRATEGY! [the user > the launcher] Presets and files of a strategy, as `a:b`, where
+    --strategy is not given.
+FLEETRUN_TOKEN! [the user > the launcher] A secret that all launchers of a job on several hosts
+    share; ranks do not get it.
+FLEETRUN_EXEC! [`fleetrun exec` > Pythons below it] The Python that has fleetrun, which launches
+    in place of Paddle's launcher; `off` leaves Paddle's launcher alone.
+FLEETRUN_EXEC_OPTIONS [`fleetrun exec` > the launcher] The options of `fleetrun exec`, as JSON:
+    the defaults of launches; ranks do not get it.
+FLEETRUN_PYTHON [Pythons below `fleetrun exec` > the launcher] The Python of the ranks, where it
+    is not the launcher's; ranks do not get it.
+FLEETRUN_RUN_DIR! [the launcher > scripts] The run directory of this launch; scripts may put their
+    own files there.
+FLEETRUN_HEARTBEAT! [the launcher > scripts; ranks that report updates] A file for the number of
+    the step that was made last, for --hang_timeout.
+FLEETRUN_ERROR_FILE! [the launcher > programs that are no Python] Where a rank may write down, as
+    JSON, the exception that ends it; Python's are recorded.
+FLEETRUN_RECORDS [the launcher > Python ranks] The file to which a rank appends its exception, and
+    what came of the strategy.
+FLEETRUN_JOB [the launcher > the launcher and its guard] The name of the launch, by which all its
+    processes are found in /proc.
+FLEETRUN_STACK_SIGNAL [the launcher > Python ranks] The number of the signal at which a rank dumps
+    the stacks of its threads.
+FLEETRUN_STRATEGY_FILE [the launcher > Python ranks] The file that says which strategy is asked
+    for; not set without one.
+FLEETRUN_PROFILE [the launcher > Python ranks] Which steps a rank records, and the file for its
+    trace; only with --profile.
+FLEETRUN_REPORT_UPDATES [the launcher > Python ranks] Report each update to the heartbeat file,
+    without a strategy too; with --hang_timeout.
+FLEETRUN_STOP_AFTER [`fleetrun tune` > Python ranks with a strategy] After how many updates a rank
+    ends, each of which it records with its time and loss.
+_FLEETRUN_COMPLETE [the shell's completion > the launcher] Asks for completions instead of a
+    launch.
+FLEETRUN_ARG_N! [the user > the launcher] The secret word N of a command that --from-manifest
+    repeats, where it has no name.
+"""
+
+
+def table() -> tuple[Variable, ...]:
+    """Return all variables; no launch reads them."""
+    rows = re.findall(r"(?m)^(\w+)(!?) \[(.+?) > (.+?)\] (.+)$", _TEXT.replace("\n    ", " "))
+    return tuple(
+        Variable(name, set_by, read_by, meaning, mark == "!")
+        for name, mark, set_by, read_by, meaning in rows
+    )

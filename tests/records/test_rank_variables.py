@@ -41,7 +41,7 @@ ROWS = {(mode, one.name): one for one in rank_variables.TABLE for mode in one.mo
 
 def set_by(plan: LaunchPlan) -> set[str]:
     """Return what PLAN sets of others than fleetrun's own variables."""
-    own = {one.name for one in variables.TABLE}
+    own = {one.name for one in variables.table()}
     return {name for process in plan.processes for name in process.env} - own
 
 

@@ -14,7 +14,7 @@ from fleetrun.records import variables
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"_?FLEETRUN_[A-Z0-9_]*")
-KNOWN = {one.name for one in variables.TABLE}
+KNOWN = {one.name for one in variables.table()}
 # They were in runs of schema 1.
 OLD = {"FLEETRUN_STRATEGY_EVIDENCE"}
 # They belong to this checkout's tests and benchmarks.
@@ -127,12 +127,12 @@ def test_the_pages_tell_of_all_that_are_public_and_of_no_other() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     told = {name for page in pages for name in NAME.findall(page.read_text(encoding="utf-8"))}
     # As a pattern, for all of them.
-    assert {one.name for one in variables.TABLE if one.is_public} == told - {variables.SECRET}
+    assert {one.name for one in variables.table() if one.is_public} == told - {variables.SECRET}
 
 
 def test_every_row_is_complete() -> None:
-    assert len(KNOWN) == len(variables.TABLE)
-    for one in variables.TABLE:
+    assert len(KNOWN) == len(variables.table())
+    for one in variables.table():
         assert NAME.fullmatch(one.name)
         assert one.set_by
         assert one.read_by
