@@ -66,13 +66,14 @@ class WatchedForward(NamedTuple):
 
 
 class ParameterHistory:
-    """What has updated the parameters of one model, by their ids, which hold while it lives."""
+    """What has updated PARAMETERS: by their ids, which hold while their model lives, or names."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, parameters: Iterable[Any]) -> None:
         # No reference to the model: a history is dropped with it.
-        self._parameters = list(model.parameters())
-        self._trained: set[int] = set()
-        self._sparse: set[int] = set()
+        self._parameters = list(parameters)
+        # What sharding updates in the place of a parameter has its name.
+        self._trained: set[str] = set()
+        self._sparse: set[str] = set()
         # The number of watched forwards that wrote into each.
         self._written: Counter[int] = Counter()
         self._forwards = 0
@@ -82,14 +83,16 @@ class ParameterHistory:
     def record_gradients(self, parameters: Iterable[Any]) -> None:
         """Record which of PARAMETERS have a gradient now."""
         for each in parameters:
-            if id(each) in self._trained:
+            # Group sharding calls what it updates of a parameter `slice@` and its name.
+            name = each.name.rpartition("@")[2]
+            if name in self._trained:
                 continue
             gradient = each.grad
             # Mixed precision may keep it beside the parameter.
             if gradient is not None or getattr(each, "main_grad", None) is not None:
-                self._trained.add(id(each))
+                self._trained.add(name)
             if gradient is not None and gradient.is_selected_rows():
-                self._sparse.add(id(each))
+                self._sparse.add(name)
 
     def begin_forward(self) -> WatchedForward:
         """Record which parameters are written into until `end_forward`."""
@@ -119,11 +122,11 @@ class ParameterHistory:
 
     def is_trained(self, parameter: Any) -> bool:
         """Whether PARAMETER ever had a gradient when its optimizer stepped."""
-        return id(parameter) in self._trained
+        return parameter.name in self._trained
 
     def is_sparse(self, parameter: Any) -> bool:
         """Whether the first gradient of PARAMETER that was seen was sparse."""
-        return id(parameter) in self._sparse
+        return parameter.name in self._sparse
 
     def is_written(self, parameter: Any) -> bool:
         """Whether forwards write into PARAMETER again and again.

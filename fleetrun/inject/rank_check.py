@@ -1,10 +1,5 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
-First every rank sends one checksum of all its parameters, made where they are. Only if these
-differ, each parameter gets one, and those that differ are compared one by one. Differences by
-rounding are allowed: kernels differ between devices. Running statistics are left out, as each rank
-computes them from its own data; see `parameter_history`.
-
 Ranks that differ end the job if gradients were summed by a strategy. What Paddle's own reducer
 comes to is a remark, and so are a few rows of a table with sparse gradients.
 """
@@ -13,26 +8,24 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
-import operator
 import weakref
-import zlib
 from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads it
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import border, checksums, settings, updates
+from . import border, comparison, hybrid_models, settings, updates
 from .check_schedule import NEVER, Pace, is_due
+from .comparison import FAILED, WHAT
 from .dygraph.reducer import Reducer
 from .import_hooks import after_import
 from .parameter_history import ParameterHistory, watch_writes
-from .replicas import ModelRanks, StaticRanks, world_size
+from .replicas import KINDS, GroupRanks, Part, StaticRanks, world_size
 from .static import program as programs
 from .static.cpu import channels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import ModuleType
 
+    from .comparison import Differences
     from .evidence import Evidence
     from .parameter_history import WatchedForward
     from .spec import StrategySpec
@@ -43,22 +36,10 @@ _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
 # The number of updates up to which the history of parameters is recorded, unless they are compared
 # after every N updates. The third is compared in any case.
 _WATCHED_UPDATES = 3
-# Bits: a parameter is trained by gradients; a forward writes into it; it has sparse gradients.
-_TRAINED, _WRITTEN, _SPARSE = 1, 2, 4
-# The number of parameters that a note names.
-_MOST_NAMES = 4
 # Ranks send times in microseconds.
 _MICRO = 1e6
-# The difference that one update may cause, in units in the last place.
-_ULPS_PER_UPDATE = 4
-# Of a table with sparse gradients so many rows are a few, or one in so many. Adam on CPUs reads a
-# number beyond the rows that have gradients (seen with 2.6.2 and 3.3.1, in one process, too): if it
-# is that of a row, as the size of the next block of memory may be, it moves this one as well.
-_FEW, _ONE_IN = 8, 100_000
-# What a rank says in the place of its numbers if it could not get them.
-_FAILED = -1
-_WHAT = "the comparison of ranks"
-_watching = border.watching(_WHAT)
+_COUNTED = ("ranks_compared", "parameters_compared")
+_watching = border.watching(WHAT)
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
@@ -67,8 +48,11 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         return
     check = _Check(spec, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
-    updates.before_update(check.before_update, _WHAT)
-    updates.on_update(check.after_update, _WHAT)
+    hybrid_models.watch()
+    updates.before_update(check.before_update, WHAT)
+    updates.on_update(check.after_update, WHAT)
+    # Ranks that have skipped an update still compare with those that have not.
+    updates.on_skipped(check.after_update, WHAT)
     atexit.register(_watching(check.report_unchanged))
 
 
@@ -103,10 +87,16 @@ class _Check:
         # By model or program. Where ranks differ by rounding there is no interval, as each
         # comparison is long then.
         self._paces: weakref.WeakKeyDictionary[Any, Pace] = weakref.WeakKeyDictionary()
-        # The checksum of each model before its first update, until one has changed its weights.
-        self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # The checksums of each model before its first update, until one has changed its weights.
+        self._begun: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         # The names of models that were compared while no update had changed them.
         self._unchanged: set[str] = set()
+        # By optimizer that fleet or group sharding wraps.
+        self._wrapped: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
+            weakref.WeakKeyDictionary()
+        )
+        # By optimizer whose parameters are whole after the next forward: the last due update.
+        self._late: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # Models and programs that are not compared any more.
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
@@ -137,7 +127,7 @@ class _Check:
         watch_writes()
 
     def _keep_history(self, model: Any) -> None:
-        self._histories[model] = ParameterHistory(model)
+        self._histories[model] = ParameterHistory(model.parameters())
 
     def _begin_forward(self, model: Any) -> WatchedForward | None:
         """Return what the forward of MODEL that begins may change; None if it is not watched."""
@@ -152,16 +142,18 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
+        if optimizer in self._late:
+            self._compare_trained(optimizer, self._late.pop(optimizer))
         count = self._counts.get(optimizer, 0)
         if not (self._watches(count) or self._is_due(count + 1)):
             return
         own = _of_optimizer(optimizer)
-        for model, known in list(self._histories.items()):
+        for trained, find, _, known in self._trained_by(optimizer):
             known.record_gradients(own)
-            if not count and model not in self._paces and _is_updated_by(model, optimizer):
-                sums = _own_sums(functools.partial(_parameters, model), known)
+            if not count and trained not in self._paces:
+                sums = comparison.own_sums(find, known)
                 if sums is not None:
-                    self._begun[model] = sums.total
+                    self._begun[trained] = sums.totals
 
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
@@ -173,19 +165,53 @@ class _Check:
         if hasattr(source, "global_block"):
             self._compare_program(source)
             return
-        # In the order in which the models were created, which is the same on every rank.
-        models = [model for model in self._in_order() if _is_updated_by(model, source)]
-        if not models:
-            if not self._histories:
-                self._proof.note("the ranks were not compared: there is no data-parallel model")
-            return
-        for model in models:
-            if self._is_due(count, model):
-                known = self._histories[model]
-                known.updates = self._updates
-                self._compare(
-                    model, functools.partial(_parameters, model), ModelRanks(model), known
+        if hybrid_models.is_late(updates.wrapper_of(source)):
+            self._late[source] = count
+        else:
+            self._compare_trained(source, count)
+
+    def _compare_trained(self, source: Any, count: int) -> None:
+        """Compare what the optimizer SOURCE trains, after so many updates."""
+        self._updates = count
+        compared = self._trained_by(source)
+        if not compared and not self._histories:
+            self._proof.note("the ranks were not compared: there is no data-parallel model")
+        for trained, find, ranks, known in compared:
+            if self._is_due(count, trained):
+                known.updates = count
+                self._compare(trained, find, ranks, known)
+        if compared and not self._proof.counts.get("ranks_compared"):
+            self._proof.note("the ranks were not compared: no two of them hold the same parameters")
+
+    def _trained_by(self, optimizer: Any) -> list[_Compared]:
+        """Return what OPTIMIZER updates, in an order that is the same on every rank."""
+        # In the order in which the models were created.
+        models = [model for model in self._in_order() if _is_updated_by(model, optimizer)]
+        if models:
+            return [
+                _Compared(
+                    model,
+                    functools.partial(_parameters, model),
+                    GroupRanks(getattr(model, "group", None)),
+                    self._histories[model],
                 )
+                for model in models
+            ]
+        wrapper = updates.wrapper_of(optimizer)
+        ranks = hybrid_models.ranks_of(wrapper)
+        if ranks is None:
+            return []
+        known = self._wrapped.get(optimizer)
+        if known is None:
+            whole = hybrid_models.whole_parameters(wrapper)
+            known = self._wrapped[optimizer] = ParameterHistory(whole)
+        return [
+            _Compared(optimizer, functools.partial(hybrid_models.parts_of, wrapper), ranks, known),
+            *(
+                _Compared(layer, weights, sharing, known)
+                for layer, sharing, weights in hybrid_models.shared_weights(wrapper)
+            ),
+        ]
 
     def _compare_program(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
@@ -217,140 +243,80 @@ class _Check:
     def _compare(
         self,
         trained: Any,
-        find: Callable[[], Mapping[str, Any]],
-        ranks: ModelRanks | StaticRanks,
+        find: Callable[[], Mapping[str, Part]],
+        ranks: GroupRanks | StaticRanks,
         known: ParameterHistory | None,
     ) -> None:
-        """Compare the parameters of TRAINED, a model or a program, that FIND returns."""
+        """Compare what FIND returns, parameters of TRAINED: a model, a program or an optimizer."""
         pace = self._paces.setdefault(trained, Pace())
+        outcome = None
         with pace.measured():
-            try:
-                is_exact = self._compare_all(trained, find, ranks, known, pace)
-            except _RanksDiffer as difference:
-                is_exact = False
-                self._report_difference(trained, str(difference))
+            own = comparison.own_sums(find, known)
+            numbers = [FAILED] * (2 * len(KINDS)) if own is None else own.numbers
+            times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
+            gathered = ranks.gather([*numbers, *times])
+            rows = [row[:-2] for row in gathered]
+            failed = [rank for rank, row in zip(ranks.ranks, rows) if row[0] == FAILED]
+            if not failed and own is not None:
+                # The rank that comes last does not wait for others.
+                pace.agree(*(min(each) / _MICRO for each in list(zip(*gathered))[-2:]))
+                outcome = comparison.compare(own, rows, ranks, known, self._updates)
+                failed = [] if outcome.failed is None else [outcome.failed]
+            if failed:
+                # A rank that compared alone would wait for the others for ever.
+                self._every = NEVER
+                self._proof.note(
+                    f"the ranks are not compared any more: rank {failed[0]} could not do its part"
+                )
+            elif outcome is not None and own is not None:
+                self._report(trained, outcome, is_begun=self._begun.get(trained) == own.totals)
         pace.end(self._updates)
-        if not is_exact:
+        if outcome is not None and not outcome.are_all_exact:
             pace.interval = None
 
-    def _compare_all(
-        self,
-        trained: Any,
-        find: Callable[[], Mapping[str, Any]],
-        ranks: ModelRanks | StaticRanks,
-        known: ParameterHistory | None,
-        pace: Pace,
-    ) -> bool:
-        """Return whether the parameters are equal to the last bit; statistics may differ."""
-        own = _own_sums(find, known)
-        numbers = [_FAILED, _FAILED] if own is None else [len(own.values), own.total]
-        times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
-        gathered = ranks.gather([*numbers, *times])
-        rows = [row[:2] for row in gathered]
-        if self._has_failed(rows, ranks) or own is None:
-            return True
-        values = own.values
-        # The rank that comes last does not wait for others.
-        pace.agree(*(min(each) / _MICRO for each in list(zip(*gathered))[2:]))
-        self._proof.counts["ranks_compared"] = len(rows)
-        self._proof.counts["parameters_compared"] = len(values)
-        is_equal = all(row == rows[0] for row in rows)
-        if is_equal and self._begun.get(trained) == own.total:
-            self._unchanged.add(trained.full_name())
-            return True
-        if self._begun.pop(trained, None) is not None:
-            self._unchanged.discard(trained.full_name())
-        if is_equal:
-            self._set_equal()
-            return True
-        return self._compare_each(own, rows, ranks, known)
+    def _report(self, trained: Any, outcome: Differences, *, is_begun: bool) -> None:
+        """Report the OUTCOME of a comparison; IS_BEGUN: no update has changed what was compared.
 
-    def _set_equal(self) -> None:
-        self._proof.compared_after = self._updates
-        if self._proof.ranks_equal is None:
-            self._proof.ranks_equal = True
-
-    def _has_failed(self, rows: list[list[int]], ranks: ModelRanks | StaticRanks) -> bool:
-        """Whether any of RANKS could not get its numbers, ROWS; then none compares any more.
-
-        A rank that compared alone would wait for the others for ever.
+        Raises Disproved if the copies differ, unless Paddle alone has summed the gradients.
         """
-        failed = [rank for rank, row in zip(ranks.ranks, rows) if row[0] == _FAILED]
-        if failed:
-            self._every = NEVER
-            self._proof.note(
-                f"the ranks are not compared any more: rank {failed[0]} could not do its part"
-            )
-        return bool(failed)
-
-    def _compare_each(
-        self,
-        own: OwnSums,
-        rows: list[list[int]],
-        ranks: ModelRanks | StaticRanks,
-        known: ParameterHistory | None,
-    ) -> bool:
-        """Return whether the parameters are equal to the last bit; statistics may differ.
-
-        Raises _RanksDiffer, on all ranks, if a parameter differs by more than rounding.
-
-        ROWS has the number of parameters and the checksum of each rank.
-        """
-        counts = [row[0] for row in rows]
-        if len(set(counts)) > 1:
-            raise _RanksDiffer(f"they have different numbers of parameters: {counts}")
-        parameters = own.parameters
-        each_own = _own_sums_of_each(own, known) or [[_FAILED] * len(own.values)] * 2
-        table = ranks.gather(each_own[0])
-        kinds = ranks.gather(each_own[1])
-        if self._has_failed(kinds, ranks):
-            return False
-        # A parameter has a bit if any rank has seen it.
-        seen = [functools.reduce(operator.or_, each) for each in zip(*kinds)]
-        statistics = []
-        is_exact = True
-        for index, (name, value) in enumerate(parameters.items()):
-            if len({row[index] for row in table}) == 1:
-                continue
-            if seen[index] & ~_SPARSE != _TRAINED:
-                statistics.append(name)
-                continue
-            is_exact = False
-            self._compare_parameter(
-                name, _array(value), ranks, is_sparse=bool(seen[index] & _SPARSE)
-            )
-        self._set_equal()
-        self._proof.counts["parameters_compared"] = len(parameters) - len(statistics)
-        if statistics:
-            self._proof.note(
-                f"the ranks differ in {_listed(statistics)}, which was not compared: no gradient"
-                " trains it, or forward itself writes into it, as with running statistics"
-            )
-        if not is_exact:
-            self._proof.note("the ranks are equal within rounding, not to the last bit")
-        return is_exact
-
-    def _compare_parameter(
-        self, name: str, array: Any, ranks: ModelRanks | StaticRanks, *, is_sparse: bool
-    ) -> None:
-        """Compare the parameter NAME, of which this rank has ARRAY, by its values."""
-        apart = ranks.apart(array, _ULPS_PER_UPDATE * self._updates)
-        if not any(apart):
+        counts, name = self._proof.counts, _name_of(trained)
+        for key, number in zip(_COUNTED, (outcome.ranks, outcome.parameters)):
+            counts[key] = max(number, counts.get(key, 0))
+        if outcome.is_any_apart:
+            # It is said once.
+            self._done.add(trained)
+        if outcome.difference:
+            self._report_difference(trained, outcome.difference)
+        elif not outcome.ranks:
             return
-        bad = [rank for rank, rows in zip(ranks.ranks, apart) if rows]
-        size = len(array) if array.ndim else 1
-        is_few = is_sparse and max(apart) <= _most_few(size)
-        where = f"{max(apart)} of {size} rows of " if is_few else ""
-        differ = (
-            f"{_these_ranks(bad, ranks.ranks[0])} in {where}the parameter {name}"
-            f" of shape {list(array.shape)}"
-        )
-        if not is_few:
-            raise _RanksDiffer(differ)
-        if name not in self._tables:
-            self._tables.add(name)
-            paddles = "as Paddle's own updates of sparse tables may leave them"
-            self._proof.note(f"after update {self._updates} {differ}, {paddles}")
+        elif is_begun and outcome.is_exact and not outcome.statistics:
+            self._unchanged.add(name)
+            return
+        else:
+            self._proof.compared_after = self._updates
+            if self._proof.ranks_equal is None:
+                self._proof.ranks_equal = True
+        self._begun.pop(trained, None)
+        self._unchanged.discard(name)
+        self._report_rest(outcome)
+
+    def _report_rest(self, outcome: Differences) -> None:
+        """Note what in OUTCOME may differ, and does."""
+        for table, differ in outcome.tables.items():
+            if table not in self._tables:
+                self._tables.add(table)
+                paddles = "as Paddle's own updates of sparse tables may leave them"
+                self._proof.note(f"after update {self._updates} {differ}, {paddles}")
+        if outcome.difference:
+            return
+        if outcome.statistics:
+            self._proof.note(
+                f"the ranks differ in {comparison.listed(outcome.statistics)}, which was not"
+                " compared: no gradient trains it, or forward itself writes into it, as with"
+                " running statistics"
+            )
+        if not outcome.is_exact:
+            self._proof.note("the ranks are equal within rounding, not to the last bit")
 
     def _report_difference(self, trained: Any, difference: str) -> None:
         """Report the DIFFERENCE of the ranks that train TRAINED.
@@ -369,8 +335,6 @@ class _Check:
                 f"The ranks do not train the same model any more: {text}."
                 " --check_ranks=-1 leaves this check out."
             )
-        # It is said once.
-        self._done.add(trained)
 
     def _changes_sums(self, trained: Any) -> bool:
         """Whether gradients of TRAINED are summed otherwise than by Paddle alone."""
@@ -390,80 +354,13 @@ class _Check:
             self._proof.write()
 
 
-class _RanksDiffer(Exception):
-    """A parameter differs between ranks by more than rounding."""
+class _Compared(NamedTuple):
+    """What is compared: what trains it, its parameters, who compares, and what updates them."""
 
-
-class OwnSums(NamedTuple):
-    """The parameters of this rank that are compared, one checksum of all, and of each if known."""
-
-    parameters: Mapping[str, Any]
-    total: int
-    sums: list[int] | None
-
-    @property
-    def values(self) -> list[Any]:
-        """The parameters themselves."""
-        return list(self.parameters.values())
-
-
-@_watching
-def _own_sums(find: Callable[[], Mapping[str, Any]], known: ParameterHistory | None) -> OwnSums:
-    parameters = find()
-    values = list(parameters.values())
-    if known is not None:
-        known.record_gradients(values)
-    if known is None or checksums.are_on_host(values):
-        return OwnSums(parameters, checksums.of_all(map(_array, values)), None)
-    # On a device a sum of each is no more work than one of all.
-    sums = checksums.of_tensors(values)
-    return OwnSums(parameters, zlib.crc32(json.dumps(sums).encode()), sums)
-
-
-@_watching
-def _own_sums_of_each(own: OwnSums, known: ParameterHistory | None) -> list[list[int]]:
-    """Return the checksum of each parameter, and the bits that this rank has seen of it."""
-    sums = own.sums or [checksums.of_array(_array(each)) for each in own.values]
-    # `_variables` has left out what the forward of a static program writes into.
-    kinds = [
-        _TRAINED
-        if known is None
-        else _TRAINED * known.is_trained(each)
-        | _WRITTEN * known.is_written(each)
-        | _SPARSE * known.is_sparse(each)
-        for each in own.values
-    ]
-    return [sums, kinds]
-
-
-def _most_few(size: int) -> int:
-    """Return how many of SIZE rows are a few.
-
-    >>> [_most_few(size) for size in (80, 600, 10_000, 9_000_000)]
-    [0, 6, 8, 90]
-    """
-    return min(max(_FEW, size // _ONE_IN), size // 100)
-
-
-def _these_ranks(bad: Sequence[int], first: int) -> str:
-    """Say that the ranks BAD differ from the rank FIRST.
-
-    >>> _these_ranks([1], 0), _these_ranks([1, 3], 0)
-    ('rank 1 and rank 0 differ', 'ranks 1, 3 differ from rank 0')
-    """
-    if len(bad) == 1:
-        return f"rank {bad[0]} and rank {first} differ"
-    return f"ranks {', '.join(map(str, bad))} differ from rank {first}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join the first of NAMES, and count the others.
-
-    >>> _listed(["a", "b"]), _listed(list("abcdef"))
-    ('a, b', 'a, b, c, d and 2 more')
-    """
-    rest = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    trained: Any
+    find: Callable[[], Mapping[str, Part]]
+    ranks: GroupRanks
+    known: ParameterHistory
 
 
 def _has_allreduces(program: Any) -> bool:
@@ -481,16 +378,21 @@ def _is_updated_by(model: Any, optimizer: Any) -> bool:
 
 def _of_optimizer(optimizer: Any) -> list[Any]:
     """Return the parameters of OPTIMIZER, also from groups and from an inner optimizer."""
-    found = updates.parameters_of(optimizer)
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return found or ([] if inner is None else _of_optimizer(inner))
+    own = [updates.parameters_of(each) for each in updates.chain(optimizer)]
+    return next(filter(None, own), []) + hybrid_models.whole_parameters(
+        updates.wrapper_of(optimizer)
+    )
 
 
-def _parameters(model: Any) -> dict[str, Any]:
+def _name_of(trained: Any) -> str:
+    return str(trained.full_name()) if hasattr(trained, "full_name") else str(id(trained))
+
+
+def _parameters(model: Any) -> dict[str, Part]:
     """Return by name the parameters of MODEL that must be equal; statistics may be among them."""
     return {
         # Without the prefix that DataParallel adds.
-        name.partition("_layers.")[2] or name: parameter
+        name.partition("_layers.")[2] or name: Part(parameter)
         for name, parameter in model.named_parameters()
         if parameter.trainable
         and not getattr(parameter, "is_distributed", False)
@@ -498,14 +400,14 @@ def _parameters(model: Any) -> dict[str, Any]:
     }
 
 
-def _variables(program: Any) -> dict[str, Any]:
+def _variables(program: Any) -> dict[str, Part]:
     import paddle
 
     scope = paddle.static.global_scope()
     # Running statistics differ between ranks.
     statistics = programs.written_by_forward(program)
     return {
-        parameter.name: scope.find_var(parameter.name).get_tensor()
+        parameter.name: Part(scope.find_var(parameter.name).get_tensor())
         for parameter in sorted(program.all_parameters(), key=lambda each: str(each.name))
         if not getattr(parameter, "is_distributed", False)
         and not getattr(parameter, "optimize_attr", {}).get("no_sync", False)
@@ -513,9 +415,3 @@ def _variables(program: Any) -> dict[str, Any]:
         and parameter.trainable
         and parameter.name not in statistics
     }
-
-
-def _array(value: Any) -> Any:
-    import numpy as np
-
-    return value.numpy() if hasattr(value, "numpy") else np.array(value)

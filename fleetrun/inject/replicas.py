@@ -1,15 +1,47 @@
 """The ranks that hold copies of the same parameters, and where the copies differ.
 
-`ModelRanks` (dynamic graphs) exchanges values by collectives of the model's group, `StaticRanks`
-through the job's TCP store.
+`GroupRanks` and `HybridRanks` (dynamic graphs) exchange values by collectives, `StaticRanks`
+through the job's TCP store. `ranks` compare at the same time.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import store
+from . import store, topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# The bits of a parameter's kind: ranks of one model-parallel group have different parts of it; so
+# have ranks that share its values out between updates.
+DISTRIBUTED, SLICED = 1, 2
+KINDS = range(4)
+# By axis of fleet's topology: the kinds that it splits. All others, such as `pipe`, split all.
+_SPLITS = {
+    "data": 0,
+    "sep": 0,
+    "sharding": SLICED,
+    "moe_sharding": SLICED,
+    "dense_sharding": SLICED,
+    "model": DISTRIBUTED,
+}
+# The axes of which fleet has a group.
+_LINES = ("data", "sharding", "sep", "model")
+
+
+class Part(NamedTuple):
+    """A parameter as this rank holds it, and its kind."""
+
+    parameter: Any
+    kind: int = 0
+
+    @property
+    def value(self) -> Any:
+        """What this rank holds of it."""
+        return self.parameter.fw_storage if self.kind & SLICED else self.parameter
 
 
 def world_size() -> int:
@@ -18,15 +50,26 @@ def world_size() -> int:
     return int(text) if text.isdigit() else 1
 
 
-class ModelRanks:
-    """The ranks that share a data-parallel model in a dynamic graph."""
+def reference(sums: Mapping[int, int]) -> int:
+    """Return the first rank with the checksum that most have; SUMS are by rank.
 
-    def __init__(self, model: Any) -> None:
+    >>> reference({0: 7, 1: 8, 2: 8}), reference({0: 7, 1: 8})
+    (1, 0)
+    """
+    ((most, _),) = Counter(sums.values()).most_common(1)
+    return next(rank for rank, value in sums.items() if value == most)
+
+
+class GroupRanks:
+    """The ranks of GROUP (None: of the job), which all hold copies of the same parameters."""
+
+    def __init__(self, group: Any = None) -> None:
         import paddle
 
         self._paddle: Any = paddle
-        self._group = getattr(model, "group", None)
-        own = None if self._group is None else getattr(self._group, "ranks", None)
+        self._group = group
+        own = None if group is None else getattr(group, "ranks", None)
+        self.rank = int(paddle.distributed.get_rank())
         self.ranks = list(own) if own else list(range(paddle.distributed.get_world_size()))
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
@@ -38,14 +81,65 @@ class ModelRanks:
             paddle.distributed.all_gather(rows, own, group=self._group)
             return [list(map(int, row.numpy())) for row in rows]
 
-    def apart(self, array: Any, ulps: float) -> list[int]:
-        """Return how many rows of each rank's ARRAY are not those of the first; see `_apart`."""
+    def places(self, _kind: int) -> list[object]:
+        """Return for each rank what those have in common that hold the same parameters."""
+        return [None] * len(self.ranks)
+
+    def apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
+        """Return how many rows of ARRAY, this rank's, differ by more than rounding; see `_apart`.
+
+        SUMS are the checksums of the copies by rank.
+        """
         paddle = self._paddle
         with paddle.no_grad():
             first = paddle.to_tensor(array)
-            paddle.distributed.broadcast(first, src=self.ranks[0], group=self._group)
-            own = _apart(array, first.numpy(), ulps)
-        return [row[0] for row in self.gather([own])]
+            paddle.distributed.broadcast(first, src=reference(sums), group=self._group)
+            return _apart(array, first.numpy(), ulps)
+
+
+class HybridRanks(GroupRanks):
+    """All ranks of a job that fleet has set up, each of which holds a part of the model.
+
+    Those with the same coordinates hold the same parameters, but for the axes that split these.
+    """
+
+    def __init__(self, known: Any) -> None:
+        super().__init__()
+        axes = known.topology()
+        names = axes.get_hybrid_group_names()
+        self._places: dict[int, list[object]] = {
+            kind: [
+                tuple(
+                    place
+                    for name, place in zip(names, axes.get_coord(rank))
+                    if name not in _SPLITS or kind & _SPLITS[name]
+                )
+                for rank in self.ranks
+            ]
+            for kind in KINDS
+        }
+        # The groups along each axis, and the kinds that it splits.
+        self._lines = [
+            (GroupRanks(getattr(known, f"get_{axis}_parallel_group")()), _SPLITS[axis])
+            for axis in _LINES
+            if topology.sizes().get(topology.AXES[axis], 1) > 1
+        ]
+
+    def places(self, kind: int) -> list[object]:
+        """Return for each rank where it is along the axes that split parameters of KIND."""
+        return self._places[kind]
+
+    def apart(self, kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
+        """Return how many rows of ARRAY differ from those of any neighbour's, as `GroupRanks`."""
+        most = 0
+        best = sums[reference(sums)]
+        for line, split in self._lines:
+            own = {rank: sums[rank] for rank in line.ranks} if not kind & split else {}
+            if len({*own.values()}) > 1:
+                # What most of all ranks have is right.
+                first = next((rank for rank in own if own[rank] == best), line.ranks[0])
+                most = max(most, line.apart(kind, {first: own[first]}, array, ulps))
+        return most
 
 
 class StaticRanks:
@@ -58,26 +152,32 @@ class StaticRanks:
         StaticRanks._instances += 1
         self._key = f"fleetrun/check/{StaticRanks._instances}"
         self._gathers = 0
-        self._rank = int(os.environ["PADDLE_TRAINER_ID"])
+        self._values = 0
+        self.rank = int(os.environ["PADDLE_TRAINER_ID"])
         self.ranks = list(range(world_size()))
 
     def gather(self, numbers: list[Any]) -> list[list[Any]]:
         """Return the NUMBERS of every rank, in the order of `ranks`."""
         self._gathers += 1
         key = f"{self._key}/{self._gathers}"
-        rows: list[list[Any]] = store.all_gather(key, numbers, self._rank, self.ranks)
+        rows: list[list[Any]] = store.all_gather(key, numbers, self.rank, self.ranks)
         return rows
 
-    def apart(self, array: Any, ulps: float) -> list[int]:
-        """Return how many rows of each rank's ARRAY are not those of rank 0; see `_apart`."""
+    def places(self, _kind: int) -> list[object]:
+        """Return for each rank what those have in common that hold the same parameters."""
+        return [None] * len(self.ranks)
+
+    def apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
+        """Return how many rows of ARRAY differ by more than rounding, as `GroupRanks` does."""
         import numpy as np
 
-        key = f"{self._key}/{self._gathers}/values"
+        self._values += 1
+        key = f"{self._key}/values/{self._values}"
         shared = store.job_store()
-        if self._rank == 0:
+        if self.rank == reference(sums):
             shared.set(key, array.tobytes())
         first = np.frombuffer(bytes(shared.get(key)), dtype=array.dtype).reshape(array.shape)
-        return [row[0] for row in self.gather([_apart(array, first, ulps)])]
+        return _apart(array, first, ulps)
 
 
 def _apart(own: Any, first: Any, ulps: float) -> int:

@@ -7,10 +7,17 @@ found here.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
-from . import border, distributed_strategy, paddle_api, parameter_servers, settings, updates
+from . import (
+    border,
+    distributed_strategy,
+    paddle_api,
+    parameter_servers,
+    settings,
+    topology,
+    updates,
+)
 from .evidence import EFFECTIVE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import
 from .paddle_api import private_names
@@ -50,15 +57,8 @@ _IN_DYNAMIC_GRAPHS = {
     "fuse_all_optimizer_ops": private_names.FUSED,
     "amp": private_names.AMP,
 }
-# The `_configs` fields without a switch, and the axes of fleet's topology for the keys of one.
+# The `_configs` fields without a switch.
 _WITHOUT_SWITCH = ("gradient_scale_configs", "hybrid_configs")
-_DEGREES = {
-    "dp_degree": "data",
-    "mp_degree": "model",
-    "pp_degree": "pipe",
-    "sharding_degree": "sharding",
-    "sep_degree": "sep",
-}
 _NO_STEPS = "no steps were merged: gradient_merge_configs.k_steps sets how many make one update"
 _WHAT = "the report of fields"
 _watching = border.watching(_WHAT)
@@ -200,7 +200,8 @@ class _RemainingFields:
 
     def _report_without_switch(self, name: str) -> None:
         is_dynamic = self._proof.graph == "dygraph"
-        degrees = _degrees() if name == "hybrid_configs" and is_dynamic else {}
+        sizes = topology.sizes() if name == "hybrid_configs" and is_dynamic else {}
+        degrees = {f"{axis}_degree": size for axis, size in sizes.items()}
         value = settings.effective(name)
         if degrees and all(value[key] in {degrees[key], -1} for key in degrees if key in value):
             text = ", ".join(f"{key} {degree}" for key, degree in degrees.items())
@@ -248,16 +249,3 @@ class _RemainingFields:
         if not is_dynamic and (name == "gradient_merge" or name in self._spec.build_strategy):
             return private_names.STATIC
         return private_names.STRATEGY
-
-
-def _degrees() -> dict[str, int]:
-    """Return the number of ranks along each axis of fleet's topology; empty without fleet."""
-    # The package's name `fleet` is the object, not the module.
-    package: Any = sys.modules.get("paddle.distributed.fleet")
-    topology = getattr(getattr(package, "fleet", None), "_hcg", None)
-    found = {}
-    for key, axis in _DEGREES.items():
-        ask = getattr(topology, f"get_{axis}_parallel_world_size", None)
-        if ask is not None:
-            found[key] = int(ask())
-    return found

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import border
 from .import_hooks import after_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from .evidence import Evidence
@@ -33,8 +35,16 @@ _WRAPPERS = {
     f"{_DYGRAPH}.heter_parallel_optimizer": ("HeterParallelOptimizer",),
     "paddle.distributed.fleet.utils.mix_precision_utils": ("MixPrecisionOptimizer",),
     "paddle.distributed.auto_parallel.api": ("_ShardOptimizer",),
-    "paddle.amp.grad_scaler": ("AmpScaler", "GradScaler"),
+    "paddle.incubate.asp.asp": ("OptimizerWithSparsityGuarantee",),
 }
+# By module: classes that step the optimizer which they are given, or skip that.
+_SCALERS = {
+    "paddle.amp.grad_scaler": ("AmpScaler", "GradScaler"),
+    f"{_DYGRAPH}.hybrid_parallel_gradscaler": ("HybridParallelGradScaler",),
+}
+# Where wrappers keep what they wrap.
+_INNER = ("_inner_opt", "inner_optimizer", "_optimizer", "_optim")
+_STAGE3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
 # Where a scaler keeps whether it has found gradients that are not finite: Paddle 3's name, and 2's.
 _FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
@@ -43,8 +53,11 @@ _skipped: list[UpdateCallback] = []
 _count = 0
 # How many patched methods are running within each other. The outermost call is the update.
 _depth = 0
-# The first optimizer within the outermost call that updates.
+# The first optimizer within the outermost call that updates, and the outermost one or wrapper.
 _updating: Any = None
+_outermost: Any = None
+# By optimizer: the wrapper through which it was stepped last.
+_wrappers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
@@ -66,8 +79,9 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
 def watch() -> None:
     """Call the callbacks around the updates of every optimizer."""
     after_import("paddle.optimizer.optimizer", _patch)
-    for module, names in _WRAPPERS.items():
+    for module, names in {**_WRAPPERS, **_SCALERS}.items():
         after_import(module, functools.partial(_patch_wrappers, names))
+    after_import(_STAGE3, _patch_stage3)
 
 
 def on_update(callback: UpdateCallback, what: str) -> None:
@@ -122,12 +136,32 @@ def is_model_average(kind: Any) -> bool:
     return any(each.__name__ == "ModelAverage" for each in kind.__mro__)
 
 
+def wrapper_of(optimizer: Any) -> Any:
+    """Return what the script calls to step OPTIMIZER: a wrapper, or the optimizer itself."""
+    reference = _wrappers.get(optimizer)
+    return (reference and reference()) or optimizer
+
+
+def chain(wrapper: Any) -> Iterator[Any]:
+    """Yield WRAPPER, what it wraps, and so on down to the optimizer itself."""
+    while wrapper is not None:
+        yield wrapper
+        inner = [vars(wrapper).get(name) for name in _INNER]
+        wrapper = next((each for each in inner if each not in (None, wrapper)), None)
+
+
 def parameters_of(optimizer: Any) -> list[Any]:
     """Return the parameters that OPTIMIZER, which is no wrapper, updates by now, of all groups."""
     # Groups that a script adds later stand there only.
-    entries = getattr(optimizer, "_param_groups", None)
+    return flat(
+        getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None)
+    )
+
+
+def flat(entries: Any) -> list[Any]:
+    """Return the parameters of ENTRIES: parameters, groups of them, or None."""
     found: list[Any] = []
-    for entry in entries or getattr(optimizer, "_parameter_list", None) or ():
+    for entry in entries or ():
         found += entry["params"] if isinstance(entry, dict) else [entry]
     return found
 
@@ -148,6 +182,21 @@ def _patch_wrappers(names: Sequence[str], module: ModuleType) -> None:
             _record_methods(kind, is_optimizer=False)
 
 
+def _patch_stage3(module: ModuleType) -> None:
+    kind: Any = module.GroupShardedStage3
+    redefine = kind._redefine_opt_step
+
+    @functools.wraps(redefine)
+    def redefine_opt_step(model: Any) -> None:
+        redefine(model)
+        optimizer = model._optim
+        # Offloaded parameters are updated on the CPU, and the script goes on on its device.
+        step = _recorded(optimizer.step.__func__, is_optimizer=False)
+        optimizer.step = types.MethodType(step, optimizer)
+
+    kind._redefine_opt_step = redefine_opt_step
+
+
 def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
     for name in _METHODS:
         method = kind.__dict__.get(name)
@@ -158,9 +207,12 @@ def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
 def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     def update(owner: Any, *args: Any, **options: Any) -> Any:
-        global _depth, _updating
+        global _depth, _outermost, _updating
+        if _outermost is None and not _is_scaler(owner):
+            _outermost = owner
         if is_optimizer and _updating is None and _is_dynamic():
             _updating = owner
+            _wrappers[owner] = weakref.ref(_outermost)
             for prepare in _before:
                 prepare(owner)
         source = None
@@ -171,15 +223,21 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
         finally:
             _depth -= 1
             if not _depth:
-                _updating = None
+                _updating = _outermost = None
         if not _depth and _is_skipped(owner):
             for callback in _skipped:
-                callback(source, _count)
+                callback(source or [*chain(args[0])][-1], _count)
         elif not _depth and source is not None:
             record(source)
         return result
 
     return update
+
+
+def _is_scaler(owner: Any) -> bool:
+    return any(
+        each.__name__ in names for each in type(owner).__mro__ for names in _SCALERS.values()
+    )
 
 
 def _is_skipped(owner: Any) -> bool:

@@ -208,6 +208,21 @@ Adam.__init__  -: AMSGrad, which Paddle 3 has, is not fused
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer]
 HybridParallelOptimizer.__init__  MERGE: the script's optimizer inside fleet's
     uses _inner_opt
+[paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer]
+DygraphShardingOptimizer.__init__  -: all that the ranks of sharding update
+    uses _origin_parameter_list
+DygraphShardingOptimizerV2  -: the next forward gathers
+    uses _all_gather_overlap_forward
+[paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2]
+GroupShardedOptimizerStage2.__init__  -: who shares out the updates; the next forward gathers
+    uses _group _broadcast_overlap _optim
+[paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3]
+GroupShardedStage3._redefine_opt_step(self)  -: replaces the optimizer's step; which parameters
+    are cut up, and the ranks that have them
+    uses _group _optim _ori_parameter_list _unslice_params
+[paddle.incubate.asp.asp]
+OptimizerWithSparsityGuarantee.__init__  -: the optimizer that it wraps
+    uses _optimizer
 [paddle.optimizer.momentum]
 _C_ops.merged_momentum_  FUSED: one call updates many
 _C_ops.momentum_  FUSED: updates one

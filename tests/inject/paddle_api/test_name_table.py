@@ -22,12 +22,14 @@ NOT_PADDLES = {
     "atexit._run_exitfuncs",
     # Of a NamedTuple.
     "spec._replace",
+    "outcome._replace",
     "StaticRanks._instances",
     # Our reducer's, which a profile wraps.
     "kind._send",
 }
 # Strings with an underscore that are no names: beginnings and ends of them, and Python's.
-NO_NAMES = {"_", "_Distributed", "_configs", "_initializing", "_parallel_world_size"}
+NO_NAMES = {"_", "_Distributed", "_configs", "_initializing", "_degree"}
+NO_NAMES |= {"_parallel_group", "_parallel_world_size"}
 # All that is in these modules is private, with an underscore or without.
 PRIVATE_MODULE = re.compile(r"(paddle\.base|core|_core\(\)|eager)\.")
 MODULES = {

@@ -1,0 +1,108 @@
+"""Hybrid layouts: each rank's updates are seen, and copies of parameters are compared."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import devices
+import pytest
+from training import PYTHONS, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+GOES_ON = ": Paddle alone sums its gradients, as without fleetrun, so the job goes on"
+# By what ranks run on: layouts that Paddle has there, with the ranks that hold copies of something
+# on each rank, and what is said if a rank has a value of its own: by nobody, or by these.
+CPU = {
+    2: {
+        "mp=2": (2, ""),
+        "mp=2!1:0.norm.weight": (2, "rank 1 (mp 1) and rank 0 (mp 0) differ"),
+        # Each has its own part of it.
+        "mp=2!1:0.up.weight": (2, ""),
+        "sharding=2": (2, ""),
+        "sharding=2!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
+        "sep=2": (2, ""),
+        "sep=2!1:1.up.bias": (2, "rank 1 (sep 1) and rank 0 (sep 0) differ"),
+        "dp=2!1:1.up.bias": (2, "rank 1 and rank 0 differ"),
+    },
+    4: {
+        "dp=2,mp=2": (4, ""),
+        "dp=2,mp=2!3:0.norm.weight": (4, "rank 3 (dp 1, mp 1) differs from rank 0 (dp 0, mp 0)"),
+        "dp=2,mp=2!3:0.up.weight": (4, "rank 3 (dp 1, mp 1) and rank 1 (dp 0, mp 1) differ"),
+        "dp=2,sharding=2": (4, ""),
+        "dp=2,sharding=2!0:1.up.bias": (
+            4,
+            "rank 0 (dp 0, sharding 0) differs from rank 1 (dp 0, sharding 1)",
+        ),
+        "dp=2,sep=2!1:1.up.bias": (4, "rank 1 (dp 0, sep 1) differs from rank 0 (dp 0, sep 0)"),
+    },
+}
+NPU = {
+    2: {
+        "sharding=2:split": (2, ""),
+        "sharding=2:split!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
+        "sharding=2:stage 2": (2, ""),
+        "sharding=2:stage 2!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
+        "sharding=2:stage 3": (2, ""),
+        "sharding=2:stage 3 offload": (2, ""),
+        # Small ones are whole.
+        "sharding=2:stage 3!1:1.down.bias": (
+            2,
+            "rank 1 (sharding 1) and rank 0 (sharding 0) differ",
+        ),
+        "sharding=2:stage 3!1:1.down.weight": (2, ""),
+        "pp=2": (2, ""),
+        # Both stages have it.
+        "pp=2!1:embed.weight": (2, "rank 1 (pp 1) and rank 0 (pp 0) differ"),
+        "pp=2!1:norm.weight": (2, ""),
+    },
+    4: {
+        "dp=2,pp=2": (2, ""),
+        "dp=2,pp=2!3:norm.weight": (2, "rank 3 (dp 1, pp 1) and rank 1 (dp 0, pp 1) differ"),
+        "mp=2,pp=2": (2, ""),
+        "mp=2,pp=2!1:norm.weight": (2, "rank 1 (mp 1, pp 0) and rank 0 (mp 0, pp 0) differ"),
+        "dp=2,sharding=2:stage 3": (4, ""),
+        "dp=2,sharding=2:stage 3!3:1.down.weight": (
+            4,
+            "rank 3 (dp 1, sharding 1) and rank 1 (dp 0, sharding 1) differ",
+        ),
+    },
+}
+
+
+def cases() -> list[Any]:
+    found = [(kind, n, "3.3.1") for kind, table in (("", CPU), ("npu", NPU)) for n in table]
+    return [*found, *(("", n, "2.6.2") for n in CPU)]
+
+
+@pytest.mark.parametrize(("kind", "nranks", "version"), cases())
+def test_copies_are_compared_and_a_rank_that_differs_is_named(
+    kind: str, nranks: int, version: str, tmp_path: Path
+) -> None:
+    table = (NPU if kind else CPU)[nranks]
+    with devices.on(kind):
+        reports = train(
+            *(PYTHONS[version], "layouts.py", tmp_path / "ours", {}),
+            nranks=nranks,
+            check_ranks="auto",
+            more={"WAYS": ";".join(table)},
+        )
+    for way, (copies, differ) in table.items():
+        rows = [report[way] for report in reports]
+        assert [(row["updates"], row["ranks"]) for row in rows] == [(4, copies)] * nranks, way
+        said = {note for row in rows for note in row["notes"]}
+        if not differ:
+            assert said == set(), way
+            assert [row["equal"] for row in rows] == [True] * nranks, way
+            continue
+        name = way.rpartition(":")[2]
+        assert any(note.startswith(f"after update 2 {differ} in the") for note in said), said
+        assert all(f"{name} of shape" in note and note.endswith(GOES_ON) for note in said), said
+        assert [row["equal"] for row in rows] == [bool(not row["notes"]) for row in rows], way
+    # Nothing is left over for other ways.
+    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    assert proof["failures"] == []
