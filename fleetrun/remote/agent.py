@@ -143,8 +143,8 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
     if begin is None:
         return _UNUSED
     try:
-        asked = protocol.inquiry(begin)
-    except (ValueError, KeyError, AttributeError):
+        asked = protocol.read(begin, protocol.Inquiry)
+    except ValueError:
         other = protocol.Answer(fault="its fleetrun is another than the one here.")
         _tell(protocol.line(other))
         return _UNUSED
@@ -156,18 +156,24 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
     _tell(protocol.line(found))
     if asked.target and not found.fault:
         launcher.load(environ, has_others=bool(asked.reach_ports))
-    order = head.line()
-    places = None if order is None or found.fault else protocol.places(order)
-    if places is not None:
-        _tell(protocol.line(reachability.missing(places)))
-        order = head.line()
+    order = _order(head, found)
+    if order is not None and order.hosts:
+        unreached = reachability.missing([protocol.HostEndpoint(*one) for one in order.hosts])
+        _tell(protocol.line(protocol.Unreached(unreached)))
+        order = _order(head, found)
     open_port.close()
-    if order is None or found.fault:
+    if order is None:
         return _UNUSED
-    pid, code = _launch(protocol.arguments(order), asked.cwd, environ, head, shipped)
+    pid, code = _launch(order.words, asked.cwd, environ, head, shipped)
     if asked.logs:
         _send_logs(asked, pid, head)
     return code
+
+
+def _order(head: _Input, found: protocol.Answer) -> protocol.HostOrder | None:
+    """Wait for what HEAD wants done after FOUND; None where that is nothing."""
+    text = head.line()
+    return None if text is None or found.fault else protocol.read(text, protocol.HostOrder)
 
 
 def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
@@ -178,7 +184,7 @@ def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
     run = logsender.find(os.path.join(asked.cwd, folder), pid)
     if run is None or head.is_over:
         return
-    write_all(1, logsender.MARK + nonce.encode() + protocol.line(os.path.basename(run)))
+    write_all(1, logsender.beginning(run, nonce))
     answer = head.line()
     while answer not in {None, logsender.SEND, logsender.KEEP}:
         answer = head.line()

@@ -83,10 +83,10 @@ class AgentConnection(SshConnection):
     def _take(self, text: bytes) -> None:
         try:
             if self.answer is None:
-                self.answer = protocol.answer(text)
+                self.answer = protocol.read(text, protocol.Answer)
                 self.skew_s = protocol.skew(self.answer.time, self._asked_at, time.time())
             else:
-                self.unreached = protocol.unreached(text)
+                self.unreached = protocol.read(text, protocol.Unreached).hosts
         except ValueError:
             fault = "another fleetrun answers there."
             if self.answer is None:

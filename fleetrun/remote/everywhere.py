@@ -87,7 +87,7 @@ class Everywhere(Fanout[AgentConnection]):
         self._is_going = True
         addresses = [one.address for one in self._all]
         for me, one in enumerate(self._all):
-            one.say(protocol.line([*self._words(addresses, me)]))
+            one.say(protocol.line(protocol.HostOrder(words=tuple(self._words(addresses, me)))))
 
     def _interrupted(self, number: int) -> None:
         for one in self._all:

@@ -39,6 +39,11 @@ def find(folder: str, pid: int) -> str | None:
     return run if is_ours and RUN.fullmatch(os.path.basename(run)) else None
 
 
+def beginning(run: str, nonce: str) -> bytes:
+    """Return what comes before the logs of RUN: the mark with NONCE, and the name."""
+    return MARK + nonce.encode() + json.dumps(os.path.basename(run)).encode() + b"\n"
+
+
 def send(run: str, *, everything: bool, write: Callable[[bytes], None]) -> None:
     """Write all files of the directory RUN; of ranks' logs the end, unless EVERYTHING is wanted."""
     for name in _files(run):

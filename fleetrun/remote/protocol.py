@@ -1,17 +1,18 @@
 """What the head and the agents say to each other over ssh, a line of JSON each; pure.
 
 The head begins with an `Inquiry`. The agent answers with a line `MARK {answer}`, after whatever a
-login shell prints. With several hosts the head then lists all of them, and each agent answers with
-those that it does not reach. Then come the head's orders: the words of a launcher, empty lines as
-heartbeats, and the words END, STOP and NOW. The end of its input, or silence, is a STOP, too.
+login shell prints. With several hosts the head then sends all of them in a `HostOrder`, and each
+agent answers with the `Unreached` ones. Then come a `HostOrder` with the words of a launcher, empty
+lines as heartbeats, and the words END, STOP and NOW. The end of the head's input, or silence, is a
+STOP, too.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
-VERSION = 4
+VERSION = 5
 MARK = b"fleetrun-agent "
 LAUNCHER = "fleetrun.__main__"
 _MAINS = {"agent": "fleetrun.remote.agent", "launcher": LAUNCHER}
@@ -54,7 +55,6 @@ class Inquiry(NamedTuple):
     # Where the logs are that are wanted at the end, how much of them (tail or all), and what comes
     # before them; none: none are.
     logs: tuple[str, ...] = ()
-    version: int = VERSION
 
 
 class HostEndpoint(NamedTuple):
@@ -81,78 +81,45 @@ class Answer(NamedTuple):
     gpus: int = -1
 
 
-def line(said: "Inquiry | Answer | str | Sequence[str] | Sequence[tuple[object, ...]]") -> bytes:
-    """Write what is SAID as a line; texts of any bytes survive."""
-    if isinstance(said, str):
-        return json.dumps(said).encode() + b"\n"
-    value = said._asdict() if isinstance(said, Inquiry | Answer) else list(said)
-    return json.dumps(value).encode() + b"\n"
+class HostOrder(NamedTuple):
+    """What the agent is to do: try to connect to all HOSTS, or run fleetrun with WORDS."""
+
+    hosts: tuple[HostEndpoint, ...] = ()
+    words: tuple[str, ...] = ()
 
 
-def inquiry(text: bytes) -> Inquiry:
-    """Return the inquiry that the line TEXT is; ValueError if it is none of this version.
+class Unreached(NamedTuple):
+    """The hosts that are not reached: a name, and why, as a sentence."""
+
+    hosts: tuple[tuple[str, str], ...]
+
+
+Message = TypeVar("Message", Inquiry, Answer, HostOrder, Unreached)
+
+
+def line(message: Inquiry | Answer | HostOrder | Unreached) -> bytes:
+    """Write MESSAGE as a line; texts of any bytes survive."""
+    return json.dumps({"version": VERSION, **message._asdict()}).encode() + b"\n"
+
+
+def read(text: bytes, kind: type[Message]) -> Message:
+    """Return the message of a KIND that TEXT is; ValueError if it is none of this version.
 
     >>> asked = Inquiry("/work", "file", "train.py", {"A": "b"})
-    >>> inquiry(line(asked)) == asked
+    >>> read(line(asked), Inquiry) == asked
     True
     """
     found = json.loads(text)
-    if not isinstance(found, dict) or found.get("version") != VERSION:
+    if not isinstance(found, dict) or set(found) != {"version", *kind.__annotations__}:
+        found = {"version": 0}
+    if found.pop("version") != VERSION:
         # Not TEXT itself: it has the token, and the head shows the agent's last lines.
-        raise ValueError("no inquiry of this version")
-    environ = {str(name): str(value) for name, value in found["environ"].items()}
-    ports, reach_ports = (tuple(map(int, found[name])) for name in ("ports", "reach_ports"))
-    where = (str(found["cwd"]), str(found["form"]), str(found["target"]))
-    return Inquiry(*where, environ, ports, reach_ports, tuple(map(str, found["logs"])))
+        raise ValueError("no message of this version")
+    return kind(**{name: _frozen(value) for name, value in found.items()})
 
 
-def answer(text: bytes) -> Answer:
-    """Return the answer that the rest of a marked line is; ValueError if it is none.
-
-    >>> answer(line(Answer(fleetrun="0.1.0"))).fleetrun
-    '0.1.0'
-    """
-    found = json.loads(text)
-    like = Answer()._asdict()
-    if not isinstance(found, dict) or set(found) != set(like):
-        raise ValueError(text)
-    if any(not isinstance(found[name], type(value)) for name, value in like.items()):
-        raise ValueError(text)
-    return Answer(**found)
-
-
-def places(text: bytes) -> tuple[HostEndpoint, ...] | None:
-    """Return the hosts that an order to look for them has; None if it is another order.
-
-    >>> places(line([HostEndpoint("a", "10.0.0.1", 6166)]))
-    (HostEndpoint(name='a', address='10.0.0.1', port=6166),)
-    >>> places(line(["train.py"]))
-    """
-    found = json.loads(text)
-    if not isinstance(found, list) or not found or not isinstance(found[0], list):
-        return None
-    return tuple(HostEndpoint(str(name), str(address), int(port)) for name, address, port in found)
-
-
-def unreached(text: bytes) -> tuple[tuple[str, str], ...]:
-    """Return the sentences about hosts that are not reached, each with a host's name.
-
-    Raises ValueError if TEXT, the rest of a marked line, has none.
-    """
-    found = json.loads(text)
-    if not isinstance(found, list) or any(
-        not isinstance(one, list) or list(map(type, one)) != [str, str] for one in found
-    ):
-        raise ValueError("no sentences")
-    return tuple((name, why) for name, why in found)
-
-
-def arguments(text: bytes) -> tuple[str, ...]:
-    """Return fleetrun's arguments in an order to go; raises ValueError."""
-    found = json.loads(text)
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise ValueError("no words")
-    return tuple(found)
+def _frozen(value: Any) -> Any:  # noqa: ANN401 - JSON
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def skew(time: float, asked_at: float, heard_at: float) -> float:

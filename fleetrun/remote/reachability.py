@@ -45,7 +45,9 @@ class OpenPort:
             self._socket.close()
 
 
-def missing(places: Sequence[HostEndpoint], timeout_s: float = _TIMEOUT_S) -> list[tuple[str, str]]:
+def missing(
+    places: Sequence[HostEndpoint], timeout_s: float = _TIMEOUT_S
+) -> tuple[tuple[str, str], ...]:
     """Return those of PLACES that cannot be connected to within TIMEOUT_S: a name and why."""
     faults: dict[str, str] = {}
     waiting: dict[int, tuple[HostEndpoint, _socket.socket]] = {}
@@ -84,4 +86,4 @@ def missing(places: Sequence[HostEndpoint], timeout_s: float = _TIMEOUT_S) -> li
         if place.name in faults:
             where_to = f"{place.name} at {place.address}:{place.port}"
             found.append((place.name, f"it does not reach {where_to} ({faults[place.name]})."))
-    return found
+    return tuple(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import tarfile
@@ -56,8 +55,7 @@ def text() -> bytes:
     """Return the text that the other end runs."""
     with open(bootstrap.__file__, "rb") as file:
         text = file.read()
-    like = json.dumps(protocol.Answer()._asdict())
-    words = (like, protocol.MARK.decode(), protocol.SILENCE_S)
+    words = (protocol.line(protocol.Answer()).decode(), protocol.MARK.decode(), protocol.SILENCE_S)
     return text + b"\nrun(%s)\n" % ", ".join(map(repr, words)).encode()
 
 

@@ -181,19 +181,19 @@ class Head(Fanout[AgentConnection]):
         if self._is_looking:
             self._go_if_all_reached()
             return
-        places = [
+        places = tuple(
             protocol.HostEndpoint(one.host.name, one.address, one.answer.port)
             for one in self._remotes
             # What is tried is IPv4, as the ranks' endpoints are.
             if one.answer is not None and one.answer.port and ":" not in one.address
-        ]
+        )
         if len(self._remotes) == 1 or not places:
             self._go()
             return
         self._is_looking = True
         at = time.monotonic() + _REACH_S
         for one in self._remotes:
-            one.say(protocol.line(places))
+            one.say(protocol.line(protocol.HostOrder(hosts=places)))
             self._loop.alarm(one, at, partial(self._give_up, one))
 
     def _go_if_all_reached(self) -> None:
@@ -253,7 +253,8 @@ class Head(Fanout[AgentConnection]):
         self._is_going = True
         for me, one in enumerate(self._remotes):
             self._loop.alarm(one, None, nothing)
-            one.say(protocol.line(sshjob.arguments(self._request, one.host, addresses, me)))
+            words = sshjob.arguments(self._request, one.host, addresses, me)
+            one.say(protocol.line(protocol.HostOrder(words=words)))
 
     # Running ------------------------------------------------------------------------------------
 

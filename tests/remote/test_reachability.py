@@ -15,7 +15,7 @@ def test_who_listens_is_reached_until_the_door_is_closed() -> None:
     other = reachability.OpenPort((first, second))
     assert (open_port.port, other.port) == (first, second)
     places = [HostEndpoint("a", "127.0.0.1", first), HostEndpoint("b", "localhost", second)]
-    assert reachability.missing(places) == []
+    assert reachability.missing(places) == ()
     other.close()
     ((name, _),) = reachability.missing(places)
     assert name == "b"

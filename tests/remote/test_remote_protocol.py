@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.remote import protocol
-from fleetrun.remote.protocol import Answer, HostEndpoint, Inquiry
+from fleetrun.remote.protocol import Answer, HostEndpoint, HostOrder, Inquiry, Unreached
 
 # As os.environ and sys.argv have what is no UTF-8.
 TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.just("\udcff\udc80")
@@ -18,44 +18,31 @@ TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.just
 @given(st.dictionaries(TEXTS, TEXTS), st.lists(TEXTS))
 def test_any_texts_survive(environ: dict[str, str], words: list[str]) -> None:
     asked = Inquiry("/work", "file", "train.py", environ)
-    assert protocol.inquiry(protocol.line(asked)) == asked
-    written = protocol.line(words)
+    assert protocol.read(protocol.line(asked), Inquiry) == asked
+    written = protocol.line(HostOrder(words=tuple(words)))
     assert written.count(b"\n") == 1
-    assert protocol.arguments(written) == tuple(words)
+    assert protocol.read(written, HostOrder).words == tuple(words)
 
 
-@pytest.mark.parametrize("text", [b"[]", b"{", b"{}", b'{"version": 0}', b'"go"'])
-def test_what_is_no_inquiry_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r".*"):
-        protocol.inquiry(text)
+@pytest.mark.parametrize("kind", [Inquiry, Answer, HostOrder, Unreached])
+@given(text=st.binary(max_size=40) | st.sampled_from([b"[]", b"{}", b'{"version": 0}', b'"go"']))
+def test_what_is_no_message_of_this_version_is_refused_and_not_quoted(
+    kind: Any, text: bytes
+) -> None:
+    told = protocol.line(Inquiry("/work", target="t.py", environ={"FLEETRUN_TOKEN": "hunter2"}))
+    older = told.replace(b'"version": 5', b'"version": 4')
+    for said in (text, older, *([told] if kind is not Inquiry else [])):
+        with pytest.raises(
+            ValueError, match=r"^no message of this version$|^Expecting|codec|Extra"
+        ):
+            protocol.read(said, kind)
 
 
-def test_what_is_refused_is_not_quoted_as_it_may_be_a_secret() -> None:
-    said = protocol.line(Inquiry("/work", "file", "t.py", {"FLEETRUN_TOKEN": "hunter2"}))
-    with pytest.raises(ValueError, match=r"^no inquiry of this version$"):
-        protocol.inquiry(said.replace(b'"version": 4', b'"version": 3'))
-    with pytest.raises(ValueError, match=r"^no words$"):
-        protocol.arguments(said)
-
-
-@given(st.binary(max_size=40))
-def test_what_is_no_answer_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r".*"):
-        protocol.answer(text)
-
-
-@given(st.binary(max_size=40))
-def test_what_tells_of_no_hosts_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r".*"):
-        protocol.unreached(b"{" + text)
-
-
-def test_orders_are_told_apart() -> None:
-    places = [HostEndpoint("a", "10.0.0.1", 6166), HostEndpoint("b", "b", 1)]
-    assert protocol.places(protocol.line(places)) == tuple(places)
-    assert protocol.places(protocol.line(["train.py", "10"])) is None
-    assert protocol.places(protocol.line([])) is None
-    assert protocol.unreached(protocol.line([("a", "why")])) == (("a", "why"),)
+def test_hosts_arrive_as_they_are() -> None:
+    order = HostOrder((HostEndpoint("a", "10.0.0.1", 6166), HostEndpoint("b", "b", 1)))
+    assert protocol.read(protocol.line(order), HostOrder) == order
+    unreached = Unreached((("a", "why"),))
+    assert protocol.read(protocol.line(unreached), Unreached) == unreached
 
 
 WELL = Answer(fleetrun="0.1.0", python="3.11.7", paddle="3.3.1", digest="aa")

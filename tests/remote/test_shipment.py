@@ -136,9 +136,9 @@ def test_an_old_python_is_named(
 ) -> None:
     ast.parse(Path(bootstrap.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
     monkeypatch.setattr(bootstrap, "_OLDEST", (99, 1))
-    bootstrap.run(json.dumps(protocol.Answer()._asdict()), protocol.MARK.decode(), 1.0)
+    bootstrap.run(protocol.line(protocol.Answer()).decode(), protocol.MARK.decode(), 1.0)
     said = capfd.readouterr().out.strip().removeprefix(protocol.MARK.decode())
-    fault = protocol.answer(said.encode()).fault
+    fault = protocol.read(said.encode(), protocol.Answer).fault
     assert fault.startswith("Python is 3.")
     assert fault.endswith(f" ({sys.executable}), and fleetrun needs 99.1 or later.")
 

@@ -327,15 +327,16 @@ def test_an_agent_that_is_asked_nothing_does_nothing(asked: bytes, said: bytes) 
 
 # Instead of ssh: an agent that is well, and does not reach the host b.
 LONELY = """
-import json, sys, time
+import sys, time
 from fleetrun.remote import protocol
 said = (line.encode() for line in sys.stdin if line.strip())
 next(said)
 mark = protocol.MARK.decode()
 print(mark + protocol.line(protocol.Answer(port=1, time=time.time())).decode(), flush=True)
-places = protocol.places(next(said))
+places = protocol.read(next(said), protocol.HostOrder).hosts
 assert [place[:2] for place in places] == [("127.0.0.1", "127.0.0.1"), ("b", "b")], places
-print(mark + json.dumps([["b", "it does not reach b at b:1 (gone)."]]), flush=True)
+unreached = protocol.Unreached((("b", "it does not reach b at b:1 (gone)."),))
+print(mark + protocol.line(unreached).decode(), flush=True)
 sys.stdin.read()
 """
 HERE = 'exec sh -c "$command"'
