@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _METHODS = ("step", "minimize", "_apply_optimize")
 # By module: classes that are no optimizers, and whose methods update by those of one. Their ends
 # are the end of an update: they average gradients before, and send parameters afterwards.
-_DYGRAPH = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
+DYGRAPH = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
 _WRAPPERS = {
-    f"{_DYGRAPH}.dygraph_sharding_optimizer": (
+    f"{DYGRAPH}.dygraph_sharding_optimizer": (
         "DygraphShardingOptimizer",
         "DygraphShardingOptimizerV2",
     ),
-    f"{_DYGRAPH}.hybrid_parallel_optimizer": ("HybridParallelOptimizer",),
-    f"{_DYGRAPH}.heter_parallel_optimizer": ("HeterParallelOptimizer",),
+    f"{DYGRAPH}.hybrid_parallel_optimizer": ("HybridParallelOptimizer",),
+    f"{DYGRAPH}.heter_parallel_optimizer": ("HeterParallelOptimizer",),
     "paddle.distributed.fleet.utils.mix_precision_utils": ("MixPrecisionOptimizer",),
     "paddle.distributed.auto_parallel.api": ("_ShardOptimizer",),
     "paddle.incubate.asp.asp": ("OptimizerWithSparsityGuarantee",),
@@ -40,7 +40,7 @@ _WRAPPERS = {
 # By module: classes that step the optimizer which they are given, or skip that.
 _SCALERS = {
     "paddle.amp.grad_scaler": ("AmpScaler", "GradScaler"),
-    f"{_DYGRAPH}.hybrid_parallel_gradscaler": ("HybridParallelGradScaler",),
+    f"{DYGRAPH}.hybrid_parallel_gradscaler": ("HybridParallelGradScaler",),
 }
 # Where wrappers keep what they wrap.
 _INNER = ("_inner_opt", "inner_optimizer", "_optimizer", "_optim")

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 # The attribute of an optimizer with its accumulator.
 _HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
+# That of an optimizer which updates its share only: all parameters that have gradients.
+_WHOLE = "_fleetrun_whole"
+# An optimizer by its class, which contains another one.
+_STAGE_2 = "GroupShardedOptimizerStage2"
 # The number of micro-steps in which the script's changes of gradients are looked for.
 _WATCHED_STEPS = 8
 _WATCHED = "the watch over merged gradients"
@@ -81,7 +85,7 @@ class GradientAccumulator:
         # The optimizer whose `step` the script calls: one may contain another.
         self.outermost = optimizer
         self.set_steps(steps, averages=averages)
-        self.parameters = updates.parameters_of(optimizer)
+        self.parameters = _parameters_of(optimizer)
         # Micro-steps that were merged since the last update.
         self.merged = 0
         # The update is under way; steps within it are parts of it.
@@ -119,6 +123,8 @@ class GradientAccumulator:
         self.after: dict[object, Callable[[], Any]] = {}
         # Is told how many micro-steps of a partial round go with the optimizer.
         self.on_gone: Callable[[int], None] = _ignore
+        # The gradients that Paddle reduces and keeps in each backward, which are not watched.
+        self.reduced_gradients: Callable[[], Sequence[Any]] = tuple
         self._hooked: set[int] = set()
         self._watch_backwards()
 
@@ -133,7 +139,7 @@ class GradientAccumulator:
 
     def takes_new_parameters(self) -> bool:
         """Take the parameters that the optimizer has by now; return whether these are others."""
-        before, self.parameters = self.parameters, updates.parameters_of(self.optimizer)
+        before, self.parameters = self.parameters, _parameters_of(self.optimizer)
         return len(before) != len(self.parameters)
 
     def _watch_backwards(self) -> None:
@@ -309,6 +315,8 @@ class GradientAccumulator:
             return
         self._is_divided = True
         _divide(self.parameters, self._divisor)
+        for gradient in self.reduced_gradients():
+            gradient.scale_(1.0 / self._divisor)
 
     def start_round(self) -> None:
         """Reset after an update."""
@@ -354,6 +362,10 @@ class GradientMerge:
         self.other_calls = self._others_before = self._others_in_backward = 0
         # Partial rounds that were applied.
         self.tails = 0
+        # The ids of the parameters whose gradients Paddle reduces in each backward.
+        self.reduced: set[int] = set()
+        # What else merges in this job, for the report.
+        self.hint = ""
         # Whether gradients are to be merged, and steps are heard of.
         self.is_installed = False
         # A device of another rank cannot.
@@ -366,7 +378,7 @@ class GradientMerge:
         optimizer = unwrap(optimizer)
         if self._is_withdrawn or not paddle.in_dynamic_mode():
             return None
-        if not getattr(optimizer, "_parameter_list", None):
+        if not getattr(optimizer, "_parameter_list", None) or type(optimizer).__name__ == _STAGE_2:
             return None
         if updates.is_model_average(type(optimizer)):
             return None
@@ -385,6 +397,30 @@ class GradientMerge:
         self.is_installed, self._is_withdrawn = False, True
         self._accumulators.clear()
         self._owners.clear()
+
+    def keep_whole(self, optimizer: Any) -> None:
+        """Merge the gradients of all parameters that OPTIMIZER has now; it will have its share."""
+        optimizer = unwrap(optimizer)
+        optimizer.__dict__[_WHOLE] = updates.parameters_of(optimizer)
+
+    def keep_reduced(self, optimizer: Any, gradients: Callable[[], Sequence[Any]]) -> None:
+        """Merge GRADIENTS of OPTIMIZER, which Paddle reduces in each backward."""
+        optimizer = unwrap(optimizer)
+        self.reduced |= set(map(id, updates.parameters_of(optimizer)))
+        optimizer.__dict__[_WHOLE] = ()
+        known = self._accumulators.pop(id(optimizer), None)
+        for owners in self._owners.values():
+            owners[:] = [each for each in owners if each() is not known]
+        known = self.of(optimizer)
+        if known is not None:
+            known.reduced_gradients = gradients
+
+    def give_up(self, reason: str) -> None:
+        """Merge nothing, for REASON, from before the first step on."""
+        self.withdraw()
+        for name in ("gradient_merge", "gradient_merge_configs"):
+            if self._spec.get(name) is not None:
+                self._proof.knob(name, NO_EFFECT, reason=reason)
 
     def _own(self, known: GradientAccumulator) -> None:
         """Make KNOWN the accumulator of its parameters."""
@@ -610,6 +646,9 @@ class GradientMerge:
                 f"{steps} micro-steps made one update; {plural(others, 'allreduce')} by the script"
                 f" or Paddle among them, {allreduces or 'none'} by fleetrun"
             )
+        if self.reduced:
+            text += "; Paddle reduces in each backward, so each rank keeps its share only"
+        text += self.hint
         for name in ("gradient_merge", "gradient_merge_configs"):
             if self._spec.get(name) is None:
                 continue
@@ -653,9 +692,18 @@ def unwrap(optimizer: Any) -> Any:
     while True:
         parts = getattr(optimizer, "__dict__", {})
         inner = parts.get("_inner_opt", parts.get("inner_optimizer"))
+        if type(optimizer).__name__ == _STAGE_2:
+            # Not there before the end of its `__init__`.
+            inner = parts.get("_optim")
         if inner is None:
             return optimizer
         optimizer = inner
+
+
+def _parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters whose gradients OPTIMIZER merges, also those that others update."""
+    known = optimizer.__dict__.get(_WHOLE)
+    return updates.parameters_of(optimizer) if known is None else list(known)
 
 
 def _divide(parameters: Sequence[Any], divisor: float) -> None:

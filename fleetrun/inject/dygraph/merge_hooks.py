@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import types
 from typing import TYPE_CHECKING, Any
 
 from .. import updates
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from .gradient_accumulation import GradientAccumulator, GradientMerge
+
+
+_CLIPPED_SHARES = (
+    "fleetrun: gradient_merge: the script clips gradients of which each rank keeps its share and"
+    " adds up micro-steps: give the optimizer a grad_clip, or use the strategy without"
+    " gradient_merge."
+)
 
 
 def install(
@@ -107,6 +115,123 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901
             kind.__init__ = making(kind.__init__)
 
     updates.wrap_subclasses(module.Optimizer, wrap)
+    _sharing(merge, stepping, minimizing)
+
+
+def _sharing(
+    merge: GradientMerge, stepping: Callable[..., Any], minimizing: Callable[..., Any]
+) -> None:
+    """Patch what shares a model among ranks, and averages gradients before an optimizer steps."""
+
+    def outermost(module: ModuleType) -> None:
+        kind: Any = module.HybridParallelOptimizer
+        kind.step, kind.minimize = stepping(kind.step), minimizing(kind.minimize)
+        init = kind.__init__
+
+        @functools.wraps(init)
+        def __init__(self: Any, optimizer: Any, hcg: Any, strategy: Any) -> None:
+            init(self, optimizer, hcg, strategy)
+            if hcg.get_pipe_parallel_world_size() > 1:
+                _tell_of_pipeline(merge, strategy.hybrid_configs["pp_configs"])
+
+        kind.__init__ = __init__
+
+    def stage_1(module: ModuleType) -> None:
+        for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
+            if hasattr(module, name):
+                _stage_1(getattr(module, name), merge)
+
+    after_import(f"{updates.DYGRAPH}.hybrid_parallel_optimizer", outermost)
+    after_import(f"{updates.DYGRAPH}.dygraph_sharding_optimizer", stage_1)
+    for number in (2, 3):
+        name = f"group_sharded_stage{number}"
+        after_import(
+            f"paddle.distributed.fleet.meta_parallel.sharding.{name}",
+            functools.partial(_later_stage, f"GroupShardedStage{number}", merge, stepping),
+        )
+
+
+def _tell_of_pipeline(merge: GradientMerge, configs: Any) -> None:
+    merge.hint = "; pipeline_configs.accumulate_steps does the same within train_batch"
+    for name in ("dp_comm_overlap", "sharding_comm_overlap"):
+        if getattr(configs, name):
+            merge.give_up(
+                f"pp_configs.{name} sends gradients in each train_batch:"
+                " pipeline_configs.accumulate_steps merges there"
+            )
+
+
+def _stage_1(kind: Any, merge: GradientMerge) -> None:
+    """Patch the class KIND of an optimizer that updates this rank's share of the parameters."""
+    init, clear = kind.__init__, kind.clear_grad
+
+    @functools.wraps(init)
+    def __init__(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        # The optimizer will have its share only, but gradients of all are merged.
+        merge.keep_whole(optimizer)
+        init(self, optimizer, *args, **kwargs)
+        if self.comm_overlap:
+            merge.give_up(
+                f"{kind.__name__} with sharding_configs.comm_overlap sends gradients in each"
+                " backward: sharding_configs.accumulate_steps merges there"
+            )
+
+    @functools.wraps(clear)
+    def clear_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        current = merge.of(self)
+        # It empties the memory of fused gradients at once.
+        if not (self.tensor_fusion and current is not None and current.merged):
+            clear(self, *args, **kwargs)
+
+    kind.__init__, kind.clear_grad = __init__, clear_grad
+
+
+def _later_stage(
+    name: str, merge: GradientMerge, stepping: Callable[..., Any], module: ModuleType
+) -> None:
+    """Patch the methods that the sharded model NAME gives its optimizers: stage 2 or 3."""
+    kind = getattr(module, name)
+    redefine_step, redefine_clear = kind._redefine_opt_step, kind._redefine_opt_clear
+
+    def optimizers(model: Any) -> list[Any]:
+        return getattr(model, "_sharding_optimizers", None) or [model._optim]
+
+    @functools.wraps(redefine_step)
+    def _redefine_opt_step(self: Any) -> None:
+        redefine_step(self)
+        for each in optimizers(self):
+            merge.keep_reduced(each, functools.partial(_reduced_gradients, self))
+            each.step = types.MethodType(stepping(each.step.__func__), each)
+
+    @functools.wraps(redefine_clear)
+    def _redefine_opt_clear(self: Any) -> None:
+        redefine_clear(self)
+        for each in optimizers(self):
+            each.clear_grad = types.MethodType(_unless_merged(merge, each.clear_grad), each)
+
+    kind._redefine_opt_step, kind._redefine_opt_clear = _redefine_opt_step, _redefine_opt_clear
+
+
+def _unless_merged(merge: GradientMerge, clear: Callable[..., Any]) -> Callable[..., Any]:
+    def clear_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        current = merge.of(self)
+        if current is None or not current.merged:
+            clear(*args, **kwargs)
+
+    return clear_grad
+
+
+def _reduced_gradients(model: Any) -> list[Any]:
+    """Return what this rank keeps of the gradients of MODEL, of stage 2 or 3."""
+    found = []
+    for parameter in model.parameters():
+        gradient = getattr(parameter, "bw_storage", None)
+        if gradient is None:
+            gradient = getattr(parameter, "main_grad", None)
+        gradient = parameter.grad if gradient is None else gradient
+        if gradient is not None:
+            found.append(gradient)
+    return found
 
 
 def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
@@ -195,6 +320,8 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
             import paddle
 
             several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
+            if not merge.reduced.isdisjoint(map(id, several)):
+                raise RuntimeError(_CLIPPED_SHARES)
             for current in merge.owners(several):
                 if not current.is_last:
                     # Only the merged gradient is to be clipped.

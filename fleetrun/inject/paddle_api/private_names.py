@@ -165,6 +165,14 @@ Optimizer.step(self)  COUNTING MERGE: an update
 Optimizer.minimize(self loss startup_program)  COUNTING MERGE: an update, too
 Optimizer._apply_optimize(self loss startup_program)  COUNTING: an update, as sharding optimizers
     make it
+[paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2]
+GroupShardedStage2._redefine_opt_step(self)  -: gives its optimizers, which contain others,
+    another step
+    uses _sharding_optimizers
+[paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3]
+GroupShardedStage3._redefine_opt_step(self)  -: gives its optimizer another step
+    uses _optim
+GroupShardedStage3._redefine_opt_clear(self)  -: gives its optimizer another clear_grad
 [paddle.distributed.auto_parallel.api]
 _ShardOptimizer  -: is no optimizer in Paddle 2, but has one
 [paddle.amp.grad_scaler]

@@ -1,0 +1,187 @@
+"""A hybrid-parallel job on random data, as `LAYOUT` (JSON) says; one rank trains the whole model.
+
+The layout has the degrees of `hybrid_configs`, the micro-steps of an update, by the strategy
+(`merge`) and by the script (`accumulate`), the `stage` of sharding, and `sharding_configs`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.distributed import fleet
+
+fleet_: Any = fleet
+layout = json.loads(os.environ["LAYOUT"])
+degree = {name: layout.get(name, 1) for name in ("dp", "mp", "pp", "sharding", "sep")}
+rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
+ACCUMULATE, STEPS = (
+    layout.get("accumulate", 1),
+    layout.get("accumulate", 1) * layout.get("merge", 1),
+)
+UPDATES, ROWS, WIDTH, HIDDEN = 3, 16, 8, 12
+numbers = np.random.RandomState(7)
+# The parameters of the whole model, in its order.
+SHAPES = {"up.w": (WIDTH, HIDDEN), "up.b": (HIDDEN,), "down.w": (HIDDEN, WIDTH), "down.b": (WIDTH,)}
+SHAPES |= {"norm.w": (WIDTH,), "norm.b": (WIDTH,), "head.w": (WIDTH, 4), "head.b": (4,)}
+WHOLE = {name: (numbers.randn(*shape) * 0.3).astype("float32") for name, shape in SHAPES.items()}
+DATA = [numbers.randn(ROWS, WIDTH).astype("float32") for _ in range(UPDATES * STEPS)]
+# How each parameter is cut along mp: its axis.
+CUT = {"up.w": 1, "up.b": 0, "down.w": 0} if degree["mp"] > 1 else {}
+
+
+def part(name: str, value: Any, mp_rank: int | None) -> Any:
+    """Return the part of VALUE that MP_RANK has of the parameter NAME; None: all of it."""
+    if name not in CUT or mp_rank is None:
+        return value
+    return np.split(value, degree["mp"], CUT[name])[mp_rank]
+
+
+def loss_of(output: Any, _label: Any = None) -> Any:
+    return (output**2).mean()
+
+
+def layers(*, parallel: bool) -> list[Any]:
+    """Return the model's layers, cut along mp if PARALLEL."""
+    if parallel and degree["mp"] > 1:
+        mp = fleet_.meta_parallel
+        up = mp.ColumnParallelLinear(WIDTH, HIDDEN, has_bias=True, gather_output=False)
+        down = mp.RowParallelLinear(HIDDEN, WIDTH, has_bias=True, input_is_parallel=True)
+    else:
+        up, down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+    return [up, nn.Tanh(), down, nn.LayerNorm(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)]
+
+
+def fill(made: list[Any], mp_rank: int | None) -> dict[str, Any]:
+    """Give the parameters of MADE, all layers with None for those elsewhere, their values."""
+    found = {}
+    for prefix, layer in zip(("up", "", "down", "norm", "", "head"), made, strict=True):
+        if layer is None or not prefix:
+            continue
+        for end, each in (("w", layer.weight), ("b", layer.bias)):
+            name = f"{prefix}.{end}"
+            each.set_value(part(name, WHOLE[name], mp_rank))
+            found[name] = each
+    return found
+
+
+def optimizer_of(parameters: Any) -> Any:
+    clip = nn.ClipGradByGlobalNorm(0.5) if os.environ.get("CLIP", "1") == "1" else None
+    if os.environ.get("SGD"):
+        return paddle.optimizer.SGD(0.1, parameters=parameters, grad_clip=clip)
+    return paddle.optimizer.AdamW(0.02, parameters=parameters, grad_clip=clip, weight_decay=0.01)
+
+
+def alone() -> dict[str, Any]:
+    """Train the whole model on all data."""
+    made = layers(parallel=False)
+    net = nn.Sequential(*made)
+    found, optimizer = fill(made, None), optimizer_of(net.parameters())
+    for number, rows in enumerate(DATA, 1):
+        (loss_of(net(paddle.to_tensor(rows))) / STEPS).backward()
+        if number % STEPS == 0:
+            optimizer.step()
+            optimizer.clear_grad()
+    return {name: each.numpy() for name, each in found.items()}
+
+
+def init() -> None:
+    """Tell fleet of the layout."""
+    strategy = fleet_.DistributedStrategy()
+    configs: dict[str, Any] = {f"{name}_degree": size for name, size in degree.items()}
+    if degree["mp"] > 1:
+        # All ranks have the data, and CPUs refuse it.
+        configs["mp_configs"] = {"need_broadcast_data": False}
+    strategy.hybrid_configs = configs
+    sharding = strategy.strategy.hybrid_configs.sharding_configs
+    for name, value in layout.get("sharding_configs", {}).items():
+        setattr(sharding, name, value)
+    if degree["pp"] > 1:
+        strategy.pipeline_configs = {
+            "accumulate_steps": ACCUMULATE,
+            "micro_batch_size": ROWS // (degree["dp"] * degree["sharding"]),
+        }
+    fleet_.init(is_collective=True, strategy=strategy)
+
+
+def together() -> tuple[dict[str, Any], int]:
+    """Train as one rank of the job; return its parameters, and its place along mp."""
+    init()
+    hcg = fleet_.get_hybrid_communicate_group()
+    places = [hcg.get_data_parallel_rank(), hcg.get_sharding_parallel_rank()]
+    share, shares = places[0] * degree["sharding"] + places[1], degree["dp"] * degree["sharding"]
+    if degree["sep"] > 1:
+        share, shares = share * degree["sep"] + hcg.get_sep_parallel_rank(), shares * degree["sep"]
+    mp_rank = hcg.get_model_parallel_rank()
+    rows = [np.split(each, shares)[share] for each in DATA]
+    if degree["pp"] > 1:
+        return pipeline(rows, mp_rank), mp_rank
+    made = layers(parallel=True)
+    net: Any = nn.Sequential(*made)
+    found = fill(made, mp_rank)
+    stage = layout.get("stage", 1)
+    if stage > 1:
+        sharded: Any = paddle.distributed.sharding.group_sharded_parallel
+        level = {2: "os_g", 3: "p_g_os"}[stage]
+        # Else so small parameters are not sharded.
+        model, optimizer, _ = sharded(
+            net, optimizer_of(net.parameters()), level, segment_size=layout.get("segment", 16)
+        )
+    else:
+        model = fleet_.distributed_model(net)
+        optimizer = fleet_.distributed_optimizer(optimizer_of(net.parameters()))
+    for number, batch in enumerate(rows, 1):
+        # The sums over sep are not averaged.
+        loss = loss_of(model(paddle.to_tensor(batch))) / ACCUMULATE / degree["sep"]
+        loss.backward()
+        if number % ACCUMULATE == 0:
+            optimizer.step()
+            optimizer.clear_grad()
+    if stage == 3:
+        model.get_all_parameters()
+    return {name: each.numpy() for name, each in found.items()}, mp_rank
+
+
+def pipeline(rows: list[Any], mp_rank: int) -> dict[str, Any]:
+    made: list[Any] = layers(parallel=True)
+    model = fleet_.meta_parallel.PipelineLayer(
+        layers=made, num_stages=degree["pp"], loss_fn=loss_of, topology=fleet_.fleet._hcg._topo
+    )
+    kept = {id(each) for each in model.sublayers()}
+    found = fill([each if id(each) in kept else None for each in made], mp_rank)
+    parallel = fleet_.distributed_model(model)
+    optimizer = fleet_.distributed_optimizer(optimizer_of(model.parameters()))
+    for first in range(0, len(rows), ACCUMULATE):
+        batch = paddle.to_tensor(np.concatenate(rows[first : first + ACCUMULATE]))
+        parallel.train_batch([batch, batch], optimizer)
+    return {name: each.numpy() for name, each in found.items()}
+
+
+def report() -> dict[str, Any]:
+    if world == 1:
+        return {"weights": {name: value.tolist() for name, value in alone().items()}}
+    ours, place = together()
+    hcg = fleet_.get_hybrid_communicate_group()
+    groups = {
+        "dp": hcg.get_data_parallel_group,
+        "sharding": hcg.get_sharding_parallel_group,
+        "sep": hcg.get_sep_parallel_group,
+    }
+    whole = json.loads(Path(os.environ["ALONE"]).read_text())["weights"]
+    theirs = {name: np.array(whole[name], "float32") for name in ours}
+    return {
+        "apart": max(float(abs(part(n, theirs[n], place) - ours[n]).max()) for n in ours),
+        "moved": max(float(abs(part(n, WHOLE[n], place) - ours[n]).max()) for n in ours),
+        # That of the first axis along which gradients are summed.
+        "group": next((groups[axis]().ranks for axis in groups if degree[axis] > 1), []),
+        "updates": getattr(sys.modules.get("_fleetrun_inject.updates"), "count", int)(),
+    }
+
+
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report()), encoding="utf-8")

@@ -1,0 +1,146 @@
+"""Hybrid-parallel jobs (fleet.init with hybrid_configs) against one process with all the data.
+
+Those that Paddle's builds for CPUs refuse run on the device under test, whose witness counts what
+each group sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import devices
+import pytest
+import yaml
+from training import PYTHONS, ROOT, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+AXES = ("dp", "mp", "pp", "sharding", "sep")
+MERGED = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+STRATEGIES: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "merged": MERGED,
+    **{
+        name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())["strategy"]
+        for name in ("recommended", "comm_fusion", "overlap")
+    },
+}
+# By name: the layout, and what rank 0 sends for gradients (and norms) in each update to the group
+# of its first axis of dp, sharding and sep, without a strategy.
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "dp": ({"dp": 2}, {"all_reduce": 1}),
+    "sep": ({"sep": 2}, {"all_reduce": 1}),
+    "sharding": ({"sharding": 2}, {"reduce": 8, "all_reduce": 2}),
+    "fused sharding": (
+        {"sharding": 2, "sharding_configs": {"tensor_fusion": True}},
+        {"reduce": 2, "all_reduce": 2},
+    ),
+    "stage 2": ({"sharding": 2, "stage": 2}, {"all_reduce": 2}),
+    "stage 3": ({"sharding": 2, "stage": 3}, {}),
+    "mp": ({"mp": 2}, {}),
+    "pp": ({"pp": 2, "accumulate": 2}, {}),
+    "dp x sharding": ({"dp": 2, "sharding": 2}, {"all_reduce": 1}),
+    "dp x mp": ({"dp": 2, "mp": 2}, {"all_reduce": 1}),
+    "dp x pp": ({"dp": 2, "pp": 2, "accumulate": 2}, {"all_reduce": 1}),
+    "dp x sep": ({"dp": 2, "sep": 2}, {}),
+    "sharding x mp": ({"sharding": 2, "mp": 2}, {"reduce": 8, "all_reduce": 2}),
+    "sharding x pp": ({"sharding": 2, "pp": 2, "accumulate": 2}, {"reduce": 4, "all_reduce": 2}),
+    "mp x pp": ({"mp": 2, "pp": 2, "accumulate": 2}, {}),
+    "dp x mp x pp": ({"dp": 2, "mp": 2, "pp": 2, "accumulate": 2}, {"all_reduce": 1}),
+    "dp x sharding x mp": ({"dp": 2, "sharding": 2, "mp": 2}, {"all_reduce": 1}),
+    "sharding x mp x pp": (
+        {"sharding": 2, "mp": 2, "pp": 2, "accumulate": 2},
+        {"reduce": 4, "all_reduce": 2},
+    ),
+}
+# What runs without --long: the place (a Paddle on CPUs, or a device), the layout, the strategy.
+SHORT = [
+    ("2.6.2", "sharding", "merged"),
+    ("npu", "stage 2", "merged"),
+    ("npu", "dp x mp", "merged"),
+]
+UPDATES = 3
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
+        for name, (layout, _) in LAYOUTS.items()
+        for place in ("npu", *PYTHONS)
+        # CPUs have neither these kernels nor these collectives.
+        if place == "npu" or not ({"mp", "pp", "stage"} & {*layout})
+        for strategy in STRATEGIES
+        for case in [(place, name, strategy)]
+    ]
+
+
+@pytest.mark.parametrize(("place", "name", "strategy"), _cases())
+def test_a_hybrid_job_trains_as_one_process(
+    place: str, name: str, strategy: str, tmp_path: Path
+) -> None:
+    layout, sent = LAYOUTS[name]
+    asked = STRATEGIES[strategy]
+    if asked is not None:
+        # What the launcher makes of them on one host.
+        asked = {**asked}
+        for key, value in (("nccl_comm_num", 1), ("use_hierarchical_allreduce", False)):
+            if key in asked:
+                asked[key] = value
+    if strategy == "merged":
+        layout = {**layout, "merge": 2}
+    python = PYTHONS["3.3.1" if place == "npu" else place]
+    whole = {key: value for key, value in layout.items() if key in ("merge", "accumulate")}
+    with devices.on(""):
+        train(python, "hybrid.py", tmp_path / "alone", None, nranks=1, more=_told(whole))
+    witness = tmp_path / "witness"
+    witness.mkdir()
+    on_device = devices.on("npu", witness=witness) if place == "npu" else contextlib.nullcontext()
+    nranks = math.prod(layout.get(axis, 1) for axis in AXES)
+    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
+    with on_device:
+        ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
+    for report in ranks:
+        assert report["apart"] < 2e-6
+        assert report["moved"] > 1e-2
+    if asked is None:
+        assert_sent(sent, ranks[0]["group"], witness, place)
+        return
+    proofs = [
+        json.loads((tmp_path / "ours" / f"strategy.{rank}.json").read_text())
+        for rank in range(nranks)
+    ]
+    assert [proof["failures"] for proof in proofs] == [[]] * nranks
+    assert [report["updates"] for report in ranks] == [UPDATES] * nranks
+    if strategy == "merged":
+        (knob, *_) = proofs[0]["knobs"]
+        assert (knob["name"], knob["status"]) == ("gradient_merge", "effective")
+        assert knob["evidence"].startswith("2 micro-steps made one update")
+        # One communication a round.
+        assert_sent(sent, ranks[0]["group"], witness, place)
+
+
+def _told(layout: dict[str, Any]) -> dict[str, str]:
+    return {"LAYOUT": json.dumps(layout)}
+
+
+def assert_sent(sent: dict[str, int], group: list[int], witness: Path, place: str) -> None:
+    """Compare what rank 0 has SENT in each update to GROUP with what the device's witness saw."""
+    if place != "npu" or not sent:
+        return
+    seen: dict[str, set[int]] = {}
+    for rank in group:
+        for one in devices.witnessed(witness, rank):
+            seen.setdefault(one.group, set()).add(rank)
+    counted = Counter(
+        one.operation
+        for one in devices.witnessed(witness, group[0])
+        if one.dtype == "float32" and one.ranks == len(group) and seen[one.group] == {*group}
+    )
+    assert {key: counted[key] for key in sent} == {key: n * UPDATES for key, n in sent.items()}
