@@ -25,7 +25,7 @@ from fleetrun.doctor import (
 from fleetrun.doctor.facts import HostDescription, Transfer, Transfers
 from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan import devices, hosts, kinds, secrets
+from fleetrun.plan import devices, hosts, kinds
 from fleetrun.plan.visible import visible
 from fleetrun.probe import tcp
 from fleetrun.probe.health import gpu_proof as proof_reader
@@ -34,6 +34,7 @@ from fleetrun.probe.health import machine as machine_reader
 from fleetrun.probe.health import network as network_reader
 from fleetrun.probe.health import peers as meeting
 from fleetrun.probe.health import software as software_reader
+from fleetrun.records import secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -83,8 +83,8 @@ def _fail(
     error: FleetrunError, words: Sequence[str], environ: Mapping[str, str], caller: Caller | None
 ) -> int:
     """Print or report ERROR, and return its exit code."""
-    from fleetrun.plan.secrets import Hider
     from fleetrun.plan.visible import visible
+    from fleetrun.records.secrets import Hider
 
     # It may quote the value of any option.
     said = Hider(environ, words)(str(error))

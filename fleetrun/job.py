@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, planner, probe
 from fleetrun.errors import FleetrunError, UsageError
-from fleetrun.plan import hosts, secrets
+from fleetrun.plan import hosts
 from fleetrun.plan.visible import visible
+from fleetrun.records import secrets
 from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.gathering import AtOnce
 from fleetrun.run.observers import ObservedJob
-from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
+from fleetrun.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -158,7 +158,7 @@ class RawOption(NamedTuple):
         """PROBLEM as a sentence that says where it came from; no secret of a pair is in it."""
         raw = self.raw
         if self.option.kind == "pairs":
-            from fleetrun.plan import arguments  # only for an error message
+            from fleetrun.records import arguments  # only for an error message
 
             raw = arguments.conceal((raw,))[0][0]
         if self.source == "command line":

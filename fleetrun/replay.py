@@ -20,9 +20,8 @@ from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer
 from fleetrun.options import RawOption
-from fleetrun.plan import secrets
 from fleetrun.plan.kinds import ROOT, is_mask
-from fleetrun.records import manifestfile, variables
+from fleetrun.records import manifestfile, secrets, variables
 from fleetrun.records.manifestfile import Recorded
 
 # Variables that decide how a launch is planned, or how its ranks talk and compute. Their values

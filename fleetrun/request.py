@@ -9,7 +9,7 @@ from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
-from fleetrun.plan import kinds, secrets
+from fleetrun.plan import kinds
 from fleetrun.plan.hosts import (
     LAST_PORT,
     NO_IPV6,
@@ -19,6 +19,7 @@ from fleetrun.plan.hosts import (
     own_port,
     store_endpoints,
 )
+from fleetrun.records import secrets
 from fleetrun.records.variables import JOB
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.model import Request, Setting
 from fleetrun.options import RawOption
-from fleetrun.plan import secrets
+from fleetrun.records import secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

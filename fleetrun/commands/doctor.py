@@ -12,10 +12,10 @@ import click
 from fleetrun import checkup, colors
 from fleetrun.commands import parser, tables
 from fleetrun.doctor import findings, output
-from fleetrun.plan import secrets
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
+from fleetrun.records import secrets
 
 if TYPE_CHECKING:
     from fleetrun.model import Request

@@ -14,9 +14,9 @@ from fleetrun import colors
 from fleetrun.commands import parser, tables, values
 from fleetrun.commands.pager import page as through_pager
 from fleetrun.errors import UsageError
-from fleetrun.plan import secrets
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put
+from fleetrun.records import secrets
 from fleetrun.strategy import explanation, fields, load, schema
 
 if TYPE_CHECKING:

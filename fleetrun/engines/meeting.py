@@ -52,7 +52,8 @@ def at_this_host(request: Request) -> Request:
 def invitation(request: Request) -> str:
     """Return what to type on the other hosts of REQUEST."""
     from fleetrun import argv  # only on the first of the hosts
-    from fleetrun.plan import arguments, shell
+    from fleetrun.plan import shell
+    from fleetrun.records import arguments
 
     head = argv.scan(request.typed)
     named = [one for one in head.settings if one.option.target not in _OWN]

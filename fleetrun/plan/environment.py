@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
-from fleetrun.plan import communication, devices, kinds, masks, secrets
+from fleetrun.plan import communication, devices, kinds, masks
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
-from fleetrun.records import names
+from fleetrun.records import names, secrets
 from fleetrun.records.variables import (
     ERROR_FILE,
     EXEC_OPTIONS,

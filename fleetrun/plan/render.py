@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun import conversion
-from fleetrun.plan import arguments, secrets, shell
+from fleetrun.plan import shell
 from fleetrun.plan.visible import visible
+from fleetrun.records import arguments, secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun import conversion
-from fleetrun.plan import arguments, secrets
+from fleetrun.records import arguments, secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -110,7 +110,7 @@ def left_running(left: Sequence[Leftover]) -> str:
     reported = [one for one in left if one.argv and "resource_tracker" not in " ".join(one.argv)]
     if not reported:
         return ""
-    from fleetrun.plan.arguments import conceal
+    from fleetrun.records.arguments import conceal
 
     parts = []
     for pid, words in reported[:_LEFT]:

@@ -12,8 +12,8 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.plan import secrets
 from fleetrun.plan.environment import STACK_SIGNAL
+from fleetrun.records import secrets
 from fleetrun.run import proc
 
 if TYPE_CHECKING:

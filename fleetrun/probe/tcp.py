@@ -50,7 +50,7 @@ def _described(pid: int) -> str:
     """Describe a process."""
     import psutil  # only for an error message
 
-    from fleetrun.plan import arguments  # only for an error message
+    from fleetrun.records import arguments  # only for an error message
 
     try:
         command = " ".join(arguments.conceal(psutil.Process(pid).cmdline())[0])

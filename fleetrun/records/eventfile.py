@@ -60,7 +60,7 @@ def append(
     """Append the line of EVENT, which was at the monotonic time AT, to the file FD."""
     import json  # the start is over when this runs
 
-    from fleetrun.plan import secrets
+    from fleetrun.records import secrets
 
     wall = time.time() - (time.monotonic() - at)
     record = {

@@ -38,7 +38,7 @@ def write(folder: Folder, hosts: Sequence[HostEnd], hide: Callable[[str], str] =
     """Write the ends of HOSTS into FOLDER, whole or not at all; OSError if that fails."""
     import json  # the job is over when this runs
 
-    from fleetrun.plan import secrets
+    from fleetrun.records import secrets
 
     document = {"schema": SCHEMA, "hosts": [one._asdict() for one in hosts]}
     folder.write(names.HOSTS, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")

@@ -36,9 +36,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from fleetrun import __version__
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer
-from fleetrun.plan import arguments, secrets
-from fleetrun.plan.arguments import Hidden
-from fleetrun.records import installed, names
+from fleetrun.records import arguments, installed, names, secrets
+from fleetrun.records.arguments import Hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -53,7 +53,7 @@ def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) ->
     """Write what PLAN starts into FOLDER; OSError if that fails."""
     import json  # 3 ms that a start has no use for
 
-    from fleetrun.plan import arguments, secrets
+    from fleetrun.records import arguments, secrets
 
     envs = [spec.env for spec in plan.processes]
     # Nearly everything is the same for all, and it may be long.

@@ -79,7 +79,7 @@ def write(folder: Folder, report: ReportRecord, hide: Callable[[str], str] = str
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
     import json  # only after a failure
 
-    from fleetrun.plan import secrets
+    from fleetrun.records import secrets
 
     culprit = report.culprit
     document = {

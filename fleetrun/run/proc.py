@@ -228,7 +228,7 @@ def argv(pid: int) -> tuple[str, ...]:
 
 def command(pid: int) -> str:
     """Return PID's command line without secrets."""
-    from fleetrun.plan import arguments
+    from fleetrun.records import arguments
 
     words = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace").split("\0")
     return " ".join(arguments.conceal(words)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.plan import secrets
+from fleetrun.records import secrets
 from fleetrun.records.strategyfiles import DOCUMENT_SCHEMA
 from fleetrun.strategy import fields
 

@@ -24,13 +24,13 @@ from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
 from fleetrun.run.gathering import Gathering
 from fleetrun.run.observers import ObservedJob, Sink, Source
-from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
 from fleetrun.sources.proof import Proof
 from fleetrun.sources.watch import Watch
+from fleetrun.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from fleetrun.plan import secrets
-from fleetrun.records import hostsfile, names
+from fleetrun.records import hostsfile, names, secrets
 from fleetrun.records.folder import Folder
 from fleetrun.records.hostsfile import HostEnd
 

@@ -19,7 +19,7 @@ from waiting import until
 
 from fleetrun import __version__, argv, configfile, planner, request
 from fleetrun.plan.devices import Share
-from fleetrun.plan.secrets import Hider
+from fleetrun.records.secrets import Hider
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision

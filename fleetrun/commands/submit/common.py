@@ -11,7 +11,7 @@ import click
 
 from fleetrun import argv, configfile, options, suggestions, yamlfile
 from fleetrun.errors import UsageError
-from fleetrun.plan import arguments
+from fleetrun.records import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fleetrun.commands import tables
-from fleetrun.plan import arguments, secrets
-from fleetrun.records import names, reading
+from fleetrun.records import arguments, names, reading, secrets
 from fleetrun.records.folder import SHARED, Folder
 from fleetrun.strategy import fields, load
 

@@ -91,7 +91,7 @@ def _hider():
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         spec = util.spec_from_file_location(
-            "_fleetrun_secrets", os.path.join(root, "plan", "secrets.py")
+            "_fleetrun_secrets", os.path.join(root, "records", "secrets.py")
         )
         assert spec is not None
         assert spec.loader is not None

@@ -4,8 +4,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetrun.plan import secrets
-from fleetrun.records import variables
+from fleetrun.records import secrets, variables
 
 
 class Hidden(NamedTuple):

@@ -12,8 +12,8 @@ from planning import a_request, a_roster, some_facts
 from fleetrun import planner
 from fleetrun.model import Script
 from fleetrun.plan import render
-from fleetrun.plan.arguments import Hidden, conceal
 from fleetrun.plan.devices import Share
+from fleetrun.records.arguments import Hidden, conceal
 
 HUSH = "s3cr3t-Value"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.plan import secrets
-from fleetrun.plan.arguments import conceal
+from fleetrun.records import secrets
+from fleetrun.records.arguments import conceal
 
 HIDDEN = """
 HF_TOKEN GITHUBTOKEN hf_token DB_PASSWORD MYPASSWORD MYSQL_PWD PASSWD SSH_PASSPHRASE
