@@ -421,6 +421,21 @@ class LaunchPlan(NamedTuple):
     shared_logs: SharedLogs | None = None
 
 
+class FieldVerdict(NamedTuple):
+    """What became of a field of the strategy in the ranks that `who` names, all as text.
+
+    `status` is one of effective, no_effect, refused, script (the script's own setting won) and
+    no_word (the evidence does not mention it).
+    """
+
+    name: str
+    asked: str
+    in_effect: str
+    status: str
+    why: str = ""
+    who: tuple[str, ...] = ()
+
+
 class ExitStatus(NamedTuple):
     """How a process ended: its exit code, or the signal that killed it."""
 

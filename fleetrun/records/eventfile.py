@@ -12,8 +12,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.model import FieldVerdict
 from fleetrun.records import reading
-from fleetrun.run.events import FieldVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

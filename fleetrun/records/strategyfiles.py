@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.model import FieldVerdict
 from fleetrun.records import rankfile, reading
-from fleetrun.run.events import FieldVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

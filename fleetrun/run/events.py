@@ -5,7 +5,7 @@
 
 from typing import Annotated, NamedTuple, NoReturn, TypeAlias
 
-from fleetrun.model import ExitStatus, LaunchPlan
+from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
 
 # Linux numbers them from 1, on every machine that Paddle runs on.
 _SIGNAL_NAMES = """
@@ -178,21 +178,6 @@ class Noticed(NamedTuple):
     text: str
     at: float
     labels: tuple[str, ...] = ()
-
-
-class FieldVerdict(NamedTuple):
-    """What became of a field of the strategy in the ranks that `who` names, all as text.
-
-    `status` is one of effective, no_effect, refused, script (the script's own setting won) and
-    no_word (the evidence does not mention it).
-    """
-
-    name: str
-    asked: str
-    in_effect: str
-    status: str
-    why: str = ""
-    who: tuple[str, ...] = ()
 
 
 class Judged(NamedTuple):

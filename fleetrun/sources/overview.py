@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleetrun.model import FieldVerdict
 from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
-from fleetrun.run.events import FieldVerdict, Judged
+from fleetrun.run.events import Judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

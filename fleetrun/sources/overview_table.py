@@ -17,8 +17,9 @@ from fleetrun.sources.overview import as_sentence
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fleetrun.model import FieldVerdict
     from fleetrun.records.strategyfiles import GradientCounts, RankEvidence, StrategyDocument
-    from fleetrun.run.events import FieldVerdict, Judged
+    from fleetrun.run.events import Judged
 
 _SHOWN = {
     "no_effect": "NO EFFECT",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fleetrun.model import FieldVerdict
 from fleetrun.records import eventfile
 from fleetrun.records.eventfile import EventRecord
-from fleetrun.run.events import FieldVerdict
 
 if TYPE_CHECKING:
     from pathlib import Path

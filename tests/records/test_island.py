@@ -12,11 +12,11 @@ from fleetrun.inject import evidence as island
 from fleetrun.inject import heartbeats
 from fleetrun.inject.site import rank_records
 from fleetrun.inject.spec import StrategySpec
+from fleetrun.model import FieldVerdict
 from fleetrun.postmortem import stacks
 from fleetrun.records import names, rankfile, strategyfiles, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.strategyfiles import GradientCounts, RankEvidence
-from fleetrun.run.events import FieldVerdict
 
 SITE = Path(fleetrun.__file__).parent / "inject" / "site"
 

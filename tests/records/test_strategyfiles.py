@@ -7,13 +7,13 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetrun.model import FieldVerdict
 from fleetrun.records import reading
 from fleetrun.records.strategyfiles import (
     StrategyDocument,
     parse_document,
     parse_evidence,
 )
-from fleetrun.run.events import FieldVerdict
 
 KEYS = """
 schema complete paddle graph device knobs notes disagreements ranks_equal compared_after counts

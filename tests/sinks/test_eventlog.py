@@ -11,14 +11,21 @@ from typing import get_args
 import plans
 import pytest
 
-from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.model import (
+    Endpoint,
+    ExitStatus,
+    FieldVerdict,
+    LaunchPlan,
+    ProcessSpec,
+    RankSpec,
+    Rules,
+)
 from fleetrun.records import eventfile
 from fleetrun.run.events import (
     Elapsed,
     Examined,
     Exited,
     Failure,
-    FieldVerdict,
     Finished,
     Gathered,
     GatherFailed,

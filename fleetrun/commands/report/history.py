@@ -24,8 +24,8 @@ from fleetrun.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from fleetrun.model import FieldVerdict
     from fleetrun.records.runs import LogRecord, Run
-    from fleetrun.run.events import FieldVerdict
 
 # Of so many ranks the logs are searched for steps and losses, and of each so many bytes at its end.
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20

@@ -15,8 +15,8 @@ from fleetrun.records.strategyfiles import EFFECTIVE, SECTIONS
 
 if TYPE_CHECKING:
     from fleetrun.commands.tune.candidates import Candidate, TuneSpec
+    from fleetrun.model import FieldVerdict
     from fleetrun.records.eventfile import EventRecord
-    from fleetrun.run.events import FieldVerdict
 
 # How long a launcher that was asked to stop has for it.
 _GRACE_S = 60.0
