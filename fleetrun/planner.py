@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fleetrun.strategy.resolve import HostTopology
 
 # File names end at 255 bytes; time, process id and node need some of them.
+# The --job_id of those who gave none, as in Paddle.
+_UNNAMED = "default"
 _LONGEST_JOB = 100
 
 
@@ -334,6 +336,10 @@ def _own_name(request: Request, facts: Facts) -> str:
 def run_name(request: Request, started_utc: str, pid: int) -> str:
     """Return the name of the launch of PID at STARTED_UTC: unique on this host, and telling."""
     job = request.job_id
+    if job == _UNNAMED:
+        # What people call it.
+        script = request.script.target.rpartition("/")[2].removesuffix(".py")
+        job = script if script.strip(".") else job
     if not job or "/" in job or "\0" in job or job in {".", ".."}:
         raise UsageError(
             f"{origin.option(request, 'job_id')} names a folder in the logs: "

@@ -54,7 +54,7 @@ train()
 """
 _PID = 6627
 _MASKS = (
-    (r"\d{8}T\d{6}Z-default-\d+", "20261121T060424Z-default-6204"),
+    (r"\d{8}T\d{6}Z-[\w.]+-\d+", "20261121T060424Z-train-6204"),
     (r"on \S+, pid \d+, at \S+ \S+, [\d.]+ s after", "on gpu7, pid 6629, at WHEN, 4.1 s after"),
     ("WHEN", "2026-11-21 06:04:24"),
     (r"after [\d.]+ s", "after 4.2 s"),

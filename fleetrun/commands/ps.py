@@ -17,7 +17,7 @@ from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
 from fleetrun.probe import jobs
-from fleetrun.records import reading
+from fleetrun.records import names, reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ def row(found: Mapping[str, Any], now: float) -> list[str]:
     nodes = len(found["nodes"])
     cells = (
         "killed" if found["pid"] is None else str(found["pid"]),
-        found["job"] or found["name"],
+        names.job_name(found["name"]) if found["job"] else found["name"],
         "-"
         if found["started"] is None
         else conversion.duration(now - found["started"], is_short=True),
@@ -146,6 +146,9 @@ def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
 def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
     """Return the one of FOUND that WORD means, for the command WHAT; UsageError if none or many."""
     meant = tuple(found) if word is None else jobs.named(found, word)
+    if word is None and len(meant) > 1:
+        here = os.getcwd()
+        meant = tuple(job for job in meant if jobs.about(job).cwd == here) or meant
     if len(meant) == 1:
         return meant[0]
     if not meant:

@@ -122,7 +122,7 @@ def running(job: RunningJob) -> tuple[int, ...]:
 def named(jobs: Sequence[RunningJob], word: str) -> tuple[RunningJob, ...]:
     """Return those of JOBS that WORD means: a process id, a job's id, a name or its beginning.
 
-    `default` is any job of that name; `20250102T030405Z-default-4711` is one.
+    `train` is any job of that name; `20250102T030405Z-train-4711` is one.
     """
     exact = tuple(job for job in jobs if word in {job.name, str(job.launcher)})
     if exact:
@@ -132,7 +132,11 @@ def named(jobs: Sequence[RunningJob], word: str) -> tuple[RunningJob, ...]:
     return tuple(
         job
         for job in jobs
-        if word and (about(job).job_id == word or (not is_pid and job.name.startswith(word)))
+        if word
+        and (
+            word in {names.job_name(job.name), about(job).job_id}
+            or (not is_pid and job.name.startswith(word))
+        )
     )
 
 

@@ -45,6 +45,8 @@ LOG_NAMES = (*LOGS.values(), *[log.removesuffix("log") + "err" for log in LOGS.v
 _MARKER = re.compile(r"\.host-[0-9a-f]{16}")
 # The folders of all hosts but the first in the run directory that they share.
 _NODE = re.compile(r"node\d{1,7}(\.\d{1,7})?")
+# When it was started, what the job is called, its launcher, and where that is not the only one.
+_RUN = re.compile(r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?")
 LONG_ENVIRONMENT = "long_environment.json"
 
 
@@ -123,6 +125,16 @@ def run_name(run_dir: str) -> str:
     """
     above, name = os.path.split(run_dir)
     return f"{os.path.split(above)[1]}/{name}" if is_node_folder(name) else name
+
+
+def job_name(run: str) -> str:
+    """Return what the job of the RUN is called: its --job_id, or its script.
+
+    >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
+    ('train', 'x', 'other')
+    """
+    found = _RUN.fullmatch(run)
+    return run if found is None else found[1]
 
 
 def shared_log(spec: RankSpec) -> str:

@@ -129,6 +129,7 @@ class RunDirectory(Sink):
         self._waiting = waiting
         chores = [(self._write_plan, _PLAN_AFTER_S)]
         if self._is_first:
+            self._name_previous()
             self._link(names.LATEST, self._run_dir)
             if self._job.plan.ranks:
                 self._link(names.ENDPOINTS, self._write_endpoints())
@@ -189,6 +190,24 @@ class RunDirectory(Sink):
             if not self._has_complained:
                 self._has_complained = True
                 self._job.log(f"{path} could not be made to point to {target} ({error.strerror}).")
+
+    def _name_previous(self) -> None:
+        """Say whose the well-known names were, if that launch still runs."""
+        try:
+            name = os.path.basename(os.readlink(names.LATEST, dir_fd=self._log_fd))
+        except OSError:
+            return
+        fd = None if name == os.path.basename(self._run_dir) else self._open_lock(name)
+        if fd is None:
+            return
+        pid = lockfile.launcher(fd, name)
+        if pid is not None and lockfile.is_locked(fd):
+            self._job.log(
+                f"{name} (process {pid}) still runs in this folder: {self._log_dir}/latest and "
+                f"workerlog.N are this launch's from now on; its own logs are in "
+                f"{self._log_dir}/runs/{name}."
+            )
+        os.close(fd)
 
     def _link_others(self, attempt: int) -> None:
         """Let the logs of the hosts that share the folder be found with ours."""

@@ -55,7 +55,7 @@ def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: 
     assert found["run_dir"] == str((tmp_path / "log" / "latest").resolve())
     table = fleetrun("ps", found["name"]).stdout.splitlines()
     assert table[0].split() == list(ps.HEADS)
-    assert table[1].split()[:2] == [str(launcher.pid), "default"]
+    assert table[1].split()[:2] == [str(launcher.pid), Path(command.argv[-1]).name]
     assert "2 of 2" in table[1]
 
     done = fleetrun("stop", str(launcher.pid))
@@ -64,6 +64,27 @@ def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: 
     assert command.finish(launcher).code == 128 + signal.SIGTERM
     assert (tmp_path / "asked.0").exists()
     assert not [one for one in jobs.find() if one.launcher == launcher.pid]
+
+
+def test_the_job_of_this_folder_is_meant_and_a_second_one_says_whose_names_it_takes(
+    tmp_path: Path,
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here, there = (Command(tmp_path / name, HOLD, ranks=1) for name in ("here", "there"))
+    launchers = [here.start(), there.start()]
+    here.wait_for("up.0")
+    there.wait_for("up.0")
+    second = Command(here.folder, "true", ranks=1)
+    second.argv.remove("--quiet")
+    said = second.run().said
+    pid = launchers[0].pid
+    assert f"-{Path(here.argv[-1]).name}-{pid} (process {pid}) still runs in this folder" in said
+    assert fleetrun("stop", folder=here.folder).returncode == 0
+    here.finish(launchers[0])
+    assert [one.launcher for one in jobs.find() if one.launcher == launchers[1].pid]
+    assert fleetrun("stop", str(launchers[1].pid)).returncode == 0
+    there.finish(launchers[1])
 
 
 def test_stop_now_does_not_wait_for_those_who_take_their_time(tmp_path: Path) -> None:

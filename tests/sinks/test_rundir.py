@@ -171,8 +171,11 @@ def test_overwriting_keeps_this_one_alone(tmp_path: Path) -> None:
 
 def test_a_launch_that_goes_on_is_not_removed_nor_are_its_names(tmp_path: Path) -> None:
     going_on = begin(plan(tmp_path, "1", ranks=4))
-    launch(plan(tmp_path, "2"), overwrite=True)
+    said: list[str] = []
+    begin(plan(tmp_path, "2"), overwrite=True, log=said.append).close()
     assert runs(tmp_path) == ["1", "2"]
+    (line,) = said
+    assert f"1 (process {os.getpid()}) still runs in this folder" in line
     log = tmp_path / "log"
     assert (log / "workerlog.3").read_text() == "log/runs/1 rank 3\n"
     assert (log / "workerlog.1").read_text() == "log/runs/2 rank 1\n"
@@ -188,7 +191,7 @@ def test_names_of_more_ranks_than_there_are_now_go(tmp_path: Path) -> None:
 
 def test_the_names_of_a_later_launch_stay(tmp_path: Path) -> None:
     first = begin(plan(tmp_path, "1", ranks=1))
-    launch(plan(tmp_path, "2", ranks=3))
+    begin(plan(tmp_path, "2", ranks=3), log=lambda _: None).close()
     first.close()
     assert (tmp_path / "log" / "workerlog.2").read_text() == "log/runs/2 rank 2\n"
 
