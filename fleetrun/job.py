@@ -407,10 +407,8 @@ class LaunchedJob(ObservedJob):
         if request.banner == "brief":
             from fleetrun.plan import brief
 
-            try:
-                width = os.get_terminal_size(2).columns or brief.WIDTH
-            except OSError:
-                width = brief.WIDTH
+            is_terminal = os.isatty(2)
+            width = (os.get_terminal_size(2).columns or brief.WIDTH) if is_terminal else None
             notes = [*brief.brief(request, plan, has_links=self.has_links, width=width), *notes]
         return "".join(f"{prefix}{line}\n" for line in notes)
 

@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 
 # A terminal's usual width, of which the lines' "fleetrun: " takes its part.
 WIDTH = 80
+_ENDLESS = 1 << 30
 _NAME = "fleetrun: "
 _TRAINER = "trainer"
 
 
 def brief(
-    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int = WIDTH
+    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int | None = WIDTH
 ) -> list[str]:
     """Return the lines, without the program's name; where links cannot be, other names exist.
 
-    On a terminal of WIDTH columns that are fewer than usual, lines are broken between words.
+    On a terminal of WIDTH columns that are fewer than usual, lines are broken between words; where
+    there is no terminal (None), every path is whole.
     """
-    room = WIDTH - len(_NAME)
+    room = _ENDLESS if width is None else WIDTH - len(_NAME)
     lines = [_what(request, plan, room), _devices(request, plan, room)]
     if plan.strategy is not None:
         wins = "the script's settings win" if plan.strategy.mode == "defaults" else "it wins"
@@ -37,6 +39,7 @@ def brief(
         lines.append(_fitted("strategy ", visible(asked), f"; {wins}", room))
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
     lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
+    width = _ENDLESS if width is None else width
     if width < WIDTH and has_links:
         # The same folder by a shorter name.
         run_dir = f"{log_dir}/{names.LATEST}"

@@ -185,6 +185,7 @@ class Observers:
         self._undelivered: list[Happening] | None = []
         self._is_prepared = False
         self._warned: set[str] = set()
+        self._is_closing = False
 
     def prepare(self, plan: LaunchPlan) -> None:
         """Prepare all for the first PLAN; a FleetrunError means that nothing can be started."""
@@ -250,6 +251,7 @@ class Observers:
 
     def close(self) -> None:
         """Close all; the one that prints messages was opened first and is closed last."""
+        self._is_closing = True
         for observer in reversed(list(self._all)):
             self._shielded(observer, observer.close)
 
@@ -274,7 +276,8 @@ class Observers:
         if why not in self._warned:
             self._warned.add(why)
             name = _words(type(sink).__name__)
-            self._job.log(f"The {name} failed ({why}); the job goes on without it.")
+            goes_on = "" if self._is_closing else "; the job goes on without it"
+            self._job.log(f"The {name} failed ({why}){goes_on}.")
 
     def _report(self, source: Source, why: str) -> None:
         """Let the policy decide what the failure of SOURCE means."""

@@ -116,6 +116,12 @@ def test_banner_shows_paths_as_they_are_typed_in_the_job_s_folder() -> None:
     ]
 
 
+def test_banner_has_every_path_whole_where_there_is_no_terminal() -> None:
+    run_dir = f"/data/{'deep/' * 30}runs/x"
+    lines = brief(request(), plan(run_dir=run_dir), width=None)
+    assert lines[-1] == f"settings in {run_dir}/launch.txt"
+
+
 def test_banner_names_the_logs_of_standard_error() -> None:
     made = plan()
     split = [one._replace(error_log=names.error_log(one.log)) for one in made.processes]

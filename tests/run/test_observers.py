@@ -39,6 +39,13 @@ class _Deaf(_Ear):
         raise OSError(28, "No space left on device")
 
 
+class _Mute(_Ear):
+    """Fails when it is closed."""
+
+    def close(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
 class _Spring(Source):
     """Declares what a test wants, and fails where it wants."""
 
@@ -118,6 +125,12 @@ def test_what_happened_before_they_were_opened_is_told_then(room: _Room) -> None
     assert ear.heard == spring.heard == [NEWS, NEWS]
     assert not observers.is_busy()
     assert not observers.shows(0)
+
+
+def test_a_sink_that_fails_at_the_end_keeps_no_job_going(room: _Room) -> None:
+    observers = room.open(_Mute())
+    observers.close()
+    assert room.said == ["The mute failed (No space left on device)."]
 
 
 def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
