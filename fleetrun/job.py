@@ -354,15 +354,7 @@ class LaunchedJob(ObservedJob):
 
         console, times = Console(self), OutputTimes(self)
         self._follow = [console.follow, times.follow]
-        others = None
-        timeout_s = self.plan.rules.hang_timeout_s
-        if self._session is not None and timeout_s and self.request.debug is None:
-            from fleetrun.sources import hang  # only with other hosts
-            from fleetrun.sources.hang_hosts import HangOfHosts
-
-            period_s = hang.IdleClock(timeout_s).period_s
-            others = HangOfHosts(self._session, self.folder, period_s=period_s)
-        watch = Watch(self, hosts=others, gpus=self._gpu_watch)
+        watch = Watch(self, session=self._session, gpus=self._gpu_watch)
         metrics = [] if self.request.metrics_port is not None else self._metrics()
         files = (EventLog(self), ManifestFile(self), LaunchFile(self))
         return [*files, console, times, *metrics, watch]

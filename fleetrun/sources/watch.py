@@ -17,7 +17,6 @@ from fleetrun.run.events import (
     Exited,
     Finished,
     Gathered,
-    Hung,
     Noticed,
     SignalAll,
     StacksWanted,
@@ -34,9 +33,10 @@ if TYPE_CHECKING:
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
+    from fleetrun.session.driver import Session
     from fleetrun.sources import hang
     from fleetrun.sources.hang import Comparison, IdleClock
-    from fleetrun.sources.hang_hosts import HangOfHosts
+    from fleetrun.sources.hang_judge import HangJudge
 
 # Python does not name it.
 _CLOCK_REALTIME_COARSE = 5
@@ -96,7 +96,7 @@ class Watch(Source):
         self,
         job: ObservedJob,
         *,
-        hosts: HangOfHosts | None = None,
+        session: Session | None = None,
         gpus: Callable[[], Callable[[], IsolatedCall] | None] = lambda: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
@@ -109,7 +109,8 @@ class Watch(Source):
         if self._timeout_s:
             self.without = "without notice of hangs: --hang_timeout has no effect any more"
         # With other hosts it takes all of them to say that the job hangs.
-        self._hosts = hosts
+        self._session = session
+        self._judge: HangJudge | None = None
         self._silent_samples: Mapping[int, hang.Sample] = {}
         self._sign = "life"
         self._gpus = gpus
@@ -145,10 +146,13 @@ class Watch(Source):
         self._declare = declare
         now = time.monotonic()
         waiting.alarm("compare", now + self._pace_s, self._look)
-        if self._hosts is not None:
-            self._hosts.open(waiting, collect=self._collect_for_all, declare=self._declare)
-            self._hosts.begin(self._job.plan)
         if self._timeout_s:
+            from fleetrun.sources import hang
+            from fleetrun.sources.hang_judge import HangJudge  # only with --hang_timeout
+
+            period_s = hang.IdleClock(self._timeout_s).period_s
+            self._judge = HangJudge(self._job, self._session, period_s=period_s)
+            self._judge.open(waiting, collect=self._collect_for_all, declare=self._declare)
             waiting.alarm("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
 
     def on_event(self, happening: Happening) -> None:
@@ -156,8 +160,8 @@ class Watch(Source):
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._take(plan)
-                if self._hosts is not None:
-                    self._hosts.begin(plan)
+                if self._judge is not None:
+                    self._judge.restart()
                 # The clock that dates files: the other one may be ahead of it.
                 self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
             case Started(process=process, pid=pid, attempt=attempt):
@@ -197,6 +201,8 @@ class Watch(Source):
 
     def _end(self) -> None:
         self._is_ending = True
+        if self._judge is not None:
+            self._judge.restart()
         if self._question is not None:
             question = self._question
             how = self._leave_driver()
@@ -311,14 +317,9 @@ class Watch(Source):
         sign = "stacks" if clock.is_still else "steps" if clock.has_beats else "life"
 
         def conclude() -> None:
-            if self._hosts is not None:
-                self._silent_samples, self._sign = signs, sign
-                self._hosts.report(silence_s)
-                return
-            self._collect(
-                f"nothing has happened for {silence_s:.0f} s",
-                lambda texts: self._conclude(texts, signs, silence_s, sign),
-            )
+            self._silent_samples, self._sign = signs, sign
+            if self._ranks and not self._is_ending:
+                self._report_silence(silence_s)
 
         self._unless_a_gpu_works(conclude)
 
@@ -479,49 +480,6 @@ class Watch(Source):
             )
             return hang.NO_TRAFFIC
 
-    def _conclude(
-        self,
-        texts: dict[int, str],
-        before: Mapping[int, hang.Sample],
-        silence_s: float,
-        sign: str,
-    ) -> None:
-        """Declare the hang, unless a rank was active while the stacks were collected."""
-        from fleetrun.postmortem import places
-
-        process = self._gone_on(before)
-        if process is not None:
-            self._notice(
-                "went on",
-                f"nothing had happened for {silence_s:.0f} s, but {self._labels[process]} "
-                f"went on just now; the stacks are in {self._stacks_of(tuple(texts))}.",
-                (process,),
-                time.monotonic(),
-            )
-            return
-        deadlocked = tuple(
-            (self._labels[one], child, where) for one, child, where in self._deadlocked(texts)
-        )
-        finding = places.compare({one: places.main_thread(text) for one, text in texts.items()})
-        unreached = tuple(
-            f"{self._labels[one]} does not reach {where}" for one, where in self._unreached()
-        )
-        self._declare(
-            Hung(
-                seconds=silence_s,
-                at=time.monotonic(),
-                places=tuple(
-                    (tuple(self._labels[one] for one in place.ranks), str(place))
-                    for place in finding.places
-                ),
-                odd=tuple(self._labels[one] for one in finding.odd),
-                stacks=self._stacks_of(tuple(texts)),
-                sign=sign,
-                deadlocked=deadlocked,
-                unreached=unreached,
-            )
-        )
-
     def _unreached(self) -> list[tuple[int, str]]:
         """Return who waits for a connection that nobody answers, and to where."""
         from fleetrun.run import proc
@@ -567,32 +525,41 @@ class Watch(Source):
             for child in deadlocks.forked(families[leader])
         ]
 
-    # With other hosts ---------------------------------------------------------------------------
+    # With the judge ------------------------------------------------------------------------------
 
     def _report_silence(self, silent_s: float | None) -> None:
-        if self._hosts is not None:
-            self._hosts.report(silent_s)
+        if self._judge is not None:
+            self._judge.report(silent_s)
 
     def _collect_for_all(self, silence_s: float) -> None:
         """Fetch the stacks, and tell the coordinator's host where the ranks here stand."""
         from fleetrun.postmortem import places
 
         before = self._silent_samples
+        where = "" if self._session is None else " on any host"
+        judge = self._judge
+        assert judge is not None
 
         def reported(texts: dict[int, str]) -> None:
-            assert self._hosts is not None
-            self._hosts.collected(
+            process = self._gone_on(before)
+            if process is not None:
+                text = (
+                    f"nothing had happened for {silence_s:.0f} s, but {self._labels[process]} "
+                    f"went on just now; the stacks are in {self._stacks_of(tuple(texts))}."
+                )
+                self._notice("went on", text, (process,), time.monotonic())
+            judge.collected(
                 {process: places.main_thread(text) for process, text in texts.items()},
-                went_on=self._gone_on(before),
+                went_on=process,
                 sign=self._sign,
                 deadlocked=self._deadlocked(texts),
                 unreached=self._unreached(),
             )
 
         if self._ranks and not self._is_ending:
-            self._collect(f"nothing has happened for {silence_s:.0f} s on any host", reported)
-        elif self._hosts is not None:
-            self._hosts.collected({}, went_on=None, sign="life", deadlocked=(), unreached=())
+            self._collect(f"nothing has happened for {silence_s:.0f} s{where}", reported)
+        else:
+            judge.collected({}, went_on=None, sign="life", deadlocked=(), unreached=())
 
     # Stacks -------------------------------------------------------------------------------------
 

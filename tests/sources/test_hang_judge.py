@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import plans
 from alarms import Alarms
 
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
-from fleetrun.records.folder import Folder
-from fleetrun.sources.hang_hosts import HangOfHosts
+from fleetrun.sources.hang_judge import HangJudge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,11 +54,10 @@ class Job:
         self.asked: list[int] = []
         self.stacks = {0: WAITING, 1: WAITING, 2: WAITING, 3: LOADING}
         self.went_on: int | None = None
-        self.hosts: list[HangOfHosts] = []
+        self.hosts: list[HangJudge] = []
         for node, wire in enumerate(self.wires):
-            host = HangOfHosts(wire, Folder(str(folder)), period_s=5.0)  # type: ignore[arg-type]
+            host = HangJudge(plans.job(plan(folder, node)), wire, period_s=5.0)  # type: ignore[arg-type]
             host.open(self.alarms, collect=partial(self.collect, node), declare=self.found.append)
-            host.begin(plan(folder, node))
             self.hosts.append(host)
 
     def collect(self, node: int, _seconds: float) -> None:

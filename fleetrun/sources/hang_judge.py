@@ -1,8 +1,8 @@
-"""`--hang_timeout` of a job on several hosts: it hangs when no host shows any life.
+"""`--hang_timeout`: a job hangs when no host shows any life.
 
 Each host tells the coordinator's when its ranks are silent. Once all are, all fetch the stacks of
 their ranks, and the coordinator's host compares them: hosts that wait for one that stands still
-are not the cause.
+are not the cause. A host without a session is the only one, and its own judge.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fleetrun.model import LaunchPlan
-    from fleetrun.records.folder import Folder
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
     from fleetrun.session.driver import Session
 
 # A word of a host counts for so many of its looks: it says the same again at each.
@@ -71,13 +70,12 @@ class Silence:
         return min(found, default=0.0)
 
 
-class HangOfHosts:
-    """Agrees with the other hosts of SESSION that the job hangs, and names who stands elsewhere."""
+class HangJudge:
+    """Agrees with the other hosts of SESSION that JOB hangs, and names who stands elsewhere."""
 
-    def __init__(self, session: Session, folder: Folder, *, period_s: float) -> None:
+    def __init__(self, job: ObservedJob, session: Session | None, *, period_s: float) -> None:
+        self._job = job
         self._session = session
-        self._folder = folder
-        self._period_s = period_s
         self._silence = Silence(_LOOKS * period_s + _SLACK_S)
         # Of whom stacks are awaited, and what has come; None: nobody was asked.
         self._awaited: set[int] | None = None
@@ -95,15 +93,17 @@ class HangOfHosts:
         """Begin; COLLECT fetches the stacks here, and `collected` is the answer."""
         self._waiting = waiting
         self._declare = declare
-        self._session.hearers[SilentHost] = self._receive
-        self._session.hearers[WantStacks] = lambda _, message: collect(message.seconds)
-        self._session.hearers[Stacks] = self._take
+        self._collect = collect
+        if self._session is not None:
+            self._session.hearers[SilentHost] = self._receive
+            self._session.hearers[WantStacks] = lambda _, message: collect(message.seconds)
+            self._session.hearers[Stacks] = self._take
 
-    def begin(self, plan: LaunchPlan) -> None:
-        """Know the ranks of a generation."""
-        self._plan = plan
+    def restart(self) -> None:
+        """Begin again: the ranks are new, or are ending."""
         self._silence.forget()
         self._awaited = None
+        self._waiting.alarm("stacks", None, self._conclude)
         self._has_reported_silence = False
 
     # What the watch of this host finds ------------------------------------------------------------
@@ -113,9 +113,12 @@ class HangOfHosts:
         if silent_s == 0.0 and not self._has_reported_silence:
             return
         self._has_reported_silence = silent_s != 0.0
-        self._session.to_coordinator(
-            SilentHost(self._plan.generation, silent_s or 0.0, has_ranks=silent_s is not None)
-        )
+        generation = self._job.plan.generation
+        message = SilentHost(generation, silent_s or 0.0, has_ranks=silent_s is not None)
+        if self._session is None:
+            self._receive(self._job.plan.node_rank, message)
+        else:
+            self._session.to_coordinator(message)
 
     def collected(
         self,
@@ -130,12 +133,12 @@ class HangOfHosts:
 
         UNREACHED is what they do not reach, to which is added what this launcher did not.
         """
-        places = [
-            self._plan.ranks.index(spec.rank) if spec.rank else -1 for spec in self._plan.processes
-        ]
+        plan = self._job.plan
+        places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
         room = _MOST_LETTERS // max(1, len(stacks)) // _LONGEST_FRAME
+        told = () if self._session is None else self._session.unreached
         message = Stacks(
-            self._plan.generation,
+            plan.generation,
             tuple(
                 RankStack(
                     places[process],
@@ -152,35 +155,40 @@ class HangOfHosts:
             tuple((places[process], pid, where[:300]) for process, pid, where in deadlocked),
             (
                 *((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
-                *((-1, where[:300]) for where in self._session.unreached),
+                *((-1, where[:300]) for where in told),
             ),
         )
-        self._session.to_coordinator(message)
+        if self._session is None:
+            self._take(plan.node_rank, message)
+        else:
+            self._session.to_coordinator(message)
 
     # On the coordinator's host --------------------------------------------------------------------
 
-    def _nodes(self) -> tuple[int, ...]:
-        return (self._plan.node_rank, *self._session.connected())
-
     def _receive(self, node_rank: int, message: SilentHost) -> None:
-        if message.generation != self._plan.generation:
+        plan, session = self._job.plan, self._session
+        if message.generation != plan.generation:
             return
         now = time.monotonic()
         silent_s = message.seconds if message.has_ranks else None
         self._silence.report(node_rank, silent_s, now)
-        nodes = self._nodes()
-        if self._awaited is not None or len(nodes) < len(self._plan.nodes):
+        nodes = (plan.node_rank, *(() if session is None else session.connected()))
+        is_cut_off = session is not None and len(nodes) < len(plan.nodes)
+        if self._awaited is not None or is_cut_off:
             # Who is cut off for a moment may be alive.
             return
         self._silent_s = self._silence.of_all(nodes, now)
         if self._silent_s:
             self._awaited, self._stacks = set(nodes), {}
             self._waiting.alarm("stacks", now + _STACKS_S, self._conclude)
+            if session is None:
+                self._collect(self._silent_s)
+                return
             for each in nodes:
-                self._session.to_member(each, WantStacks(self._plan.generation, self._silent_s))
+                session.to_member(each, WantStacks(plan.generation, self._silent_s))
 
     def _take(self, node_rank: int, message: Stacks) -> None:
-        if self._awaited is None or message.generation != self._plan.generation:
+        if self._awaited is None or message.generation != self._job.plan.generation:
             return
         self._stacks[node_rank] = message
         self._awaited.discard(node_rank)
@@ -196,7 +204,8 @@ class HangOfHosts:
         self._silence.forget()
         if any(one.went_on >= 0 for one in self._stacks.values()):
             return
-        ranks = self._plan.ranks
+        plan = self._job.plan
+        ranks = plan.ranks
         stacks: dict[int, places.Stack] = {}
         deadlocked: list[tuple[str, int, str]] = []
         unreached: list[str] = []
@@ -220,7 +229,7 @@ class HangOfHosts:
                 for process, where in told.unreached
                 if process in mine
             ]
-            host = visible(self._plan.nodes[node_rank])
+            host = visible(plan.nodes[node_rank])
             unreached += [
                 f"before the start {host} did not reach {visible(where)}"
                 for process, where in told.unreached
@@ -238,7 +247,7 @@ class HangOfHosts:
                     for place in finding.places
                 ),
                 odd=tuple(self._label(one) for one in finding.odd),
-                stacks=names.run_path(self._plan, names.stacks("*")),
+                stacks=names.run_path(plan, names.stacks(self._only(stacks) or "*")),
                 sign=next((one for one in ("steps", "stacks") if one in signs), "life"),
                 deadlocked=tuple(deadlocked),
                 unreached=tuple(unreached),
@@ -246,21 +255,26 @@ class HangOfHosts:
         )
 
     def _label(self, process: int) -> str:
-        return names.spec_label(self._plan.ranks[process])
+        return names.spec_label(self._job.plan.ranks[process])
+
+    def _only(self, stacks: Mapping[int, object]) -> str:
+        """Name the rank of STACKS in files, if there is one only."""
+        ranks = self._job.plan.ranks
+        return names.rank_name(ranks[next(iter(stacks))]) if len(stacks) == 1 else ""
 
     def _write(self, stacks: Mapping[int, Sequence[tuple[str, str, int]]]) -> None:
         """Leave the stacks of the other hosts' ranks beside ours."""
         for process, frames in sorted(stacks.items()):
-            spec = self._plan.ranks[process]
-            if spec.node_rank == self._plan.node_rank:
+            spec = self._job.plan.ranks[process]
+            if spec.node_rank == self._job.plan.node_rank:
                 continue
-            host = self._plan.nodes[spec.node_rank]
+            host = self._job.plan.nodes[spec.node_rank]
             lines = [f"# {names.spec_label(spec)} on {visible(host)}: its main thread"]
             lines += [
                 f'  File "{file}", line {line} in {function}' for function, file, line in frames
             ]
             try:
-                self._folder.write(names.stacks(names.rank_name(spec)), "\n".join(lines) + "\n")
+                self._job.folder.write(names.stacks(names.rank_name(spec)), "\n".join(lines) + "\n")
             except OSError:
                 # A full disk hides no hang.
                 return
