@@ -77,9 +77,12 @@ class GroupRanks:
         paddle = self._paddle
         with paddle.no_grad():
             own = paddle.to_tensor(numbers, dtype="int64")
-            rows: list[Any] = []
-            paddle.distributed.all_gather(rows, own, group=self._group)
-            return [list(map(int, row.numpy())) for row in rows]
+            # In a gather to a list, Paddle frees the tensor that the device writes to before it
+            # does, which is too early where freed memory is lost at once.
+            rows = paddle.empty([len(self.ranks) * len(numbers)], dtype="int64")
+            paddle.distributed.stream.all_gather(rows, own, group=self._group)
+            found: list[list[int]] = rows.numpy().reshape(len(self.ranks), -1).tolist()
+            return found
 
     def places(self, _kind: int) -> list[object]:
         """Return for each rank what those have in common that hold the same parameters."""

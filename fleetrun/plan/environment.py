@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from fleetrun.conversion import boolean
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
 from fleetrun.plan import communication, devices, kinds, masks
@@ -95,6 +96,9 @@ MEMORY_FRACTION = "FLAGS_fraction_of_gpu_memory_to_use"
 # By default Paddle takes memory as it needs it, and does not read the fraction.
 ALLOCATOR, BY_FRACTION = "FLAGS_allocator_strategy", "naive_best_fit"
 _GROWING = frozenset(("auto_growth", "thread_local"))
+# With them it gives memory back early, and relies on the device to wait for what still uses it.
+# cudaFree and hipFree do; Ascend's aclrtFree "does not synchronize", as CANN's documentation says.
+_FREEING = ("FLAGS_free_idle_chunk", "FLAGS_free_when_no_cache_hit")
 
 _NONE: Mapping[str, Knob] = {}
 
@@ -180,6 +184,8 @@ def variables(
         name: (mine[0] if mine else shared).get(name, facts.environ.get(name, "")) for name in asked
     }
     notes = (*notes, *long_notes, *_removed(removed), *_outvoted(strategy, came_to))
+    if share.backend == "xccl":
+        notes += _freeing({**facts.environ, **shared})
     return Environment(tuple(mine), unset, files, notes, came_to)
 
 
@@ -308,6 +314,17 @@ def _check_allocator(request: Request, facts: Facts, shared: Mapping[str, str]) 
             f"--gpu_memory_fraction={request.gpu_memory_fraction:g} has no effect with "
             f"{ALLOCATOR}={allocator}, which takes memory as it is needed: leave one of them out."
         )
+
+
+def _freeing(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Warn of flags of ENVIRON that let Paddle free memory which a plug-in's device still uses."""
+    return tuple(
+        f"{name}={environ[name]}: on a device whose runtime does not wait when memory is freed "
+        "(Ascend's does not), Paddle then frees memory that kernels and collectives still use: "
+        "results may be wrong, and ranks may hang."
+        for name in _FREEING
+        if boolean(environ.get(name))
+    )
 
 
 def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:

@@ -295,6 +295,7 @@ C_Status Collective(const Call& call, device::Job body) {
     long kernels_before = device::backward_kernels;
     call.stream->Dawdle(Number("DELAY_US"));
     body();
+    device::OverwriteReleased();
     if (fault == "wrong" && call.result) call.result[call.bytes - 1] ^= 1;
     Testify(call, order, issued, begin, kernels_before);
   });

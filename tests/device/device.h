@@ -68,6 +68,9 @@ namespace device {
 // The stream of the device on which kernels run: the first; null if there is none yet.
 C_Stream ComputeStream(int index);
 
+// Overwrite once more what was freed: what is written there is lost.
+void OverwriteReleased();
+
 void AddCollectives(C_DeviceInterface* table);
 void AddKernels(const std::string& kind);  // of kernels.cc, where it is built in
 

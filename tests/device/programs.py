@@ -125,6 +125,20 @@ def unordered() -> dict[str, Any]:
     return found
 
 
+def gathers() -> dict[str, Any]:
+    """Gather rank + 1 of all ranks: to a list, and into one tensor; the first time kernels wait."""
+    dist.init_parallel_env()
+    found: dict[str, Any] = {}
+    for _ in range(3):
+        parts: list[Any] = []
+        dist.all_gather(parts, tensor(rank + 1))
+        found["list"] = [part.item() for part in parts]
+        whole = paddle.zeros([world])
+        dist.stream.all_gather(whole, tensor(rank + 1))
+        found["tensor"] = whole.tolist()
+    return found
+
+
 def memory() -> dict[str, Any]:
     """Take more memory than there is, and some."""
     paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")

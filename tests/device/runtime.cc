@@ -11,6 +11,7 @@
 //   TESTDEVICE_KERNEL_US=0     each kernel begins at most that much late
 //   TESTDEVICE_DELAY_US=0      each collective takes at most that much longer, before it reads its memory
 //   TESTDEVICE_AT_ONCE=1       kernels run before the host goes on
+//   TESTDEVICE_FREE=early      memory is freed in the order of the kernels, else the host waits for all streams
 //   TESTDEVICE_WITNESS=FOLDER  a line of JSON for each collective in RANK.jsonl
 //   TESTDEVICE_FAULT=hang@5:1  the fifth collective of rank 1 hangs; or die, error, late (a second), wrong
 //   TESTDEVICE_LOSS=hang       what a lost peer makes of a rank: abort, or hang
@@ -220,25 +221,31 @@ C_Status Allocate(const C_Device device, void** memory, size_t size) {
   memset(*memory, kGarbage, size);
   return C_SUCCESS;
 }
+struct Released {
+  void* memory;
+  size_t size;
+};
+auto& released_mutex = *new std::mutex;
+auto& released = *new std::deque<Released>;
+
 // Overwrite it, and let nobody else have it for a while: a collective that still writes to it must not
 // spoil what the host keeps about its own memory.
 void Release(void* memory, size_t size) {
-  static auto& mutex = *new std::mutex;
-  static auto& released = *new std::deque<void*>;
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(released_mutex);
   memset(memory, kGarbage, size);
-  released.push_back(memory);
+  released.push_back({memory, size});
   if (released.size() <= kReleased) return;
-  free(released.front());
+  free(released.front().memory);
   released.pop_front();
 }
 C_Status Free(const C_Device device, void* memory, size_t size) {
-  // In the order of the kernels, as cudaFreeAsync does: other streams wait for nothing.
+  // cudaFree and hipFree wait for the whole device; cudaFreeAsync for one stream; Ascend's aclrtFree
+  // for nothing.
+  static const bool is_early = device::Text("FREE") == "early";
   used[device->id] -= size;
-  auto release = [=] { Release(memory, size); };
-  C_Stream stream = device::ComputeStream(device->id);
-  stream ? stream->Push(release) : release();
-  return C_SUCCESS;
+  if (is_early) return device::ComputeStream(device->id)->Push([=] { Release(memory, size); }), C_SUCCESS;
+  SyncDevice(device);
+  return Release(memory, size), C_SUCCESS;
 }
 C_Status AllocateHost(const C_Device, void** memory, size_t size) {
   return posix_memalign(memory, 256, size + 1) ? C_FAILED : C_SUCCESS;
@@ -317,6 +324,10 @@ C_Status ProfilerCollect(C_Profiler, uint64_t, void*) { return C_SUCCESS; }
 
 }  // namespace
 
+void device::OverwriteReleased() {
+  std::lock_guard<std::mutex> lock(released_mutex);
+  for (const Released& one : released) memset(one.memory, kGarbage, one.size);
+}
 C_Stream device::ComputeStream(int index) {
   std::lock_guard<std::mutex> lock(streams_mutex);
   return streams[index].empty() ? nullptr : streams[index].front();

@@ -20,20 +20,26 @@ LATE = {"kernel_us": 500, "delay_us": 3000}
 
 
 def run(
-    folder: Path, program: str, nranks: int, version: str = "3.3.1"
+    folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
 ) -> tuple[list[int], list[str], list[dict[str, Any]]]:
-    """Return the codes of NRANKS ranks of PROGRAM, what they said, and what they have reported."""
+    """Return the codes of NRANKS ranks of PROGRAM, what they said, and what they have reported.
+
+    MORE are their variables.
+    """
     folder.mkdir(exist_ok=True)
     report = str(folder / "report")
-    ranks = start(PYTHONS[version], [PROGRAMS, program], folder, nranks, OUTPUT=report)
+    argv: list[str | Path] = [PROGRAMS, program]
+    ranks = start(PYTHONS[version], argv, folder, nranks, lambda _: more, OUTPUT=report)
     codes, outputs = ends(ranks, folder)
     files = [folder / f"report.{rank}" for rank in range(nranks)]
     return codes, outputs, [json.loads(one.read_text()) for one in files if one.exists()]
 
 
-def reports(folder: Path, program: str, nranks: int, version: str = "3.3.1") -> list[Any]:
+def reports(
+    folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
+) -> list[Any]:
     """Return what NRANKS ranks of PROGRAM report, which all end well."""
-    codes, outputs, found = run(folder, program, nranks, version)
+    codes, outputs, found = run(folder, program, nranks, version, **more)
     assert codes == [0] * nranks, outputs
     return found
 
@@ -83,6 +89,19 @@ def test_the_host_is_ahead_of_the_device(tmp_path: Path) -> None:
     with devices.on("npu", kernel_us=2000):
         (found,) = reports(tmp_path, "ahead", 1)
     assert found == {"early": False, "value": 16, "late": True}
+
+
+def test_paddle_itself_frees_what_gathers_still_write_to(tmp_path: Path) -> None:
+    """Why fleetrun gathers into one tensor, and warns of FLAGS_free_idle_chunk."""
+    found = {}
+    for free in ("", "early"):
+        with devices.on("npu", delay_us=3000, free=free):
+            ranks = reports(tmp_path / f"freed{free}", "gathers", 2, FLAGS_free_idle_chunk="1")
+        found[free] = ranks[0]
+    assert found[""] == {"list": [1, 2], "tensor": [1, 2]}
+    # Garbage, as NaN by JSON.
+    assert math.isnan(sum(found["early"]["list"]))
+    assert found["early"]["tensor"] == [1, 2]
 
 
 def test_who_does_not_wait_for_a_collective_misses_it(tmp_path: Path) -> None:

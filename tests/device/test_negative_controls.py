@@ -31,7 +31,7 @@ def test_what_goes_wrong_in_training_is_noticed_by_the_checks_and_the_witness(
     for part in (["right", "unwaited", "freed", "perturbed"], ["swapped"]):
         witness = tmp_path / part[0]
         witness.mkdir()
-        with devices.on("npu", delay_us=50_000, witness=witness):
+        with devices.on("npu", delay_us=50_000, free="early", witness=witness):
             ranks = train(
                 *(PYTHON, "wrong_sums.py", tmp_path / f"ours-{part[0]}"),
                 {"fuse_grad_size_in_num": 1, "sync_nccl_allreduce": False},

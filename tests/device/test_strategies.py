@@ -92,6 +92,23 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
             assert_witnessed(proof, devices.witnessed(witness, rank))
 
 
+def test_what_fleetrun_gathers_is_not_freed_while_it_comes(tmp_path: Path) -> None:
+    # A rank that read garbage from memory once compared no more, and the others waited for it.
+    with devices.on("npu", delay_us=3000, free="early"):
+        train(
+            *(
+                PYTHON,
+                "odd.py",
+                tmp_path / "ours",
+                device_strategies.PRESETS["comm_fusion"]["strategy"],
+            ),
+            more={"FLAGS_free_idle_chunk": "1"},
+        )
+    for rank in range(2):
+        proof = evidence(tmp_path / "ours", rank)
+        assert (proof["ranks_equal"], proof["failures"], proof["notes"]) == (True, [], [])
+
+
 def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> bool:
     """Whether KNOB asks for what there cannot be with NRANKS, or not in a dynamic graph."""
     match knob["name"]:

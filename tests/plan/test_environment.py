@@ -296,6 +296,25 @@ def test_a_share_of_gpu_memory_comes_with_the_allocator_that_takes_it() -> None:
     assert name not in first(request=request, facts=known)
 
 
+@pytest.mark.parametrize(
+    ("kind", "backend", "value", "warns"),
+    [
+        ("npu", "xccl", "1", True),
+        ("npu", "xccl", "0", False),
+        ("npu", "xccl", "", False),
+        ("gpu", "nccl", "true", False),
+    ],
+)
+def test_memory_that_a_plugin_loses_too_early_is_warned_of(
+    kind: str, backend: str, value: str, warns: bool
+) -> None:
+    environ = {"FLAGS_free_idle_chunk": value}
+    found = made(facts=some_facts(8, environ=environ), kind=kind, backend=backend)
+    assert ["FLAGS_free_idle_chunk=1: on a device" in note for note in found.notes] == [
+        True
+    ] * warns
+
+
 def test_peers_go_around_a_proxy() -> None:
     environ = {"https_proxy": "http://p:1", "no_proxy": "a, b", "NO_PROXY": "b,c,10.0.0.1"}
     rank = first(roster=a_roster(TWO_HOSTS), facts=some_facts(8, environ=environ))

@@ -133,5 +133,5 @@ def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:
     if own.shape[0]:
         padded[: own.shape[0]] = own
     gathered = paddle.zeros([nranks * most, *own.shape[1:]], dtype=own.dtype)
-    group.all_gather(gathered, padded, True).wait()
+    group.all_gather_into_tensor(gathered, padded, True).wait()
     return gathered

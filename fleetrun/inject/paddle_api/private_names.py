@@ -148,7 +148,7 @@ ReduceOp.SUM  REDUCER: what the collectives of a ProcessGroup do
 ProcessGroup.all_reduce  REDUCER: sums a bucket
 ProcessGroup.reduce  REDUCER: the first level of a hierarchical sum
 ProcessGroup.broadcast  REDUCER: the last level of it
-ProcessGroup.all_gather  SPARSE CHECK: gathers rows and checksums
+ProcessGroup.all_gather_into_tensor  SPARSE CHECK: gathers rows and checksums
 [paddle.distributed.communication.group]
 Group.process_group  REDUCER: the communicator of a group
 [paddle.distributed.communication.stream]
