@@ -1,27 +1,40 @@
-"""Writes the tables of options into docs/options.md: .venv/bin/python scripts/options_page.py."""
+"""Writes the tables of docs/options.md, in both languages: python scripts/options_page.py."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pages import DOCS, cell, table, with_section
+from pages import DOCS, cell, in_both_languages, table, with_section
 
-PAGE = DOCS / "options.md"
+PAGES = in_both_languages(DOCS / "options.md")
+# Of the Chinese one; what the help has is translated there.
+HEADS = {
+    "option": "参数",
+    "default": "默认值",
+    "variable": "环境变量",
+    "meaning": "含义",
+}
 BEGIN = "<!-- options: made by scripts/options_page.py from fleetrun/options.py -->"
 END = "<!-- end of options -->"
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from fleetrun.options import Option
 
 
-def row(option: Option) -> list[str]:
+def row(option: Option, translate: Callable[[str], str]) -> list[str]:
     """Return OPTION's line of a table: its spellings, default, variables and meaning."""
     if option.kind == "flag":
         value = ""
     else:
         value = f"[={option.metavar}]" if option.bare is not None else f" {option.metavar}"
     spellings = [f"{option.flag}{value}", *(f"--{alias}" for alias in option.aliases)]
-    meaning = [option.help, option.reason[:1].upper() + option.reason[1:]]
+    meaning = [
+        translate(option.help) if option.help else "",
+        option.reason[:1].upper() + option.reason[1:],
+    ]
     default = "" if option.default in {None, "false"} else f"`{option.default}`"
     cells = (
         ", ".join(f"`{one}`" for one in spellings),
@@ -32,22 +45,26 @@ def row(option: Option) -> list[str]:
     return [cell(each) for each in cells]
 
 
-def tables() -> str:
-    """Return a table of options for each section of the help."""
+def tables(page: Path) -> str:
+    """Return a table of options for each section of the help, in the language of PAGE."""
     from fleetrun import options
+    from fleetrun.commands import help as help_text
 
+    is_chinese = page != PAGES[0]
+    translate = help_text.translation({"LANG": "zh_CN.UTF-8"} if is_chinese else {})
+    heads = [HEADS[head] if is_chinese else head for head in HEADS]
     parts = []
     for group in options.GROUPS:
-        rows = [row(option) for option in options.TABLE if option.group == group]
-        made = table(("option", "default", "variable", "meaning"), rows)
-        parts.append(f"\n### {group}\n{made}")
+        rows = [row(option, translate) for option in options.TABLE if option.group == group]
+        parts.append(f"\n### {translate(group)}\n{table(heads, rows)}")
     return "".join(parts) + "\n"
 
 
-def page() -> str:
-    """Return the page as it should be."""
-    return with_section(PAGE, BEGIN, END, tables())
+def text(page: Path) -> str:
+    """Return PAGE as it should be."""
+    return with_section(page, BEGIN, END, tables(page))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(text(page), encoding="utf-8")
