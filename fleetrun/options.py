@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: typing.NamedTuple compiles each annotation that is a
 # text, which triples what these classes cost a launch.
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fleetrun import conversion, modes
@@ -11,7 +11,7 @@ from fleetrun.model import DEFAULTS
 from fleetrun.plan import kinds
 from fleetrun.records import variables
 
-Value = str | int | float | bool | tuple[str, ...] | None
+Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
 
 COMMON = "Most used"
 STRATEGY = "Strategy"
@@ -45,6 +45,13 @@ _RANKS = frozenset(("tee", "redirects"))
 FIXED_PORT = "FLAGS_FIXED_PORT"
 # Neither a time nor a count is larger.
 _MOST = 1e9
+_LAST_PORT = 65535
+# The first two steps allocate, compile, and put buckets in order; all that are recorded are kept in
+# memory until the last.
+_PROFILED_STEPS, _MOST_PROFILED = "3-7", 1000
+# Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
+_MOST_RANKS = 1 << 16
+_LEAST_LOG = 1024 * 1024
 # What a value looks like when it asks for nothing.
 _OFF = frozenset(("", "-1", "none", *conversion.NO))
 
@@ -92,6 +99,8 @@ class Option(NamedTuple):
     minimum: float | None = None
     maximum: float | None = None
     bare: str | None = None
+    # Reads a value that is no plain one of its kind; ValueError with what is wanted.
+    reader: Callable[[str], Value] | None = None
     reason: str = ""
     # What the shell completes the value with: file, dir or nothing.
     path: str = ""
@@ -241,6 +250,8 @@ def parse(option: Option, raw: str) -> Value:
     ('10.0.0.1', '10.0.0.2')
     """
     text = raw.strip()
+    if option.reader is not None:
+        return option.reader(raw)
     match option.kind:
         case "int" | "float" | "duration":
             return _number(option, text)
@@ -280,6 +291,104 @@ def _choice(option: Option, text: str) -> str:
     return word
 
 
+# -- values of their own kind ---------------------------------------------------------------------
+
+
+def _ranks(text: str) -> str:
+    """Return ranks, ranges written out: all, or numbers with commas.
+
+    >>> _ranks("0-2, 5")
+    '0,1,2,5'
+    """
+    parts = text.replace(",", " ").split()
+    if parts == ["all"]:
+        return "all"
+    ranks: list[int] = []
+    for part in parts or [""]:
+        span = conversion.parse_range(part)
+        if span is None or span.stop > _MOST_RANKS:
+            is_range = part != "" and not part.strip("0123456789-")
+            otherwise = "give all, or ranks such as 0,3 or 0-3."
+            raise ValueError(f"{part} is no range of ranks." if is_range else otherwise)
+        ranks.extend(span)
+    return ",".join(map(str, dict.fromkeys(ranks)))
+
+
+def _wrapper(text: str) -> str:
+    """Return ranks, as above, and the command that wraps theirs.
+
+    >>> _wrapper("0-1:nsys  profile")
+    '0,1: nsys profile'
+    """
+    import shlex  # few launches have it
+
+    ranks, colon, command = text.partition(":")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"the command cannot be read: {error}.") from None
+    if not colon or not words:
+        raise ValueError("give 'RANKS: COMMAND', such as '0: nsys profile'.")
+    return f"{_ranks(ranks)}: {shlex.join(words)}"
+
+
+def _profiled(text: str) -> str:
+    """Return ranks, as above, and the first and the last step that they record.
+
+    >>> _profiled("0-1:20")
+    '0,1:20-20'
+    """
+    ranks, colon, steps = text.partition(":")
+    span = conversion.parse_range(steps if colon else _PROFILED_STEPS)
+    if span is None or not span.start or len(span) > _MOST_PROFILED:
+        raise ValueError(
+            "give ranks and steps, such as 0,3:10-14; steps count from 1, and are at most "
+            f"{_MOST_PROFILED}."
+        )
+    return f"{_ranks(ranks)}:{span.start}-{span.stop - 1}"
+
+
+def _reading_rank(text: str) -> str:
+    word = text.strip().lower()
+    if word != "none" and not (word.isascii() and word.isdigit()):
+        raise ValueError("give a rank such as 0, or none.")
+    return word if word == "none" else str(int(word))
+
+
+def _pattern(text: str) -> str:
+    if is_rank_list(text):
+        raise ValueError(f"give a regular expression; --tee={text} chooses ranks.")
+    import re  # few launches have it
+
+    try:
+        re.compile(text.encode(errors="surrogateescape"))
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"this is no regular expression ({error}).") from None
+    return text
+
+
+def _log_size(text: str) -> int:
+    size = conversion.parse_size(text)
+    if size is None or 0 < size < _LEAST_LOG:
+        raise ValueError("give 1M or more, as 100M or 2G, or 0 for no limit.")
+    return size
+
+
+def _job_name(text: str) -> str:
+    # It becomes part of a folder's name.
+    text = text.strip()
+    if not text.isprintable() or set(text) & set("/ ") or text.startswith("."):
+        raise ValueError("give a name without slashes and spaces, and no dot at its start.")
+    return text
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    span = conversion.parse_range(text.replace(":", "-"))
+    if span is None or not span.start or span.stop > _LAST_PORT + 1 or not set(text) & set(":-"):
+        raise ValueError(f"give the first and the last port, up to {_LAST_PORT}: 20000:20999.")
+    return span.start, span.stop - 1
+
+
 def _flag(name: str, group: str, text: str, **more: Any) -> Option:  # noqa: ANN401 - Option checks
     return Option(name, "flag", group, "", text, bare="true", **{"own_default": "false", **more})
 
@@ -315,7 +424,7 @@ TABLE: tuple[Option, ...] = (
            env=("PADDLE_LOG_DIR",), path="dir"),
     Option("tee", "list", COMMON, "RANKS",
            "Show the output of these ranks on the console: all, 0,3 or 0-3. Default: rank 0.",
-           bare="all"),
+           bare="all", reader=_ranks),
     # As torchrun writes them.
     Option("redirects", "choice", JOB, "BOOL",
            "Write the standard error of all ranks to files of its own, workererr.N beside "
@@ -325,7 +434,8 @@ TABLE: tuple[Option, ...] = (
            bare="true"),
     Option("log_filter", "text", JOB, "PATTERN",
            "On the console, show only lines that match this regular expression, of the ranks that "
-           "--tee selects. Log files have all lines."),
+           "--tee selects. Log files have all lines.",
+           reader=_pattern),
     _flag("ui", JOB,
           "Show the state of all ranks on the whole terminal, as `fleetrun top` does, instead of "
           "rank 0's output. No effect without a terminal."),
@@ -406,7 +516,7 @@ TABLE: tuple[Option, ...] = (
     Option("port_range", "text", HOSTS, "FIRST:LAST",
            "Range in which to look for free ports. Default: 10240 to 29999 and above 61000, "
            "without the range of outgoing connections.",
-           env=("PORT_RANGE",)),
+           env=("PORT_RANGE",), reader=_port_range),
     _bool("port_check", HOSTS,
           "Before each start, try for at most a second whether hosts reach each other's rank "
           "ports, and name those that they do not."),
@@ -472,7 +582,7 @@ TABLE: tuple[Option, ...] = (
            env=("PADDLE_RUN_MODE",), words=tuple(modes.BY_WORD)),
     Option("job_id", "text", JOB, "NAME",
            "Name of the job.",
-           env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID")),
+           env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"), reader=_job_name),
     Option("grace", "duration", JOB, "SECONDS",
            "Time between asking processes to stop and killing them.",
            slot="grace_s", minimum=0),
@@ -482,17 +592,19 @@ TABLE: tuple[Option, ...] = (
            env=("PADDLE_MAX_RESTART",), minimum=0),
     Option("stdin", "text", JOB, "RANK|none",
            "The rank that reads the terminal or pipe, or none. Default: the rank that is shown.",
-           words=("none",)),
+           words=("none",), reader=_reading_rank),
     Option("debug", "list", JOB, "RANK|all",
            "Make these ranks wait for a debugger before their first line: debugpy if it is "
            "installed, one port per rank, else pdb on the terminal. Suspends --hang_timeout.",
-           words=("all",)),
+           words=("all",), reader=_ranks),
     Option("wrap", "text", JOB, "'RANKS: COMMAND'",
            "Run these ranks below a command: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. "
-           "all: every rank."),
+           "all: every rank.",
+           reader=_wrapper),
     Option("profile", "text", JOB, "RANKS[:STEPS]",
            "Record where the time of a few steps goes in these ranks, as a trace for Perfetto: "
-           "trace.RANK.json in the run directory. STEPS are 10-14 or 20. Default: 3-7."),
+           "trace.RANK.json in the run directory. STEPS are 10-14 or 20. Default: 3-7.",
+           reader=_profiled),
     Option("hang_timeout", "duration", JOB, "SECONDS",
            "Stop (or restart) the job if no process shows a sign of life for this long: output, "
            "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
@@ -535,7 +647,7 @@ TABLE: tuple[Option, ...] = (
     Option("log_max_size", "text", JOB, "SIZE",
            "Move the older part of a log to workerlog.N.1, .2, ... if it exceeds this size: 100M, "
            "2G. 0: never.",
-           own_default="0", slot="log_max_bytes"),
+           own_default="0", slot="log_max_bytes", reader=_log_size),
     Option("log_max_files", "int", JOB, "N",
            "Number of older parts that --log_max_size keeps of each log.",
            minimum=1),

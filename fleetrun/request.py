@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fleetrun import argv, conversion, modes, options
+from fleetrun import argv, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
@@ -32,15 +32,8 @@ if TYPE_CHECKING:
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
-# The first two steps allocate, compile, and put buckets in order.
-_PROFILED_STEPS = "3-7"
-# All are kept in memory until the last.
-_MOST_PROFILED = 1000
-# Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
-_MOST_RANKS = 1 << 16
 # No number of hosts has more digits.
 _DIGITS = 9
-_LEAST_LOG = 1024 * 1024
 # How high the command line stands.
 _TYPED = 2
 # What starts the job on other hosts, too.
@@ -165,18 +158,9 @@ def resolve(
         "nnodes": hosts.nnodes,
         "rank": hosts.rank,
         "spares": _spares(chosen["spares"], hosts, word, notes),
-        "port_range": _port_range(chosen["port_range"]),
         "run_mode": word,
-        "job_id": _job_id(chosen["job_id"]),
         "webhook": _address(chosen["webhook"]),
         "redirects": chosen["redirects"].value == "true",
-        "log_max_bytes": _size(chosen["log_max_bytes"]),
-        "tee": _ranks(chosen["tee"]),
-        "log_filter": _log_filter(chosen["log_filter"]),
-        "stdin": _reader(chosen["stdin"]),
-        "debug": _ranks(chosen["debug"]),
-        "wrap": _wrap(chosen["wrap"]),
-        "profile": _profile(chosen["profile"]),
     }
     return Request(
         script=parsed.script,
@@ -404,7 +388,7 @@ def _meeting_point(found: ResolvedOption) -> ResolvedOption:
 def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: bool) -> Hosts:
     """Return the hosts of the job; UsageError where the options contradict each other."""
     listed = chosen["ips"].value
-    ips = listed if isinstance(listed, tuple) else ()
+    ips = tuple(map(str, listed)) if isinstance(listed, tuple) else ()
     point = meeting_point(ips[0]) if len(ips) == 1 else None
     if point is not None:
         notes.append(f"The port of --ips={ips[0]} has no effect: see --start_port.")
@@ -582,26 +566,6 @@ def _first_port(found: ResolvedOption, rank: int | None) -> ResolvedOption:
     return ResolvedOption(first + rank, found.given)
 
 
-def _port_range(found: ResolvedOption) -> tuple[int, int] | None:
-    """Return the first and the last port that may be used.
-
-    >>> given = RawOption(options.find("port_range"), "35100:64000", "$PORT_RANGE")
-    >>> _port_range(ResolvedOption("35100:64000", given))
-    (35100, 64000)
-    """
-    text = (found.of(str) or "").strip()
-    if not text:
-        return None
-    first, _, last = text.replace("-", ":").partition(":")
-    # Python refuses to read numbers of thousands of digits.
-    is_read = max(len(first), len(last)) <= _DIGITS and first.isdecimal() and last.isdecimal()
-    if not is_read or not 1 <= int(first) <= int(last) <= LAST_PORT:
-        raise UsageError(
-            found.given.blame(f"give the first and the last port, up to {LAST_PORT}: 20000:20999.")
-        )
-    return int(first), int(last)
-
-
 def _address(found: ResolvedOption) -> str | None:
     """Return the URL of the webhook; the UsageError for a bad one does not show it."""
     address = (found.of(str) or "").strip()
@@ -719,126 +683,6 @@ def _implied(found: ResolvedOption, mode: str, by: str) -> ResolvedOption:
     return ResolvedOption(mode, found.given._replace(raw=mode, source=by))
 
 
-def _job_id(found: ResolvedOption) -> str:
-    """Return the job's name, which becomes part of a folder's name."""
-    name = (found.of(str) or "").strip()
-    if not name.isprintable() or set(name) & set("/ ") or name.startswith("."):
-        raise UsageError(
-            found.given.blame("give a name without slashes and spaces, and no dot at its start.")
-        )
-    return name
-
-
-def _ranks(found: ResolvedOption) -> str | None:
-    """Return ranks, ranges written out: all, or numbers with commas.
-
-    >>> _ranks(ResolvedOption(("0-2", "5"), RawOption(options.find("tee"), "0-2,5", "--tee")))
-    '0,1,2,5'
-    """
-    return _rank_list(found, found.value) if isinstance(found.value, tuple) else None
-
-
-def _rank_list(found: ResolvedOption, parts: tuple[str, ...]) -> str:
-    """Return the ranks that PARTS, of what was FOUND, name, as above."""
-    if parts == ("all",):
-        return "all"
-    ranks: list[int] = []
-    for part in parts:
-        span = conversion.parse_range(part)
-        if span is None or span.stop > _MOST_RANKS:
-            from fleetrun import hints  # only for a mistake
-
-            hint = hints.of_value(found.given.option.name, found.given.raw)
-            is_range = not part.strip("0123456789-")
-            otherwise = "give all, or ranks such as 0,3 or 0-3."
-            otherwise = f"{part} is no range of ranks." if is_range else otherwise
-            raise UsageError(found.given.blame(hint or otherwise))
-        ranks.extend(span)
-    return ",".join(map(str, dict.fromkeys(ranks)))
-
-
-def _log_filter(found: ResolvedOption) -> str | None:
-    """Return the regular expression of the lines that the console shows."""
-    text = found.of(str) or ""
-    if not text:
-        return None
-    if options.is_rank_list(text):
-        raise UsageError(
-            found.given.blame(f"give a regular expression; --tee={text} chooses ranks.")
-        )
-    import re  # few launches have it
-
-    try:
-        re.compile(text.encode(errors="surrogateescape"))
-    except (re.error, OverflowError) as error:
-        raise UsageError(found.given.blame(f"this is no regular expression ({error}).")) from None
-    return text
-
-
-def _wrap(found: ResolvedOption) -> str | None:
-    """Return ranks, as above, and the command that wraps theirs.
-
-    >>> _wrap(ResolvedOption("0-1:nsys  profile", RawOption(options.find("wrap"), "", "--wrap")))
-    '0,1: nsys profile'
-    """
-    text = (found.of(str) or "").strip()
-    if not text:
-        return None
-    import shlex  # few launches have it
-
-    ranks, colon, command = text.partition(":")
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(found.given.blame(f"the command cannot be read: {error}.")) from None
-    if not colon or not words:
-        raise UsageError(found.given.blame("give 'RANKS: COMMAND', such as '0: nsys profile'."))
-    parts = tuple(part.strip() for part in ranks.split(","))
-    return f"{_rank_list(found, parts)}: {shlex.join(words)}"
-
-
-def _profile(found: ResolvedOption) -> str | None:
-    """Return ranks, as above, and the first and the last step that they record.
-
-    >>> _profile(ResolvedOption("0-1:20", RawOption(options.find("profile"), "", "--profile")))
-    '0,1:20-20'
-    """
-    text = (found.of(str) or "").strip()
-    if not text:
-        return None
-    ranks, colon, steps = text.partition(":")
-    first, dash, last = (steps.strip() if colon else _PROFILED_STEPS).partition("-")
-    last = last if dash else first
-    are_numbers = all(each.isascii() and each.isdecimal() for each in (first, last))
-    if not are_numbers or not 1 <= int(first) <= int(last) < int(first) + _MOST_PROFILED:
-        raise UsageError(
-            found.given.blame(
-                "give ranks and steps, such as 0,3:10-14; steps count from 1, and are at most "
-                f"{_MOST_PROFILED}."
-            )
-        )
-    parts = tuple(part.strip() for part in ranks.split(","))
-    return f"{_rank_list(found, parts)}:{int(first)}-{int(last)}"
-
-
-def _reader(found: ResolvedOption) -> str | None:
-    """Return the rank that reads our standard input, or `none`."""
-    word = (found.of(str) or "").strip().lower()
-    if not word:
-        return None
-    if word != "none" and not (word.isascii() and word.isdigit()):
-        raise UsageError(found.given.blame("give a rank such as 0, or none."))
-    return word if word == "none" else str(int(word))
-
-
-def _size(found: ResolvedOption) -> int:
-    """Return a number of bytes; units are powers of 1024."""
-    size = conversion.parse_size(found.of(str) or "")
-    if size is None or 0 < size < _LEAST_LOG:
-        raise UsageError(found.given.blame("give 1M or more, as 100M or 2G, or 0 for no limit."))
-    return size
-
-
 def _pairs(name: str, tiers: Iterable[Iterable[RawOption]]) -> dict[str, tuple[str, str]]:
     """Collect each variable of --env or --nccl: its value and its source; a later tier wins."""
     found: dict[str, tuple[str, str]] = {}
@@ -921,7 +765,7 @@ def _setting(found: ResolvedOption) -> Setting:
     value = found.value
     if isinstance(value, bool):
         shown = str(value).lower()
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple) or (found.given.option.reader and value is not None):
         shown = found.given.raw.strip()
     elif isinstance(value, float):
         shown = f"{value:.15g}"

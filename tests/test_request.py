@@ -848,6 +848,7 @@ def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> 
         ("\nxyzzy: 0\n", "fleetrun.yaml:2: no such option: xyzzy; `fleetrun --help=all` lists"),
         ("[a]: 0\n", "fleetrun.yaml:1: no such option: "),
         ("nproc_per_node: abc\n", "fleetrun.yaml:1: nproc_per_node=abc: give a whole number"),
+        ("tee: x\n", "fleetrun.yaml:1: tee=x: give all, or ranks"),
         ("quiet: maybe\n", "fleetrun.yaml:1: quiet=maybe: give true or false."),
         ("job_id: a\nlog_dir: [a]\n", "fleetrun.yaml:2: log_dir: a list does not fit: give DIR."),
         ("gpus: {a: 1}\n", "fleetrun.yaml:1: gpus: a mapping does not fit: give LIST."),
@@ -881,7 +882,6 @@ def test_a_bad_file_is_refused_with_its_line(
         ("env: A\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("\nenv:\n  1A: 2\n", "fleetrun.yaml:3: env=1A=2: give KEY=VALUE"),
         ('env: {A: "\\0"}\n', "fleetrun.yaml:1: env=A=\0: give KEY=VALUE"),
-        ("tee: x\n", "fleetrun.yaml:1: tee=x: give all, or ranks"),
     ],
 )
 def test_what_a_file_asks_for_is_refused_with_its_line(
