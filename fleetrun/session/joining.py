@@ -332,7 +332,7 @@ def _session(  # noqa: PLR0917 - as join has them
     bare: Offer,
     say: Callable[[str], None],
 ) -> Session:
-    """Return the session, which etcd keeps if it shall."""
+    """Return the session, whose coordinator etcd elects if the job meets there."""
     if not endpoint.config.has_store:
         return Session(endpoint, launcher, host=bare.named(), say=say)
     from fleetrun.session.elected import ElectedSession  # only with etcd

@@ -232,21 +232,6 @@ def test_a_host_that_never_comes_is_waited_for_and_named(
     assert not list((tmp_path / "job").glob("ready.*"))
 
 
-def test_a_host_with_another_token_cannot_take_part(four_hosts: Network, tmp_path: Path) -> None:
-    # So long that all are there before the first one, where they meet, gives up.
-    job = by_master(four_hosts, tmp_path / "job", f"--rdzv_timeout={patient(12.0):.0f}")
-    job.start(four_hosts.hosts[:3], FLEETRUN_TOKEN="the right one")  # noqa: S106 - of a test
-    job.start(four_hosts.hosts[3:], FLEETRUN_TOKEN="another")  # noqa: S106 - of a test
-    assert job.ends() == [4] * 4
-    assert "another token" in four_hosts.hosts[3].said
-
-
-def test_all_hosts_start_again_together(four_hosts: Network, tmp_path: Path) -> None:
-    job = by_list(four_hosts, tmp_path / "job", "--max_restart=1")
-    job.start()
-    job.fail_once_and_end()
-
-
 @pytest.mark.parametrize("logs", [("workerlog",), ("workerlog", "workererr")])
 def test_hosts_with_one_log_folder_keep_one_run_directory(
     four_hosts: Network, tmp_path: Path, logs: tuple[str, ...]

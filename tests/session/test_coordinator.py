@@ -209,15 +209,17 @@ def test_the_first_failure_stops_all_and_is_the_verdict_once_all_have_stopped() 
     assert one.verdict(0).is_final
 
 
-def test_a_victim_that_was_faster_is_not_to_blame() -> None:
-    one = Session(2)
-    one.run(0, 2)
-    one.say(0, Failed(0, failure(0)))
-    one.say(2, Failed(0, failure(2, 5)))
-    # What a rank failed of is read when it has ended.
-    one.say(0, Stopped(0, failure(0, is_victim=True)))
-    one.say(2, Stopped(0, failure(2, 5)))
-    assert one.verdict(0).launcher == "launcher 2"
+def test_a_victim_that_was_faster_is_not_to_blame_in_any_generation() -> None:
+    one = Session(2, restarts=1)
+    for generation in range(2):
+        one.run(0, 2)
+        one.say(0, Failed(generation, failure(0)))
+        one.say(2, Failed(generation, failure(2, 5)))
+        # What a rank failed of is read when it has ended.
+        one.say(0, Stopped(generation, failure(0, is_victim=True)))
+        one.told(0, Stop)
+        one.say(2, Stopped(generation, failure(2, 5)))
+        assert one.verdict(0).launcher == "launcher 2"
 
 
 def test_two_failures_of_one_attempt_count_once() -> None:
@@ -387,6 +389,22 @@ def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
     assert told.who.startswith("1 host of 2")
     assert told.limit == "--elastic_timeout"
     assert 25.0 < told.left_s <= 30.0
+
+
+def test_more_hosts_are_waited_for_once_all_survivors_are_back() -> None:
+    one = Session(4, least=3)
+    one.run(0, 1, 2, 3)
+    for number in (2, 3):
+        one.feed(Broken(number, one.now))
+    one.wait(5.0, 0, 1)
+    one.stopped(0, 1)
+    one.join(0)
+    one.wait(20.0, 0, 1)
+    one.join(1)
+    one.wait(29.0, 0, 1)
+    assert one.state.phase == state.FORMING
+    one.wait(2.0, 0, 1)
+    assert "did not come within 30 s" in one.failure(1).what
 
 
 def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import member
 from fleetrun.session.config import RendezvousConfig
@@ -151,3 +153,41 @@ def test_a_coordinator_that_is_lost_hides_no_failure_of_this_hosts_ranks() -> No
     (verdict,) = one.verdicts()
     assert (verdict.failure, verdict.launcher) == (OWN, "launcher 2")
     assert verdict.given_up == "the coordinator of the job was lost"
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "own", "is_final", "given_up"),
+    [
+        (0, None, True, ""),
+        (1, None, False, ""),
+        (0, OWN, True, "the coordinator of the job was lost"),
+        (1, OWN, False, ""),
+        (1, OWN._replace(no_retry="no such module"), True, "the coordinator of the job was lost"),
+    ],
+)
+def test_who_loses_a_coordinator_that_can_be_replaced_goes_on_if_the_rules_allow_it(
+    max_restarts: int, own: Failure | None, given_up: str, *, is_final: bool
+) -> None:
+    one = Launcher()
+    config = one.state.config._replace(has_store=True, max_restarts=max_restarts)
+    one.state = one.state._replace(config=config)
+    if own is not None:
+        one.feed(member.Said(Failed(0, own), one.now))
+    one.feed(member.Disconnected(one.now))
+    one.wait(5.0)
+    one.feed(member.Said(Stopped(0, own), one.now))
+    one.wait(5.0)
+    (verdict,) = one.verdicts()
+    assert (verdict.is_final, verdict.given_up) == (is_final, given_up)
+
+
+def test_what_cannot_be_planned_has_stopped_and_words_about_another_generation_are_dropped() -> (
+    None
+):
+    one = joined()
+    one.feed(member.Heard(RosterMessage(1, 0, (), RendezvousConfig(3, 3)), one.now))
+    one.done.clear()
+    one.feed(member.Said(HostReady(0), one.now))
+    assert one.said() == []
+    one.feed(member.Said(Stopped(1, OWN), one.now))
+    assert one.said() == [Stopped(1, OWN)]

@@ -1,0 +1,36 @@
+"""Shares of the loop: what is registered goes where they are moved."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from fleetrun.run.loop import Loop, LoopShare
+
+
+def test_a_share_takes_descriptors_and_alarms_along() -> None:
+    first, second = Loop(), Loop()
+    share, seen = LoopShare(None), list[str]()
+    read_fd, write_fd = os.pipe()
+    try:
+        share.watch(read_fd, lambda: seen.append("fd"))
+        share.alarm("due", time.monotonic() + 0.05, lambda: seen.append("alarm"))
+        share.alarm("gone", time.monotonic(), lambda: seen.append("gone"))
+        share.alarm("gone", None, lambda: None)
+        share.move(first)
+        share.move(second)
+        os.write(write_fd, b".")
+        first.alarm("turn", time.monotonic() + 0.1, lambda: None)
+        first.turn()
+        assert seen == []
+        second.turn()
+        assert seen == ["fd", "alarm"]
+        share.clear()
+        second.alarm("turn", time.monotonic(), lambda: None)
+        second.turn()
+        assert seen == ["fd", "alarm"]
+    finally:
+        for fd in (read_fd, write_fd):
+            os.close(fd)
+        first.close()
+        second.close()
