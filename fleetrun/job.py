@@ -312,15 +312,7 @@ class LaunchedJob(ObservedJob):
 
         if proof.find(self.plan) is None:
             return ()
-        others = None
-        if self._session is not None:
-            from fleetrun.sources.proof_hosts import ProofOfHosts  # only with others
-
-            others = ProofOfHosts(self._session)
-        is_quiet = self.request.quiet
-        return (
-            proof.Proof(self.plan, say=self.log, show=self.show, is_quiet=is_quiet, hosts=others),
-        )
+        return (proof.Proof(self, session=self._session),)
 
     def _of_hosts(self) -> tuple[Source, ...]:
         """Return what agrees with the launchers of the other hosts, if there are any."""

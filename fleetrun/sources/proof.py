@@ -5,11 +5,13 @@ With `--strategy_strict` a job whose strategy is not in effect is declared refut
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.records import names, variables
+from fleetrun.records import names, rankfile
 from fleetrun.run.events import (
     REFUTED,
     Exited,
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
-    from fleetrun.sources.proof_hosts import ProofOfHosts
+    from fleetrun.run.observers import ObservedJob
+    from fleetrun.session.driver import Session
+    from fleetrun.session.exchange import PackedEvidence
 
 # A rank needs seconds for its first update, or minutes.
 _FIRST_S = 0.3
@@ -37,6 +41,8 @@ _SLOWER = 1.2
 _SLOWEST_S = 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
+# What a rank says of its strategy is some thousand bytes; what is no record may be more.
+_LONGEST, _LONGEST_PACKED = 1 << 20, 60_000
 # Signals after which the ranks end.
 _ENDING = frozenset((1, 2, 9, 15))
 
@@ -71,8 +77,6 @@ class _Trainer:
 
     def look(self) -> bool:
         """Read the records, if there are new ones; return whether there were."""
-        from fleetrun.records import rankfile  # only with a strategy
-
         try:
             stat = os.stat(self._path)
         except OSError:
@@ -94,72 +98,60 @@ class _Trainer:
 
 
 class Proof(Source):
-    """Watches for the evidence of PLAN's trainers and declares what it says of the strategy."""
+    """Watches for the evidence of JOB's trainers and declares what it says of the strategy."""
 
     name = "the proof of the strategy"
     exit_code = REFUTED
 
     def __init__(
         self,
-        plan: LaunchPlan,
+        job: ObservedJob,
         *,
-        say: Callable[[str], None],
-        show: Callable[[str], None],
-        is_quiet: bool = False,
-        hosts: ProofOfHosts | None = None,
+        session: Session | None = None,
         width: int | None = None,
         first_s: float = _FIRST_S,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self._plan = plan
-        self._say = say
-        self._show_lines = show
-        self._is_quiet = is_quiet
-        self._hosts = hosts
-        # Of several hosts one judges the ranks of all, and shows it.
-        self._judges = hosts is None or hosts.judges
+        self._job = job
+        self._session = session
         self._width = width
-        self._first_s = self._pace_s = first_s
+        self._first_s = first_s
         self._timeout_s = timeout_s
         self._waiting: Waiting | None = None
-        self._asked: StrategyDocument | None = None
         self._is_ending = False
-        self._need(is_strict=plan.strategy is not None and plan.strategy.is_strict)
+        strategy = job.plan.strategy
+        self._need(is_strict=strategy is not None and strategy.is_strict)
         self._begin()
 
     def _begin(self) -> None:
-        """Expect evidence from all ranks."""
+        """Expect evidence from all ranks of a generation, in their order."""
+        plan = self._job.plan
+        # Of several hosts one judges the ranks of all, and shows it.
+        self._judges = self._session is None or self._session.serves
+        self._asked: StrategyDocument | None = None
         self._pace_s = self._first_s
         self._patient_until: float | None = None
         # What was shown, as far as it matters.
         self._shown: object = None
         self._noted: frozenset[str] = frozenset()
         self._has_judged = False
+        self._places = {
+            process: plan.ranks.index(spec.rank)
+            for process, spec in enumerate(plan.processes)
+            if spec.rank is not None
+        }
+        own = {place: plan.processes[process] for process, place in self._places.items()}
+        hears = self._session is not None and self._judges
+        # By their place among all ranks, as other hosts name them.
         self._trainers: dict[int, _Trainer] = {}
-        self._places: dict[int, int] = {}
-        if self._hosts is not None:
-            self._hosts.begin(self._plan)
-        for process, spec in enumerate(self._plan.processes):
-            if spec.rank is not None and spec.rank.role == "TRAINER":
-                name = names.rank_records(names.rank_name(spec.rank))
-                path = spec.env.get(variables.RECORDS) or names.run_path(self._plan, name)
-                restart = spec.env.get("PADDLE_RESTART_COUNT", "")
-                self._trainers[process] = _Trainer(names.label(spec), path, int(restart or 0))
-                if self._hosts is not None:
-                    self._places[process] = self._plan.ranks.index(spec.rank)
-        self._add_others()
-
-    def _add_others(self) -> None:
-        """Expect evidence of the ranks of other hosts, in the order of ranks."""
-        if self._hosts is None or not self._judges:
-            return
-        own = {place: process for process, place in self._places.items()}
-        local, self._trainers = self._trainers, {}
-        for place, spec in enumerate(self._plan.ranks):
-            if place in own:
-                self._trainers[own[place]] = local[own[place]]
-            elif spec.role == "TRAINER" and spec.node_rank != self._plan.node_rank:
-                self._trainers[_remote(place)] = _Trainer(names.spec_label(spec))
+        for place, rank in enumerate(plan.ranks):
+            if rank.role == "TRAINER" and place in own:
+                name = names.rank_records(names.rank_name(rank))
+                path = rankfile.path_of(own[place]) or names.run_path(plan, name)
+                restart = rankfile.restart_of(own[place])
+                self._trainers[place] = _Trainer(names.label(own[place]), path, restart)
+            elif rank.role == "TRAINER" and hears and rank.node_rank != plan.node_rank:
+                self._trainers[place] = _Trainer(names.spec_label(rank))
 
     # The supervisor's side ----------------------------------------------------------------------
 
@@ -167,8 +159,10 @@ class Proof(Source):
         """Begin to look."""
         self._waiting = waiting
         self._declare = declare
-        if self._hosts is not None and self._judges:
-            self._hosts.open(self._take)
+        if self._session is not None:
+            from fleetrun.session.exchange import PackedEvidence  # only with others
+
+            self._session.hearers[PackedEvidence] = self._receive
         self._look_later()
 
     def on_event(self, happening: Happening) -> None:
@@ -176,18 +170,19 @@ class Proof(Source):
         match happening:
             case Started():
                 self._is_ending = False
-            case Exited(process=process, status=status) if process in self._trainers:
-                self._trainers[process].has_ended = True
+            case Exited(process=process, status=status) if self._trainer(process) is not None:
+                place = self._places[process]
+                self._trainers[place].has_ended = True
                 # Whatever the host that judges has heard before.
-                self._report(process)
+                self._trainers[place].look()
+                self._send(place)
                 if status.exit_code:
                     self._is_ending = True
                 elif not self._is_ending:
                     self._look()
             case SignalAll(signum=signum) if signum in _ENDING:
                 self._is_ending = True
-            case Gathered(attempt=attempt, plan=plan) if attempt:
-                self._plan, self._asked = plan, None
+            case Gathered(attempt=attempt) if attempt:
                 self._begin()
                 self._look_later()
             case Finished(outcome=outcome):
@@ -225,24 +220,38 @@ class Proof(Source):
         if self._waiting is not None:
             self._waiting.alarm("evidence", None, self._look_again)
 
+    def _trainer(self, process: int) -> _Trainer | None:
+        return self._trainers.get(self._places.get(process, -1))
+
     def _read(self) -> None:
-        for process, trainer in self._trainers.items():
-            if trainer.look() and self._hosts is not None and not self._judges:
-                self._report(process)
+        for place, trainer in self._trainers.items():
+            if trainer.look():
+                self._send(place)
 
-    def _report(self, process: int) -> None:
-        """Tell the host that judges what a rank has said last."""
-        if self._hosts is not None and not self._judges:
-            trainer = self._trainers[process]
-            trainer.look()
-            self._hosts.report(self._places[process], trainer.record, has_ended=trainer.has_ended)
+    def _send(self, place: int) -> None:
+        """Tell the host that judges, if that is another one, what a rank has said last."""
+        if self._session is None or self._judges:
+            return
+        import json  # only with others
+        import zlib
 
-    def _take(self, place: int, record: Mapping[str, object] | None, has_ended: bool) -> None:  # noqa: FBT001 - as a message has it
-        """Take what another host tells of its rank."""
-        trainer = self._trainers.get(_remote(place))
-        if trainer is not None:
-            trainer.take(record)
-            trainer.has_ended = trainer.has_ended or has_ended
+        from fleetrun.session.exchange import PackedEvidence
+
+        trainer = self._trainers[place]
+        text = json.dumps(trainer.record).encode()
+        packed = base64.b64encode(zlib.compress(text)).decode("ascii") if trainer.record else ""
+        packed = packed if len(packed) <= _LONGEST_PACKED else ""
+        generation = self._job.plan.generation
+        self._session.to_coordinator(PackedEvidence(generation, place, trainer.has_ended, packed))
+
+    def _receive(self, node_rank: int, message: PackedEvidence) -> None:
+        """Take what another host tells of a rank, if that is its own and of this generation."""
+        plan, trainer = self._job.plan, self._trainers.get(message.process)
+        if message.generation != plan.generation or trainer is None:
+            return
+        if plan.ranks[message.process].node_rank == node_rank != plan.node_rank:
+            trainer.take(_unpacked(message.packed))
+            trainer.has_ended = trainer.has_ended or message.has_ended
             if not self._is_ending:
                 self._look()
 
@@ -265,7 +274,7 @@ class Proof(Source):
         if self._asked is None:
             from fleetrun.records import strategyfiles  # only with a strategy
 
-            self._asked = strategyfiles.parse_document(find(self._plan) or "{}")
+            self._asked = strategyfiles.parse_document(find(self._job.plan) or "{}")
             self._need(is_strict=self._asked.is_strict)
         return self._asked
 
@@ -307,13 +316,13 @@ class Proof(Source):
                 not overview.faults(asked, judged, silence, evidence_of)
                 and judged.ranks_equal is not False
             )
-            if self._judges and not (self._is_quiet and is_fine):
+            if self._judges and not (self._job.request.quiet and is_fine):
                 width = self._columns()
-                self._show_lines(overview_table.table(asked, evidence_of, judged, silence, width))
-        elif self._judges and not self._is_quiet:
+                self._job.show(overview_table.table(asked, evidence_of, judged, silence, width))
+        elif self._judges and not self._job.request.quiet:
             for note in overview_table.notes(evidence_of):
                 if note not in self._noted:
-                    self._say(f"Strategy: {note}")
+                    self._job.log(f"Strategy: {note}")
         self._noted = frozenset(overview_table.notes(evidence_of))
         return judged
 
@@ -334,9 +343,18 @@ class Proof(Source):
         return self._width
 
 
-def _remote(place: int) -> int:
-    """Return what stands for a rank of another host among processes of this one."""
-    return -1 - place
+def _unpacked(packed: str) -> Mapping[str, object] | None:
+    """Return the record that was packed; None where that is nothing, or none can be as long."""
+    import zlib  # only with others
+
+    from fleetrun.records import reading
+
+    try:
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(base64.b64decode(packed, validate=True), _LONGEST)
+    except (binascii.Error, ValueError, zlib.error):
+        return None
+    return reading.parse(text) if unpacking.eof else None
 
 
 def _silence_of(trainer: _Trainer) -> str:

@@ -210,7 +210,7 @@ class DrivenJob(ObservedJob):
         if wanted.get("hang_timeout_s"):
             observers.append(Watch(self))
         if wanted.get("strategy"):
-            observers.append(Proof(self.plan, say=self.log, show=self.show))
+            observers.append(Proof(self))
         if wanted.get("broken_source"):
             observers.append(BrokenSource(wanted["folder"]))
         if wanted.get("interrupt_between_deaths"):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 import sys
 import time
+import zlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import plans
 import pytest
 from commandline import Command
+from hypothesis import example, given
+from hypothesis import strategies as st
 from processes import Launch
 from waiting import LONG_S
 
@@ -26,6 +32,8 @@ from fleetrun.run.events import (
     Started,
 )
 from fleetrun.run.loop import Loop
+from fleetrun.session.exchange import PackedEvidence
+from fleetrun.sources import proof
 from fleetrun.sources.proof import Proof
 
 if TYPE_CHECKING:
@@ -93,17 +101,22 @@ class Room:
         folder: Path,
         ranks: int = 2,
         asked: dict[str, Any] | None = None,
+        *,
+        is_quiet: bool = False,
+        nodes: int = 1,
         **proof: Any,
     ) -> None:
         self.folder = folder
         specs = tuple(
-            RankSpec("TRAINER", n, n, 0, (), Endpoint("127.0.0.1", 6070 + n)) for n in range(ranks)
+            RankSpec("TRAINER", n, n, n * nodes // ranks, (), Endpoint("127.0.0.1", 6070 + n))
+            for n in range(ranks)
         )
         processes = tuple(
             ProcessSpec(
                 *(f"trainer.{one.rank}", ("x",), env(folder, one.rank), (), "log"), rank=one
             )
             for one in specs
+            if not one.node_rank
         )
         server = ProcessSpec("server.0", ("x",), {}, (), "serverlog.0")
         self.plan = LaunchPlan(
@@ -112,7 +125,7 @@ class Room:
             "local",
             0,
             0,
-            ("h",),
+            ("h",) * nodes,
             specs,
             (*processes, server),
             Rules(),
@@ -124,12 +137,8 @@ class Room:
         self.said: list[str] = []
         self.declared: list[Declared] = []
         self.loop = Loop()
-        self.proof = Proof(
-            self.plan,
-            say=self.said.append,
-            show=self.said.append,
-            **{"width": 0, "first_s": 0.01, **proof},
-        )
+        self.job = plans.job(self.plan, log=self.said.append, quiet=is_quiet)
+        self.proof = Proof(self.job, **{"width": 0, "first_s": 0.01, **proof})
         self.proof.open(self.loop, self.declared.append)
 
     def leave(self, rank: int, what: object) -> None:
@@ -311,7 +320,8 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     here.exit(0, code=1)
     (process, *_) = here.plan.processes
     process = process._replace(env=env(tmp_path, 0, attempt=1))
-    here.proof.on_event(Gathered(1, here.plan._replace(processes=(process,)), 1.0))
+    here.job.plan = here.plan._replace(processes=(process,))
+    here.proof.on_event(Gathered(1, here.job.plan, 1.0))
     here.proof.on_event(Started(0, "rank 0", 11, 1.0, attempt=1))
     here.exit(0)
     assert here.refuted is not None
@@ -486,7 +496,7 @@ def test_a_strict_job_cannot_do_without_its_proof(tmp_path: Path, *, is_strict: 
     def broken(text: str) -> None:
         raise ValueError(text)
 
-    here.proof._show_lines = broken
+    here.job.show = broken
     here.leave(0, evidence(GOOD))
     with pytest.raises(ValueError, match="Strategy"):
         here.exit(0)
@@ -511,6 +521,70 @@ def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> Non
     title, *rows = here.said[0].splitlines()
     assert title.startswith("Comparison of the ranks (mode defaults; ")
     assert rows == ["  The parameters of all ranks are equal after update 4."]
+
+
+# ------------------------------------------------------------------------------------- other hosts
+
+
+def packed(text: bytes) -> str:
+    return base64.b64encode(zlib.compress(text)).decode()
+
+
+def hosts(folder: Path, *, serves: bool = True) -> tuple[Room, SimpleNamespace, list[Any]]:
+    """Return a proof of one of two hosts of a rank each, its session, and what it sends."""
+    sent: list[Any] = []
+    session = SimpleNamespace(hearers={}, serves=serves, to_coordinator=sent.append)
+    here = Room(folder, asked=strict(), session=session, nodes=2)
+    return here, session, sent
+
+
+def test_the_ranks_of_all_hosts_are_judged_in_one_table(tmp_path: Path) -> None:
+    here, session, _ = hosts(tmp_path)
+    hear = session.hearers[PackedEvidence]
+    here.leave(0, evidence(GOOD))
+    here.exit(0)
+    assert here.said == []
+    hear(
+        1, PackedEvidence(0, 1, has_ended=True, packed=packed(json.dumps(evidence(IDLE)).encode()))
+    )
+    assert "Rank 1 differs from rank 0: fuse_bn_act_ops has no effect" in here.said[0]
+    assert here.refuted is not None
+    assert here.refuted.faults == (
+        "rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops",
+    )
+
+
+def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> None:
+    here, _, sent = hosts(tmp_path, serves=False)
+    here.leave(0, evidence(IDLE))
+    here.exit(0)
+    assert [(one.generation, one.process, one.has_ended) for one in sent] == [(0, 0, True)]
+    told = json.loads(zlib.decompress(base64.b64decode(sent[0].packed)))
+    assert told["knobs"] == IDLE
+    assert here.said == []
+    assert here.refuted is None
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "generation", "process"),
+    [(1, 0, 0), (1, 1, 1), (1, 0, 99), (1, 0, -1), (0, 0, 1)],
+)
+def test_a_host_speaks_for_its_own_ranks_of_this_generation(
+    tmp_path: Path, node_rank: int, generation: int, process: int
+) -> None:
+    here, session, _ = hosts(tmp_path)
+    text = packed(json.dumps(evidence(GOOD)).encode())
+    message = PackedEvidence(generation, process, has_ended=True, packed=text)
+    session.hearers[PackedEvidence](node_rank, message)
+    assert [one.evidence for one in here.proof._trainers.values()] == [None, None]
+
+
+@given(
+    st.text(max_size=50) | st.binary(max_size=50).map(lambda each: base64.b64encode(each).decode())
+)
+@example(packed(b" " * (64 << 20)))
+def test_what_another_host_says_that_is_no_evidence_is_none(text: str) -> None:
+    assert proof._unpacked(text) is None
 
 
 # ---------------------------------------------------------------------------------- real processes
