@@ -97,7 +97,7 @@ def test_what_a_hint_tells_to_write_can_be_written() -> None:
     example |= {"PORT": "22", "FILE": "key", "NAME=VALUE": "A=1", "FIELD": "f", "N": "4"}
     for word, hint in hints.TABLE.items():
         own = re.sub(r"`fleetrun \w+ [^`]*`", "", hint.says)
-        for written in re.findall(r"(?<!\w)--\w+(?:=\"[^\"]*\"|=[\w:,]+| [A-Z_]+=\w+)", own):
+        for written in re.findall(r"(?<!\w)--\w+(?:=\"[^\"]*\"|=[\w:,]*\w| [A-Z_]+=\w+)", own):
             for name, value in example.items():
                 written = re.sub(rf"\b{name}\b", value, written)  # noqa: PLW2901 - one by one
             words = shlex.split(written)
