@@ -26,6 +26,7 @@ from . import (
     rank_check,
     settings,
     static,
+    topology,
     unsupported,
     updates,
 )
@@ -79,6 +80,7 @@ def arm(path: str) -> None:
 def _watch_alone(paddle: ModuleType) -> None:
     """Prepare heartbeats and the profile of a training without a strategy."""
     updates.watch()
+    topology.watch()
     watch_profile = _begin_profile()
     if "FLEETRUN_REPORT_UPDATES" in os.environ:
         heartbeats.install()
@@ -88,6 +90,7 @@ def _watch_alone(paddle: ModuleType) -> None:
 
 def _install_with_profile(paddle: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
     watch_profile = _begin_profile()
+    topology.watch()
     _install_all(spec, proof)
     watch_profile(paddle, has_strategy=True)
     # Whatever becomes of this process, it is known that it has imported Paddle.

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from . import border
+from .import_hooks import after_import
+from .site import rank_records
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_MODULE = "paddle.distributed.fleet.base.topology"
 # How the axes of fleet's topology are called in `hybrid_configs`, and in what order they are said.
 AXES = {"data": "dp", "model": "mp", "pipe": "pp", "sharding": "sharding", "sep": "sep"}
+
+
+def watch() -> None:
+    """Tell the launcher, and the log, where this rank is once fleet has its groups."""
+    after_import(_MODULE, _patch)
+
+
+def _patch(module: ModuleType) -> None:
+    kind: Any = module.HybridCommunicateGroup
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def __init__(known: Any, *args: Any, **options: Any) -> None:
+        begin(known, *args, **options)
+        tell(known)
+
+    kind.__init__ = __init__
+
+
+@border.watching("the record of the topology")
+def tell(known: Any) -> None:
+    """Record the axes of fleet's groups KNOWN, slowest first."""
+    topology = known.topology()
+    names = topology.get_hybrid_group_names()
+    axes = {AXES.get(name, name): int(topology.get_dim(name)) for name in names}
+    path = os.environ.get("FLEETRUN_RECORDS", "")
+    if path:
+        rank_records.append(path, rank_records.TOPOLOGY, {"axes": axes})
+    rank = int(known.get_global_rank())
+    if _label(rank, known) != f"rank {rank}":
+        print(f"fleetrun: this is {_label(rank, known)}", file=sys.stderr)
 
 
 def groups() -> Any:
@@ -27,14 +68,11 @@ def sizes() -> dict[str, int]:
     return found
 
 
-def coordinates(rank: int) -> dict[str, int]:
+def _coordinates(rank: int, known: Any) -> dict[str, int]:
     """Return where RANK is along each axis of several ranks; empty if there is the data axis only.
 
     Paddle names further axes where experts are spread out.
     """
-    known = groups()
-    if known is None:
-        return {}
     topology = known.topology()
     names = topology.get_hybrid_group_names()
     places = topology.get_coord(rank)
@@ -48,7 +86,12 @@ def coordinates(rank: int) -> dict[str, int]:
 
 def label(rank: int) -> str:
     """Name RANK and where it is: `rank 13 (dp 1, mp 1, pp 0)`."""
-    places = ", ".join(f"{axis} {place}" for axis, place in coordinates(rank).items())
+    known = groups()
+    return f"rank {rank}" if known is None else _label(rank, known)
+
+
+def _label(rank: int, known: Any) -> str:
+    places = ", ".join(f"{axis} {place}" for axis, place in _coordinates(rank, known).items())
     return f"rank {rank} ({places})" if places else f"rank {rank}"
 
 

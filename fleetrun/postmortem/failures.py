@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fleetrun.model import LaunchPlan, ProcessSpec
-    from fleetrun.records.rankfile import ErrorReport
+    from fleetrun.records.rankfile import ErrorReport, RankAxes
     from fleetrun.run.events import Exited
 
 # What a shell says when it is the wrapper that cannot run a command.
@@ -49,10 +49,19 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
     """Return EXITS completed from the ranks' records and logs."""
     steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in plan.processes]
     step = max((one for one in steps if one is not None), default=None)
+    topology = rankfile.topology(map(rankfile.path_of, plan.processes))
     examined = [
-        _examined(plan, one, step, with_log=place < _MOST_LOGS) for place, one in enumerate(exits)
+        _placed(plan, _examined(plan, one, step, with_log=index < _MOST_LOGS), topology)
+        for index, one in enumerate(exits)
     ]
     return tuple(map(_set_back, examined, [examined] * len(examined)))
+
+
+def _placed(plan: LaunchPlan, exited: Exited, topology: RankAxes | None) -> Exited:
+    rank = plan.processes[exited.process].rank
+    if topology is None or rank is None or rank.role != "TRAINER":
+        return exited
+    return exited._replace(place=topology.place(rank.rank))
 
 
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:

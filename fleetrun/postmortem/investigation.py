@@ -70,13 +70,15 @@ class Investigation(NamedTuple):
 
     culprit: Culprit | None = None
     victims: tuple[Victim, ...] = ()
+    # Where fleet has put the ranks; None: not known.
+    topology: rankfile.RankAxes | None = None
 
 
 def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investigation:
     """Find the process that failed first, why, and those that ended because of it."""
     culprit = outcome.cause
     if not isinstance(culprit, Exited):
-        return Investigation()
+        return Investigation(topology=rankfile.topology(map(rankfile.path_of, plan.processes)))
     return Investigation(_culprit(plan, outcome, culprit, before), _victims(plan, outcome, culprit))
 
 

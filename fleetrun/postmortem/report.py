@@ -72,7 +72,7 @@ def verdict(
         case Exited() as culprit:
             lines.append(f"{culprit.describe()}.")
         case Hung() as hang:
-            lines += _hang(hang, {spec_label(rank): devices_of(rank) for rank in ranks})
+            lines += _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
         case Refuted(faults=faults):
             lines += _refuted(faults)
         case Failure() as elsewhere:
@@ -143,6 +143,12 @@ def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> l
     return lines
 
 
+def _where(rank: RankSpec, findings: Investigation) -> str:
+    """Say where RANK is in fleet's topology, and on which devices."""
+    place = findings.topology.place(rank.rank) if findings.topology is not None else ""
+    return ", ".join(filter(None, (place, devices_of(rank))))
+
+
 def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     """Return where the ranks stand, with their DEVICES; those elsewhere than the rest first."""
     missed = _MISSED.get(hang.sign, _MISSED["life"])
@@ -151,7 +157,12 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         stand = "stands" if len(who) == 1 else "stand"
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""
         held = [devices[label] for label in who if devices.get(label)]
-        on = f" ({', '.join(held)})" if 0 < len(held) <= _DEVICES else ""
+        # A place has commas, devices have none.
+        on = (
+            f" ({('; ' if ',' in ''.join(held) else ', ').join(held)})"
+            if 0 < len(held) <= _DEVICES
+            else ""
+        )
         lines.append(f"    {sentence(listed(who))}{on} {stand} in {where}{alone}.")
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
@@ -186,7 +197,7 @@ def _culprit(culprit: Culprit, *, is_shown: bool) -> list[str]:
         return [exited.describe()]
     said = exited.describe()
     if exited.status.signum is not None:
-        said = f"{exited.label} was killed by {causes.meaning(exited.status.signum)}"
+        said = f"{exited.name} was killed by {causes.meaning(exited.status.signum)}"
     place = f"{culprit.host} ({culprit.devices})" if culprit.devices else culprit.host
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(culprit.wall))
     since = f"{culprit.after_s:.1f} s after the start"

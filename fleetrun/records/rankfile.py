@@ -7,7 +7,7 @@ else altogether, and what can be read is returned.
 
 # No `from __future__ import annotations`: `reading.record` goes by the annotations.
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import names, reading, variables
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # The kinds of records.
 EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
+TOPOLOGY = "topology"
+# The axes in the order in which they are said; others follow.
+_AXES = ("dp", "mp", "pp", "sharding", "sep")
 _MOST = 1024 * 1024
 _RESTARTS = "PADDLE_RESTART_COUNT"
 
@@ -51,6 +54,40 @@ class Update(NamedTuple):
     number: int
     at: float
     loss: float | None = None
+
+
+class RankAxes(NamedTuple):
+    """The axes along which fleet has laid out the ranks, with their sizes, slowest first."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    def place(self, rank: int) -> str:
+        """Say where RANK is along the axes of several ranks; nothing if that is `dp` alone.
+
+        >>> RankAxes((("dp", 2), ("pp", 1), ("sharding", 1), ("mp", 2))).place(3)
+        'dp 1, mp 1'
+        >>> RankAxes((("dp", 4), ("mp", 1))).place(3)
+        ''
+        """
+        places = {}
+        for name, size in reversed(self.axes):
+            rank, place = divmod(rank, size)
+            if size > 1:
+                places[name] = place
+        known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
+        return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)
+
+
+def topology(paths: Iterable[str]) -> RankAxes | None:
+    """Return the topology that the first of the files PATHS has that has one."""
+    for path in filter(None, paths):
+        for found in records(path, TOPOLOGY):
+            axes = found.get("axes")
+            if isinstance(axes, dict) and all(
+                isinstance(each, int) and each > 0 for each in axes.values()
+            ):
+                return RankAxes(tuple(axes.items()))
+    return None
 
 
 def records(path: str, kind: str) -> Iterator[dict[str, Any]]:

@@ -97,14 +97,21 @@ class Exited(NamedTuple):
     # Its peak memory, and whether it left a core dump.
     peak_bytes: int | None = None
     has_core: bool = False
+    # Where fleet's topology has it: `dp 1, mp 0`.
+    place: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, and where the rank is in fleet's topology if that is known."""
+        return f"{self.label} ({self.place})" if self.place else self.label
 
     def describe(self) -> str:
         """Return text such as `rank 1 exited with 7`."""
         if self.fault:
-            return f"{self.label} could not be started: {self.fault}"
+            return f"{self.name} could not be started: {self.fault}"
         if self.status.signum is not None:
-            return f"{self.label} was killed by {signal_name(self.status.signum)}"
-        return f"{self.label} exited with {self.status.exit_code}"
+            return f"{self.name} was killed by {signal_name(self.status.signum)}"
+        return f"{self.name} exited with {self.status.exit_code}"
 
 
 class Ready(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, train
+from training import PYTHONS, ROOT, run, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +107,46 @@ def test_copies_are_compared_and_a_rank_that_differs_is_named(
     # Nothing is left over for other ways.
     proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
     assert proof["failures"] == []
+
+
+SCRIPT = """
+import sys, time
+import paddle
+from paddle.distributed import fleet
+strategy = fleet.DistributedStrategy()
+strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 2}
+fleet.init(is_collective=True, strategy=strategy)
+net = paddle.nn.Linear(4, 4)
+optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+for _ in range(6):
+    net(paddle.ones([2, 4])).mean().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+    time.sleep(0.02)
+if paddle.distributed.get_rank() == 1:
+    if sys.argv[1] == "fail":
+        raise ValueError("a bad batch")
+    time.sleep(1000)
+group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
+paddle.distributed.barrier(group=group)
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("end", ["fail", "hang"])
+def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["--nproc_per_node=2", "--hang_timeout=8s", "--check_ranks=-1"]
+    # Of ranks that are started warm no stack can be taken.
+    cold = {"PYTHONPATH": str(ROOT)}
+    done = run(PYTHONS[version], ["-m", "fleetrun", *options, "train.py", end], tmp_path, **cold)
+    said = {
+        "fail": "fleetrun: rank 1 (mp 1) exited with 1.",
+        "hang": "Rank 1 (mp 1) stands in <module> (train.py:",
+    }
+    assert said[end] in done.stdout, done.stdout
+    # The last heartbeat was written, though a signal may have ended the rank.
+    assert re.search(r"Failed after .* and 6 steps", done.stdout), done.stdout
+    assert "this is rank 1 (mp 1)" in (tmp_path / "log" / "workerlog.1").read_text()
+    shown = run(PYTHONS[version], ["-m", "fleetrun", "top", "--once"], tmp_path).stdout
+    assert re.search(r"(?m)^ +1 +mp 1 ", shown), shown

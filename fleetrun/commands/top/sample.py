@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun import conversion
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
-from fleetrun.records import eventfile, metricsfile, names, progress, reading, runs
+from fleetrun.records import eventfile, metricsfile, names, progress, rankfile, reading, runs
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class RankRow(NamedTuple):
     line: str = ""
     # Whether somebody should look at it.
     is_odd: bool = False
+    # Where fleet's topology has it: `dp 1, mp 0`.
+    place: str = ""
 
 
 class Snapshot(NamedTuple):
@@ -103,6 +105,8 @@ class Sampler:
         self._period_s = period_s
         self._meter: GpuMeter | None = None
         self._here = socket.gethostname()
+        # By run: where fleet has put its ranks, once a rank has told.
+        self._topologies: dict[str, rankfile.RankAxes] = {}
 
     def close(self) -> None:
         """Ask the driver no more."""
@@ -121,7 +125,7 @@ class Sampler:
         ]
         rows: list[RankRow] = []
         for run, alive in zip(self._runs, is_running, strict=True):
-            rows += self._rows(run, is_alive=alive)
+            rows += self._placed(run, list(self._rows(run, is_alive=alive)))
         rows.sort(key=lambda row: (row.rank is None, not row.label.startswith("rank "), row.rank))
         rows = compared(rows)
         first = self._runs[0]
@@ -156,6 +160,20 @@ class Sampler:
             self._notices[run.path] = [
                 one for one in eventfile.read(path) if one.event == "warning"
             ]
+
+    def _placed(self, run: runs.Run, rows: list[RankRow]) -> list[RankRow]:
+        """Return ROWS with their places in fleet's topology, which the ranks of RUN tell."""
+        ranks = [row.rank for row in rows if row.rank is not None and row.label[:5] == "rank "]
+        if ranks and run.path not in self._topologies:
+            # All tell the same.
+            told = rankfile.topology([os.path.join(run.path, names.rank_records(f"{ranks[0]}"))])
+            if told is not None:
+                self._topologies[run.path] = told
+        known = self._topologies.get(run.path)
+        return [
+            row._replace(place=known.place(row.rank)) if known and row.rank in ranks else row
+            for row in rows
+        ]
 
     def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterable[RankRow]:
         """Return how the processes of RUN are, each in its newest attempt."""

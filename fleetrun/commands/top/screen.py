@@ -34,6 +34,7 @@ class _Column(NamedTuple):
 
 _COLUMNS = (
     _Column("rank", lambda row: row.label.removeprefix("rank "), 0),
+    _Column("place", lambda row: row.place, 13, is_right=False),
     _Column("state", lambda row: row.state, 1, is_right=False),
     _Column("host", lambda row: row.host, 9, is_right=False),
     _Column("device", lambda row: row.device[:_WIDEST_DEVICE], 8, is_right=False),

@@ -17,6 +17,8 @@ SCHEMA = 1
 EXCEPTION, EXIT, STRATEGY = "exception", "exit", "strategy"
 # When an update was made, with the loss before it.
 UPDATE = "update"
+# The axes of fleet's topology, and their sizes.
+TOPOLOGY = "topology"
 _READ_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
