@@ -70,6 +70,7 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
         (["--", "--gp"], [("file", "--gp")]),
         ([""], [("file", "")]),
         (["comp"], [("file", "comp"), ("plain", "completion")]),
+        (["strateg"], [("file", "strateg"), ("plain", "strategy")]),
         (["completion", "z"], [("plain", "zsh")]),
         (["completion", "zsh", ""], []),
         (["--help=dev"], [("plain", "--help=devices")]),

@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fakedriver
@@ -22,6 +21,7 @@ from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from terminals import Terminal
 
@@ -29,33 +29,6 @@ pytestmark = pytest.mark.slow
 
 HAS_FAKETIME = shutil.which("faketime") is not None
 ALONE = ("unshare", "--mount", "sh", "-ec")
-# The driver of one GPU in every kind of trouble; what is not in it, it does not know.
-PYNVML = f"""
-class NVMLError(Exception):
-    pass
-
-class Answer:
-    pid, usedGpuMemory, total, used = {os.getpid()}, 1 << 30, 80 << 30, 1 << 30
-
-def nvmlDeviceGetNvLinkState(handle, link):
-    if link > 3:
-        raise NVMLError("Invalid Argument")
-    return int(link != 2)
-
-ANSWERS = dict(
-    nvmlInit=None, nvmlDeviceGetCount=1, nvmlDeviceGetHandleByIndex=0, nvmlDeviceGetUUID="GPU-0",
-    nvmlSystemGetDriverVersion="550.54", nvmlDeviceGetName="H100",
-    nvmlDeviceGetMemoryInfo=Answer, nvmlDeviceGetComputeRunningProcesses=[Answer],
-    nvmlDeviceGetTotalEccErrors=2, nvmlDeviceGetMigMode=(1, 1), nvmlDeviceGetComputeMode=2,
-    nvmlDeviceGetCurrentClocksEventReasons=0x40,
-    nvmlDeviceGetCurrPcieLinkWidth=8, nvmlDeviceGetMaxPcieLinkWidth=16,
-)
-
-def __getattr__(name):
-    if name not in ANSWERS:
-        raise AttributeError(name)
-    return lambda *words: ANSWERS[name]
-"""
 
 
 def run(
@@ -202,42 +175,6 @@ def test_a_clock_that_differs_from_the_disks_is_a_warning(tmp_path: Path) -> Non
     assert "s ahead of" in found["seen"]
 
 
-@pytest.mark.skipif(
-    not (is_root() and Path("/proc/driver").is_dir()), reason="mounting needs root, and a place"
-)
-def test_what_the_driver_tells_of_a_gpu_that_is_not_well_is_found(tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text(PYNVML)
-    there = (
-        "mount -t tmpfs tmpfs /proc/driver; mkdir /proc/driver/nvidia; "
-        'echo NVRM >/proc/driver/nvidia/version; exec "$@"'
-    )
-    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = run(tmp_path, "--json", prefix=(*ALONE, there, "sh"), env=env)
-    found = {
-        check: findings(done, check)
-        for check in ("GPU in use", "GPU memory", "MIG", "compute mode", "GPU clocks", "PCIe")
-    }
-    found["NVLink"] = findings(done, "NVLink")
-    said = {
-        # What this process is called differs.
-        check: (one["level"], re.sub(r" \(\S+\) 1 GiB", " (...) 1 GiB", one["seen"]))
-        for check, (one,) in found.items()
-    }
-    assert said == {
-        "GPU in use": ("warning", f"GPU 0 is used by pid {os.getpid()} (...) 1 GiB"),
-        "GPU memory": ("error", "GPU 0 has had 2 uncorrected ECC errors"),
-        "MIG": ("error", "GPU 0 is to be divided, but has no instance"),
-        "compute mode": ("error", "GPU 0 is in the mode prohibited"),
-        "GPU clocks": (
-            "warning",
-            "GPU 0 is slowed down: it is too hot (hardware thermal slowdown)",
-        ),
-        "PCIe": ("warning", "GPU 0 has 8 of 16 lanes"),
-        "NVLink": ("warning", "GPU 0 has 3 of 4 links up"),
-    }
-    assert all(one["mend"] for (one,) in found.values())
-
-
 @fakedriver.needed
 @pytest.mark.parametrize(
     ("env", "seen"),
@@ -305,13 +242,6 @@ def both(
     return subprocess.CompletedProcess(first.args, first.returncode, said, "")
 
 
-def test_two_hosts_meet_and_compare_versions(tmp_path: Path) -> None:
-    done = both(tmp_path, [f"--start_port={ports.free(1)[0]}"])
-    assert level(done, "connection") == "ok"
-    assert level(done, "versions") == "ok"
-    assert "127.0.0.3 is synchronised" in findings(done, "clock")[-1]["seen"]
-
-
 def test_who_is_waited_for_is_said_on_a_terminal_only(tmp_path: Path, terminal: Terminal) -> None:
     hosts = ("--ips=127.0.0.2,127.0.0.3", "--nproc_per_node=1", "--host=127.0.0.2", "--wait=1.5")
     words = (*hosts, f"--start_port={ports.free(1)[0]}")
@@ -328,6 +258,7 @@ def test_a_host_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
     done = both(tmp_path, words, prefix=("faketime", "-f", "-90s"))
     found = findings(done, "clock")[-1]
     assert found["level"] == "warning"
+    assert level(done, "connection") == level(done, "versions") == "ok"
     assert "of 127.0.0.3 is" in found["seen"]
     assert "behind ours" in found["seen"]
 

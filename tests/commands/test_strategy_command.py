@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fleetrun import cli
-from fleetrun.commands import completion
 from fleetrun.strategy import fields, load
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -266,17 +265,3 @@ def test_a_slip_is_one_line_and_exit_code_2(
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert say(capsys, "--help").out.startswith("Usage: fleetrun strategy")
-
-
-@pytest.mark.parametrize(
-    ("words", "incomplete", "found"),
-    [
-        ([], "strateg", "strategy"),
-        (["strategy"], "exp", "explain"),
-        (["strategy", "show"], "over", "overlap"),
-        ([], "--strategy=over", "--strategy=overlap"),
-        (["--strategy"], "res", "resnet50_32gpu"),
-    ],
-)
-def test_presets_and_views_complete(words: list[str], incomplete: str, found: str) -> None:
-    assert found in [item.value for item in completion.candidates(words, incomplete)]

@@ -101,6 +101,15 @@ class Job:
         return code
 
 
+def begun(network: Network, etcd: Etcd, folder: Path, *options: str) -> tuple[Job, list[Host]]:
+    """Return a job on the first three hosts of NETWORK, whose ranks have spoken, and those."""
+    *hosts, keeper = network.hosts
+    job = Job(folder / "job", etcd([keeper]), *options)
+    job.start(hosts)
+    assert job.wait_for(0, 3) == ["node-1", "node-2", "node-3"]
+    return job, hosts
+
+
 @pytest.fixture
 def etcd() -> Iterator[Etcd]:
     """Return what starts an etcd on some hosts, and returns what --master is."""
@@ -157,12 +166,8 @@ def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
 def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_ends(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:
-    *hosts, keeper = four_hosts.hosts
     # Longer than the test waits.
-    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=2:3")
-    job.options = (*job.options, "--heartbeat_timeout=1000")
-    job.start(hosts)
-    job.wait_for(0, 3)
+    job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=2:3", "--heartbeat_timeout=1000")
     job.signal(hosts[0], signal.SIGKILL)
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
@@ -175,11 +180,8 @@ def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_end
 def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:
-    *hosts, keeper = four_hosts.hosts
+    job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=2:3")
     first, *others = hosts
-    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=2:3")
-    job.start(hosts)
-    job.wait_for(0, 3)
     apart = ", ".join(host.ip for host in others)
     rules = (
         "add table ip lab",
@@ -205,10 +207,7 @@ def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
 def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_lost(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:
-    *hosts, keeper = four_hosts.hosts
-    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=3")
-    job.start(hosts)
-    job.wait_for(0, 3)
+    job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=3")
     hosts[0].crash()
     job.launchers[hosts[0]].wait(LONG_S)
     assert [job.end(host) for host in hosts[1:]] == [1, 1]
@@ -223,10 +222,7 @@ def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_
 def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:
-    *hosts, keeper = four_hosts.hosts
-    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3", "--gather_logs")
-    job.start(hosts)
-    job.wait_for(0, 3)
+    job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=1:3", "--gather_logs")
     job.signal(hosts[0], signal.SIGTERM)
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from checkout import environ
-from lab import ends
-from waiting import LONG_S, TRAINING_S, patient, quick, until
+from waiting import LONG_S, patient, quick, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -55,6 +54,12 @@ class Job:
             log = self.folder / "log" if self.has_one_log else host.folder / "log"
             words = ("--nproc_per_node=1", f"--log_dir={log}", *self.options, *more)
             self.launchers[host] = host.fleetrun(*words, "sh", "rank.sh", folder=self.folder, **env)
+
+    def begin(self) -> Job:
+        """Start a launcher on all hosts, and wait until every rank speaks."""
+        self.start()
+        self.wait_until_ready()
+        return self
 
     def wait_until_ready(self) -> None:
         """Wait until every rank speaks."""
@@ -109,9 +114,7 @@ def by_master(network: Network, folder: Path, *options: str) -> Job:
 def test_all_hosts_end_as_the_rank_that_failed_first(
     make: Callable[..., Job], four_hosts: Network, tmp_path: Path
 ) -> None:
-    job = make(four_hosts, tmp_path / "job", "--gather_logs")
-    job.start()
-    job.wait_until_ready()
+    job = make(four_hosts, tmp_path / "job", "--gather_logs").begin()
     job.order(2, 7)
     assert job.ends() == [7] * 4
     for host in four_hosts.hosts:
@@ -130,9 +133,7 @@ def test_all_hosts_end_as_the_rank_that_failed_first(
 
 
 def test_all_hosts_end_well_together(four_hosts: Network, tmp_path: Path) -> None:
-    job = by_list(four_hosts, tmp_path / "job")
-    job.start()
-    job.wait_until_ready()
+    job = by_list(four_hosts, tmp_path / "job").begin()
     for rank in (3, 1, 2):
         job.order(rank, 0)
     until(lambda: "sh rank.sh" not in " ".join(four_hosts.hosts[3].processes()[1:]))
@@ -164,9 +165,7 @@ def test_hosts_that_meet_may_come_in_any_order_and_by_name(
 def test_a_host_that_crashes_is_named_and_ends_the_job(
     victim: int, four_hosts: Network, tmp_path: Path
 ) -> None:
-    job = by_list(four_hosts, tmp_path / "job")
-    job.start()
-    job.wait_until_ready()
+    job = by_list(four_hosts, tmp_path / "job").begin()
     gone = four_hosts.hosts[victim]
     gone.crash()
     codes = job.ends(gone)
@@ -180,9 +179,7 @@ def test_a_host_that_crashes_is_named_and_ends_the_job(
 def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
     four_hosts: Network, tmp_path: Path
 ) -> None:
-    job = by_list(four_hosts, tmp_path / "job")
-    job.start()
-    job.wait_until_ready()
+    job = by_list(four_hosts, tmp_path / "job").begin()
     alone = four_hosts.hosts[2]
     four_hosts.cut(alone)
     codes = job.ends()
@@ -194,9 +191,7 @@ def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
 
 def test_a_bad_network_is_survived(slow_hosts: Network, tmp_path: Path) -> None:
     slow_hosts.spoil(loss=5, delay_ms=20)
-    job = by_list(slow_hosts, tmp_path / "job", *quick(10.0))
-    job.start()
-    job.wait_until_ready()
+    job = by_list(slow_hosts, tmp_path / "job", *quick(10.0)).begin()
     slow_hosts.cut(slow_hosts.hosts[1])
     # Long enough for the heartbeats of a second to be lost.
     slow_hosts.hosts[0].run("sleep", "3")
@@ -209,9 +204,7 @@ def test_a_bad_network_is_survived(slow_hosts: Network, tmp_path: Path) -> None:
 def test_a_launcher_that_is_asked_to_stop_stops_the_job(
     four_hosts: Network, tmp_path: Path
 ) -> None:
-    job = by_list(four_hosts, tmp_path / "job")
-    job.start()
-    job.wait_until_ready()
+    job = by_list(four_hosts, tmp_path / "job").begin()
     first = job.launchers[four_hosts.hosts[1]].pid
     children = Path(f"/proc/{first}/task/{first}/children").read_text()
     os.kill(int(children.split()[0]), signal.SIGTERM)
@@ -259,25 +252,3 @@ def test_hosts_with_one_log_folder_keep_one_run_directory(
     for words in (("logs",), ("top", "--once")):
         shown = four_hosts.hosts[2].run(*command, *words, f"--log_dir={log}", env=environ())
         assert all(f"rank {rank}" in shown.stdout for rank in range(4)), shown.stdout
-
-
-SUM_UP = """
-import paddle, paddle.distributed as dist
-dist.init_parallel_env()
-x = paddle.to_tensor([float(10 ** dist.get_rank())])
-dist.all_reduce(x)
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: the sum is {x.item():g}", flush=True)
-"""
-
-
-@pytest.mark.train
-def test_ranks_of_hosts_that_meet_reach_each_other(
-    two_hosts: tuple[Host, Host], tmp_path: Path
-) -> None:
-    (tmp_path / "sum_up.py").write_text(SUM_UP)
-    options = ("--master=node-1:6170", "--nnodes=2", "--nproc_per_node=1")
-    launchers = [host.fleetrun(*options, str(tmp_path / "sum_up.py")) for host in two_hosts]
-    assert ends(launchers, TRAINING_S) == [0, 0]
-    for rank, host in enumerate(two_hosts):
-        log = (host.folder / "log" / "workerlog.0").read_text()
-        assert f"rank {rank} of 2: the sum is 11" in log

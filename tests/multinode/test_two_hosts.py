@@ -174,10 +174,10 @@ def test_a_taken_port_is_named_with_its_holder(two_hosts: Pair) -> None:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("names", ["10.88.0.1,10.88.0.2", "node-1,node-2"])
-def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, names: str) -> None:
+@pytest.mark.parametrize("where", [IPS, "--ips=node-1,node-2", MEETING])
+def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, where: str) -> None:
     """With the hosts' own names at 127.0.1.1, gloo by itself hands out that address and fails."""
-    launch(two_hosts, SUM_UP, f"--ips={names}", "--nproc_per_node=1", seconds=120)
+    launch(two_hosts, SUM_UP, *where.split(), "--nproc_per_node=1", seconds=120)
     for rank, host in enumerate(two_hosts):
         log = (host.folder / "log" / "workerlog.0").read_text()
         assert f"rank {rank} of 2: the sum is 11" in log

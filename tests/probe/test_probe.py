@@ -10,7 +10,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import pytest
@@ -107,35 +107,33 @@ def test_files_count_gpus_unless_only_the_driver_knows(root: Path) -> None:
     assert counted({}) is None
 
 
-def test_gpus_that_cannot_be_divided_have_no_instances(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "ids", "instances", "note"),
+    [
+        # One that cannot be divided, one whose numbers have gaps, and all that one can have.
+        ((("GPU-a",),), ("GPU-a",), (), ""),
+        ((("GPU-a", "", "MIG-1", "", "MIG-3"),), ("GPU-a",), (("MIG-1", "MIG-3"),), ""),
+        ((("GPU-a", *"1234567"),), ("GPU-a",), (tuple("1234567"),), ""),
+        (
+            (("GPU-a", ""), ("GPU-b",)),
+            ("GPU-b",),
+            (),
+            "GPU 0 does not work (it is in MIG mode without an instance",
+        ),
+        ((), (), (), ""),
+    ],
+)
+def test_instances_of_gpus_are_counted(
+    root: Path,
+    gpus: tuple[tuple[str, ...], ...],
+    ids: tuple[str, ...],
+    instances: tuple[tuple[str, ...], ...],
+    note: str,
+) -> None:
     (root / "dev/nvidiactl").touch()
-    facts = read(root, FakeNvml(("GPU-a",)))
-    assert (facts.device_ids, facts.instances) == ({"gpu": ("GPU-a",)}, ())
-
-
-def test_the_numbers_of_instances_may_have_gaps(root: Path) -> None:
-    (root / "dev/nvidiactl").touch()
-    assert read(root, FakeNvml(("GPU-a", "", "MIG-1", "", "MIG-3"))).instances == (
-        ("MIG-1", "MIG-3"),
-    )
-
-
-def test_a_gpu_in_mig_mode_without_an_instance_is_left_out(root: Path) -> None:
-    (root / "dev/nvidiactl").touch()
-    facts = read(root, FakeNvml(("GPU-a", ""), ("GPU-b",)))
-    assert facts.device_ids == {"gpu": ("GPU-b",)}
-    assert "GPU 0 does not work (it is in MIG mode without an instance" in facts.notes[0]
-
-
-def test_seven_instances_are_all_a_gpu_can_have(root: Path) -> None:
-    (root / "dev/nvidiactl").touch()
-    mig = tuple(f"MIG-{index}" for index in range(7))
-    assert read(root, FakeNvml(("GPU-a", *mig))).instances == (mig,)
-
-
-def test_a_driver_without_gpus_is_no_device(root: Path) -> None:
-    (root / "dev/nvidiactl").touch()
-    assert read(root, FakeNvml()).device_counts == {}
+    facts = read(root, FakeNvml(*gpus))
+    assert facts.device_ids == ({"gpu": ids} if ids else {})
+    assert (facts.instances, note in " ".join(facts.notes)) == (instances, True)
 
 
 def test_device_files_count_where_nvml_does_not_work(root: Path) -> None:
@@ -397,9 +395,9 @@ def test_a_script_that_cannot_be_read_is_a_fault(root: Path) -> None:
 # -- the network ---------------------------------------------------------------------------------
 
 
-def test_one_host_reads_no_addresses(root: Path) -> None:
-    assert read(root, request=a_request(ips=("127.0.0.1",))).addresses == ()
-    assert read(root, request=a_request(host="127.0.0.1")).addresses == ()
+@pytest.mark.parametrize("words", [{"ips": ("127.0.0.1",)}, {"host": "127.0.0.1"}])
+def test_one_host_reads_no_addresses(root: Path, words: dict[str, Any]) -> None:
+    assert read(root, request=a_request(**words)).addresses == ()
 
 
 def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> None:
