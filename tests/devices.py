@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 SOURCES = Path(__file__).parent / "device"
 # Kernels are those of one Paddle, and their stubs those of one architecture.
 _WITH_KERNELS = ("3.3.1", "x86_64")
+# Where gradients begin in the memory of a device: at each so many floats.
+_ALIGNED = 256
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread")
 
 
@@ -53,6 +55,11 @@ def on(kind: str, **settings: object) -> Iterator[None]:
 def kind() -> str:
     """Return what ranks that are launched run on: a kind of devices, or nothing for the CPU."""
     return _used[-1].kind
+
+
+def elements(*sizes: int) -> int:
+    """Return how many floats the buffer of gradients of SIZES has: on devices there are gaps."""
+    return sum(-(-size // _ALIGNED) * _ALIGNED if kind() else size for size in sizes)
 
 
 def variables(python: Path) -> dict[str, str]:

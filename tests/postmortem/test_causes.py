@@ -45,6 +45,14 @@ TEXTS = (
             "ValueError: comm_id must be generated in paddlepaddle-xpu or paddlepaddle-xpu."
         ),
     ),
+    (
+        "sparse-sum",
+        (
+            "std::shared_ptr<paddle::Tensor> paddle::imperative::SelectedRowsMerge<paddle::Tensor, "
+            "paddle::Tensor>(paddle::Tensor const&, paddle::Tensor const&)\n"
+            "FatalError: `Segmentation fault` is detected by the operating system."
+        ),
+    ),
     # As the GPU build of Paddle 2.6.2 says it without the library, and without a GPU.
     (
         "gpu-library",

@@ -6,6 +6,7 @@ import ast
 import json
 from typing import TYPE_CHECKING, Any
 
+import devices
 import pytest
 from training import MODELS, PYTHONS, ROOT, SITE, evidence, run, told, train
 
@@ -38,11 +39,10 @@ import paddle
 from paddle import static
 
 border = sys.modules["_fleetrun_inject.border"]
-call = border._call
 
 def broken(function, *args, **options):
     if getattr(function, "func", function).__name__ == "_stop":
-        return call(function, *args, **options)
+        return function(*args, **options)
     raise ValueError("(NotFound) it is broken")
 
 border._call = broken
@@ -150,7 +150,7 @@ def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        ("checksums.of_all", "the comparison of ranks"),
+        (f"checksums.{'of_tensors' if devices.kind() else 'of_all'}", "the comparison of ranks"),
         ("dygraph.gradient_check._projection", "the check of averaged gradients"),
     ],
 )

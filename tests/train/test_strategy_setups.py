@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import devices
 import pytest
 from training import PYTHONS, run
 
@@ -24,8 +25,8 @@ pytestmark = pytest.mark.train
 SCRIPT = Path(__file__).parent / "models" / "residual.py"
 # Two samples a step on each of two ranks, and the same eight steps as two of four times as many.
 SMALL, LARGE = "16x8", "64x2"
-# Bytes of the gradients in the order of backward: last layer first.
-GRADIENTS = [4 * size for size in (10, 640, 64, 32768, 576, 72)]
+# The gradients in the order of backward: last layer first.
+SIZES = (10, 640, 64, 32768, 576, 72)
 # Static graphs spend most of their start waiting; dynamic ones need it all of a core.
 AT_ONCE = 3
 
@@ -178,12 +179,13 @@ def calls(made: dict[str, Any], step: int = -1) -> list[tuple[str, int, int]]:
     Without the sum that averages are checked by: two numbers for each bucket.
     """
     found = [(str(name), int(group), int(size)) for name, group, size in made["calls"][step]]
-    most = 2 * len(GRADIENTS)
+    most = 2 * len(SIZES)
     return [each for each in found if each[0] != "all_reduce" or each[2] > most]
 
 
 # In numbers, two gradients in each: they are small enough for one.
-BUCKETS = [sum(GRADIENTS[at : at + 2]) // 4 for at in (0, 2, 4)]
+PAIRS = [SIZES[at : at + 2] for at in (0, 2, 4)]
+BUCKETS = [devices.elements(*pair) for pair in PAIRS]
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -233,7 +235,9 @@ def test_overlap_sends_buckets_during_backward_over_both_communicators(
     assert done.knob("nccl_comm_num")["in_effect"] == 2
     for name in ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "sync_nccl_allreduce"):
         assert done.status(name) == "effective"
-    assert sorted(done.proofs[0]["counts"]["bucket_bytes"]) == sorted(4 * one for one in BUCKETS)
+    assert sorted(done.proofs[0]["counts"]["bucket_bytes"]) == sorted(
+        4 * sum(pair) for pair in PAIRS
+    )
 
 
 @pytest.mark.parametrize(("version", "graph"), PLACES)
@@ -297,7 +301,7 @@ def test_the_practice_of_32_gpus_holds_as_far_as_two_ranks_can(
     trained.compare(done, version)
     for rank in done.made:
         sent = [(name, size) for name, _, size in calls(rank[0])]
-        assert sent == [("all_reduce", sum(GRADIENTS) // 4)]
+        assert sent == [("all_reduce", devices.elements(*SIZES))]
         if graph == "static":
             (ops,) = rank[0]["ops"]
             assert counts(ops, "fused_elemwise_add_activation", "merged_momentum") == [2, 1]
