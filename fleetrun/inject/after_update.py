@@ -36,7 +36,7 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
             after_import("paddle", recorder.watch_losses)
         updates.on_update(recorder.record, _TIMES)
     heartbeats.install(proof.claim)
-    updates.on_update(functools.partial(_write_after_the_first, proof), WHAT)
+    updates.on_update(functools.partial(_write, proof), WHAT, is_first_only=True)
     if stops:
         updates.on_update(functools.partial(_stop, proof, int(last)), "the end after some updates")
 
@@ -88,10 +88,9 @@ class _UpdateTimes:
         rank_records.append(self._path, rank_records.UPDATE, record)
 
 
-def _write_after_the_first(proof: Evidence, _source: Any, number: int) -> None:
-    if number == 1:
-        proof.claim()
-        proof.write()
+def _write(proof: Evidence, _source: Any, _number: int) -> None:
+    proof.claim()
+    proof.write()
 
 
 def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:

@@ -118,7 +118,8 @@ class _Check:
             try:
                 return forward(model, *args, **options)
             finally:
-                compare(model, seen)
+                if seen is not None:
+                    compare(model, seen)
 
         keep = _watching(self._keep_history)
         look, compare = _watching(self._begin_forward), _watching(self._end_forward)
@@ -136,9 +137,8 @@ class _Check:
             return None
         return known.begin_forward()
 
-    def _end_forward(self, model: Any, seen: WatchedForward | None) -> None:
-        if seen is not None:
-            self._histories[model].end_forward(seen)
+    def _end_forward(self, model: Any, seen: WatchedForward) -> None:
+        self._histories[model].end_forward(seen)
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""

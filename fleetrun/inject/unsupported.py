@@ -70,7 +70,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     remaining = _RemainingFields(spec, proof)
     if paddle_api.has(private_names.ARGUMENTS):
         after_import("paddle.distributed.parallel", remaining.patch)
-    updates.on_update(remaining.after_update, _WHAT)
+    updates.on_update(remaining.after_first_update, _WHAT, is_first_only=True)
 
 
 class _RemainingFields:
@@ -125,10 +125,8 @@ class _RemainingFields:
         self._last_bucket_bytes = sum(sizes)
         self._arguments["last_comm_group_size_MB"] = sum(sizes) / 2**20
 
-    def after_update(self, _source: Any, number: int) -> None:
-        """Report all remaining fields after the first update."""
-        if number != 1:
-            return
+    def after_first_update(self, _source: Any, _number: int) -> None:
+        """Report all remaining fields."""
         spec = self._spec
         for section in (spec.strategy, spec.build_strategy, spec.execution_strategy):
             for name in section:

@@ -49,6 +49,7 @@ _STAGE3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
 _FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
 _after: list[UpdateCallback] = []
+_first_only: list[UpdateCallback] = []
 _skipped: list[UpdateCallback] = []
 _count = 0
 # How many patched methods are running within each other. The outermost call is the update.
@@ -84,9 +85,15 @@ def watch() -> None:
     after_import(_STAGE3, _patch_stage3)
 
 
-def on_update(callback: UpdateCallback, what: str) -> None:
-    """Call CALLBACK after every update, in the order of registration; WHAT says what it does."""
-    _after.append(border.watching(what)(callback))
+def on_update(callback: UpdateCallback, what: str, *, is_first_only: bool = False) -> None:
+    """Call CALLBACK after every update, in the order of registration; WHAT says what it does.
+
+    IS_FIRST_ONLY: after the first update alone.
+    """
+    watched = border.watching(what)(callback)
+    _after.append(watched)
+    if is_first_only:
+        _first_only.append(watched)
 
 
 def before_update(callback: Callable[[Any], None], what: str) -> None:
@@ -110,6 +117,8 @@ def record(source: Any) -> None:
     _count += 1
     for callback in _after:
         callback(source, _count)
+    while _first_only:
+        _after.remove(_first_only.pop())
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
@@ -208,7 +217,7 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
     @functools.wraps(method)
     def update(owner: Any, *args: Any, **options: Any) -> Any:
         global _depth, _outermost, _updating
-        if _outermost is None and not _is_scaler(owner):
+        if _outermost is None and (is_optimizer or not _is_scaler(owner)):
             _outermost = owner
         if is_optimizer and _updating is None and _is_dynamic():
             _updating = owner
@@ -224,7 +233,7 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
             _depth -= 1
             if not _depth:
                 _updating = _outermost = None
-        if not _depth and _is_skipped(owner):
+        if not (_depth or is_optimizer) and _is_skipped(owner):
             for callback in _skipped:
                 callback(source or [*chain(args[0])][-1], _count)
         elif not _depth and source is not None:
