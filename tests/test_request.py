@@ -255,22 +255,6 @@ def test_devices_by_their_neutral_name_have_no_kind() -> None:
     assert setting(found, "devices") == Setting("devices", "0,1", "$PADDLE_DEVICES")
 
 
-def test_the_first_variable_of_an_option_counts() -> None:
-    environ = {"FLAGS_START_PORT": "7000", "PADDLE_START_PORT": "6000"}
-    assert asked(environ=environ).start_port == 6000
-    assert asked(environ={"FLAGS_START_PORT": "7000", "PADDLE_START_PORT": ""}).start_port == 7000
-
-
-def test_a_variable_that_disagrees_gets_one_remark() -> None:
-    environ = {"PADDLE_NPROC_PER_NODE": "4", "PADDLE_LOG_LEVEL": "DEBUG", "PADDLE_JOB_ID": "j"}
-    found = asked("--nproc=2", "--log_level=debug", environ=environ)
-    assert found.nproc_per_node == 2
-    assert found.notes == (
-        "--nproc is read as --nproc_per_node.",
-        "--nproc=2 wins over $PADDLE_NPROC_PER_NODE=4 (with Paddle's launcher the variable wins).",
-    )
-
-
 def test_a_variable_that_makes_no_sense_only_matters_when_it_counts() -> None:
     environ = {"PADDLE_NPROC_PER_NODE": "many"}
     assert asked("--nproc_per_node=2", environ=environ).nproc_per_node == 2
@@ -288,34 +272,6 @@ def test_an_empty_value_counts_as_not_given(word: str) -> None:
 
 
 # -- values of their own kind --
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("--nproc_per_node=abc", "--nproc_per_node=abc: give a whole number, 1 or more, or one of"),
-        ("--tee=x", "--tee=x: give all, or ranks such as 0,3 or 0-3."),
-        ("--tee=3-1", "--tee=3-1: 3-1 is no range of ranks."),
-        ("--tee=0-99999999", "--tee=0-99999999: 0-99999999 is no range of ranks."),
-        ("--tee=1-x", "--tee=1-x: give all, or ranks such as 0,3 or 0-3."),
-        ("--job_id=a/b", "--job_id=a/b: give a name without slashes and spaces"),
-        ("--job_id=..", "--job_id=..: give a name without slashes and spaces"),
-        ("--job_id=a\nb", "--job_id=a\nb: give a name without slashes and spaces"),
-        ("--env=A", "--env=A: give KEY=VALUE, where KEY is letters"),
-        ("--env=1A=2", "--env=1A=2: give KEY=VALUE"),
-        ("--env==2", "--env==2: give KEY=VALUE"),
-        ("--nccl=\xe9=2", "--nccl=\xe9=2: give KEY=VALUE"),
-        ("--nnodes=0", "--nnodes=0: give a number of hosts, 1 or more."),
-        ("--nnodes=x", "--nnodes=x: give a number of hosts, 1 or more."),
-        (f"--nnodes={'9' * 5000}", f"--nnodes={'9' * 5000}: give a number of hosts, 1 or more."),
-        ("--nnodes=1:x", "--nnodes=1:x: give a number of hosts, 1 or more."),
-        ("--start_port=0", "--start_port=0: give a whole number from 1 to 65535."),
-        ("--backend=foo", "--backend=foo: give one of auto, nccl,"),
-        ("--max_restart=x", "--max_restart=x: give a whole number, 0 or more."),
-    ],
-)
-def test_a_wrong_value_is_one_sentence(word: str, message: str) -> None:
-    assert refusal(word).startswith(message)
 
 
 @pytest.mark.parametrize(("raw", "tee"), [("all", "all"), ("0, 3", "0,3"), ("0-2,1", "0,1,2")])
@@ -349,127 +305,239 @@ def test_s70_secrets_are_not_among_the_settings(config_file: ConfigFile) -> None
     assert setting(found, "env.http_proxy").value == "http://***@p:1"
 
 
-# -- hosts --
+# -- what is meant --
 
-
-def test_a_range_of_hosts_makes_an_elastic_job() -> None:
-    found = asked("--nnodes=2:4", "--master=10.0.0.1:6170", "--elastic_timeout=5")
-    assert (found.nnodes, found.elastic_timeout_s) == ("2:4", 5.0)
-    assert asked("--nnodes=2:2", "--master=10.0.0.1:6170").nnodes == "2"
-    assert asked("--nnodes=1:8", "--ips=10.0.0.1,10.0.0.2").nnodes == "1:2"
-    for word in ("--elastic_timeout=5", "--elastic_pre_hook=true"):
-        assert "not elastic" in asked(word).notes[0]
-    assert (
-        asked("--elastic_pre_hook=true", "--nnodes=2:4", "--master=a:1").elastic_pre_hook == "true"
-    )
-
-
-def test_hosts_stand_by_only_where_they_meet() -> None:
-    assert asked("--spares=1", "--nnodes=2", "--master=a:1").spares == 1
-    for words in (["--spares=1"], ["--spares=1", "--ips=10.0.0.1,10.0.0.2"]):
-        found = asked(*words)
-        assert (found.spares, "--spares has no effect" in found.notes[-1]) == (0, True)
-
-
+XCCL, TRAINERS = "PADDLE_XCCL_BACKEND", "PADDLE_TRAINER_ENDPOINTS"
 ENDPOINTS = "10.0.0.1:6170,10.0.0.1:6171,10.0.0.2:6170,10.0.0.2:6171"
+MET = "--nnodes=2 --master=a:1"
+TYPED_WINS = "(with Paddle's launcher the variable wins)."
+NOT_ELASTIC = "has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
+ONE_HOST = "has no effect: the job is on one host."
+ROLE = {"TRAINING_ROLE": "TRAINER"}
+SERVERS = {**ROLE, "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
+# Words, variables, fields of the request, and all remarks (None: whatever is said).
+# fmt: off
+MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] | None]] = [
+    # The first variable of an option counts; a typed option wins, and says so.
+    ("", {"FLAGS_START_PORT": "7000", "PADDLE_START_PORT": "6000"}, {"start_port": 6000}, ()),
+    ("", {"FLAGS_START_PORT": "7000", "PADDLE_START_PORT": ""}, {"start_port": 7000}, ()),
+    ("--nproc=2 --log_level=debug",
+     {"PADDLE_NPROC_PER_NODE": "4", "PADDLE_LOG_LEVEL": "DEBUG", "PADDLE_JOB_ID": "j"},
+     {"nproc_per_node": 2},
+     ("--nproc is read as --nproc_per_node.",
+      f"--nproc=2 wins over $PADDLE_NPROC_PER_NODE=4 {TYPED_WINS}")),
+    # A range of hosts makes an elastic job; others stand by where hosts meet.
+    ("--nnodes=2:4 --master=10.0.0.1:6170 --elastic_timeout=5", {},
+     {"nnodes": "2:4", "elastic_timeout_s": 5.0}, ()),
+    ("--nnodes=2:2 --master=10.0.0.1:6170", {}, {"nnodes": "2"}, ()),
+    ("--nnodes=1:8 --ips=10.0.0.1,10.0.0.2", {}, {"nnodes": "1:2"}, ()),
+    ("--elastic_timeout=5", {}, {}, (f"--elastic_timeout {NOT_ELASTIC}",)),
+    ("--elastic_pre_hook=true", {}, {}, (f"--elastic_pre_hook {NOT_ELASTIC}",)),
+    ("--elastic_pre_hook=true --nnodes=2:4 --master=a:1", {}, {"elastic_pre_hook": "true"}, ()),
+    (f"--spares=1 {MET}", {}, {"spares": 1}, ()),
+    ("--spares=1", {}, {"spares": 0}, (f"--spares {ONE_HOST}",)),
+    ("--spares=1 --ips=10.0.0.1,10.0.0.2", {}, {"spares": 0},
+     ("--spares has no effect: only hosts of collective jobs that meet at --master stand by.",)),
+    # Endpoints in the environment name the hosts, but not those of a rank, or of one host.
+    *((words, {name: ENDPOINTS, "PADDLE_TRAINERS_NUM": "2"},
+       {"ips": ("10.0.0.1", "10.0.0.2"), "nnodes": "2", "start_port": 6170},
+       (f"${name} names the hosts of the job: 10.0.0.1, 10.0.0.2.",))
+      for name in (TRAINERS, "DISTRIBUTED_TRAINER_ENDPOINTS") for words in ("", "--nnodes=2")),
+    *(("", {TRAINERS: ENDPOINTS, name: value}, {"ips": (), "nnodes": "1"}, None)
+      for name, value in (("PADDLE_LOCAL_RANK", "0"), ("PADDLE_RANK_IN_NODE", "0"),
+                          ("FLEETRUN_JOB", "outer"), (TRAINERS, "10.0.0.1:6170,10.0.0.1:6171"))),
+    ("--nnodes=1", {TRAINERS: ENDPOINTS}, {"ips": (), "nnodes": "1"}, None),
+    ("--ips=a,b,c", {TRAINERS: ENDPOINTS}, {"ips": ("a", "b", "c")}, ()),
+    ("--master=a:7000 --nnodes=3", {TRAINERS: ENDPOINTS},
+     {"ips": (), "nnodes": "3", "master": "a:7000"}, ()),
+    ("", {TRAINERS: "10.0.0.1:6170,10.0.0.2:6180"}, {"start_port": None}, None),
+    ("", {TRAINERS: "n1,n2"}, {"ips": ("n1", "n2")}, None),
+    # Listed hosts are counted; a variable gives way to a typed list.
+    ("--ips=10.0.0.1,,10.0.0.2", {}, {"ips": ("10.0.0.1", "10.0.0.2"), "nnodes": "2"}, ()),
+    ("--ips=a,b --nnodes=2", {}, {"nnodes": "2"}, ()),
+    ("--ips=a", {"PADDLE_NNODES": "2"}, {"nnodes": "1"},
+     ("$PADDLE_NNODES=2 is ignored: --ips names 1 host.",)),
+    # A host without the address of another is the first.
+    ("--nnodes=2", {}, {"master": ":0", "nnodes": "2"}, ()),
+    ("--nnodes=2:4 --rank=0", {}, {"master": ":0", "nnodes": "2:4"}, ()),
+    ("--nnodes=2 --master=:8080", {}, {"master": ":8080", "nnodes": "2"}, ()),
+    ("--master=:8080", {}, {"master": ":8080", "nnodes": "1"}, (f"--master {ONE_HOST}",)),
+    ("--nnodes=1", {}, {"master": None, "nnodes": "1"}, ()),
+    # Paddle's variable says which of several hosts this is, where nothing else does, as in Paddle.
+    (MET, {"PADDLE_TRAINER_ID": "1"}, {"rank": 1}, ()),
+    (f"{MET} --rank=-1", {"PADDLE_TRAINER_ID": "1"}, {"rank": 1}, ()),
+    (f"{MET} --rank=0", {"PADDLE_TRAINER_ID": "1"}, {"rank": 0},
+     (f"--rank=0 wins over $PADDLE_TRAINER_ID=1 {TYPED_WINS}",)),
+    (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_RANK": "0"}, {"rank": 0}, ()),
+    (MET, {"PADDLE_TRAINER_ID": "-1"}, {"rank": None}, ()),
+    (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_CURRENT_ENDPOINT": "a:1"}, {"rank": None}, ()),
+    (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_LOCAL_RANK": "0"}, {"rank": None}, ()),
+    ("--ips=a,b", {"PADDLE_TRAINER_ID": "1"}, {"rank": None}, ()),
+    ("", {"PADDLE_TRAINER_ID": "1"}, {"rank": None}, None),
+    # As PaddleMIX writes it.
+    ("--master 127.0.0.1 --nnodes 1 --ips 127.0.0.1:8080", {},
+     {"ips": ("127.0.0.1",), "nnodes": "1"},
+     ("The port of --ips=127.0.0.1:8080 has no effect: see --start_port.", f"--master {ONE_HOST}")),
+    # Paddle's words for elastic jobs.
+    *((words, environ, {"master": "etcd://a:1", "nnodes": "2:4", "job_id": "bert"}, ())
+      for words, environ in (
+          ("--master=etcd://a:1 --nnodes=2:4 --job_id=bert", {}),
+          ("--elastic_server=a:1 --np=2:4 --job_id=bert", {}),
+          ("", {"PADDLE_ELASTIC_SERVER": "a:1", "PADDLE_ELASTIC_NP": "2:4",
+                "PADDLE_ELASTIC_JOB_ID": "bert"}))),
+    ("--elastic_server=etcd://a:1 --np=2", {}, {"master": "etcd://a:1"}, ()),
+    # Where hosts meet; IPv6 where ranks get other addresses.
+    *((f"--nnodes=2 --master={master} --rank=1 --rdzv_timeout=5", {},
+       {"nnodes": "2", "master": master, "rank": 1, "rdzv_timeout_s": 5.0,
+        "heartbeat_timeout_s": 10.0}, ())
+      for master in ("a:1", "etcd://a:1,10.0.0.2:2379", "etcds://a:1", "http://10.0.0.1:6170")),
+    ("--nnodes=1 --master=127.0.0.1:6768", {}, {"master": "127.0.0.1:6768"},
+     (f"--master {ONE_HOST}",)),
+    ("", {"PADDLE_MASTER": "127.0.0.1:6768"}, {}, ()),
+    ("--nnodes=2 --master=[fd00::1]:6170 --host=10.0.0.1", {}, {"master": "[fd00::1]:6170"}, ()),
+    ("--nnodes=2 --master=[fd00::1]:6170 --network=eth1", {}, {"network": "eth1"}, ()),
+    ("--nnodes=2 --master=etcd://[fd00::1]:2379", {}, {"nnodes": "2"}, ()),
+    ("", {"POD_IP": "fd00::7"}, {"host": None},
+     ("$POD_IP=fd00::7 is ignored: Paddle reads no IPv6.",)),
+    # Paddle adds the host's place to its fixed port.
+    ("", {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7000}, ()),
+    (f"{MET} --rank=1", {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7001}, ()),
+    (MET, {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7000}, ()),
+    (f"{MET} --rank=1 --start_port=7000", {"FLAGS_FIXED_PORT": "7000"}, {"start_port": 7000}, ()),
+    # A place among hosts needs several hosts.
+    ("--ips=a,b --rank=1", {}, {"rank": 1}, ()),
+    ("--ips=a,b --rank -1", {}, {"rank": None}, ()),
+    ("--rank=0", {}, {"rank": None}, ()),
+    ("--rank=2", {}, {"rank": None}, (f"--rank=2 {ONE_HOST}",)),
+    ("--rank=1", CLOUD, {"rank": 1}, ()),
+    # The kind of devices is what an option or a variable names.
+    ("", {}, {"device_kind": None}, ()),
+    ("--devices=0", {}, {"device_kind": None}, ()),
+    ("--mlus=0", {}, {"device_kind": "mlu"}, ()),
+    ("--selected_foos=0", {}, {"device_kind": "foo"}, ()),
+    ("--dcus=0", {}, {"device_kind": "gpu"}, ()),
+    ("--device_kind=dcu --gpus=0", {}, {"device_kind": "gpu"}, ()),
+    ("--devices=0", {XCCL: "sdaa"}, {"device_kind": "sdaa"}, ()),
+    ("--devices=0 --device_kind=mlu", {XCCL: "sdaa"}, {"device_kind": "mlu"}, None),
+    ("--device_kind=MLU", {}, {"device_kind": "mlu"}, ()),
+    (f"--devices=0 --env {XCCL}=mlu", {XCCL: "sdaa"}, {"device_kind": "mlu"}, None),
+    ("", {XCCL: " "}, {"device_kind": None}, ()),
+    *((listed, {XCCL: "iluvatar_gpu"}, {"devices": "0,1", "device_kind": "iluvatar_gpu"},
+       (f"{listed} names ILUVATAR_GPUs: ${XCCL}=iluvatar_gpu.",))
+      for listed in ("--gpus=0,1", "--npus=0,1", "--xpus=0,1")),
+    ("--gpus=0,1 --mlus=2", {}, {"devices": "2", "device_kind": "mlu"},
+     ("--mlus=2 wins over --gpus=0,1: the last one counts.",)),
+    ("--gpus=0,1 --gpus=2", {}, {"devices": "2"}, ()),
+    # Variables of a cluster are no leftovers of another launcher.
+    ("", CLOUD, {"host": "10.0.0.2"}, ()),
+    ("", {**CLOUD, "PADDLE_NNODES": "2"}, {"nnodes": "2"}, ()),
+    # The mode, named or by what only it has.
+    *((words, environ, {"run_mode": mode.lower()}, ())
+      for mode in ("ps", "PS-heter", "heter", "rpc")
+      for words, environ in ((f"--run_mode={mode}", {}), ("", {"PADDLE_RUN_MODE": mode}))),
+    *((words, {}, {"run_mode": "ps"}, ())
+      for words in ("--server_num=1 --worker_num=2", "--servers=a:1 --workers=a:2",
+                    "--coordinators=a:1", "--heter_worker_num=1;2")),
+    ("--server_num=0", {}, {"run_mode": "collective"}, ()),
+    ("--heter_worker_num=0", {}, {"run_mode": "collective"}, ()),
+    ("", ROLE, {"run_mode": "collective"}, ()),
+    ("--run_mode=collective", SERVERS, {"run_mode": "collective"}, None),
+    # The cluster knows its hosts, whatever their number.
+    ("", {**SERVERS, "PADDLE_NNODES": "4"}, {"nnodes": "4"}, ()),
+    ("--run_mode=collective", {"PADDLE_SERVER_NUM": "1"},
+     {"run_mode": "collective", "server_num": None},
+     ("$PADDLE_SERVER_NUM has no effect: --run_mode=collective.",)),
+    ("--server_num=1", {"PADDLE_RUN_MODE": "collective"}, {"run_mode": "ps"},
+     ("--server_num wins over $PADDLE_RUN_MODE=collective: it asks for parameter servers.",)),
+    ("--http_port=6000", {}, {},
+     ("--http_port has no effect: only jobs with parameter servers use it.",)),
+    ("", {"PADDLE_WITH_GLOO": "1"}, {}, ()),
+    ("", {"PADDLE_SORT_IP": "1"}, {},
+     (f"$PADDLE_SORT_IP has no effect: {options.find('sort_ip').reason}",)),
+    ("", {"PADDLE_ELASTIC_LEVEL": "1"}, {},
+     (f"$PADDLE_ELASTIC_LEVEL has no effect: {options.find('elastic_level').reason}",)),
+    ("", {"PADDLE_SORT_IP": "0", "PADDLE_ELASTIC_LEVEL": "-1"}, {}, ()),
+]
+HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
+NO_NUMBER, NO_NAME = "give a number of hosts, 1 or more.", "give a name without slashes and spaces"
+# Words, variables, and what stands in the refusal.
+REFUSED: list[tuple[str, Mapping[str, str], str]] = [
+    ("--nproc_per_node=abc", {}, "=abc: give a whole number, 1 or more, or one of"),
+    ("--tee=x", {}, "--tee=x: give all, or ranks such as 0,3 or 0-3."),
+    ("--tee=3-1", {}, "--tee=3-1: 3-1 is no range of ranks."),
+    ("--tee=0-99999999", {}, "--tee=0-99999999: 0-99999999 is no range of ranks."),
+    ("--tee=1-x", {}, "--tee=1-x: give all, or ranks such as 0,3 or 0-3."),
+    *((f"--job_id={name}", {}, f"--job_id={name}: {NO_NAME}") for name in ("a/b", "..", "a\x7fb")),
+    ("--env=A", {}, "--env=A: give KEY=VALUE, where KEY is letters"),
+    ("--env=1A=2", {}, "--env=1A=2: give KEY=VALUE"),
+    ("--env==2", {}, "--env==2: give KEY=VALUE"),
+    ("--nccl=\xe9=2", {}, "--nccl=\xe9=2: give KEY=VALUE"),
+    *((f"--nnodes={count}", {}, f"--nnodes={count}: {NO_NUMBER}")
+      for count in ("0", "x", "9" * 5000, "1:x")),
+    ("--start_port=0", {}, "--start_port=0: give a whole number from 1 to 65535."),
+    ("--backend=foo", {}, "--backend=foo: give one of auto, nccl,"),
+    ("--max_restart=x", {}, "--max_restart=x: give a whole number, 0 or more."),
+    ("--nnodes=3", {TRAINERS: ENDPOINTS}, "names 2 hosts"),
+    ("--nnodes=3:4", {TRAINERS: ENDPOINTS}, "names 2 hosts"),
+    ("--ips=a,b --nnodes=3", {}, "--nnodes=3: --ips names 2 hosts; leave one of the two out."),
+    ("", {"PADDLE_NNODES": "2", "PADDLE_IPS": "a"}, "names 1 host;"),
+    ("--nnodes=2 --rank=1", {}, "or where they meet with --master=HOST:PORT"),
+    ("--np=2", {}, "or where they meet with --master=HOST:PORT"),
+    ("--nnodes=2 --master=:many", {}, "--master=:many: give HOST:PORT"),
+    ("--nnodes=2 --master=a", {}, "--master=a: give HOST:PORT"),
+    ("--nnodes=2 --master=fd00::1:80", {}, "such as 10.0.0.1:6170."),
+    ("--nnodes=2 --master=[fd00::1]:80", {}, "Paddle reads no IPv6, and ranks get the addresses"),
+    ("--host=fd00::1", {}, "Paddle reads no IPv6; give this host's IPv4 address."),
+    ("--ips=10.0.0.1,10.0.0.2 --host=[fd00::1]", {}, "Paddle reads no IPv6; give this host's"),
+    ("--nnodes=4:2 --master=a:1", {}, "give the smaller number of hosts first"),
+    ("--nnodes=2:4 --ips=a", {}, "names 1 host"),
+    ("--nnodes=2:4 --master=a:1 --run_mode=rpc", {}, "only collective jobs"),
+    ("--nnodes=2 --master=etcd://a", {}, "--master=etcd://a: give etcd://HOST:PORT"),
+    ("--nnodes=2 --master=etcds://a", {}, "--master=etcds://a: give etcd://HOST:PORT"),
+    ("--nnodes=2 --master=etcd://me:secret@a:1", {}, "asks for a user"),
+    ("--elastic_server=a --np=2", {}, "--elastic_server=etcd://a: give etcd://HOST:PORT"),
+    (f"{MET} --rank=1", {"FLAGS_FIXED_PORT": "65535"},
+     "(from $FLAGS_FIXED_PORT): with this host's place, 1, it is no port."),
+    ("--gpus=0 --device_kind=mlu", {},
+     "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."),
+    ("--device_kind=a:8", {}, "give the name that Paddle has for it: npu, mlu, gpu."),
+    ("--backend=hccl", {}, f"--backend=hccl: {HCCL}"),
+    ("", {"PADDLE_DISTRI_BACKEND": "hccl"},
+     f"--backend=hccl (from $PADDLE_DISTRI_BACKEND): {HCCL}"),
+    ("--run_mode=collective --server_num=1", {},
+     "--run_mode=collective: --server_num asks for parameter servers; leave one of the two out."),
+]
+# fmt: on
 
 
-@pytest.mark.parametrize("name", ["PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS"])
-def test_endpoints_in_the_environment_name_the_hosts(name: str) -> None:
-    for words in ((), ("--nnodes=2",)):
-        found = asked(*words, environ={name: ENDPOINTS, "PADDLE_TRAINERS_NUM": "2"})
-        assert (found.ips, found.nnodes) == (("10.0.0.1", "10.0.0.2"), "2")
-        assert found.start_port == 6170
-        assert found.notes == (f"${name} names the hosts of the job: 10.0.0.1, 10.0.0.2.",)
-
-
-@pytest.mark.parametrize(
-    ("words", "environ"),
-    [
-        ((), {"PADDLE_LOCAL_RANK": "0"}),
-        ((), {"PADDLE_RANK_IN_NODE": "0"}),
-        ((), {"FLEETRUN_JOB": "outer"}),
-        (("--nnodes=1",), {}),
-        ((), {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.1:6171"}),
-    ],
-)
-def test_what_a_rank_has_or_one_host_is_no_job_on_several(
-    words: tuple[str, ...], environ: dict[str, str]
+@pytest.mark.parametrize(("words", "environ", "fields", "notes"), MEANT)
+def test_what_words_and_variables_mean_together(
+    words: str,
+    environ: Mapping[str, str],
+    fields: Mapping[str, object],
+    notes: tuple[str, ...] | None,
 ) -> None:
-    found = asked(*words, environ={"PADDLE_TRAINER_ENDPOINTS": ENDPOINTS, **environ})
-    assert (found.ips, found.nnodes) == ((), "1")
+    found = asked(*words.split(), environ=environ)
+    assert {name: getattr(found, name) for name in fields} == fields
+    assert notes in {None, found.notes}
+    assert setting(found, "run_mode").value == found.run_mode
 
 
-def test_what_is_typed_of_hosts_wins_over_endpoints() -> None:
-    environ = {"PADDLE_TRAINER_ENDPOINTS": ENDPOINTS}
-    assert asked("--ips=a,b,c", environ=environ).ips == ("a", "b", "c")
-    found = asked("--master=a:7000", "--nnodes=3", environ=environ)
-    assert (found.ips, found.nnodes, found.master) == ((), "3", "a:7000")
-    for words in (("--nnodes=3",), ("--nnodes=3:4",)):
-        with pytest.raises(UsageError, match="names 2 hosts"):
-            asked(*words, environ=environ)
-    odd = {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.2:6180"}
-    assert asked(environ=odd).start_port is None
-    assert asked(environ={"PADDLE_TRAINER_ENDPOINTS": "n1,n2"}).ips == ("n1", "n2")
-
-
-def test_listed_hosts_are_counted() -> None:
-    found = asked("--ips=10.0.0.1, 10.0.0.2")
-    assert (found.ips, found.nnodes) == (("10.0.0.1", "10.0.0.2"), "2")
-    assert asked("--ips=a,b", "--nnodes=2").nnodes == "2"
-
-
-def test_a_number_that_disagrees_with_the_list_is_refusal() -> None:
-    assert refusal("--ips=a,b", "--nnodes=3") == (
-        "--nnodes=3: --ips names 2 hosts; leave one of the two out."
-    )
-
-
-def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
-    found = asked("--ips=a", environ={"PADDLE_NNODES": "2"})
-    assert found.nnodes == "1"
-    assert found.notes == ("$PADDLE_NNODES=2 is ignored: --ips names 1 host.",)
-    assert "names 1 host;" in refusal(environ={"PADDLE_NNODES": "2", "PADDLE_IPS": "a"})
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--nnodes=2 --rank=1", "or where they meet with --master=HOST:PORT"),
-        ("--np=2", "or where they meet with --master=HOST:PORT"),
-        ("--nnodes=2 --master=:many", "--master=:many: give HOST:PORT"),
-        ("--nnodes=2 --master=a", "--master=a: give HOST:PORT"),
-        ("--nnodes=2 --master=fd00::1:80", "such as 10.0.0.1:6170."),
-        ("--nnodes=2 --master=[fd00::1]:80", "Paddle reads no IPv6, and ranks get the addresses"),
-        ("--host=fd00::1", "Paddle reads no IPv6; give this host's IPv4 address."),
-        ("--ips=10.0.0.1,10.0.0.2 --host=[fd00::1]", "Paddle reads no IPv6; give this host's"),
-        ("--nnodes=4:2 --master=a:1", "give the smaller number of hosts first"),
-        ("--nnodes=2:4 --ips=a", "names 1 host"),
-        ("--nnodes=2:4 --master=a:1 --run_mode=rpc", "only collective jobs"),
-        ("--nnodes=2 --master=etcd://a", "--master=etcd://a: give etcd://HOST:PORT"),
-        ("--nnodes=2 --master=etcds://a", "--master=etcds://a: give etcd://HOST:PORT"),
-        ("--nnodes=2 --master=etcd://me:secret@a:1", "asks for a user"),
-    ],
-)
-def test_hosts_that_must_find_each_other_are_for_later(words: str, message: str) -> None:
-    assert message in refusal(*words.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "master", "nnodes"),
-    [
-        ("--nnodes=2", ":0", "2"),
-        ("--nnodes=2:4 --rank=0", ":0", "2:4"),
-        ("--nnodes=2 --master=:8080", ":8080", "2"),
-        ("--master=:8080", ":8080", "1"),
-        ("--nnodes=1", None, "1"),
-    ],
-)
-def test_a_host_without_the_address_of_another_is_the_first(
-    words: str, master: str | None, nnodes: str
+@pytest.mark.parametrize(("words", "environ", "said"), REFUSED)
+def test_what_makes_no_sense_together_is_one_sentence(
+    words: str, environ: Mapping[str, str], said: str
 ) -> None:
-    found = asked(*words.split())
-    assert (found.master, found.nnodes) == (master, nnodes)
+    refused = refusal(*words.split(), environ=environ)
+    assert said in refused
+    assert refused.startswith(said) or not said.startswith("--")
+
+
+def test_incomplete_variables_of_a_cluster_are_leftovers() -> None:
+    assert asked(environ={**CLOUD, "PADDLE_TRAINERS_NUM": "1"}).notes != ()
+    assert asked(environ={**CLOUD, "PADDLE_TRAINERS": "10.0.0.1"}).notes != ()
+
+
+# -- hosts --
 
 
 def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
@@ -496,44 +564,6 @@ def test_run_check_with_master_is_one_of_two_hosts_as_in_paddle(words: str, nnod
     assert asked("--master=a:1").nnodes == "1"
 
 
-MET = ("--nnodes=2", "--master=a:1")
-
-
-@pytest.mark.parametrize(
-    ("words", "environ", "rank"),
-    [
-        (MET, {"PADDLE_TRAINER_ID": "1"}, 1),
-        ((*MET, "--rank=-1"), {"PADDLE_TRAINER_ID": "1"}, 1),
-        ((*MET, "--rank=0"), {"PADDLE_TRAINER_ID": "1"}, 0),
-        # As in Paddle.
-        (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_RANK": "0"}, 0),
-        (MET, {"PADDLE_TRAINER_ID": "-1"}, None),
-        (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_CURRENT_ENDPOINT": "a:1"}, None),
-        (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_LOCAL_RANK": "0"}, None),
-        (("--ips=a,b",), {"PADDLE_TRAINER_ID": "1"}, None),
-        ((), {"PADDLE_TRAINER_ID": "1"}, None),
-    ],
-)
-def test_paddles_variable_says_which_of_several_hosts_this_is(
-    words: tuple[str, ...], environ: dict[str, str], rank: int | None
-) -> None:
-    found = asked(*words, environ=environ)
-    assert found.rank == rank
-    said = "--rank=0 wins over $PADDLE_TRAINER_ID=1 (with Paddle's launcher the variable wins)."
-    assert (said in found.notes) == ("--rank=0" in words)
-
-
-def test_one_host_with_a_port_is_taken_as_paddlemix_writes_it() -> None:
-    found = asked("--master", "127.0.0.1", "--nnodes", "1", "--ips", "127.0.0.1:8080")
-    assert (found.ips, found.nnodes) == (("127.0.0.1",), "1")
-    assert "The port of --ips=127.0.0.1:8080 has no effect: see --start_port." in found.notes
-
-
-def test_torchs_use_env_has_no_effect() -> None:
-    (note,) = asked("--use_env").notes
-    assert note.startswith("--use_env has no effect: ranks have PADDLE_LOCAL_RANK")
-
-
 def test_paddles_tuner_is_told_how_to_start() -> None:
     for option in ("auto_tuner_json", "auto_parallel_config"):
         said = refusal(f"--{option}=t.json")
@@ -546,80 +576,11 @@ def test_a_password_of_etcd_is_not_repeated() -> None:
     assert "secret" not in refusal("--nnodes=2", "--master=etcd://me:secret@a:1")
 
 
-def test_paddles_words_for_elastic_jobs_work() -> None:
-    ours = asked("--master=etcd://a:1", "--nnodes=2:4", "--job_id=bert")
-    theirs = asked("--elastic_server=a:1", "--np=2:4", "--job_id=bert")
-    exported = asked(
-        environ={
-            "PADDLE_ELASTIC_SERVER": "a:1",
-            "PADDLE_ELASTIC_NP": "2:4",
-            "PADDLE_ELASTIC_JOB_ID": "bert",
-        }
-    )
-    for found in (theirs, exported):
-        assert (found.master, found.nnodes, found.job_id) == (ours.master, "2:4", "bert")
-    assert asked("--elastic_server=etcd://a:1", "--np=2").master == "etcd://a:1"
-    said = refusal("--elastic_server=a", "--np=2")
-    assert said.startswith("--elastic_server=etcd://a: give etcd://HOST:PORT")
-
-
-@pytest.mark.parametrize(
-    "master",
-    ["a:1", "etcd://a:1,10.0.0.2:2379", "etcds://a:1", "http://10.0.0.1:6170"],
-)
-def test_hosts_can_meet(master: str) -> None:
-    found = asked("--nnodes=2", f"--master={master}", "--rank=1", "--rdzv_timeout=5")
-    assert (found.nnodes, found.master, found.rank) == ("2", master, 1)
-    assert (found.rdzv_timeout_s, found.heartbeat_timeout_s) == (5.0, 10.0)
-
-
-def test_a_master_on_one_host_is_taken_and_said() -> None:
-    found = asked("--nnodes=1", "--master=127.0.0.1:6768")
-    assert found.master == "127.0.0.1:6768"
-    assert found.notes == ("--master has no effect: the job is on one host.",)
-    assert asked(environ={"PADDLE_MASTER": "127.0.0.1:6768"}).notes == ()
-
-
-def test_hosts_may_meet_by_ipv6_where_ranks_get_other_addresses() -> None:
-    two = ("--nnodes=2", "--master=[fd00::1]:6170")
-    assert asked(*two, "--host=10.0.0.1").master == "[fd00::1]:6170"
-    assert asked(*two, "--network=eth1").network == "eth1"
-    assert asked("--nnodes=2", "--master=etcd://[fd00::1]:2379").nnodes == "2"
-
-
-def test_a_containers_ipv6_address_is_ignored() -> None:
-    found = asked(environ={"POD_IP": "fd00::7"})
-    assert (found.host, found.notes) == (
-        None,
-        ("$POD_IP=fd00::7 is ignored: Paddle reads no IPv6.",),
-    )
-
-
-def test_paddles_fixed_port_has_the_host_s_place_added() -> None:
-    fixed = {"FLAGS_FIXED_PORT": "7000"}
-    assert asked(environ=fixed).start_port == 7000
-    two = ("--nnodes=2", "--master=a:1")
-    assert asked(*two, "--rank=1", environ=fixed).start_port == 7001
-    assert asked(*two, environ=fixed).start_port == 7000
-    assert asked(*two, "--rank=1", "--start_port=7000", environ=fixed).start_port == 7000
-    said = refusal(*two, "--rank=1", environ={"FLAGS_FIXED_PORT": "65535"})
-    assert "(from $FLAGS_FIXED_PORT): with this host's place, 1, it is no port." in said
-
-
 @pytest.mark.parametrize("text", ["35100", "9:5", "a:b", "0:9", "1:65536", "1:2:3", "9" * 5000])
 def test_a_range_of_ports_is_two_of_them(text: str) -> None:
     assert "give the first and the last port, up to 65535" in refusal(f"--port_range={text}")
     assert "(from $PORT_RANGE): give the first" in refusal(environ={"PORT_RANGE": text})
     assert asked(environ={"PORT_RANGE": "35100:64000"}).port_range == (35100, 64000)
-
-
-def test_variables_of_paddle_without_effect_say_so() -> None:
-    (sorting,) = asked(environ={"PADDLE_SORT_IP": "1"}).notes
-    assert sorting.startswith("$PADDLE_SORT_IP has no effect: hosts have the order of")
-    (level,) = asked(environ={"PADDLE_ELASTIC_LEVEL": "1"}).notes
-    assert level.startswith("$PADDLE_ELASTIC_LEVEL has no effect: --nnodes=LEAST:MOST goes on")
-    quiet = {"PADDLE_SORT_IP": "0", "PADDLE_ELASTIC_LEVEL": "-1"}
-    assert asked(environ=quiet).notes == ()
 
 
 def test_mpi_is_no_backend_but_a_way_to_start() -> None:
@@ -630,46 +591,7 @@ def test_mpi_is_no_backend_but_a_way_to_start() -> None:
     assert "leave it out" in refusal("--backend=MPI")
 
 
-def test_a_place_among_hosts_needs_several_hosts() -> None:
-    assert asked("--ips=a,b", "--rank=1").rank == 1
-    assert asked("--ips=a,b", "--rank", "-1").rank is None
-    assert asked("--rank=0") == asked("--rank=0")._replace(rank=None, notes=())
-    assert asked("--rank=2").notes == ("--rank=2 has no effect: the job is on one host.",)
-    assert asked("--rank=1", environ=CLOUD).rank == 1
-
-
 # -- the kind of devices --
-
-XCCL = "PADDLE_XCCL_BACKEND"
-
-
-@pytest.mark.parametrize(
-    ("words", "environ", "kind"),
-    [
-        ([], {}, None),
-        (["--devices=0"], {}, None),
-        (["--mlus=0"], {}, "mlu"),
-        (["--selected_foos=0"], {}, "foo"),
-        (["--dcus=0"], {}, "gpu"),
-        (["--device_kind=dcu", "--gpus=0"], {}, "gpu"),
-        (["--devices=0"], {XCCL: "sdaa"}, "sdaa"),
-        (["--devices=0", "--device_kind=mlu"], {XCCL: "sdaa"}, "mlu"),
-        (["--device_kind=MLU"], {}, "mlu"),
-        (["--devices=0", "--env", f"{XCCL}=mlu"], {XCCL: "sdaa"}, "mlu"),
-        ([], {XCCL: " "}, None),
-    ],
-)
-def test_the_kind_is_what_an_option_or_a_variable_names(
-    words: list[str], environ: dict[str, str], kind: str | None
-) -> None:
-    assert asked(*words, environ=environ).device_kind == kind
-
-
-def test_paddles_lists_of_devices_mean_the_kind_of_the_variable() -> None:
-    for listed in ("--gpus=0,1", "--npus=0,1", "--xpus=0,1"):
-        found = asked(listed, environ={XCCL: "iluvatar_gpu"})
-        assert (found.devices, found.device_kind) == ("0,1", "iluvatar_gpu")
-        assert found.notes == (f"{listed} names ILUVATAR_GPUs: ${XCCL}=iluvatar_gpu.",)
 
 
 def test_the_option_of_another_kind_wins_over_the_variable() -> None:
@@ -677,29 +599,6 @@ def test_the_option_of_another_kind_wins_over_the_variable() -> None:
     assert found.device_kind == "mlu"
     assert found.notes == (f"--mlus=0 wins over ${XCCL}=npu.",)
     assert setting(found, "device_kind").source == "default"
-
-
-def test_the_last_of_several_lists_of_devices_counts_and_says_so() -> None:
-    found = asked("--gpus=0,1", "--mlus=2")
-    assert (found.devices, found.device_kind) == ("2", "mlu")
-    assert found.notes == ("--mlus=2 wins over --gpus=0,1: the last one counts.",)
-    assert asked("--gpus=0,1", "--gpus=2").notes == ()
-
-
-def test_two_options_that_name_two_kinds_contradict_each_other() -> None:
-    assert refusal("--gpus=0", "--device_kind=mlu") == (
-        "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."
-    )
-    assert refusal("--device_kind=a:8").endswith(
-        "give the name that Paddle has for it: npu, mlu, gpu."
-    )
-
-
-def test_hccl_is_called_xccl() -> None:
-    said = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
-    assert refusal("--backend=hccl") == f"--backend=hccl: {said}"
-    environ = {"PADDLE_DISTRI_BACKEND": "hccl"}
-    assert refusal(environ=environ) == f"--backend=hccl (from $PADDLE_DISTRI_BACKEND): {said}"
 
 
 # -- what another launcher left behind --
@@ -729,18 +628,6 @@ def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
     assert "where they meet" in refusal(environ={"PADDLE_NNODES": "2"})
 
 
-def test_cloud_variables_are_no_leftovers() -> None:
-    assert asked(environ=CLOUD).notes == ()
-    assert asked(environ=CLOUD).host == "10.0.0.2"
-    assert asked(environ={**CLOUD, "PADDLE_NNODES": "2"}).nnodes == "2"
-    assert asked(environ={**CLOUD, "PADDLE_TRAINERS_NUM": "1"}).notes != ()
-    assert asked(environ={**CLOUD, "PADDLE_TRAINERS": "10.0.0.1"}).notes != ()
-
-
-def test_a_job_on_several_hosts_gets_no_warning_about_its_variables() -> None:
-    assert asked("--ips=a,b", environ={"PADDLE_TRAINER_ID": "1"}).notes == ()
-
-
 # -- later, and without effect --
 
 LATER = [option for option in options.TABLE if option.status == "later"]
@@ -764,70 +651,15 @@ def test_what_comes_later_may_be_switched_off(option: options.Option) -> None:
         assert asked(environ={variable: "0"}) == asked()
 
 
-@pytest.mark.parametrize("mode", ["ps", "PS-heter", "heter", "rpc"])
-def test_a_mode_may_be_named(mode: str) -> None:
-    assert asked(f"--run_mode={mode}").run_mode == mode.lower()
-    assert asked(environ={"PADDLE_RUN_MODE": mode}).run_mode == mode.lower()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--server_num=1 --worker_num=2",
-        "--servers=a:1 --workers=a:2",
-        "--coordinators=a:1",
-        "--heter_worker_num=1;2",
-        "--run_mode=ps",
-    ],
-)
-def test_options_of_servers_select_servers(words: str) -> None:
-    found = asked(*words.split())
-    assert found.run_mode == "ps"
-    assert setting(found, "run_mode").value == "ps"
-
-
 def test_what_the_script_is_told_selects_nothing() -> None:
     parsed = argv.split(["train.py", "--server_num=1", "--worker_num", "3"])
     assert request.resolve(parsed, {}).run_mode == "collective"
-
-
-@pytest.mark.parametrize("word", ["--server_num=0", "--heter_worker_num=0"])
-def test_none_of_them_selects_nothing(word: str) -> None:
-    assert asked(word).run_mode == "collective"
-
-
-def test_a_role_alone_selects_no_parameter_servers() -> None:
-    assert asked(environ={"TRAINING_ROLE": "TRAINER"}) == asked()
 
 
 def test_a_role_with_a_list_of_servers_selects_them() -> None:
     cluster = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
     found = asked(environ=cluster)
     assert (found.run_mode, setting(found, "run_mode").source) == ("ps", "$TRAINING_ROLE")
-    assert asked("--run_mode=collective", environ=cluster).run_mode == "collective"
-    # The cluster knows its hosts, whatever their number.
-    assert asked(environ={**cluster, "PADDLE_NNODES": "4"}).nnodes == "4"
-
-
-def test_two_modes_cannot_be_asked_for_at_once() -> None:
-    assert refusal("--run_mode=collective", "--server_num=1") == (
-        "--run_mode=collective: --server_num asks for parameter servers; leave one of the two out."
-    )
-    found = asked("--run_mode=collective", environ={"PADDLE_SERVER_NUM": "1"})
-    assert (found.run_mode, found.server_num) == ("collective", None)
-    assert found.notes == ("$PADDLE_SERVER_NUM has no effect: --run_mode=collective.",)
-    found = asked("--server_num=1", environ={"PADDLE_RUN_MODE": "collective"})
-    assert found.run_mode == "ps"
-    assert found.notes == (
-        "--server_num wins over $PADDLE_RUN_MODE=collective: it asks for parameter servers.",
-    )
-
-
-def test_what_only_servers_use_says_so() -> None:
-    assert asked("--http_port=6000").notes == (
-        "--http_port has no effect: only jobs with parameter servers use it.",
-    )
-    assert asked(environ={"PADDLE_WITH_GLOO": "1"}).notes == ()
 
 
 @pytest.mark.parametrize("option", ACCEPTED, ids=lambda option: option.name)
