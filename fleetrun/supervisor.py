@@ -152,7 +152,7 @@ class Supervisor:
         began = time.monotonic()
         self._loop.watch(self._signals.fd, self._on_signals)
         self._state, actions = policy.begin(began, self._gathering.timeout_s)
-        self._loop.alarm("policy", self._state.deadline, self._on_deadline)
+        self._loop.timer("policy", self._state.deadline, self._on_deadline)
         self._todo += actions
         self._perform_all()
         while not self._has_plan and self._outcome is None:
@@ -338,7 +338,7 @@ class Supervisor:
         for signum in self._signals.read():
             match signum:
                 case signal.SIGCHLD:
-                    self._loop.alarm("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
+                    self._loop.timer("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
                 case signal.SIGQUIT:
                     self._observers.on_event(StacksWanted(time.monotonic()))
                 case signal.SIGTSTP:
@@ -444,13 +444,13 @@ class Supervisor:
         key = ("group", one.index)
 
         def look_again() -> None:
-            self._loop.alarm(key, None, nothing)
+            self._loop.timer(key, None, nothing)
             self._loop.unwatch(pidfd)
             os.close(pidfd)
             self._on_exit(one)
 
         self._loop.watch(pidfd, look_again)
-        self._loop.alarm(key, time.monotonic() + _GROUP_S, look_again)
+        self._loop.timer(key, time.monotonic() + _GROUP_S, look_again)
 
     def _on_deadline(self) -> None:
         self._feed(Elapsed(time.monotonic()))
@@ -478,7 +478,7 @@ class Supervisor:
         if before.phase == policy.GATHERING != self._state.phase:
             self._round.end(is_answered=isinstance(event, Gathered | GatherFailed))
         if self._state.deadline != before.deadline:
-            self._loop.alarm("policy", self._state.deadline, self._on_deadline)
+            self._loop.timer("policy", self._state.deadline, self._on_deadline)
         self._observers.on_event(event)
 
     # What is done -------------------------------------------------------------------------------
@@ -570,7 +570,7 @@ class Supervisor:
             if not (one.has_terminal and signum in self._typed):
                 one.signal(signum)
         if starting:
-            self._loop.alarm(
+            self._loop.timer(
                 "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._terminate, starting)
             )
 
@@ -591,7 +591,7 @@ class Supervisor:
                 f"in {self._rules.grace_s:g} s, or when asked again, they are killed."
             )
         elif self._state.phase == policy.STOPPING:
-            self._loop.alarm("wait", time.monotonic() + _SILENCE_S, self._say_who_is_late)
+            self._loop.timer("wait", time.monotonic() + _SILENCE_S, self._say_who_is_late)
 
     def _say_what_comes_next(self, at: float) -> None:
         # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.

@@ -96,13 +96,13 @@ class Etcd:
 
 
 class Asker:
-    """What a launcher asks of etcd, one question after the other, and its alarms."""
+    """What a launcher asks of etcd, one question after the other, and its timers."""
 
     def __init__(self, host: ElectedLauncher) -> None:
         self._host = host
         self._queue: deque[tuple[Callable[[StoreAnswer], None], str, tuple[Any, ...]]] = deque()
         self._is_asking = False
-        self._alarms: dict[Hashable, int] = {}
+        self._timers: dict[Hashable, int] = {}
         self._count = 0
 
     @property
@@ -148,10 +148,10 @@ class Asker:
 
         world.after(world.delay(), arrive)
 
-    def alarm(self, key: Hashable, at: float | None, call: Callable[[], None]) -> None:
+    def timer(self, key: Hashable, at: float | None, call: Callable[[], None]) -> None:
         """Call CALL at a moment of the host's clock."""
         self._count += 1
-        number = self._alarms[key] = self._count
+        number = self._timers[key] = self._count
         if at is None:
             return
         world, host = self._host.world, self._host
@@ -159,7 +159,7 @@ class Asker:
         def ring() -> None:
             if not host.is_alive or host.puts_off(ring):
                 return
-            if self._alarms.get(key) == number:
+            if self._timers.get(key) == number:
                 call()
 
         world.at(max(world.now, at - host.skew) + 1e-6, ring)
@@ -539,7 +539,7 @@ class ElectedWorld(World):
         assert isinstance(host, ElectedLauncher)
         host.skew += seconds
         host.was_cut_long = True
-        # Alarms that are due are late.
+        # Timers that are due are late.
         self.after(0.0, host.election.check)
         host.set_timer()
         self.set_coordinator_timer(host)

@@ -52,5 +52,5 @@ def turn_until(loop: Loop, condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what was awaited did not come"
         # So that a turn ends even if nothing happens.
-        loop.alarm("the test looks again", time.monotonic() + 0.01, lambda: None)
+        loop.timer("the test looks again", time.monotonic() + 0.01, lambda: None)
         loop.turn()

@@ -187,7 +187,7 @@ class _Asking:
             return
         self._spy_pid = pid
         self._waiting.watch(self._pidfd, self._on_spy)
-        self._waiting.alarm(("spy", pid), time.monotonic() + _SPY_S, self._kill_spy)
+        self._waiting.timer(("spy", pid), time.monotonic() + _SPY_S, self._kill_spy)
 
     def _kill_spy(self) -> None:
         self.write(f"# py-spy did not answer within {_SPY_S:g} s\n")
@@ -198,7 +198,7 @@ class _Asking:
 
     def _on_spy(self) -> None:
         self._waiting.unwatch(self._pidfd)
-        self._waiting.alarm(("spy", self._spy_pid), None, self._kill_spy)
+        self._waiting.timer(("spy", self._spy_pid), None, self._kill_spy)
         os.close(self._pidfd)
         with contextlib.suppress(ChildProcessError):
             # The supervisor, which reaps orphans, may have been faster.
@@ -262,7 +262,7 @@ class _Asking:
 
     def _look_again(self) -> None:
         key = ("answer", self.target.process)
-        self._waiting.alarm(key, time.monotonic() + _LOOK_S, self._on_look)
+        self._waiting.timer(key, time.monotonic() + _LOOK_S, self._on_look)
 
     def _on_look(self) -> None:
         size = os.fstat(self._fd).st_size

@@ -64,7 +64,7 @@ class Everywhere(Fanout[AgentConnection]):
 
     def _started(self, one: AgentConnection) -> None:
         at = time.monotonic() + self._limit_s
-        self._loop.alarm(one, at, partial(one.give_up, f"no answer within {self._limit_s:g} s"))
+        self._loop.timer(one, at, partial(one.give_up, f"no answer within {self._limit_s:g} s"))
 
     def _heard(self, one: AgentConnection, fd: int, part: bytes) -> None:
         if one.answer is None:

@@ -113,7 +113,7 @@ class Fanout(Generic[Connection]):
     def _beat(self) -> None:
         for one in self._all:
             one.beat()
-        self._loop.alarm("heartbeat", time.monotonic() + protocol.HEARTBEAT_S, self._beat)
+        self._loop.timer("heartbeat", time.monotonic() + protocol.HEARTBEAT_S, self._beat)
 
     def _read(self, one: Connection, fd: int) -> None:
         stream = one.stream(fd)
@@ -127,7 +127,7 @@ class Fanout(Generic[Connection]):
 
     def _reap(self, one: Connection) -> None:
         self._loop.unwatch(one.pidfd)
-        self._loop.alarm(one, None, nothing)
+        self._loop.timer(one, None, nothing)
         one.hang_up()
         # What it said last is still in the pipes.
         for fd in (1, 2):

@@ -61,6 +61,6 @@ class Outlets:
     def drain(self) -> None:
         """Wait a moment for readers to take the rest."""
         until = time.monotonic() + _TIMEOUT_S
-        self._loop.alarm(self, until, lambda: None)
+        self._loop.timer(self, until, lambda: None)
         while any(self._rest.values()) and time.monotonic() < until:
             self._loop.turn()

@@ -130,7 +130,7 @@ class Head(Fanout[AgentConnection]):
 
     def _started(self, one: AgentConnection) -> None:
         at = (one.sent_at or time.monotonic()) + _CHECK_S
-        self._loop.alarm(one, at, partial(self._give_up, one))
+        self._loop.timer(one, at, partial(self._give_up, one))
 
     def _give_up(self, one: AgentConnection) -> None:
         if one.answer is None and time.monotonic() < one.sent_at + _CHECK_S:
@@ -158,7 +158,7 @@ class Head(Fanout[AgentConnection]):
         elif part and one.answer is None:
             one.hear(part)
             if one.answer is not None:
-                self._loop.alarm(one, None, nothing)
+                self._loop.timer(one, None, nothing)
                 self._release(one)
                 self._go_if_all_answered()
         elif part and self._is_looking:
@@ -194,7 +194,7 @@ class Head(Fanout[AgentConnection]):
         at = time.monotonic() + _REACH_S
         for one in self._remotes:
             one.say(protocol.line(protocol.HostOrder(hosts=places)))
-            self._loop.alarm(one, at, partial(self._give_up, one))
+            self._loop.timer(one, at, partial(self._give_up, one))
 
     def _go_if_all_reached(self) -> None:
         """Say go when each host reaches all others; name those that do not, and end."""
@@ -230,7 +230,7 @@ class Head(Fanout[AgentConnection]):
             f"{self._least} of its hosts are enough."
         )
         for one in out:
-            self._loop.alarm(one, None, nothing)
+            self._loop.timer(one, None, nothing)
             one.hang_up()
         return True
 
@@ -252,7 +252,7 @@ class Head(Fanout[AgentConnection]):
             self._records.begin(self._say)
         self._is_going = True
         for me, one in enumerate(self._remotes):
-            self._loop.alarm(one, None, nothing)
+            self._loop.timer(one, None, nothing)
             words = sshjob.arguments(self._request, one.host, addresses, me)
             one.say(protocol.line(protocol.HostOrder(words=words)))
 
@@ -322,7 +322,7 @@ class Head(Fanout[AgentConnection]):
         for one in self._remotes:
             one.say(protocol.END)
         at = time.monotonic() + self._request.grace_s + _TIMEOUT_S
-        self._loop.alarm("timeout", at, self._hang_up)
+        self._loop.timer("timeout", at, self._hang_up)
 
     def _hang_up(self) -> None:
         """End every connection, at the latest a while after the launchers were asked to end."""
@@ -334,7 +334,7 @@ class Head(Fanout[AgentConnection]):
         for one in self._remotes:
             if one.is_running:
                 one.hang_up()
-                self._loop.alarm(one, at, partial(self._cut, one))
+                self._loop.timer(one, at, partial(self._cut, one))
 
     def _cut(self, one: AgentConnection) -> None:
         self._say(f"ssh to {one.host.name} does not end by itself, and is killed.")

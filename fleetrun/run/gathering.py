@@ -115,7 +115,7 @@ class Round:
         """Ask."""
         now = time.monotonic()
         self._until = now + self._gathering.timeout_s
-        self._share.alarm(
+        self._share.timer(
             (Round, "progress"), now + _PROGRESS_S, partial(self._tell, self._progress)
         )
         self._remark_later()
@@ -133,7 +133,7 @@ class Round:
 
     def _remark_later(self) -> None:
         at = time.monotonic() + self._gathering.progress_s
-        self._share.alarm((Round, "remark"), at, self._remark)
+        self._share.timer((Round, "remark"), at, self._remark)
 
     def _remark(self) -> None:
         self._tell(self._say)

@@ -335,7 +335,7 @@ class Guard:
 
 def _turn(loop: Loop, until: float) -> None:
     """Do what is due, for a short time and not beyond UNTIL."""
-    loop.alarm("turn", min(until, time.monotonic() + _ENDED_S), nothing)
+    loop.timer("turn", min(until, time.monotonic() + _ENDED_S), nothing)
     # Whatever goes wrong with it, the ranks have to end.
     with contextlib.suppress(Exception):
         loop.turn()

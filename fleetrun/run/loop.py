@@ -1,4 +1,4 @@
-"""The event loop: descriptors that become ready, and alarms."""
+"""The event loop: descriptors that become ready, and timers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Waiting(Protocol):
     def unwatch(self, fd: int) -> None:
         """Stop calling for FD, if it was watched."""
 
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
+    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Call CALLBACK once at the moment AT; None takes KEY's timer away."""
 
 
 # One turn of the loop waits no longer; a day is as good as for ever.
@@ -38,7 +38,7 @@ class Loop:
         # shows which process died first, and it takes 7 ms less to import.
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
         """Call CALLBACK whenever FD is ready; files that are always ready are an error."""
@@ -51,18 +51,18 @@ class Loop:
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
+    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Call CALLBACK once at the moment AT; None takes KEY's timer away."""
         if at is None:
-            self._alarms.pop(key, None)
+            self._timers.pop(key, None)
         else:
-            self._alarms[key] = (at, callback)
+            self._timers[key] = (at, callback)
 
     def turn(self) -> None:
         """Wait until something is due, and do it."""
         timeout = -1.0
-        if self._alarms:
-            timeout = max(0.0, min(at for at, _ in self._alarms.values()) - time.monotonic())
+        if self._timers:
+            timeout = max(0.0, min(at for at, _ in self._timers.values()) - time.monotonic())
             # The kernel counts milliseconds in an int.
             timeout = min(timeout, _LONGEST_S)
         for fd, _ in self._epoll.poll(timeout):
@@ -71,9 +71,9 @@ class Loop:
             if callback is not None:
                 callback()
         now = time.monotonic()
-        for key, (at, callback) in list(self._alarms.items()):
-            if at <= now and self._alarms.get(key) == (at, callback):
-                del self._alarms[key]
+        for key, (at, callback) in list(self._timers.items()):
+            if at <= now and self._timers.get(key) == (at, callback):
+                del self._timers[key]
                 callback()
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class LoopShare:
         self._to = to
         self._shield = shield
         self._fds: dict[int, tuple[Callable[[], None], int]] = {}
-        self._alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
         """Call CALLBACK whenever FD is ready."""
@@ -110,37 +110,37 @@ class LoopShare:
         if self._fds.pop(fd, None) is not None and self._to is not None:
             self._to.unwatch(fd)
 
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
+    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Call CALLBACK once at the moment AT; None takes KEY's timer away."""
         if at is None:
-            self._alarms.pop(key, None)
+            self._timers.pop(key, None)
         else:
-            self._alarms[key] = (at, callback)
+            self._timers[key] = (at, callback)
         if self._to is not None:
-            self._to.alarm((id(self), key), at, lambda: self._ring(key))
+            self._to.timer((id(self), key), at, lambda: self._elapse(key))
 
-    def _ring(self, key: Hashable) -> None:
-        _, callback = self._alarms.pop(key)
+    def _elapse(self, key: Hashable) -> None:
+        _, callback = self._timers.pop(key)
         self._shield(callback)
 
     def move(self, to: Waiting) -> None:
         """Register everything with TO, and no longer where it was."""
-        fds, alarms = self._fds, self._alarms
+        fds, timers = self._fds, self._timers
         self.clear()
-        self._to, self._fds, self._alarms = to, {}, {}
+        self._to, self._fds, self._timers = to, {}, {}
         for fd, (callback, mask) in fds.items():
             self.watch(fd, callback, mask)
-        for key, (at, callback) in alarms.items():
-            self.alarm(key, at, callback)
+        for key, (at, callback) in timers.items():
+            self.timer(key, at, callback)
 
     def clear(self) -> None:
         """Unregister everything."""
         if self._to is not None:
             for fd in self._fds:
                 self._to.unwatch(fd)
-            for key in self._alarms:
-                self._to.alarm((id(self), key), None, nothing)
+            for key in self._timers:
+                self._to.timer((id(self), key), None, nothing)
 
 
 def nothing() -> None:
-    """Do nothing: for an alarm that only wakes the loop, or is taken away."""
+    """Do nothing: for a timer that only wakes the loop, or is taken away."""

@@ -58,11 +58,11 @@ class PortWait:
             return
         now = time.monotonic()
         pace = _PACE_S if now - self._began < _SLOWER_AFTER_S else _SLOW_PACE_S
-        self._waiting.alarm("listening", now + pace, self.look)
+        self._waiting.timer("listening", now + pace, self.look)
 
     def stop(self) -> None:
         """Stop waiting."""
-        self._waiting.alarm("listening", None, self.look)
+        self._waiting.timer("listening", None, self.look)
         for call in self._calls.values():
             call.close()
         self._calls.clear()

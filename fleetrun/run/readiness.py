@@ -74,7 +74,7 @@ class Readiness:
 
         def remark() -> None:
             self._progress(f"Waiting up to {timeout_s:.0f} s for {self._silent(plan)} to listen.")
-            self._loop.alarm("timeout", began + timeout_s, give_up)
+            self._loop.timer("timeout", began + timeout_s, give_up)
 
         def give_up() -> None:
             self._say(
@@ -88,8 +88,8 @@ class Readiness:
             self._ready(process, attempt)
             return
         self._ports = PortWait(missing, waiting=self._loop, is_gone=is_gone, done=proceed)
-        self._loop.alarm("timeout", began + _REMARK_S, remark)
-        self._loop.alarm("listening", began, self._ports.look)
+        self._loop.timer("timeout", began + _REMARK_S, remark)
+        self._loop.timer("listening", began, self._ports.look)
 
     def _silent(self, plan: LaunchPlan) -> str:
         """Name the servers that do not listen yet."""
@@ -103,4 +103,4 @@ class Readiness:
         if self._ports is not None:
             self._ports.stop()
             self._ports = None
-            self._loop.alarm("timeout", None, self.stop)
+            self._loop.timer("timeout", None, self.stop)

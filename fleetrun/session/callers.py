@@ -77,7 +77,7 @@ class Callers:
 
     def finish_all(self) -> None:
         """Close all connections once all is sent; nothing that they say counts any more."""
-        self._waiting.alarm((id(self), "join"), None, nothing)
+        self._waiting.timer((id(self), "join"), None, nothing)
         for caller in self._open.values():
             caller.finish()
         self._open.clear()
@@ -85,7 +85,7 @@ class Callers:
 
     def close(self) -> None:
         """Close all connections at once."""
-        self._waiting.alarm((id(self), "join"), None, nothing)
+        self._waiting.timer((id(self), "join"), None, nothing)
         for caller in self._open.values():
             caller.close()
         self._open.clear()
@@ -120,10 +120,10 @@ class Callers:
         return next(number for number in self._pending if self._open[number].address == most)
 
     def _expire(self) -> None:
-        """Close connections that have not joined in time, and set the alarm for the next."""
+        """Close connections that have not joined in time, and set the timer for the next."""
         now = time.monotonic()
         for number, until in list(self._pending.items()):
             if until > now:
-                self._waiting.alarm((id(self), "join"), until, self._expire)
+                self._waiting.timer((id(self), "join"), until, self._expire)
                 return
             self._close(number)

@@ -130,7 +130,7 @@ class Connection:
         if not self.is_open:
             return
         self._is_finishing = True
-        self._waiting.alarm(self._key("flush"), time.monotonic() + _FLUSH_S, self._part)
+        self._waiting.timer(self._key("flush"), time.monotonic() + _FLUSH_S, self._part)
         self._flush()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Connection:
         if self.is_open:
             self.is_open = False
             for what in ("flush", "later"):
-                self._waiting.alarm(self._key(what), None, self._part)
+                self._waiting.timer(self._key(what), None, self._part)
             self._waiting.unwatch(self._socket.fileno())
             self._socket.close()
             self._forget_unsent()
@@ -163,7 +163,7 @@ class Connection:
 
     def _lose_later(self, why: str) -> None:
         """Report a loss from the loop, as `send` must not call back its caller."""
-        self._waiting.alarm(self._key("later"), time.monotonic(), lambda: self._lose(why))
+        self._waiting.timer(self._key("later"), time.monotonic(), lambda: self._lose(why))
 
     def _forget_unsent(self) -> None:
         self._unsent.clear()

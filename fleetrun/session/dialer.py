@@ -122,7 +122,7 @@ class Dialer:
         """Call no more; a connection that was handed over is its user's."""
         self._is_begun = False
         for what in ("round", "next"):
-            self._waiting.alarm((id(self), what), None, self._round)
+            self._waiting.timer((id(self), what), None, self._round)
         for lookup in self._lookups.values():
             lookup.close()
         for attempt in self._attempts:
@@ -196,11 +196,11 @@ class Dialer:
             self._attempts.append(attempt)
             attempt.begin()
             if self._queue and self._is_begun:
-                self._waiting.alarm((id(self), "next"), time.monotonic() + _NEXT_S, self._next)
+                self._waiting.timer((id(self), "next"), time.monotonic() + _NEXT_S, self._next)
         elif not self._attempts:
             pause_s = self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
-            self._waiting.alarm((id(self), "round"), time.monotonic() + pause_s, self._round)
+            self._waiting.timer((id(self), "round"), time.monotonic() + pause_s, self._round)
 
     def _ready(self, attempt: _Attempt, connection: Connection) -> None:
         self._attempts.remove(attempt)
@@ -218,7 +218,7 @@ class Dialer:
             # A coordinator that has given up by now listens no more, which explains nothing.
             self.troubles[target] = why
         # Not at once: the caller may just be starting this attempt.
-        self._waiting.alarm((id(self), "next"), time.monotonic(), self._next)
+        self._waiting.timer((id(self), "next"), time.monotonic(), self._next)
         if attempt.is_closed and self._closed is not None and target not in self._refused:
             self._closed(attempt.target)
 
@@ -296,7 +296,7 @@ class _Attempt:
         )
 
     def _introduced(self, connection: Connection) -> None:
-        self._waiting.alarm((id(self), "deadline"), None, self._late)
+        self._waiting.timer((id(self), "deadline"), None, self._late)
         self._connection = None
         self._ready(self, connection)
 
@@ -305,7 +305,7 @@ class _Attempt:
         self._fail(why if self.is_refused else f"whoever listens there {why}")
 
     def _deadline(self, seconds: float) -> None:
-        self._waiting.alarm((id(self), "deadline"), time.monotonic() + seconds, self._late)
+        self._waiting.timer((id(self), "deadline"), time.monotonic() + seconds, self._late)
 
     def _late(self) -> None:
         if self._connection is None:
@@ -323,7 +323,7 @@ class _Attempt:
 
     def close(self) -> None:
         """Give it up; nothing is called any more."""
-        self._waiting.alarm((id(self), "deadline"), None, self._late)
+        self._waiting.timer((id(self), "deadline"), None, self._late)
         if self._socket is not None:
             self._waiting.unwatch(self._socket.fileno())
             self._socket.close()

@@ -299,7 +299,7 @@ class Session:
         self._share.move(loop)
         until = time.monotonic() + _FLUSH_S
         while self.is_busy and time.monotonic() < until:
-            loop.alarm("flush", until, nothing)
+            loop.timer("flush", until, nothing)
             loop.turn()
         self.close()
         loop.close()
@@ -310,7 +310,7 @@ class Session:
             self.closed()
         self._is_closed = True
         for what in ("member", "coordinator"):
-            self._share.alarm((id(self), what), None, nothing)
+            self._share.timer((id(self), what), None, nothing)
         if self._listener is not None:
             self._listener.close()
         if self._rival is not None:
@@ -538,18 +538,18 @@ class Session:
         finally:
             self._is_working = False
             self._todo.clear()
-        self._set_alarms()
+        self._set_timers()
 
-    def _set_alarms(self) -> None:
+    def _set_timers(self) -> None:
         if self._is_closed:
             return
         now = time.monotonic()
         if self._member is not None and self._member.phase != member.ENDED:
             due = max(now, self._member.wake_at)
-            self._share.alarm((id(self), "member"), due, self._member_elapsed)
+            self._share.timer((id(self), "member"), due, self._member_elapsed)
         if self._coordinator is not None:
             due = max(now, self._coordinator.wake_at)
-            self._share.alarm((id(self), "coordinator"), due, self._coordinator_elapsed)
+            self._share.timer((id(self), "coordinator"), due, self._coordinator_elapsed)
 
     def _member_elapsed(self) -> None:
         self._event(Elapsed(time.monotonic()))

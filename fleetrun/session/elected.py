@@ -182,7 +182,7 @@ class ElectedSession(Session):
 
     def unfollow(self) -> None:
         """Call nobody: the one that was followed leads no more."""
-        self._set_alarms()
+        self._set_timers()
 
     def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
         """Begin to tell that this launcher was killed, or to free its place."""
@@ -202,7 +202,7 @@ class ElectedSession(Session):
     def _serve_no_more(self, *, is_polite: bool = False) -> None:
         """Part with all callers; IS_POLITE: when they have got what was sent."""
         self._coordinator = None
-        self._share.alarm((id(self), "coordinator"), None, self._coordinator_elapsed)
+        self._share.timer((id(self), "coordinator"), None, self._coordinator_elapsed)
         self.unlisten()
         self._held.clear()
         self._unkept = None
@@ -298,8 +298,8 @@ class ElectedSession(Session):
         self._election.connected()
         super()._answered(connection)
 
-    def _set_alarms(self) -> None:
-        super()._set_alarms()
+    def _set_timers(self) -> None:
+        super()._set_timers()
         known = self._member
         if self._is_closed or known is None or known.phase == member.ENDED or self.is_connected:
             return

@@ -155,7 +155,7 @@ class Election:
     def rest(self) -> None:
         """Look no more."""
         self._is_seeking = False
-        self._alarm("look", None, self._look)
+        self._timer("look", None, self._look)
 
     def connected(self) -> None:
         """Look for none: the coordinator is found."""
@@ -168,7 +168,7 @@ class Election:
             self._store.ask(self._looked, "look")
 
     def _look_later(self) -> None:
-        self._alarm("look", self._clock() + self._pause_s, self._look)
+        self._timer("look", self._clock() + self._pause_s, self._look)
         self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_S)
 
     def _looked(self, answer: StoreAnswer) -> None:
@@ -264,8 +264,8 @@ class Election:
 
     def _renewed(self, at: float) -> None:
         self.renewed_at = at
-        self._alarm("renew", at + self.config.heartbeat_s, self._renew)
-        self._alarm("overdue", at + self.config.warning_s, self.check)
+        self._timer("renew", at + self.config.heartbeat_s, self._renew)
+        self._timer("overdue", at + self.config.warning_s, self.check)
         self._callbacks.renewed(at)
 
     def _renew(self) -> None:
@@ -277,7 +277,7 @@ class Election:
             return
         self.trouble = answer.trouble
         if answer.trouble:
-            self._alarm("renew", self._clock() + _AGAIN_S, self._renew)
+            self._timer("renew", self._clock() + _AGAIN_S, self._renew)
         elif answer.value:
             self._renewed(answer.asked_at)
         elif self._is_replaceable:
@@ -306,8 +306,8 @@ class Election:
     def _resign(self, why: str) -> None:
         self.is_leading = False
         self.leader = None
-        self._alarm("renew", None, self._renew)
-        self._alarm("overdue", None, self.check)
+        self._timer("renew", None, self._renew)
+        self._timer("overdue", None, self.check)
         self._callbacks.resign(why, self.renewed_at)
 
     def keep(self, record: JobRecord, kept: Callable[[], None]) -> None:
@@ -321,7 +321,7 @@ class Election:
             self.trouble = answer.trouble
             if answer.trouble:
                 again = partial(self.keep, record, kept)
-                self._alarm("keep", self._clock() + _AGAIN_S, again)
+                self._timer("keep", self._clock() + _AGAIN_S, again)
             elif answer.value:
                 self._short_at = None
                 kept()
@@ -353,10 +353,10 @@ class Election:
         self.is_leading = False
         self._leaves_until = self._clock() + _LEAVE_S
         for what in ("renew", "overdue", "keep"):
-            self._alarm(what, None, self._renew)
+            self._timer(what, None, self._renew)
         self._free(is_final=is_final)
         # So that somebody looks again when it is over.
-        self._alarm("left", self._leaves_until, self.rest)
+        self._timer("left", self._leaves_until, self.rest)
 
     def _free(self, *, is_final: bool) -> None:
         """Free the place for another coordinator, or for another job."""
@@ -366,11 +366,11 @@ class Election:
         """Ask no more."""
         self.is_leading = self._is_seeking = False
         for what in ("look", "renew", "overdue", "keep", "left"):
-            self._alarm(what, None, self._renew)
+            self._timer(what, None, self._renew)
         self._store.close()
 
-    def _alarm(self, what: str, at: float | None, call: Callable[[], None]) -> None:
-        self._waiting.alarm((id(self), what), at, call)
+    def _timer(self, what: str, at: float | None, call: Callable[[], None]) -> None:
+        self._waiting.timer((id(self), what), at, call)
 
 
 def _ignore(_: StoreAnswer) -> None:

@@ -80,7 +80,7 @@ class JobStore:
         except OSError as error:
             why = f"no process can be started to ask etcd ({error.strerror})"
             end = partial(self._end, None, why)
-            self._waiting.alarm((id(self), "failed"), self._asked_at, end)
+            self._waiting.timer((id(self), "failed"), self._asked_at, end)
             return
         self._waiting.watch(call.fd, self._read)
 
@@ -110,7 +110,7 @@ class JobStore:
 
     def close(self) -> None:
         """Ask no more; nothing is called any more."""
-        self._waiting.alarm((id(self), "failed"), None, self._forget)
+        self._waiting.timer((id(self), "failed"), None, self._forget)
         self._asked.clear()
         self._asked_at = None
         call = self._call

@@ -143,8 +143,8 @@ class Listener:
         if self._is_open:
             for one in self._sockets:
                 self._waiting.unwatch(one.fileno())
-            self._waiting.alarm((id(self), "deadline"), None, self._expire)
-            self._waiting.alarm((id(self), "pause"), None, self._watch)
+            self._waiting.timer((id(self), "deadline"), None, self._expire)
+            self._waiting.timer((id(self), "pause"), None, self._watch)
         for caller in list(self._pending):
             self._drop(caller)
         self._free()
@@ -192,7 +192,7 @@ class Listener:
             self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for one in self._sockets:
             self._waiting.unwatch(one.fileno())
-        self._waiting.alarm((id(self), "pause"), time.monotonic() + _PAUSE_S, self._watch)
+        self._waiting.timer((id(self), "pause"), time.monotonic() + _PAUSE_S, self._watch)
 
     def _admit(self, link: _socket.socket, address: str) -> None:
         if self.allowed is not None and address not in self.allowed:
@@ -225,11 +225,11 @@ class Listener:
         return next(caller for caller in self._pending if caller.address == most)
 
     def _expire(self) -> None:
-        """Refuse connections not authenticated in time, and set the alarm for the next."""
+        """Refuse connections not authenticated in time, and set the timer for the next."""
         now = time.monotonic()
         for caller, until in list(self._pending.items()):
             if until > now:
-                self._waiting.alarm((id(self), "deadline"), until, self._expire)
+                self._waiting.timer((id(self), "deadline"), until, self._expire)
                 return
             self._refuse(caller, "said nothing that a launcher says in time")
 

@@ -54,7 +54,7 @@ class LossReport:
 
     def close(self) -> None:
         """Tell nothing any more."""
-        self._waiting.alarm((id(self), "again"), None, self._dialer.begin)
+        self._waiting.timer((id(self), "again"), None, self._dialer.begin)
         self._dialer.hang_up()
 
     def _opened(self, connection: Connection) -> None:
@@ -67,7 +67,7 @@ class LossReport:
         self.is_done = not self._has_ranks
         if not self.is_done:
             again_at = time.monotonic() + _AGAIN_S
-            self._waiting.alarm((id(self), "again"), again_at, self._dialer.begin)
+            self._waiting.timer((id(self), "again"), again_at, self._dialer.begin)
 
     def _tell(self, connection: Connection) -> None:
         connection.send(LauncherKilled(self._launcher, self._secret, self._has_ranks))

@@ -297,7 +297,7 @@ def _gone(state: MemberState, at: float, why: str) -> Step:
     if why:
         return _end_for(state, Failure(state.coordinator, why, LOST))
     state, actions = _watch(state, at)
-    return (state if state.phase == ENDED else _set_alarm(state, at)), actions
+    return (state if state.phase == ENDED else _set_timer(state, at)), actions
 
 
 def _elapsed(state: MemberState, at: float) -> Step:
@@ -310,7 +310,7 @@ def _elapsed(state: MemberState, at: float) -> Step:
         return state, _kill_later(state)
     state, lost = _watch(state, at)
     state, sent = _beat(state, at)
-    return _set_alarm(state, at), (*lost, *sent)
+    return _set_timer(state, at), (*lost, *sent)
 
 
 def _patience_s(state: MemberState) -> float:
@@ -407,7 +407,7 @@ def _stood_still(state: MemberState) -> str:
     return f"this launcher {stood_still}, and counts as lost"
 
 
-def _set_alarm(state: MemberState, at: float) -> MemberState:
+def _set_timer(state: MemberState, at: float) -> MemberState:
     """Set when Elapsed is due."""
     config = state.config
     due = [at + config.heartbeat_s]
@@ -485,7 +485,7 @@ def _missing(state: MemberState, message: Missing, at: float) -> Step:
         return state, ()
     if not state.stands_by:
         state = state._replace(stands_by=True, alive_at=max(state.alive_at, at))
-    return _set_alarm(state, at), (Deliver(message),)
+    return _set_timer(state, at), (Deliver(message),)
 
 
 def _acknowledged(state: MemberState, number: int, at: float) -> Step:
@@ -495,7 +495,7 @@ def _acknowledged(state: MemberState, number: int, at: float) -> Step:
     left = tuple(one for one in state.unanswered if one[0] > number)
     alive_at = max(state.alive_at, sent[0])
     state = state._replace(alive_at=alive_at, unanswered=left, stood_still_s=0.0)
-    return _set_alarm(state, at), _kill_later(state)
+    return _set_timer(state, at), _kill_later(state)
 
 
 def _kill_later(state: MemberState) -> tuple[Action, ...]:

@@ -102,7 +102,7 @@ class PortCheck:
             self._listener.close()
             self._listener = None
         if self._dialers:
-            self._waiting.alarm("ports", None, self._conclude)
+            self._waiting.timer("ports", None, self._conclude)
         for dialer in self._dialers.values():
             dialer.close()
         self._dialers.clear()
@@ -114,7 +114,7 @@ class PortCheck:
         if not targets:
             done()
             return
-        waiting.alarm("ports", time.monotonic() + _WITHIN_S, self._conclude)
+        waiting.timer("ports", time.monotonic() + _WITHIN_S, self._conclude)
         for target in targets:
             known = [one for one in self._resolved.get(target.host, ()) if one[:4] != "127."]
             self._dialers[target] = Dialer(
@@ -134,7 +134,7 @@ class PortCheck:
             self._conclude()
 
     def _conclude(self) -> None:
-        self._waiting.alarm("ports", None, self._conclude)
+        self._waiting.timer("ports", None, self._conclude)
         for target, dialer in self._dialers.items():
             self.failures[target] = next(iter(dialer.troubles.values()), _SILENCE)
             dialer.close()

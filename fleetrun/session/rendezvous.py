@@ -176,13 +176,13 @@ class Rendezvous(Gathering, SessionHandler):
             told(f"{who} did not answer within {within_s:g} s ({call.abandon()})")
 
         self._waiting.watch(call.fd, read)
-        self._waiting.alarm("health", time.monotonic() + within_s, late)
+        self._waiting.timer("health", time.monotonic() + within_s, late)
 
     def _asked(self) -> None:
         """Ask no more."""
         if self._call is not None:
             self._waiting.unwatch(self._call.fd)
-            self._waiting.alarm("health", None, self._asked)
+            self._waiting.timer("health", None, self._asked)
             self._call = None
 
     def _abandon(self) -> None:
@@ -217,7 +217,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Tell hosts that are still to come that the job cannot start because of FAULT."""
         self._is_telling = True
         now = time.monotonic()
-        self._waiting.alarm("say", now + _SAY_S, partial(self._say_fault, fault))
+        self._waiting.timer("say", now + _SAY_S, partial(self._say_fault, fault))
         self._report(fault, now + _REPORT_S)
 
     def _say_fault(self, fault: FleetrunError) -> None:
@@ -228,7 +228,7 @@ class Rendezvous(Gathering, SessionHandler):
     def _wait(self, seconds: float) -> None:
         """Give up after so many SECONDS from now."""
         self._until = time.monotonic() + seconds
-        self._waiting.alarm("unanswered", self._until, self._unanswered)
+        self._waiting.timer("unanswered", self._until, self._unanswered)
 
     def progress(self, left_s: float) -> str:
         """Say for whom it waits, and up to when."""
@@ -245,7 +245,7 @@ class Rendezvous(Gathering, SessionHandler):
         if self._session.has_told_all or now >= until:
             self._refuse(fault)
         else:
-            self._waiting.alarm("report", now + _LOOK_S, partial(self._report, fault, until))
+            self._waiting.timer("report", now + _LOOK_S, partial(self._report, fault, until))
 
     def missing(self) -> str:
         """Name what the answer waits for."""
@@ -276,8 +276,8 @@ class Rendezvous(Gathering, SessionHandler):
         self._abandon()
         self._release()
         # From a call of the round's own, which is what it takes an answer from.
-        self._waiting.alarm("unanswered", None, self._unanswered)
-        self._waiting.alarm("answer", time.monotonic(), lambda: self._answer(planned))
+        self._waiting.timer("unanswered", None, self._unanswered)
+        self._waiting.timer("answer", time.monotonic(), lambda: self._answer(planned))
 
     def _unanswered(self) -> None:
         """Give up: at once without a coordinator, else when it says nothing."""
@@ -293,7 +293,7 @@ class Rendezvous(Gathering, SessionHandler):
                 RendezvousError(sentence(f"{self.missing()} did not come within {waited}."))
             )
 
-        self._waiting.alarm("unanswered", time.monotonic() + _LATER_S, give_up)
+        self._waiting.timer("unanswered", time.monotonic() + _LATER_S, give_up)
 
     def _settle(self, *, has_begun: bool) -> None:
         if self._settled is not None and not self._attempt:
@@ -315,7 +315,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._reply(error)
 
         # Not from within the session, which has still to say so.
-        self._waiting.alarm("unanswered", time.monotonic(), reply)
+        self._waiting.timer("unanswered", time.monotonic(), reply)
 
     # What the session wants ---------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ class Rendezvous(Gathering, SessionHandler):
     def stand_by(self) -> None:
         """Wait as long as the job runs, which the session sees."""
         self._until = None
-        self._waiting.alarm("unanswered", None, self._unanswered)
+        self._waiting.timer("unanswered", None, self._unanswered)
         self._say(f"This host waits for {self.missing()}.")
         if self._warm is not None and not self._has_stood_by:
             self._ask(self._warm, self._warmed, "the import of Paddle", _IMPORT_S)

@@ -79,7 +79,7 @@ class Lookup:
             self._done(())
             return
         self._waiting.watch(self._question.fd, self._read)
-        self._waiting.alarm((id(self), "lookup"), time.monotonic() + _TIMEOUT_S, self._give_up)
+        self._waiting.timer((id(self), "lookup"), time.monotonic() + _TIMEOUT_S, self._give_up)
 
     def _read(self) -> None:
         question = self._question
@@ -107,7 +107,7 @@ class Lookup:
     def _forget(self) -> None:
         if self._question is not None:
             self._waiting.unwatch(self._question.fd)
-            self._waiting.alarm((id(self), "lookup"), None, self._give_up)
+            self._waiting.timer((id(self), "lookup"), None, self._give_up)
             self._question = None
 
 

@@ -54,12 +54,12 @@ class RivalSearch:
 
     def close(self) -> None:
         """Look no more."""
-        self._waiting.alarm((id(self), "rival"), None, self._call)
+        self._waiting.timer((id(self), "rival"), None, self._call)
         if self._dialer is not None:
             self._dialer.hang_up()
 
     def _call_later(self, seconds: float) -> None:
-        self._waiting.alarm((id(self), "rival"), time.monotonic() + seconds, self._call)
+        self._waiting.timer((id(self), "rival"), time.monotonic() + seconds, self._call)
 
     def _call(self) -> None:
         self.close()

@@ -320,13 +320,13 @@ class Console(Sink):
         self._pump()
 
     def _pump(self) -> None:
-        """Write the new output as far as the reader takes it, and set the next alarm."""
+        """Write the new output as far as the reader takes it, and set the next timer."""
         budget = _TURN_BYTES
         while not self._is_done:
             if not self._pending and not self._fetch():
                 break
             if budget <= 0:
-                self._waiting.alarm("pace", time.monotonic(), self._pump)
+                self._waiting.timer("pace", time.monotonic(), self._pump)
                 return
             taken = self._write()
             if taken < 0:
@@ -384,9 +384,9 @@ class Console(Sink):
         if not self._is_waiting_for_room:
             self._waiting.watch(self._outlet.fd, self._on_room, WRITABLE)
             self._is_waiting_for_room = True
-        self._waiting.alarm("pace", None, self._pump)
+        self._waiting.timer("pace", None, self._pump)
         if self._is_last:
-            self._waiting.alarm("timeout", self._progress_at + _TIMEOUT_S, self._on_timeout)
+            self._waiting.timer("timeout", self._progress_at + _TIMEOUT_S, self._on_timeout)
 
     def _on_room(self) -> None:
         self._waiting.unwatch(self._outlet.fd)
@@ -413,7 +413,7 @@ class Console(Sink):
         self._recent_bytes = 0
         now = time.monotonic()
         due = [feed.due_at for feed in self._feeds if feed.due_at is not None]
-        self._waiting.alarm("pace", min((now + self._pace_s, *due)), self._pump)
+        self._waiting.timer("pace", min((now + self._pace_s, *due)), self._pump)
 
     def _give_up(self, why: str) -> None:
         """Stop showing output, and print where it is."""
@@ -432,7 +432,7 @@ class Console(Sink):
         for feed in self._feeds:
             feed.close()
         for key in ("pace", "timeout"):
-            self._waiting.alarm(key, None, self._pump)
+            self._waiting.timer(key, None, self._pump)
 
 
 def _pattern(text: str | None) -> re.Pattern[bytes] | None:

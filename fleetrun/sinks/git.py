@@ -145,7 +145,7 @@ class GitStatus:
         finally:
             os.close(write_fd)
         waiting.watch(self._fd, self._on_output)
-        waiting.alarm("git", time.monotonic() + _TIMEOUT_S, self.close)
+        waiting.timer("git", time.monotonic() + _TIMEOUT_S, self.close)
 
     def _on_output(self) -> None:
         piece = os.read(self._fd, _CHUNK)
@@ -161,7 +161,7 @@ class GitStatus:
         if self._fd < 0:
             return
         self._waiting.unwatch(self._fd)
-        self._waiting.alarm("git", None, self.close)
+        self._waiting.timer("git", None, self.close)
         os.close(self._fd)
         self._fd = -1
         if self._pidfd >= 0:

@@ -31,7 +31,7 @@ class LaunchFile(Sink):
 
     def open(self, waiting: Waiting) -> None:
         """Write a little after the ranks have started."""
-        waiting.alarm("launch file", time.monotonic() + _AFTER_S, self._write_first)
+        waiting.timer("launch file", time.monotonic() + _AFTER_S, self._write_first)
 
     def on_event(self, happening: Happening) -> None:
         """Add the environment of another attempt, which has other ports."""

@@ -32,7 +32,7 @@ class ManifestFile(Sink):
     def open(self, waiting: Waiting) -> None:
         """Write a little after the ranks have started."""
         self._waiting = waiting
-        waiting.alarm("manifest", time.monotonic() + _AFTER_S, self._begin)
+        waiting.timer("manifest", time.monotonic() + _AFTER_S, self._begin)
 
     def close(self) -> None:
         """Write now what a short launch has not written yet."""
@@ -47,7 +47,7 @@ class ManifestFile(Sink):
         revision = self._read_revision()
         self._write(revision)
         if revision is not None:
-            self._waiting.alarm("git", time.monotonic() + _GIT_AFTER_S, self._ask)
+            self._waiting.timer("git", time.monotonic() + _GIT_AFTER_S, self._ask)
 
     def _ask(self) -> None:
         from fleetrun.run.signals import defaults_for_children  # after the start

@@ -67,7 +67,7 @@ class OutputTimes(Sink):
         self._fd = self._job.folder.append(names.OUTPUT_TIMES)
         self._base_ms = _now_ms()
         self._write(outputtimes.head(self._base_ms))
-        waiting.alarm("look", time.monotonic() + _PACE_S, self._look)
+        waiting.timer("look", time.monotonic() + _PACE_S, self._look)
 
     def on_event(self, happening: Happening) -> None:
         """Take over the logs of a generation, and each start."""
@@ -114,7 +114,7 @@ class OutputTimes(Sink):
         end = time.monotonic()
         least = _PACE_S if begin - self._grown_at < _QUIET_S else _QUIET_PACE_S
         pace = max(least, (end - begin) * _REST) * 2 ** (self._size // _LENGTHY)
-        self._waiting.alarm("look", begin + pace, self._look)
+        self._waiting.timer("look", begin + pace, self._look)
 
     def _note(self) -> bool:
         """Write down which logs have grown, and return whether any has."""

@@ -182,7 +182,7 @@ class Rotation(Sink):
     def open(self, waiting: Waiting) -> None:
         """Begin to look."""
         self._waiting = waiting
-        waiting.alarm("look", time.monotonic() + self._pace_s, self._look)
+        waiting.timer("look", time.monotonic() + self._pace_s, self._look)
 
     def on_event(self, happening: Happening) -> None:
         """Take over the logs of a generation, and each start."""
@@ -227,9 +227,9 @@ class Rotation(Sink):
                     self._enlist(log)
                 except OSError as error:
                     self._fail(log, error)
-        self._waiting.alarm("look", now + self._pace_s, self._look)
+        self._waiting.timer("look", now + self._pace_s, self._look)
         if self._queue:
-            self._waiting.alarm("copy", now, self._copy)
+            self._waiting.timer("copy", now, self._copy)
 
     def _enlist(self, log: _RotatedLog) -> None:
         if log.is_over(self._max_bytes):
@@ -249,7 +249,7 @@ class Rotation(Sink):
         except OSError as error:
             self._fail(log, error)
         if self._queue:
-            self._waiting.alarm("copy", time.monotonic(), self._copy)
+            self._waiting.timer("copy", time.monotonic(), self._copy)
 
     def _cut(self, log: _RotatedLog) -> None:
         length = log.finish(self._files, can_collapse=self._can_collapse)

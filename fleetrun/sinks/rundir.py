@@ -138,7 +138,7 @@ class RunDirectory(Sink):
         now = time.monotonic()
         for chore, delay in chores:
             self._chores.append(chore)
-            waiting.alarm(chore.__name__, now + delay, lambda chore=chore: self._do(chore))  # type: ignore[misc]
+            waiting.timer(chore.__name__, now + delay, lambda chore=chore: self._do(chore))  # type: ignore[misc]
 
     def on_event(self, happening: Happening) -> None:
         """Link a process's well-known log to the one of the current attempt."""

@@ -103,7 +103,7 @@ class Messages(Sink):
 
     def _wait_for_room(self) -> None:
         if self._waiting is not None:
-            self._waiting.alarm("timeout", time.monotonic() + _TIMEOUT_S, self._on_timeout)
+            self._waiting.timer("timeout", time.monotonic() + _TIMEOUT_S, self._on_timeout)
         if self._waiting is not None and self._outlet.can_wait and not self._is_waiting_for_room:
             self._waiting.watch(self._outlet.fd, self._pump, WRITABLE)
             self._is_waiting_for_room = True

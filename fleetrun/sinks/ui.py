@@ -71,7 +71,7 @@ class Screen(Sink):
         if isinstance(happening, Finished):
             self._is_over = True
             if self._pidfd >= 0:
-                self._waiting.alarm("timeout", time.monotonic() + _TIMEOUT_S, self._kill)
+                self._waiting.timer("timeout", time.monotonic() + _TIMEOUT_S, self._kill)
 
     def is_busy(self) -> bool:
         """Whether the last table is still to be shown."""
@@ -94,7 +94,7 @@ class Screen(Sink):
     def _on_end(self) -> None:
         """Restore the terminal, and write the lines that were kept back."""
         self._waiting.unwatch(self._pidfd)
-        self._waiting.alarm("timeout", None, self._kill)
+        self._waiting.timer("timeout", None, self._kill)
         code = None
         # The supervisor, which reaps orphans, may have been faster.
         with suppress(ChildProcessError):
@@ -108,7 +108,7 @@ class Screen(Sink):
         self._messages.release()
         if not self._is_over:
             # Ctrl-C is for both, and may end the screen before the launcher has heard of it.
-            self._waiting.alarm("goes on", time.monotonic() + _HEARD_S, self._say_that_it_goes_on)
+            self._waiting.timer("goes on", time.monotonic() + _HEARD_S, self._say_that_it_goes_on)
 
     def _say_that_it_goes_on(self) -> None:
         if not self._is_over and not self._is_interrupted:

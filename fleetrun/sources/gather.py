@@ -171,7 +171,7 @@ class LogGatherer:
         """Stop."""
         self.is_busy = False
         for node, host in self._hosts.items():
-            self._waiting.alarm(("log", node), None, self._go_on)
+            self._waiting.timer(("log", node), None, self._go_on)
             _close(host)
         self._hosts.clear()
         if self._folder_fd >= 0:
@@ -207,7 +207,7 @@ class LogGatherer:
         now = time.monotonic()
         pause_s = self._free_at - now
         if pause_s > 0:
-            self._waiting.alarm(("log", node), now + pause_s, partial(self._next, node))
+            self._waiting.timer(("log", node), now + pause_s, partial(self._next, node))
             return
         if host.offset is None:
             offset = 0 if self._everything else -1
@@ -225,7 +225,7 @@ class LogGatherer:
             self._give_up(node)
         else:
             at = min(until, now + _LOOK_S)
-            self._waiting.alarm(("log", node), at, partial(self._await, node, until))
+            self._waiting.timer(("log", node), at, partial(self._await, node, until))
 
     def _timeout_s(self) -> float:
         # Its ranks may still be stopping.
@@ -285,7 +285,7 @@ class LogGatherer:
 
     def _leave(self, node: int) -> None:
         _close(self._hosts.pop(node))
-        self._waiting.alarm(("log", node), None, self._go_on)
+        self._waiting.timer(("log", node), None, self._go_on)
         self._ask(node, Dismissed())
         self._go_on()
 

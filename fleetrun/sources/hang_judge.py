@@ -103,7 +103,7 @@ class HangJudge:
         """Begin again: the ranks are new, or are ending."""
         self._silence.forget()
         self._awaited = None
-        self._waiting.alarm("stacks", None, self._conclude)
+        self._waiting.timer("stacks", None, self._conclude)
         self._has_reported_silence = False
 
     # What the watch of this host finds ------------------------------------------------------------
@@ -180,7 +180,7 @@ class HangJudge:
         self._silent_s = self._silence.of_all(nodes, now)
         if self._silent_s:
             self._awaited, self._stacks = set(nodes), {}
-            self._waiting.alarm("stacks", now + _STACKS_S, self._conclude)
+            self._waiting.timer("stacks", now + _STACKS_S, self._conclude)
             if session is None:
                 self._collect(self._silent_s)
                 return
@@ -199,7 +199,7 @@ class HangJudge:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""
         from fleetrun.postmortem import places
 
-        self._waiting.alarm("stacks", None, self._conclude)
+        self._waiting.timer("stacks", None, self._conclude)
         self._awaited = None
         self._silence.forget()
         if any(one.went_on >= 0 for one in self._stacks.values()):

@@ -207,18 +207,18 @@ class Proof(Source):
     def _look_later(self) -> None:
         if self._waiting is not None:
             at = time.monotonic() + self._pace_s
-            self._waiting.alarm("evidence", at, self._look_again)
+            self._waiting.timer("evidence", at, self._look_again)
 
     def _look_again(self) -> None:
         self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
-        # Before it looks: a look that settles everything takes the alarm away again.
+        # Before it looks: a look that settles everything takes the timer away again.
         self._look_later()
         if not self._is_ending:
             self._look()
 
     def _stop(self) -> None:
         if self._waiting is not None:
-            self._waiting.alarm("evidence", None, self._look_again)
+            self._waiting.timer("evidence", None, self._look_again)
 
     def _trainer(self, process: int) -> _Trainer | None:
         return self._trainers.get(self._places.get(process, -1))

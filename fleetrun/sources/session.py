@@ -132,7 +132,7 @@ class JobSession(Source, SessionHandler):
         if not self._owed:
             self._session.done()
             if self._plan.processes:
-                self._waiting.alarm("remark", time.monotonic() + _REMARK_S, self._remark)
+                self._waiting.timer("remark", time.monotonic() + _REMARK_S, self._remark)
 
     def _remark(self) -> None:
         if not self._owed and not self._is_over:

@@ -126,7 +126,7 @@ class SessionEnd:
         if self._gatherer is not None and not self._gatherer.is_busy:
             for node_rank in self._session.connected():
                 self._session.to_member(node_rank, Dismissed())
-        self._waiting.alarm("dismiss", time.monotonic() + _AGAIN_S, self._dismiss)
+        self._waiting.timer("dismiss", time.monotonic() + _AGAIN_S, self._dismiss)
 
     def _stay(self) -> None:
         """Show that we are there until we are dismissed, or nobody is there to do that."""
@@ -139,7 +139,7 @@ class SessionEnd:
             return
         # The protocol is over here; this much it still answers.
         self._session.to_coordinator(Heartbeat(0))
-        self._waiting.alarm("stay", now + config.heartbeat_s, self._stay)
+        self._waiting.timer("stay", now + config.heartbeat_s, self._stay)
 
     def _leave(self) -> None:
         leave, self._leave_later = self._leave_later, None

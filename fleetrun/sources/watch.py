@@ -145,7 +145,7 @@ class Watch(Source):
         self._waiting = waiting
         self._declare = declare
         now = time.monotonic()
-        waiting.alarm("compare", now + self._pace_s, self._look)
+        waiting.timer("compare", now + self._pace_s, self._look)
         if self._timeout_s:
             from fleetrun.sources import hang
             from fleetrun.sources.hang_judge import HangJudge  # only with --hang_timeout
@@ -153,7 +153,7 @@ class Watch(Source):
             period_s = hang.IdleClock(self._timeout_s).period_s
             self._judge = HangJudge(self._job, self._session, period_s=period_s)
             self._judge.open(waiting, collect=self._collect_for_all, declare=self._declare)
-            waiting.alarm("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
+            waiting.timer("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
 
     def on_event(self, happening: Happening) -> None:
         """Track which processes run, and which were asked to end."""
@@ -222,7 +222,7 @@ class Watch(Source):
         from fleetrun.sources import hang
 
         now = time.monotonic()
-        self._waiting.alarm("compare", now + self._pace_s, self._look)
+        self._waiting.timer("compare", now + self._pace_s, self._look)
         if self._is_ending:
             return
         if self._comparison is None:
@@ -288,7 +288,7 @@ class Watch(Source):
         now = time.monotonic()
         if self._clock is None:
             self._clock = hang.IdleClock(self._timeout_s)
-        self._waiting.alarm("hang", now + self._clock.period_s, self._look_for_hang)
+        self._waiting.timer("hang", now + self._clock.period_s, self._look_for_hang)
         if self._question is not None:
             return
         if self._is_ending or self._collection is not None or not self._ranks:
@@ -406,7 +406,7 @@ class Watch(Source):
             if answer is None:
                 return
             self._waiting.unwatch(question.fd)
-            self._waiting.alarm("driver", None, give_up)
+            self._waiting.timer("driver", None, give_up)
             question.close()
             self._question = None
             told = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
@@ -426,7 +426,7 @@ class Watch(Source):
             conclude()
 
         self._waiting.watch(question.fd, on_answer)
-        self._waiting.alarm("driver", time.monotonic() + self._driver_s, give_up)
+        self._waiting.timer("driver", time.monotonic() + self._driver_s, give_up)
 
     def _leave_driver(self) -> str:
         """Ask no more, and say how the driver's answer stood; nothing if there is no question."""
@@ -434,7 +434,7 @@ class Watch(Source):
         if question is None:
             return ""
         self._waiting.unwatch(question.fd)
-        self._waiting.alarm("driver", None, self._look_for_hang)
+        self._waiting.timer("driver", None, self._look_for_hang)
         return question.abandon()
 
     def _depths(self) -> dict[int, hang.DeepSample]:

@@ -84,7 +84,7 @@ class BrokenSource(Source):
             text = "no such message"
             raise KeyError(text)
         again = partial(self.open, waiting, declare)
-        waiting.alarm("look", time.monotonic() + 0.01, again)
+        waiting.timer("look", time.monotonic() + 0.01, again)
 
 
 class Hosts(Gathering):
@@ -117,7 +117,7 @@ class Hosts(Gathering):
                 text = "Port 6070 is taken."
                 raise EnvironmentFault(text)
             case "breaks":
-                waiting.alarm("break", 0.0, partial(os.close, -1))
+                waiting.timer("break", 0.0, partial(os.close, -1))
             case "never":
                 pass
             case _:

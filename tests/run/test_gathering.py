@@ -145,7 +145,7 @@ def test_a_round_that_was_ended_hears_no_answer(room: _Room) -> None:
     hosts = _Hosts()
     room.begin(hosts).end(is_answered=False)
     os.write(hosts.write_fd, b".")
-    room.loop.alarm("turn", 0.0, lambda: None)
+    room.loop.timer("turn", 0.0, lambda: None)
     room.loop.turn()
     assert (room.answers, hosts.cancelled) == ([], 1)
 

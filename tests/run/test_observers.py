@@ -62,7 +62,7 @@ class _Spring(Source):
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         self.declare = declare
         waiting.watch(self.pipe[0], lambda: self.fail_at("watch"))
-        waiting.alarm("now", 0.0, lambda: self.fail_at("alarm"))
+        waiting.timer("now", 0.0, lambda: self.fail_at("timer"))
         os.write(self.pipe[1], b"x")
         self.fail_at("open")
 
@@ -142,13 +142,13 @@ def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
     assert room.declared == []
 
 
-@pytest.mark.parametrize("place", ["open", "on_event", "watch", "alarm", "close"])
+@pytest.mark.parametrize("place", ["open", "on_event", "watch", "timer", "close"])
 def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None:
     spring = _Spring(place)
     observers = room.open(spring)
     for _ in range(2):
         # A source that has failed leaves nothing to wait for.
-        room.loop.alarm("turn", 0.0, lambda: None)
+        room.loop.timer("turn", 0.0, lambda: None)
         room.loop.turn()
     if place == "close":
         observers.close()

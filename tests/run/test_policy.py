@@ -150,7 +150,7 @@ class Job:
         self.feed(Interrupted(signum, self.now))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and the alarm ring."""
+        """Let time pass, and the timer ring."""
         self.now += seconds
         if self.state.deadline is not None and self.now >= self.state.deadline:
             self.feed(Elapsed(self.now))
@@ -189,7 +189,7 @@ EVENTS: dict[str, Event] = {
     "again": JobVerdict(ELSEWHERE, 1.0, is_final=False),
     "again here": HERE._replace(is_final=False),
     "done 1": DONE._replace(attempt=1),
-    "early alarm": Elapsed(0.0),
+    "early timer": Elapsed(0.0),
 }
 
 
@@ -338,7 +338,7 @@ CASES = (
         grace_s=1.0,
         stuck=(1,),
     ),
-    Case("an early alarm changes nothing", "**", "early alarm; 0=1; early alarm", None, "TERM"),
+    Case("an early timer changes nothing", "**", "early timer; 0=1; early timer", None, "TERM"),
     *(
         Case(f"{name} is passed on once", "**", f"!{name}; 0=0; 1=0", code, name, "interrupted")
         for name, code in (("INT", 130), ("TERM", 143), ("HUP", 129))

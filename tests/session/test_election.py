@@ -28,7 +28,7 @@ class Lab:
     def __init__(self, config: RendezvousConfig) -> None:
         self.now = 100.0
         self.asked: list[tuple[Callable[[StoreAnswer], None], float, tuple[Any, ...]]] = []
-        self.alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self.timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
         self.done: list[tuple[Any, ...]] = []
         self.can_lead = True
         self.fault = ""
@@ -39,11 +39,11 @@ class Lab:
         """Keep what is asked."""
         self.asked.append((done, self.now, what))
 
-    def alarm(self, key: Hashable, at: float | None, call: Callable[[], None]) -> None:
-        """Keep an alarm."""
-        self.alarms.pop(key, None)
+    def timer(self, key: Hashable, at: float | None, call: Callable[[], None]) -> None:
+        """Keep a timer."""
+        self.timers.pop(key, None)
         if at is not None:
-            self.alarms[key] = (at, call)
+            self.timers[key] = (at, call)
 
     def answer(self, value: object = None, trouble: str = "") -> tuple[Any, ...]:
         """StoreAnswer what was asked first, and return it."""
@@ -54,10 +54,10 @@ class Lab:
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and what is due happen."""
         until = self.now + seconds
-        while due := [(at, key) for key, (at, _) in self.alarms.items() if at <= until]:
+        while due := [(at, key) for key, (at, _) in self.timers.items() if at <= until]:
             at, key = min(due, key=lambda one: one[0])
             self.now = max(self.now, at)
-            self.alarms.pop(key)[1]()
+            self.timers.pop(key)[1]()
         self.now = until
 
     # As a candidate.
@@ -260,7 +260,7 @@ def test_who_leaves_tells_whether_the_job_is_over(lab: Lab) -> None:
     assert lab.asked[-1][2] == ("leave", 9, 7, False)
     lab.election.seek()
     lab.election.close()
-    assert not lab.alarms
+    assert not lab.timers
 
 
 def test_who_reaches_too_few_gives_way_and_leads_again_where_nobody_else_does(lab: Lab) -> None:

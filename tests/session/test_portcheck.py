@@ -85,7 +85,7 @@ def test_a_check_that_is_given_up_says_nothing_more(loop: Loop) -> None:
         made.release()
         until = time.monotonic() + 1.2
         while time.monotonic() < until:
-            loop.alarm("until", until, nothing)
+            loop.timer("until", until, nothing)
             loop.turn()
 
 

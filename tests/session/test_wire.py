@@ -336,7 +336,7 @@ def stranger(net: Net) -> socket.socket:
 
 def look(net: Net) -> None:
     """Turn the loop once, though nothing may happen."""
-    net.loop.alarm("look again", time.monotonic() + 0.01, lambda: None)
+    net.loop.timer("look again", time.monotonic() + 0.01, lambda: None)
     net.loop.turn()
 
 

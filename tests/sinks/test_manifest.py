@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import plans
 import pytest
-from alarms import Alarms
 from planning import a_request, a_roster, some_facts
+from timers import Timers
 from waiting import until
 
 from fleetrun import __version__, argv, configfile, planner, request
@@ -170,7 +170,7 @@ def test_git_is_asked_when_the_ranks_have_started(repository: Path) -> None:
     manifest.open(loop)
 
     def git_says() -> object:
-        loop.alarm("test", 0.0, lambda: None)
+        loop.timer("test", 0.0, lambda: None)
         loop.turn()
         return path.exists() and json.loads(path.read_text())["git"]["dirty"] is not None
 
@@ -273,13 +273,13 @@ def test_a_short_job_does_not_pay_for_its_records_at_its_end(tmp_path: Path) -> 
     roster = a_roster()
     share = Share("gpu", roster.members[0].groups, "nccl")
     plan = planner.plan(a_request(), some_facts(2, cwd=str(tmp_path)), share, roster)
-    waiting, now = Alarms(), time.monotonic()
+    waiting, now = Timers(), time.monotonic()
     manifest.open(waiting)
     LaunchFile(plans.job(plan, asked=a_request())).open(waiting)
     assert {"manifest", "launch file"} <= waiting.set.keys()
     assert all(at - now < 0.1 for at, _ in waiting.set.values())
-    waiting.ring("manifest")
-    waiting.ring("launch file")
+    waiting.elapse("manifest")
+    waiting.elapse("launch file")
     assert path.exists()
     assert (path.parent / "launch.txt").exists()
     manifest.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import plans
 import pytest
-from alarms import Alarms
+from timers import Timers
 
 from fleetrun.model import LaunchPlan, ProcessSpec, Rules
 from fleetrun.records import names, outputtimes
@@ -27,7 +27,7 @@ class Noted:
     def __init__(self, folder: Path) -> None:
         self.run = folder / "run"
         self.run.mkdir()
-        self.alarms = Alarms()
+        self.timers = Timers()
         specs = tuple(
             ProcessSpec(f"trainer.{i}", ("true",), {}, (), f"workerlog.{i}") for i in range(2)
         )
@@ -35,7 +35,7 @@ class Noted:
             "job", "collective", "local", 0, 0, (), (), specs, Rules(), str(folder), ".", "run"
         )
         self.sink = OutputTimes(plans.job(self.plan))
-        self.sink.open(self.alarms)
+        self.sink.open(self.timers)
         self.start(0)
 
     def start(self, attempt: int) -> None:
@@ -46,7 +46,7 @@ class Noted:
 
     def look(self) -> None:
         """Let the sink look at the logs."""
-        assert self.alarms.ring("look")
+        assert self.timers.elapse("look")
 
     def write(self, name: str, text: bytes, at: float | None = None) -> None:
         """Append TEXT as a rank does; AT is when the file says that it was."""
@@ -91,7 +91,7 @@ def test_a_file_server_with_another_clock_does_not_count(noted: Noted, skew_s: f
 def test_looks_are_at_most_ten_a_second(noted: Noted) -> None:
     before = time.monotonic()
     noted.look()
-    at, _ = noted.alarms.set["look"]
+    at, _ = noted.timers.set["look"]
     assert at >= before + 0.1
 
 

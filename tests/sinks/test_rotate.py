@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import plans
 import pytest
-from alarms import Alarms
 from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from timers import Timers
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec, Rules
@@ -41,7 +41,7 @@ class Rank:
         self.cuts: list[Cut] = []
         self.lost = 0
         self.feed = Feed(self.path, prefix)
-        self.alarms = Alarms()
+        self.timers = Timers()
         spec = ProcessSpec("trainer.0", ("true",), {}, (), "workerlog.0")
         plan = LaunchPlan(
             "job", "collective", "local", 0, 0, (), (), (spec,), Rules(), folder, ".", "run"
@@ -49,7 +49,7 @@ class Rank:
         job = plans.job(plan, log=self.said.append, log_max_bytes=LIMIT, log_max_files=files)
         self.rotation = Rotation(job, self._follow)
         self.rotation.prepare()
-        self.rotation.open(self.alarms)
+        self.rotation.open(self.timers)
         self.rotation.on_event(Started(0, "rank 0", 1, 0.0))
 
     def _follow(self, cut: Cut) -> None:
@@ -62,8 +62,8 @@ class Rank:
 
     def look(self) -> None:
         """Let a second pass."""
-        assert self.alarms.ring("look")
-        while self.alarms.ring("copy"):
+        assert self.timers.elapse("look")
+        while self.timers.elapse("copy"):
             pass
 
     def show(self, *, is_last: bool = True) -> bytes:
@@ -200,13 +200,13 @@ def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str) ->
     written = b"x" * (20 * 1024 * KIB)
     rank.write(written)
     rank.rotation._max_bytes = 16 * 1024 * KIB
-    assert rank.alarms.ring("look")
-    assert rank.alarms.ring("copy")
+    assert rank.timers.elapse("look")
+    assert rank.timers.elapse("copy")
     assert Path(f"{rank.path}.part").exists()
     end = Exited(0, "rank 0", ExitStatus(0), 1.0)
     rank.rotation.on_event(end)
     rank.rotation.on_event(Finished(Outcome(None, (end,)), 1.0))
-    assert not rank.alarms.ring("copy") or rank.cuts == []
+    assert not rank.timers.elapse("copy") or rank.cuts == []
     assert os.listdir(f"{folder}/run") == ["workerlog.0"]
     assert rank.parts() == [written]
     rank.close()

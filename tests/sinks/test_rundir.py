@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Patience:
-    """Takes note of alarms, and never rings."""
+    """Takes note of timers, and never rings."""
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
         """Refuse: a run directory has nothing to wait for."""
@@ -34,8 +34,8 @@ class Patience:
         """Refuse, too."""
         raise AssertionError(fd)
 
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Let the launch end before the alarm rings."""
+    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Let the launch end before the timer rings."""
 
 
 def plan(folder: Path, run: str, ranks: int = 2, **changes: object) -> LaunchPlan:

@@ -6,7 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 import pytest
-from alarms import Alarms
+from timers import Timers
 
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.records.folder import Folder
@@ -66,14 +66,14 @@ class Job:
         self.folder = folder
         for node in range(3):
             (folder / f"node{node}").mkdir()
-        self.alarms, self.said = Alarms(), list[str]()
+        self.timers, self.said = Timers(), list[str]()
         self.dismissed: list[int] = []
         self.gone: set[int] = set()
         self.asked: list[tuple[int, SendLog]] = []
         self.gatherer = LogGatherer(
             plan(folder, 0, generation=generation, is_split=is_split),
             Folder(str(folder / "node0")),
-            waiting=self.alarms,
+            waiting=self.timers,
             ask=self.ask,
             is_there=lambda node: node not in self.gone,
             done=self.said.append,
@@ -112,7 +112,7 @@ class Job:
                 self.servers[node].complete()
             else:
                 # The rate is bounded: the next question waits.
-                self.alarms.ring_all()
+                self.timers.elapse_all()
 
     def gathered(self, rank: int) -> bytes:
         """Return what has come of RANK's log."""
@@ -166,7 +166,7 @@ def test_who_does_not_answer_is_left_out_and_named(tmp_path: Path) -> None:
         for message in mine:
             job.servers[2].asked(message)
         if not mine:
-            job.alarms.ring_all()
+            job.timers.elapse_all()
     assert job.gathered(4) == b"four"
     assert "Those of ranks 2-3 could not be gathered" in job.said[0]
     assert sorted(job.dismissed) == [1, 2]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import plans
-from alarms import Alarms
+from timers import Timers
 
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.sources.hang_judge import HangJudge
@@ -48,7 +48,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.others: tuple[int, ...] = (1,)
-        self.alarms = Alarms()
+        self.timers = Timers()
         self.wires = [Wire(self, 0), Wire(self, 1)]
         self.found: list[Hung] = []
         self.asked: list[int] = []
@@ -57,7 +57,7 @@ class Job:
         self.hosts: list[HangJudge] = []
         for node, wire in enumerate(self.wires):
             host = HangJudge(plans.job(plan(folder, node)), wire, period_s=5.0)  # type: ignore[arg-type]
-            host.open(self.alarms, collect=partial(self.collect, node), declare=self.found.append)
+            host.open(self.timers, collect=partial(self.collect, node), declare=self.found.append)
             self.hosts.append(host)
 
     def collect(self, node: int, _seconds: float) -> None:
@@ -156,7 +156,7 @@ def test_a_rank_that_goes_on_meanwhile_ends_the_suspicion(tmp_path: Path) -> Non
     job.hosts[1].report(30.0)
     assert job.asked
     assert job.found == []
-    assert job.alarms.set == {}
+    assert job.timers.set == {}
 
 
 def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
@@ -165,5 +165,5 @@ def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
     job.hosts[0].report(30.0)
     job.hosts[1].report(30.0)
     assert job.found == []
-    assert job.alarms.ring("stacks")
+    assert job.timers.elapse("stacks")
     assert len(job.found) == 1

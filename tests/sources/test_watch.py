@@ -93,7 +93,7 @@ class Room:
     def turn_for(self, seconds: float) -> None:
         """Turn the loop for a while."""
         end = time.monotonic() + seconds
-        self.loop.alarm("end", end, lambda: None)
+        self.loop.timer("end", end, lambda: None)
         self.until(lambda: time.monotonic() >= end)
 
     def close(self) -> None:

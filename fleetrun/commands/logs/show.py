@@ -99,7 +99,7 @@ class Viewer:
             else:
                 merge.joined(self._news(is_last=is_over), write)
             if not is_over:
-                loop.alarm("look", time.monotonic() + _PACE_S, nothing)
+                loop.timer("look", time.monotonic() + _PACE_S, nothing)
                 loop.turn()
         loop.close()
         return len(self._shown)

@@ -69,7 +69,7 @@ class Metrics(Sink):
         """Begin in a while."""
         self._waiting = waiting
         after = min(self._period_s, _SOON_S if self._socket is not None else _AFTER_S)
-        waiting.alarm("begin", time.monotonic() + after, self._begin)
+        waiting.timer("begin", time.monotonic() + after, self._begin)
 
     def on_event(self, happening: Happening) -> None:
         """End with the job."""
@@ -128,7 +128,7 @@ class Metrics(Sink):
         )
 
     def _kill(self) -> None:
-        self._waiting.alarm("begin", None, self._begin)
+        self._waiting.timer("begin", None, self._begin)
         if self._pidfd >= 0:
             self._waiting.unwatch(self._pidfd)
             with suppress(ProcessLookupError):

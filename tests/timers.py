@@ -1,4 +1,4 @@
-"""A fake of the event loop, whose alarms ring when a test says so."""
+"""A fake of the event loop, whose timers elapse when a test says so."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 
-class Alarms:
-    """Alarms that are set; nobody here waits for a descriptor."""
+class Timers:
+    """Timers that are set; nobody here waits for a descriptor."""
 
     def __init__(self) -> None:
         # The moment of each, and what is called then.
@@ -23,21 +23,21 @@ class Alarms:
         """Refuse, too."""
         raise AssertionError(fd)
 
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Set the alarm KEY, or take it away."""
+    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Set the timer KEY, or take it away."""
         self.set.pop(key, None)
         if at is not None:
             self.set[key] = (at, callback)
 
-    def ring(self, key: Hashable) -> bool:
-        """Let the alarm KEY ring; return whether it was set."""
+    def elapse(self, key: Hashable) -> bool:
+        """Let the timer KEY elapse; return whether it was set."""
         if key not in self.set:
             return False
         _, callback = self.set.pop(key)
         callback()
         return True
 
-    def ring_all(self) -> None:
-        """Let all that are set ring."""
+    def elapse_all(self) -> None:
+        """Let all that are set elapse."""
         for key in list(self.set):
-            self.ring(key)
+            self.elapse(key)
