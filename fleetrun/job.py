@@ -138,8 +138,8 @@ class _Attempts:
             self._slots,
             gather=self.gather,
             plan=self.plan,
-            say=job.log,
-            hide=job.redact,
+            log=job.log,
+            redact=job.redact,
         )
         return gathering, session
 
@@ -189,7 +189,7 @@ def tell(
         log, redact = job.log, job.redact
         try:
             facts = probe.reach(request, environ, engine.hosts)
-            session, gathering = joining.tell(request, facts, engine, fault, say=log, hide=redact)
+            session, gathering = joining.tell(request, facts, engine, fault, log=log, redact=redact)
         except FleetrunError:
             raise fault from None
         return gathering, session
@@ -323,9 +323,9 @@ class LaunchedJob(ObservedJob):
         from fleetrun.sources.session_end import SessionEnd
 
         log, redact, logs = self.log, self.redact, self.request.gather_logs
-        end = SessionEnd(plan, session, self.folder, say=log, hide=redact, gather_logs=logs)
+        end = SessionEnd(plan, session, self.folder, log=log, redact=redact, gather_logs=logs)
         link, gone = self._supervisor, self.gone
-        return (JobSession(plan, session, say=log, hide=redact, end=end, link=link, gone=gone),)
+        return (JobSession(plan, session, log=log, redact=redact, end=end, link=link, gone=gone),)
 
     def _of_tasks(self) -> tuple[Source, ...]:
         """Return what watches the engine's other tasks of this host, if there are any."""
@@ -333,7 +333,7 @@ class LaunchedJob(ObservedJob):
             return ()
         from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
 
-        return (LostTasks(self._alive, say=self.log),)
+        return (LostTasks(self._alive, log=self.log),)
 
     def observing(self) -> list[Sink | Source]:
         """Return the others, whose code is loaded while the ranks load theirs."""
@@ -419,4 +419,4 @@ class LaunchedJob(ObservedJob):
         command, url = self.request.on_end, self.request.webhook
         # The sink is closed with the job.
         log = _messages(self.request, self.environ).log
-        notification.notify(json.dumps(reported) + "\n", command=command, url=url, say=log)
+        notification.notify(json.dumps(reported) + "\n", command=command, url=url, log=log)

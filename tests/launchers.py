@@ -65,7 +65,7 @@ class Launchers:
             may_be_second=True,
         )
         said: list[str] = []
-        session = Session(endpoint, name, host=name, say=said.append)
+        session = Session(endpoint, name, host=name, log=said.append)
         session.handler = rank = Rank()
         session.open(self.loop)
         session.offer(Offer("", name, len(self.sessions), (7000,), ((),)))

@@ -229,7 +229,7 @@ def write(
     plan: LaunchPlan,
     outcome: Outcome,
     findings: Investigation,
-    hide: Callable[[str], str] = str,
+    redact: Callable[[str], str] = str,
 ) -> None:
     """Write report.json into the run directory atomically; raises OSError."""
     culprit = findings.culprit
@@ -246,7 +246,7 @@ def write(
         evidence=culprit.evidence if culprit else (),
         earlier=tuple(one.describe() for one in outcome.earlier),
     )
-    reportfile.write(folder, report, hide)
+    reportfile.write(folder, report, redact)
 
 
 def _record(plan: LaunchPlan, culprit: Culprit) -> CulpritRecord:

@@ -55,7 +55,7 @@ class EventRecord(NamedTuple):
 
 
 def append(
-    fd: int, event: str, at: float, more: Mapping[str, Value], hide: Callable[[str], str] = str
+    fd: int, event: str, at: float, more: Mapping[str, Value], redact: Callable[[str], str] = str
 ) -> None:
     """Append the line of EVENT, which was at the monotonic time AT, to the file FD."""
     import json  # the start is over when this runs
@@ -70,7 +70,7 @@ def append(
         "event": event,
         **more,
     }
-    line = json.dumps(secrets.everywhere(record, hide)).encode() + b"\n"
+    line = json.dumps(secrets.everywhere(record, redact)).encode() + b"\n"
     if (written := os.write(fd, line)) < len(line):
         # A full disk took half a line; half a line is none.
         os.ftruncate(fd, os.fstat(fd).st_size - written)

@@ -34,11 +34,11 @@ class HostEnd(NamedTuple):
     is_victim: bool = False
 
 
-def write(folder: Folder, hosts: Sequence[HostEnd], hide: Callable[[str], str] = str) -> None:
+def write(folder: Folder, hosts: Sequence[HostEnd], redact: Callable[[str], str] = str) -> None:
     """Write the ends of HOSTS into FOLDER, whole or not at all; OSError if that fails."""
     import json  # the job is over when this runs
 
     from fleetrun.records import secrets
 
     document = {"schema": SCHEMA, "hosts": [one._asdict() for one in hosts]}
-    folder.write(names.HOSTS, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
+    folder.write(names.HOSTS, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")

@@ -70,9 +70,9 @@ class Recorded(NamedTuple):
     lacking: list[tuple[str, str]]
 
 
-def write(folder: Folder, document: dict[str, object], hide: Callable[[str], str] = str) -> None:
-    """Write DOCUMENT into FOLDER, in one step and with HIDE applied to all text; or OSError."""
-    shown = secrets.everywhere(document, hide)
+def write(folder: Folder, document: dict[str, object], redact: Callable[[str], str] = str) -> None:
+    """Write DOCUMENT into FOLDER, in one step and with REDACT applied to all text; or OSError."""
+    shown = secrets.everywhere(document, redact)
     folder.write(names.MANIFEST, json.dumps(shown, indent=1) + "\n")
 
 

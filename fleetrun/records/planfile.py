@@ -49,7 +49,7 @@ class PlanRecord(NamedTuple):
     max_restarts: int = 0
 
 
-def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) -> None:
+def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) -> None:
     """Write what PLAN starts into FOLDER; OSError if that fails."""
     import json  # 3 ms that a start has no use for
 
@@ -94,7 +94,7 @@ def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) ->
             for spec in plan.processes
         ],
     }
-    folder.write(names.PLAN, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
+    folder.write(names.PLAN, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
 
 
 def read(path: str) -> PlanRecord | None:

@@ -75,7 +75,7 @@ class ReportRecord(NamedTuple):
     earlier: tuple[str, ...] = ()
 
 
-def write(folder: Folder, report: ReportRecord, hide: Callable[[str], str] = str) -> None:
+def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
     import json  # only after a failure
 
@@ -89,7 +89,7 @@ def write(folder: Folder, report: ReportRecord, hide: Callable[[str], str] = str
         "victims": [_flat(one) for one in report.victims],
     }
     # ASCII: whatever bytes a name or a message has, any reader can take it.
-    folder.write(names.REPORT, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
+    folder.write(names.REPORT, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
 
 
 def _flat(one: CulpritRecord | VictimRecord) -> dict[str, object]:

@@ -35,9 +35,9 @@ class Background(Sink):
         self._ready = ready
         self._is_kept = False
 
-    def sink(self, folder: Folder, say: Callable[[str], None]) -> Sink:
-        """Return what moves the console into FOLDER, and SAYs how to attach to the job."""
-        self._folder, self._say = folder, say
+    def sink(self, folder: Folder, log: Callable[[str], None]) -> Sink:
+        """Return what moves the console into FOLDER, and LOGs how to attach to the job."""
+        self._folder, self._log = folder, log
         return self
 
     def prepare(self) -> None:
@@ -65,7 +65,7 @@ class Background(Sink):
     def announce(self) -> None:
         """Do as `open`, without a loop."""
         pid = os.getpid()
-        self._say(
+        self._log(
             f"in the background as process {pid}: `fleetrun attach {pid}` shows its console, "
             f"`fleetrun stop {pid}` ends it."
         )

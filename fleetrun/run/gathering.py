@@ -97,14 +97,14 @@ class Round:
         gathering: Gathering,
         attempt: int,
         loop: Loop,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         answered: Callable[[LaunchPlan | Exception], None],
         *,
         progress: Callable[[str], None],
     ) -> None:
         self._gathering = gathering
         self._attempt = attempt
-        self._say = say
+        self._log = log
         self._progress = progress
         self._answered = answered
         self._share = LoopShare(loop, self._shielded)
@@ -136,14 +136,14 @@ class Round:
         self._share.timer((Round, "remark"), at, self._remark)
 
     def _remark(self) -> None:
-        self._tell(self._say)
+        self._tell(self._log)
         self._remark_later()
 
-    def _tell(self, say: Callable[[str], None]) -> None:
+    def _tell(self, log: Callable[[str], None]) -> None:
         """Say for whom it waits."""
         said = self._gathering.progress(self._until - time.monotonic())
         if said:
-            say(said)
+            log(said)
 
     def late(self) -> RendezvousError:
         """Cancel, and return the error that names the hosts that did not join."""

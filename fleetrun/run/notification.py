@@ -41,22 +41,22 @@ def notify(
     *,
     command: str | None,
     url: str | None,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Write the JSON object TEXT to the standard input of the shell COMMAND, and POST it to URL.
 
-    SAY gets a line for each failure. A signal that asks the launcher to end stops the wait.
+    LOG gets a line for each failure. A signal that asks the launcher to end stops the wait.
     """
     until = time.monotonic() + timeout_s
     with _WaitSignals() as signals:
         child = None
         try:
-            child = _started(command, text, say) if command else None
+            child = _started(command, text, log) if command else None
             if url:
-                _post_within(url, text, until, signals, say)
+                _post_within(url, text, until, signals, log)
             if child is not None:
-                _wait(child, until, signals, say)
+                _wait(child, until, signals, log)
         except _SignalArrived:
             return
         finally:
@@ -103,14 +103,14 @@ class _WaitSignals:
 
 
 def _post_within(
-    url: str, text: str, until: float, signals: _WaitSignals, say: Callable[[str], None]
+    url: str, text: str, until: float, signals: _WaitSignals, log: Callable[[str], None]
 ) -> None:
     """POST TEXT to URL, by the moment UNTIL."""
     left_s = max(until - time.monotonic(), 0.0)
     try:
         question = IsolatedCall(lambda: _post(url, text, left_s))
     except OSError as error:
-        say(f"The webhook is not called: no process can be started ({error.strerror}).")
+        log(f"The webhook is not called: no process can be started ({error.strerror}).")
         return
     answer = None
     try:
@@ -120,13 +120,13 @@ def _post_within(
         # With or without an answer: nobody reaps it later.
         question.abandon()
     if answer is None:
-        say("The webhook did not answer in time.")
+        log("The webhook did not answer in time.")
     elif answer.trouble or answer.value:
-        say(f"The webhook failed ({answer.trouble or answer.value}).")
+        log(f"The webhook failed ({answer.trouble or answer.value}).")
 
 
 def _wait(
-    child: subprocess.Popen[bytes], until: float, signals: _WaitSignals, say: Callable[[str], None]
+    child: subprocess.Popen[bytes], until: float, signals: _WaitSignals, log: Callable[[str], None]
 ) -> None:
     """Wait for the end of the command, by the moment UNTIL."""
     pidfd = os.pidfd_open(child.pid)
@@ -135,12 +135,12 @@ def _wait(
     finally:
         os.close(pidfd)
     if not has_ended:
-        say("The command of --on_end did not end in time and is stopped.")
+        log("The command of --on_end did not end in time and is stopped.")
     elif child.wait():
-        say(f"The command of --on_end exited with {child.returncode}.")
+        log(f"The command of --on_end exited with {child.returncode}.")
 
 
-def _started(command: str, text: str, say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
+def _started(command: str, text: str, log: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
     """Start COMMAND with TEXT as its standard input and standard error as its output."""
     reader, writer = os.pipe()
     try:
@@ -150,7 +150,7 @@ def _started(command: str, text: str, say: Callable[[str], None]) -> subprocess.
             command, shell=True, stdin=reader, stdout=2, start_new_session=True
         )
     except OSError as error:
-        say(f"The command of --on_end cannot be started ({error.strerror}).")
+        log(f"The command of --on_end cannot be started ({error.strerror}).")
         return None
     finally:
         os.close(reader)

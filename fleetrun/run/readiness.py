@@ -31,7 +31,7 @@ class Readiness:
     def __init__(
         self,
         loop: Loop,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         progress: Callable[[str], None],
         *,
         is_alive: Callable[[int], bool],
@@ -39,7 +39,7 @@ class Readiness:
         ready: Callable[[int, int], None],
     ) -> None:
         self._loop = loop
-        self._say = say
+        self._log = log
         self._progress = progress
         self._is_alive = is_alive
         self._gone = gone
@@ -77,7 +77,7 @@ class Readiness:
             self._loop.timer("timeout", began + timeout_s, give_up)
 
         def give_up() -> None:
-            self._say(
+            self._log(
                 f"{self._silent(plan)} did not listen within {timeout_s:.0f} s; the others start "
                 "anyway."
             )

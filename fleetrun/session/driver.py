@@ -110,7 +110,7 @@ class Session:
     """A launcher's part in the session: LAUNCHER is its unique name, HOST its name for people."""
 
     def __init__(
-        self, endpoint: RendezvousEndpoint, launcher: str, *, host: str, say: Callable[[str], None]
+        self, endpoint: RendezvousEndpoint, launcher: str, *, host: str, log: Callable[[str], None]
     ) -> None:
         self.launcher = launcher
         self.host = host
@@ -118,7 +118,7 @@ class Session:
         self._endpoint = endpoint
         # By what the others call the coordinator, if it is here.
         self._own_host = endpoint.host
-        self._say = say
+        self._log = log
         # It outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
         self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
@@ -473,7 +473,7 @@ class Session:
         """Print that a connection was refused, once for each address."""
         if address not in self._refused and len(self._refused) < _MOST_REFUSED:
             self._refused.add(address)
-            self._say(f"A connection from {address} was refused: {why}.")
+            self._log(f"A connection from {address} was refused: {why}.")
 
     def _answered(self, connection: Connection) -> None:
         """Take the connection to the coordinator."""
@@ -628,7 +628,7 @@ class Session:
         """Print REMARK about the hosts of the job, once."""
         if remark not in self._said and len(self._said) < _MOST_REMARKS:
             self._said.add(remark)
-            self._say(f"{remark}.")
+            self._log(f"{remark}.")
 
     def _send_own(self, message: FromMember) -> None:
         if self._coordinator is not None:

@@ -48,12 +48,12 @@ class ElectedSession(Session):
         launcher: str,
         *,
         host: str,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         endpoints: Sequence[tuple[str, int]],
         is_secure: bool = False,
         own: Sequence[str] = (),
     ) -> None:
-        super().__init__(endpoint, launcher, host=host, say=say)
+        super().__init__(endpoint, launcher, host=host, log=log)
         self._own = own
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         self._where = " or ".join(str(Target(*one)) for one in endpoints)
@@ -170,7 +170,7 @@ class ElectedSession(Session):
         )
         self._listener.open(self._share)
         if job is not None:
-            self._say("This host coordinates the job from now on.")
+            self._log("This host coordinates the job from now on.")
         self._event(member.Connected(now))
 
     def follow(self) -> None:
@@ -193,7 +193,7 @@ class ElectedSession(Session):
 
     def resign(self, why: str, renewed_at: float) -> None:
         """Coordinate no more; the ranks here end in time."""
-        self._say(f"This host coordinates the job no more: {why}.")
+        self._log(f"This host coordinates the job no more: {why}.")
         self._serve_no_more()
         if self._member is not None:
             self._member = self._member._replace(is_local=False, alive_at=renewed_at)

@@ -58,18 +58,18 @@ def join(
     *,
     gather: Callable[[int], Roster],
     plan: Callable[[Roster], LaunchPlan],
-    say: Callable[[str], None],
-    hide: Callable[[str], str],
+    log: Callable[[str], None],
+    redact: Callable[[str], str],
 ) -> tuple[Session, Rendezvous]:
     """Return the session of the job, and the gathering that joins it.
 
     GATHER holds what this host brings into an attempt; PLAN makes the plan of a whole roster.
-    HIDE takes secrets out of what the other hosts are told.
+    REDACT takes secrets out of what the other hosts are told.
     """
     try:
         local = gather(0)
     except FleetrunError as error:
-        return tell(request, facts, found, error, say=say, hide=hide)
+        return tell(request, facts, found, error, log=log, redact=redact)
     launcher = os.urandom(_NAME_BYTES).hex()
     run = planner.run_name(request, facts.started_utc, facts.pid)
     logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
@@ -78,9 +78,9 @@ def join(
     bare = _named(request, facts, found, local.me)._replace(
         settings=_settings(request, slots, found), remarks=_remarks(request, endpoint)
     )
-    session = _session(request, facts, endpoint, launcher, bare, say)
+    session = _session(request, facts, endpoint, launcher, bare, log)
     first_me: int | None = None
-    _note_token(endpoint, facts, say)
+    _note_token(endpoint, facts, log)
 
     def offer(attempt: int) -> Offer:
         nonlocal local
@@ -122,8 +122,8 @@ def join(
         offer=offer,
         bare=bare,
         plan=make,
-        hide=hide,
-        say=say,
+        redact=redact,
+        log=log,
         health=ask_health,
         warm=_warm if script.is_python(request.script) else None,
         hook=_hook(request, facts, endpoint.config),
@@ -141,14 +141,14 @@ def _about_token(endpoint: RendezvousEndpoint, found: SelectedEngine) -> tuple[s
     return () if found.hosts else (_UNPROTECTED,)
 
 
-def _note_token(endpoint: RendezvousEndpoint, facts: Facts, say: Callable[[str], None]) -> None:
+def _note_token(endpoint: RendezvousEndpoint, facts: Facts, log: Callable[[str], None]) -> None:
     """Say so where hosts may come late, which without a token they cannot."""
     is_started = detect.rows(facts.environ)
     if endpoint.token is not None or is_started or not endpoint.config.may_change:
         # Where an engine starts the hosts, none comes late.
         return
     # None is made here: it would be masked, or be in whatever keeps what is said.
-    say(
+    log(
         f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
         "set it to one value on all hosts before (`openssl rand -hex 32` makes one)."
     )
@@ -170,8 +170,8 @@ def tell(
     found: SelectedEngine,
     fault: FleetrunError,
     *,
-    say: Callable[[str], None],
-    hide: Callable[[str], str],
+    log: Callable[[str], None],
+    redact: Callable[[str], str],
 ) -> tuple[Session, Rendezvous]:
     """Return the session of the job, and what joins it only to say that this host has a FAULT."""
     try:
@@ -180,7 +180,7 @@ def tell(
         place = None
     endpoint = _endpoint(request, facts, found, planner.first_port(request), place)
     bare = _named(request, facts, found, place)
-    session = _session(request, facts, endpoint, os.urandom(_NAME_BYTES).hex(), bare, say)
+    session = _session(request, facts, endpoint, os.urandom(_NAME_BYTES).hex(), bare, log)
 
     def offer(_: int) -> Offer:
         raise fault
@@ -188,7 +188,7 @@ def tell(
     def plan(_: messages.RosterMessage) -> LaunchPlan:
         raise fault
 
-    return session, Rendezvous(session, offer=offer, bare=bare, plan=plan, hide=hide, say=say)
+    return session, Rendezvous(session, offer=offer, bare=bare, plan=plan, redact=redact, log=log)
 
 
 def _port_check(
@@ -330,11 +330,11 @@ def _session(  # noqa: PLR0917 - as join has them
     endpoint: RendezvousEndpoint,
     launcher: str,
     bare: Offer,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Session:
     """Return the session, whose coordinator etcd elects if the job meets there."""
     if not endpoint.config.has_store:
-        return Session(endpoint, launcher, host=bare.named(), say=say)
+        return Session(endpoint, launcher, host=bare.named(), log=log)
     from fleetrun.session.elected import ElectedSession  # only with etcd
 
     endpoints = hosts.store_endpoints(request.master or "") or ()
@@ -344,7 +344,7 @@ def _session(  # noqa: PLR0917 - as join has them
         endpoint,
         launcher,
         host=bare.named(),
-        say=say,
+        log=log,
         endpoints=[(point.host, point.port) for point in endpoints],
         is_secure=(request.master or "").strip().startswith("etcds:"),
         own=own if is_far else (),

@@ -49,7 +49,7 @@ class Rendezvous(Gathering, SessionHandler):
     """Plans each generation together with the other hosts.
 
     OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
-    no offer, BARE is what the host joins with, to report why; HIDE masks secrets. SETTLED is called
+    no offer, BARE is what the host joins with, to say why. REDACT masks secrets. SETTLED is called
     at the end of the first rendezvous. HEALTH asks before each later one whether this host is well,
     and before the first where it has stood by; WARM asks meanwhile whether Paddle can be imported.
     HOOK runs the user's command before each. PORTS tries whether those of other hosts are reached.
@@ -66,8 +66,8 @@ class Rendezvous(Gathering, SessionHandler):
         offer: Callable[[int], Offer],
         bare: Offer,
         plan: Callable[[RosterMessage], LaunchPlan],
-        hide: Callable[[str], str],
-        say: Callable[[str], None],
+        redact: Callable[[str], str],
+        log: Callable[[str], None],
         settled: Settled | None = None,
         health: Callable[[], IsolatedCall] | None = None,
         warm: Callable[[], IsolatedCall] | None = None,
@@ -78,8 +78,8 @@ class Rendezvous(Gathering, SessionHandler):
         self._offer = offer
         self._bare = bare
         self._make = plan
-        self._hide = hide
-        self._say = say
+        self._redact = redact
+        self._log = log
         self._settled = settled
         self._health = health
         self._warm = warm
@@ -137,8 +137,8 @@ class Rendezvous(Gathering, SessionHandler):
         """Go on when the user's command has ended, however that was."""
         self._is_hooking = False
         if trouble:
-            what = f"{_HOOK} failed ({self._hide(trouble)})"
-            self._say(f"{sentence(what)}. This host joins all the same.")
+            what = f"{_HOOK} failed ({self._redact(trouble)})"
+            self._log(f"{sentence(what)}. This host joins all the same.")
         self._look_at_host()
 
     def _look_at_host(self) -> None:
@@ -205,7 +205,7 @@ class Rendezvous(Gathering, SessionHandler):
             own = () if offer.master_port is None else (offer.master_port,)
             self._offered = (*own, *offer.ports)
             self._hold()
-            self._session.offer(offer._replace(trouble=self._hide(trouble)[:_LONGEST]))
+            self._session.offer(offer._replace(trouble=self._redact(trouble)[:_LONGEST]))
 
     def _tell(self, fault: FleetrunError) -> None:
         """Join to say that this host cannot take part because of FAULT."""
@@ -223,7 +223,7 @@ class Rendezvous(Gathering, SessionHandler):
     def _say_fault(self, fault: FleetrunError) -> None:
         """Say at once what keeps this host from taking part, while the others have to be told."""
         if not self._is_over:
-            self._say(f"{fault} The other hosts are told, for up to {_REPORT_S - _SAY_S:g} s more.")
+            self._log(f"{fault} The other hosts are told, for up to {_REPORT_S - _SAY_S:g} s more.")
 
     def _wait(self, seconds: float) -> None:
         """Give up after so many SECONDS from now."""
@@ -342,7 +342,7 @@ class Rendezvous(Gathering, SessionHandler):
         if not trouble:
             self._plan(roster)
             return
-        what = f"it stood by, and {self._hide(trouble)}"[:_LONGEST]
+        what = f"it stood by, and {self._redact(trouble)}"[:_LONGEST]
         host = self._bare.named()
         self._session.planned(Failure(host, what, RendezvousError.exit_code, is_departure=True))
 
@@ -390,7 +390,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._session.unreached = tuple(f"{one} ({why})" for one, why in ports.failures.items())
             remark = ports.remark()
             if remark:
-                self._say(remark)
+                self._log(remark)
             self._session.planned(None)
 
         me = [one.launcher for one in roster.entries].index(self._session.launcher)
@@ -401,7 +401,7 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _shareable(self, error: FleetrunError) -> str:
         """Return ERROR for the other hosts, without secrets."""
-        return self._hide(str(error))[:_LONGEST].rstrip(".")
+        return self._redact(str(error))[:_LONGEST].rstrip(".")
 
     def run(self) -> None:
         """Answer: all hosts are ready."""
@@ -413,7 +413,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Wait as long as the job runs, which the session sees."""
         self._until = None
         self._waiting.timer("unanswered", None, self._unanswered)
-        self._say(f"This host waits for {self.missing()}.")
+        self._log(f"This host waits for {self.missing()}.")
         if self._warm is not None and not self._has_stood_by:
             self._ask(self._warm, self._warmed, "the import of Paddle", _IMPORT_S)
         self._has_stood_by = True
@@ -422,7 +422,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Remember that Paddle cannot be imported, if it cannot."""
         self._cold = trouble
         if trouble:
-            self._say(f"This host would stay out of the job, as {trouble}.")
+            self._log(f"This host would stay out of the job, as {trouble}.")
 
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""

@@ -32,9 +32,9 @@ class LostTasks(Source):
     name = "the watch over the engine's tasks"
     without = "without notice of tasks that are killed"
 
-    def __init__(self, tasks: Mapping[int, int], *, say: Callable[[str], None]) -> None:
+    def __init__(self, tasks: Mapping[int, int], *, log: Callable[[str], None]) -> None:
         self._tasks = tasks
-        self._say = say
+        self._log = log
         self._pids: dict[int, int] = {}
         self._labels: dict[int, str] = {}
         # Tasks that were lost before their rank was started.
@@ -76,7 +76,7 @@ class LostTasks(Source):
         self._early.discard(task)
         label = self._labels[task]
         text = f"The engine's task of {label} is gone (kill -9?): {label} is killed with it."
-        self._say(text)
+        self._log(text)
         self._declare(Noticed("task lost", text, time.monotonic(), (label,)))
         # It is not reaped before its exit is heard of; the rest of its group ends with that.
         with suppress(ProcessLookupError, PermissionError):

@@ -54,8 +54,8 @@ class JobSession(Source, SessionHandler):
         plan: LaunchPlan,
         session: Session,
         *,
-        say: Callable[[str], None],
-        hide: Callable[[str], str],
+        log: Callable[[str], None],
+        redact: Callable[[str], str],
         end: SessionEnd,
         link: GuardLink,
         gone: set[Endpoint],
@@ -69,8 +69,8 @@ class JobSession(Source, SessionHandler):
         session.guard(link)
         self._end = end
         self._host = session.host
-        self._say = say
-        self._hide = hide
+        self._log = log
+        self._redact = redact
         self._attempt = 0
         self._take(plan)
 
@@ -102,7 +102,7 @@ class JobSession(Source, SessionHandler):
                 self._session.handler = self
                 if self._session.config.may_change:
                     hosts = f"{len(plan.nodes)} host{'s' * (len(plan.nodes) != 1)}"
-                    self._say(f"The job goes on with {hosts}; this is host {plan.node_rank}.")
+                    self._log(f"The job goes on with {hosts}; this is host {plan.node_rank}.")
                 self._look()
             case Exited(status=status, process=process) if not status.exit_code:
                 self._owed.discard(process)
@@ -136,7 +136,7 @@ class JobSession(Source, SessionHandler):
 
     def _remark(self) -> None:
         if not self._owed and not self._is_over:
-            self._say("This host's trainers are done; waiting for those of the other hosts.")
+            self._log("This host's trainers are done; waiting for those of the other hosts.")
 
     _is_over = False
     _stopped_for = ""
@@ -194,11 +194,11 @@ class JobSession(Source, SessionHandler):
                 no_retry = no_retry or what
         return Failure(
             self._host,
-            self._hide(what)[:_LONGEST],
+            self._redact(what)[:_LONGEST],
             min(max(code, 1), 255),
-            self._hide(words)[-_MOST_CHARACTERS:],
+            self._redact(words)[-_MOST_CHARACTERS:],
             is_victim=is_victim,
-            no_retry=self._hide(no_retry)[:_LONGEST],
+            no_retry=self._redact(no_retry)[:_LONGEST],
             is_departure=is_departure,
         )
 
@@ -213,7 +213,7 @@ class JobSession(Source, SessionHandler):
     def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
         """Stop, as the others do, or kill the ranks: the others may start again without them."""
         if is_fenced:
-            self._say("Cut off from the other hosts: the ranks here are killed.")
+            self._log("Cut off from the other hosts: the ranks here are killed.")
         else:
             self._stopped_for = failure.what
         now = time.monotonic()

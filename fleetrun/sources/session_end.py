@@ -32,15 +32,15 @@ class SessionEnd:
         session: Session,
         folder: Folder,
         *,
-        say: Callable[[str], None],
-        hide: Callable[[str], str],
+        log: Callable[[str], None],
+        redact: Callable[[str], str],
         gather_logs: str | None = None,
     ) -> None:
         self._plan = plan
         self._session = session
         self._folder = folder
-        self._say = say
-        self._hide = hide
+        self._log = log
+        self._redact = redact
         self._gather_logs = gather_logs
         self._server: LogServer | None = None
         self._gatherer: LogGatherer | None = None
@@ -66,7 +66,7 @@ class SessionEnd:
                 waiting=self._waiting,
                 ask=session.to_member,
                 is_there=lambda node_rank: node_rank in session.connected(),
-                done=self._say,
+                done=self._log,
                 everything=self._gather_logs == gather.ALL,
             )
             session.hearers[LogPart] = gatherer.take
@@ -117,9 +117,9 @@ class SessionEnd:
 
     def _write_ends(self) -> None:
         try:
-            hostsfile.write(self._folder, self._session.host_ends(), self._hide)
+            hostsfile.write(self._folder, self._session.host_ends(), self._redact)
         except OSError as error:
-            self._say(f"{names.HOSTS} could not be written ({error.strerror}).")
+            self._log(f"{names.HOSTS} could not be written ({error.strerror}).")
 
     def _dismiss(self) -> None:
         """Let those go that were not there when we began to ask, or have not heard it."""

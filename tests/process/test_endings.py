@@ -151,7 +151,7 @@ def test_an_address_where_nobody_is_changes_no_exit_code(tmp_path: Path) -> None
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_what_is_sent_on_arrives_as_it_was(hook: Hook, status: int) -> None:
     hook.status, hook.moved_to = status, "/moved"
-    notification.notify('{"a": 1}', command=None, url=hook.url, say=pytest.fail)
+    notification.notify('{"a": 1}', command=None, url=hook.url, log=pytest.fail)
     assert (hook.taken, hook.others) == ([{"a": 1}], [])
 
 
@@ -167,7 +167,7 @@ def test_what_is_sent_on_arrives_as_it_was(hook: Hook, status: int) -> None:
 def test_what_is_not_delivered_for_a_redirect_is_said(hook: Hook, status: int, where: str) -> None:
     hook.status, hook.moved_to = status, where
     said: list[str] = []
-    notification.notify("{}", command=None, url=hook.url, say=said.append)
+    notification.notify("{}", command=None, url=hook.url, log=said.append)
     assert (hook.taken, hook.others) == ([], [])
     assert said == [f"The webhook failed (HTTP status {status}, a redirect that is not followed)."]
 
@@ -186,7 +186,7 @@ def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/"
         pids = tmp_path / "pids"
         command = f"echo $$ >{pids}; sleep 600 & echo $! >>{pids}; wait"
-        notification.notify("{}", command=command, url=url, say=said.append, timeout_s=2.0)
+        notification.notify("{}", command=command, url=url, log=said.append, timeout_s=2.0)
     assert len(said) == 2
     assert "did not answer in time" in said[0]
     assert "did not end in time" in said[1]
@@ -200,7 +200,7 @@ def test_who_has_called_the_address_is_gone_before_the_launcher(
     before = _children()
     # The child has told its result when it comes here.
     monkeypatch.setattr(os, "_exit", lambda _code: signal.pause())
-    notification.notify("{}", command=None, url=hook.url, say=pytest.fail)
+    notification.notify("{}", command=None, url=hook.url, log=pytest.fail)
     assert len(hook.taken) == 1
     assert _children() <= before
 

@@ -172,7 +172,7 @@ class Job:
             command=command,
         )
         said: list[str] = []
-        session = Session(endpoint, f"launcher-{number}", host=f"node-{number}", say=said.append)
+        session = Session(endpoint, f"launcher-{number}", host=f"node-{number}", log=said.append)
         session.handler = handler = Handler(session)
         session.open(self.loop)
         self.launched.append(Launched(session, handler, said))
@@ -565,7 +565,7 @@ def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: J
             job.config, HERE, (job.port,), "default", None, SCRIPT, "5" * 32
         )
         said: list[str] = []
-        session = Session(member, "launcher-1", host="node-1", say=said.append)
+        session = Session(member, "launcher-1", host="node-1", log=said.append)
         session.handler = handler = Handler(session)
         session.open(job.loop)
         job.launched.append(Launched(session, handler, said))
@@ -681,7 +681,7 @@ def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
         allowed=frozenset({"127.0.0.2"}),
     )
     said: list[str] = []
-    session = Session(endpoint, "launcher-0", host="node-0", say=said.append)
+    session = Session(endpoint, "launcher-0", host="node-0", log=said.append)
     session.handler = Handler(session)
     session.open(job.loop)
     job.launched.append(Launched(session, session.handler, said))

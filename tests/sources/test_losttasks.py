@@ -29,7 +29,7 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
             stack.callback(os.close, one)
             stack.callback(os.close, other)
         heard = {task: pipe[0] for task, pipe in enumerate(pipes)}
-        source = LostTasks(heard, say=said.append)
+        source = LostTasks(heard, log=said.append)
         source.open(loop, declared.append)
         os.write(pipes[0][1], b"gone")
         loop.turn()
