@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    # Begins a collective on a tensor, and returns Paddle's task.
-    Stage = Callable[[Any], Any]
+    # Begins a collective on a tensor, and returns Paddle's task. A flat one takes a root, too.
+    Stage = Callable[..., Any]
     _Works = queue.SimpleQueue["ThreadWork | None"]
 
 # How long a rank waits at exit for its allreduces under way, in seconds. Ranks may wait for each
@@ -44,7 +44,12 @@ def flat(group: Any) -> tuple[Stage, ...]:
     """Return the only stage of an allreduce among all ranks of the ProcessGroup GROUP."""
     from paddle.base.core import ReduceOp
 
-    return (lambda tensor: group.all_reduce(tensor, ReduceOp.SUM, False),)
+    def stage(tensor: Any, root: int | None = None) -> Any:
+        if root is None:
+            return group.all_reduce(tensor, ReduceOp.SUM, False)
+        return group.reduce(tensor, root, ReduceOp.SUM, False)
+
+    return (stage,)
 
 
 def hierarchical(reducing: Any, leaders: Any, broadcasting: Any) -> tuple[Stage, ...]:
@@ -65,10 +70,14 @@ def hierarchical(reducing: Any, leaders: Any, broadcasting: Any) -> tuple[Stage,
     return tuple(stages)
 
 
-def run(stages: Sequence[Stage], tensor: Any) -> None:
-    """Sum TENSOR in place over the ranks, by STAGES; wait for each."""
+def run(stages: Sequence[Stage], tensor: Any, root: int | None = None) -> None:
+    """Sum TENSOR in place over the ranks, by STAGES; wait for each. ROOT alone is to have it."""
     for stage in stages:
-        stage(tensor).wait()
+        _begin(stage, tensor, root).wait()
+
+
+def _begin(stage: Stage, tensor: Any, root: int | None) -> Any:
+    return stage(tensor) if root is None else stage(tensor, root)
 
 
 class DeviceStages:
@@ -94,13 +103,13 @@ class DeviceStages:
         self._first, *others = stages
         self._others = [(stage, new_stream()) for stage in others]
 
-    def submit(self, tensor: Any) -> Work:
+    def submit(self, tensor: Any, root: int | None = None) -> Work:
         """Begin to sum TENSOR in place over the ranks."""
-        task = self._first(tensor)
+        task = _begin(self._first, tensor, root)
         for stage, stream in self._others:
             with self._entered(stream):
                 task.wait()
-                task = stage(tensor)
+                task = _begin(stage, tensor, root)
         work: Work = task
         return work
 
@@ -108,8 +117,8 @@ class DeviceStages:
 class ThreadWork:
     """The sum of TENSOR over the ranks, of which threads run one stage after the other."""
 
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
+    def __init__(self, tensor: Any, root: int | None = None) -> None:
+        self._tensor, self._root = tensor, root
         self._done = threading.Lock()
         self._done.acquire()
         self._error: BaseException | None = None
@@ -119,7 +128,7 @@ class ThreadWork:
         if self._error is not None:
             return
         try:
-            stage(self._tensor).wait()
+            _begin(stage, self._tensor, self._root).wait()
         except BaseException as error:  # raised by `wait`
             self._error = error
 
@@ -149,9 +158,9 @@ class ThreadStages:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, tensor: Any) -> ThreadWork:
+    def submit(self, tensor: Any, root: int | None = None) -> ThreadWork:
         """Sum TENSOR in place over the ranks after those submitted before it."""
-        work = ThreadWork(tensor)
+        work = ThreadWork(tensor, root)
         self._works[0].put(work)
         return work
 

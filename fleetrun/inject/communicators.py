@@ -160,16 +160,19 @@ class Communicator:
         self._beside = None
         self.is_free = not self.is_spoiled
 
-    def all_reduce(self, tensor: Any, *, is_only: bool = False) -> Work | None:
+    def all_reduce(
+        self, tensor: Any, *, is_only: bool = False, root: int | None = None
+    ) -> Work | None:
         """Begin to sum TENSOR in place over the ranks; return None if that is done already.
 
-        IS_ONLY: the backward has no other allreduce, so a thread would only be waited for.
+        IS_ONLY: the backward has no other allreduce, so a thread would only be waited for. With a
+        ROOT, in one level only, the rank at that place alone gets the sum.
         """
         self.calls += 1
         if self._beside is None or (is_only and isinstance(self._beside, ThreadStages)):
-            run(self._stages, tensor)
+            run(self._stages, tensor, root)
             return None
-        return self._beside.submit(tensor)
+        return self._beside.submit(tensor, root)
 
     def sum_integers(self, numbers: Sequence[int]) -> list[int]:
         """Return the sums of NUMBERS (int32) over the ranks; not counted in `calls`."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import devices
 import pytest
 import yaml
-from training import PYTHONS, ROOT, train
+from training import PYTHONS, ROOT, evidence, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,7 @@ MERGED = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
 STRATEGIES: dict[str, dict[str, Any] | None] = {
     "none": None,
     "merged": MERGED,
+    "small": {"fuse_grad_size_in_num": 3, "nccl_comm_num": 2},
     **{
         name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())["strategy"]
         for name in ("recommended", "comm_fusion", "overlap")
@@ -64,7 +65,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 SHORT = [
     ("2.6.2", "sharding", "merged"),
     ("npu", "stage 2", "merged"),
-    ("npu", "dp x mp", "merged"),
+    ("npu", "dp x mp", "small"),
 ]
 UPDATES = 3
 
@@ -75,7 +76,7 @@ def _cases() -> list[Any]:
         for name, (layout, _) in LAYOUTS.items()
         for place in ("npu", *PYTHONS)
         # CPUs have neither these kernels nor these collectives.
-        if place == "npu" or not ({"mp", "pp", "stage"} & {*layout})
+        if place == "npu" or not ({"mp", "pp", "stage", "sharding_configs"} & {*layout})
         for strategy in STRATEGIES
         for case in [(place, name, strategy)]
     ]
@@ -86,13 +87,7 @@ def test_a_hybrid_job_trains_as_one_process(
     place: str, name: str, strategy: str, tmp_path: Path
 ) -> None:
     layout, sent = LAYOUTS[name]
-    asked = STRATEGIES[strategy]
-    if asked is not None:
-        # What the launcher makes of them on one host.
-        asked = {**asked}
-        for key, value in (("nccl_comm_num", 1), ("use_hierarchical_allreduce", False)):
-            if key in asked:
-                asked[key] = value
+    asked = resolved(STRATEGIES[strategy])
     if strategy == "merged":
         layout = {**layout, "merge": 2}
     python = PYTHONS["3.3.1" if place == "npu" else place]
@@ -101,8 +96,10 @@ def test_a_hybrid_job_trains_as_one_process(
         train(python, "hybrid.py", tmp_path / "alone", None, nranks=1, more=_told(whole))
     witness = tmp_path / "witness"
     witness.mkdir()
-    on_device = devices.on("npu", witness=witness) if place == "npu" else contextlib.nullcontext()
     nranks = math.prod(layout.get(axis, 1) for axis in AXES)
+    on_device: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if place == "npu":
+        on_device = devices.on("npu", witness=witness, count=max(nranks, 4))
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     with on_device:
         ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
@@ -112,10 +109,7 @@ def test_a_hybrid_job_trains_as_one_process(
     if asked is None:
         assert_sent(sent, ranks[0]["group"], witness, place)
         return
-    proofs = [
-        json.loads((tmp_path / "ours" / f"strategy.{rank}.json").read_text())
-        for rank in range(nranks)
-    ]
+    proofs = [evidence(tmp_path / "ours", rank) for rank in range(nranks)]
     assert [proof["failures"] for proof in proofs] == [[]] * nranks
     assert [report["updates"] for report in ranks] == [UPDATES] * nranks
     if strategy == "merged":
@@ -124,6 +118,43 @@ def test_a_hybrid_job_trains_as_one_process(
         assert knob["evidence"].startswith("2 micro-steps made one update")
         # One communication a round.
         assert_sent(sent, ranks[0]["group"], witness, place)
+    elif name != "dp" and fleetrun_sends(layout):
+        for proof in proofs:
+            assert {knob["status"] for knob in proof["knobs"]} == {"effective"}, proof["knobs"]
+        if place == "npu":
+            assert_counted(proofs[0], witness, nranks)
+
+
+def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what the launcher makes of ASKED on one host."""
+    on_one_host = {"nccl_comm_num": 1, "use_hierarchical_allreduce": False}
+    return asked and {
+        key: on_one_host.get(key, value) if value == "auto" else value
+        for key, value in asked.items()
+    }
+
+
+def fleetrun_sends(layout: dict[str, Any]) -> bool:
+    """Whether gradients of LAYOUT are for fleetrun to send when the optimizer steps."""
+    has_groups = {"dp", "sharding", "sep"} & {*layout}
+    return bool(has_groups) and not {"stage", "sharding_configs"} & {*layout}
+
+
+def assert_counted(proof: dict[str, Any], witness: Path, nranks: int) -> None:
+    """Compare what the PROOF of rank 0 has counted with what its device's witness saw."""
+    seen = devices.witnessed(witness, 0)
+    # Paddle has a group for each axis, over which it sends weights first; norms are one number.
+    paddles = {one.group for one in seen if one.operation == "broadcast"}
+    sums = Counter(
+        one.group
+        for one in seen
+        if one.operation in ("all_reduce", "reduce")
+        and (one.dtype, one.group in paddles) == ("float32", False)
+        and one.bytes > len("norm")
+    )
+    assert sum(sums.values()) == proof["counts"]["allreduces"] * UPDATES
+    if nranks == 2:
+        assert len(sums) == proof["counts"]["communicators"]
 
 
 def _told(layout: dict[str, Any]) -> dict[str, str]:

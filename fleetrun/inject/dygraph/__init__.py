@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import paddle_api, store
 from ..import_hooks import after_import
 from ..paddle_api import private_names
-from . import amp, backward, casts, merge_hooks, multi_tensor, sparse
+from . import amp, backward, casts, merge_hooks, multi_tensor, sparse, step_reducer
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
 from .own_updates import OwnUpdates
@@ -54,6 +54,7 @@ def _install_reducers(
         own.on_seen = merge.tell_of_own_updates
         own.has_stepped = lambda: merge.steps > 0
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
+    step_reducer.install(reducers.reduce_at_step)
     after_import("paddle.base.core", backward.patch)
     after_import("paddle.nn.functional", sparse.Lookups(proof).patch)
     after_import("paddle.nn.layer.layers", casts.patch)

@@ -9,15 +9,17 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
+from ..check_schedule import NEVER
 from ..paddle_api import private_names, tensors
 from . import compression, handover, levels, refused_types, sparse
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
 from .reducer import BucketLimits, Reducer
 from .reducer_report import ReducerReport, ReducerSetup
+from .step_reducer import PADDLES_BYTES, StepReducer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from ..evidence import Evidence
@@ -37,6 +39,9 @@ REDUCER_FIELDS = (
     "gradient_merge",
     *compression.DTYPES,
 )
+# What Paddle sends at a step, and so many sets of parameters are averaged there.
+_PADDLES_LIMITS = BucketLimits(PADDLES_BYTES)
+_MOST_AT_STEP = 8
 _PACKAGE = __name__.rpartition(".dygraph.")[0]
 # The arguments of DataParallel that set a field.
 _ARGUMENTS = {
@@ -110,6 +115,8 @@ class Reducers:
         # Whether the script itself limits the last bucket of the model that is being made.
         self._script_limits_last = False
         self._flushes = 0
+        # By the group and its parameters.
+        self._at_step: dict[tuple[int, ...], StepReducer] = {}
 
     def count_calls(self) -> int:
         """Return the number of allreduces so far, of all models."""
@@ -127,6 +134,61 @@ class Reducers:
                 _check_equal_steps(reducer.ranks, self._flushes, accumulator.merged)
                 reducer.restart()
                 reducer.flush()
+
+    def reduce_at_step(
+        self, parameters: Sequence[Any], group: Any, scale: float, owners: Mapping[int, int]
+    ) -> bool:
+        """Average the gradients of PARAMETERS over GROUP, as its ranks all do; see `StepReducer`.
+
+        Return whether that is done; if not it is Paddle's to do.
+        """
+        if not paddle_api.has(private_names.REDUCER) or not self._must_sync(parameters):
+            return paddle_api.has(private_names.REDUCER)
+        key = (group.id, *map(id, parameters))
+        reducer = self._at_step.get(key)
+        if reducer is None:
+            if len(self._at_step) >= _MOST_AT_STEP:
+                return False
+            reducer = self._at_step[key] = self._new_step_reducer(parameters, group, scale, owners)
+        reducer.reduce()
+        return True
+
+    def _new_step_reducer(
+        self, parameters: Sequence[Any], group: Any, scale: float, owners: Mapping[int, int]
+    ) -> StepReducer:
+        ranks = list(group.ranks)
+        sizes = [each.size * each.element_size() for each in parameters]
+        limits = bucket_limits(sum(sizes), PADDLES_BYTES)
+        overlaps = not settings.effective("sync_nccl_allreduce", default=False)
+        own, size, why_levels = self._levels.take(
+            ranks, _bucket_bytes(sizes, limits), group.process_group, overlaps=overlaps
+        )
+        hierarchy = communicators.split_ranks(ranks, size) if size else None
+        compressed = compression.choose(own[0], ranks, communicators.global_rank())
+        # By owner only where that saves traffic.
+        owners = {} if hierarchy or compressed else owners
+        limits_of_paddle = [1] * len(sizes) if owners else _bucket_bytes(sizes, _PADDLES_LIMITS)
+        setup = ReducerSetup(
+            *(self._models, own, hierarchy, len(limits_of_paddle), overlaps, len(ranks)),
+            *(compressed, why_levels, True),
+        )
+        self._models += 1
+        every = NEVER if owners else self._spec.check_ranks
+        return StepReducer(
+            parameters,
+            sparse_parameters=(),
+            group=group.process_group,
+            communicators=own,
+            compression=compressed,
+            ranks=ranks,
+            limits=lambda total: bucket_limits(total, PADDLES_BYTES),
+            finds_unused=False,
+            must_sync=self._must_sync,
+            check=GradientCheck(group.process_group, len(ranks), every, self._proof),
+            on_reduced=lambda reducer: self._report.reduced(reducer, setup),
+            owners=owners,
+            scale=scale,
+        )
 
     def patch(self, module: ModuleType) -> None:
         """Patch the module `paddle.distributed.parallel`."""

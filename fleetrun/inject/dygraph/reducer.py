@@ -121,6 +121,7 @@ class Reducer:
         self._group = group
         self.ranks = ranks
         self._nranks = len(ranks)
+        self._scale = 1.0 / len(ranks)
         self._communicators = communicators
         self._compression = compression
         self._limits = limits
@@ -282,11 +283,16 @@ class Reducer:
         most_bytes, most_gradients, last_bytes = self._limits(sum(sizes))
         return sizes, buckets.pack(
             sizes,
-            [str(each.dtype) for each in parameters],
+            [f"{each.dtype} {self._root_of(each)}" for each in parameters],
             limit_bytes=most_bytes,
             limit_count=most_gradients,
             last_bytes=last_bytes,
         )
+
+    def _root_of(self, parameter: Any) -> int | None:
+        """Return the place of the one rank that is to have the sum for PARAMETER; None: all are."""
+        del parameter
+        return None
 
     def _note_sparse_gradient(self) -> None:
         self._has_sparse_gradient = True
@@ -348,7 +354,7 @@ class Reducer:
         bucket.flat, bucket.absent = bucket.buffer.gather()
         with paddle.no_grad():
             # Paddle divides before it sums, too.
-            bucket.flat.scale_(1.0 / self._nranks)
+            bucket.flat.scale_(self._scale)
         communicator = self._communicators[number % len(self._communicators)]
         is_only = len(self.buckets) == 1
         compression = self._compression
@@ -358,7 +364,8 @@ class Reducer:
             sent_as = compression.dtype if compression else str(bucket.flat.dtype)
             self._check.sent(bucket.flat, sent_as)
         if compression is None:
-            bucket.work = communicator.all_reduce(bucket.flat, is_only=is_only)
+            root = self._root_of(bucket.parameters[0])
+            bucket.work = communicator.all_reduce(bucket.flat, is_only=is_only, root=root)
             return
         bucket.work = compression.all_reduce(
             communicator, bucket.flat, is_only=is_only, measures=not self.backwards

@@ -47,6 +47,8 @@ class ReducerSetup(NamedTuple):
     compression: Compression | None = None
     # Why it has one level or two, where that was left open.
     why_levels: str = ""
+    # It averages at the optimizer's step, not in backwards.
+    is_at_step: bool = False
 
 
 class ReducerReport:
@@ -144,18 +146,11 @@ class ReducerReport:
         if counts["sparse_collectives"]:
             several = plural(counts["sparse_collectives"], "collective")
             fused += f"; besides, {several} for sparse gradients"
+        if setup.is_at_step:
+            fused += "; sent when the optimizer steps"
         for name in _FUSION:
             self._report_field(name, fused)
-        early = (
-            f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
-            " last gradient was ready"
-        )
-        if counts["moved"]:
-            early += f"; {counts['moved']} gradients were moved to the order of rank 0's backward"
-        if any(model["is_built"] for model in models):
-            early = "Paddle's own reducer sends them while backward goes on, as without it"
-        if not setup.overlaps:
-            early = "each allreduce was waited for at once"
+        early = self._described_overlap(setup, counts)
         self._report_field("sync_nccl_allreduce", early)
         in_turn = " in turn" if counts["communicators"] > 1 else ""
         used = plural(counts["communicators"], "communicator")
@@ -165,6 +160,21 @@ class ReducerReport:
         if setup.compression is not None:
             self._report_compression(setup.compression)
         self._proof.write()
+
+    def _described_overlap(self, setup: ReducerSetup, counts: dict[str, Any]) -> str:
+        if not setup.overlaps:
+            return "each allreduce was waited for at once"
+        if setup.is_at_step:
+            return "allreduces went out beside each other when the optimizer stepped"
+        if any(model["is_built"] for model in self._models.values()):
+            return "Paddle's own reducer sends them while backward goes on, as without it"
+        early = (
+            f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
+            " last gradient was ready"
+        )
+        if counts["moved"]:
+            early += f"; {counts['moved']} gradients were moved to the order of rank 0's backward"
+        return early
 
     def _report_field(self, name: str, evidence: str) -> None:
         asked = self._spec.get(name)

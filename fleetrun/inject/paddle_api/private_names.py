@@ -141,6 +141,7 @@ eager_assign_group_by_size  REDUCER: Paddle's buckets, to compare with
 _new_process_group_impl(backend store rank world_size group_name pg_options group_id)  REDUCER
     GROUPS: makes a communicator of each backend
 _get_global_env  REDUCER: this rank's number
+_get_default_group  REDUCER: the group of all ranks
 _default_store  REDUCER: the job's store
 _default_backend  REDUCER: gloo, nccl, ...
 [paddle.base.core]
@@ -169,10 +170,6 @@ Optimizer._apply_optimize(self loss startup_program)  COUNTING: an update, as sh
 GroupShardedStage2._redefine_opt_step(self)  -: gives its optimizers, which contain others,
     another step
     uses _sharding_optimizers
-[paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3]
-GroupShardedStage3._redefine_opt_step(self)  -: gives its optimizer another step
-    uses _optim
-GroupShardedStage3._redefine_opt_clear(self)  -: gives its optimizer another clear_grad
 [paddle.distributed.auto_parallel.api]
 _ShardOptimizer  -: is no optimizer in Paddle 2, but has one
 [paddle.amp.grad_scaler]
@@ -218,7 +215,7 @@ HybridParallelOptimizer.__init__  MERGE: the script's optimizer inside fleet's
     uses _inner_opt
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer]
 DygraphShardingOptimizer.__init__  -: all that the ranks of sharding update
-    uses _origin_parameter_list
+    uses _origin_parameter_list _param2rank
 DygraphShardingOptimizerV2  -: the next forward gathers
     uses _all_gather_overlap_forward
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2]
@@ -228,6 +225,10 @@ GroupShardedOptimizerStage2.__init__  -: who shares out the updates; the next fo
 GroupShardedStage3._redefine_opt_step(self)  -: replaces the optimizer's step; which parameters
     are cut up, and the ranks that have them
     uses _group _optim _ori_parameter_list _unslice_params
+GroupShardedStage3._redefine_opt_clear(self)  -: gives its optimizer another clear_grad
+[paddle.distributed.fleet.utils.hybrid_parallel_util]
+fused_allreduce_gradients_with_group(parameter_list group bucket_size scale)  -: averages
+    gradients at a step
 [paddle.incubate.asp.asp]
 OptimizerWithSparsityGuarantee.__init__  -: the optimizer that it wraps
     uses _optimizer

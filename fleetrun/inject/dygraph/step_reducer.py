@@ -1,0 +1,120 @@
+"""Averages gradients in buckets when a hybrid-parallel optimizer steps, in place of Paddle's ways.
+
+There Paddle sums the gradients of data parallel in parts of 128 MB, and those of sharding stage 1
+one by one, and reads no field for it. A pipeline, or a script that accumulates, runs many backwards
+before a step. So all is sent at the step, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..import_hooks import after_import
+from . import backward
+from .reducer import Reducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import ModuleType
+
+    # Averages gradients of parameters over a group, with a scale, for owners; returns whether.
+    ReduceAtStep = Callable[[Sequence[Any], Any, float, Mapping[int, int]], bool]
+
+# What Paddle sends at once.
+PADDLES_BYTES = 128 << 20
+_UTILITIES = "paddle.distributed.fleet.utils.hybrid_parallel_util"
+_SHARDING = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
+
+
+class StepReducer(Reducer):
+    """Averages the gradients of some parameters, all of which have one, whenever it is told to.
+
+    OWNERS has the place, among the ranks, of the one that updates a parameter, by its id: it alone
+    gets the sum. SCALE is what gradients are multiplied by before they are summed.
+    """
+
+    def __init__(self, *args: Any, owners: Mapping[int, int], scale: float, **options: Any) -> None:
+        self._owners = owners
+        super().__init__(*args, **options)
+        self._scale = scale
+        # It hears of no backward.
+        backward.ignore(self)
+
+    def reduce(self) -> None:
+        """Average the gradients, now."""
+        self.restart()
+        self.flush()
+
+    def _arrange(self) -> None:
+        super()._arrange()
+        # There is no better order at a step than another.
+        self._is_ordered = True
+
+    def _watch(self, parameter: Any) -> None:
+        """Hear of no gradient of PARAMETER."""
+
+    def _expect_last(self, parameter: Any) -> None:
+        """Do nothing: no bucket waits for a gradient."""
+
+    def _root_of(self, parameter: Any) -> int | None:
+        return self._owners.get(id(parameter))
+
+
+def install(reduce: ReduceAtStep) -> None:
+    """Let REDUCE average gradients where Paddle would at a step."""
+    after_import(_UTILITIES, lambda module: _replace_allreduces(module, reduce))
+    after_import(_SHARDING, lambda module: _replace_reduces(module, reduce))
+
+
+def _replace_allreduces(module: ModuleType, reduce: ReduceAtStep) -> None:
+    name = "fused_allreduce_gradients_with_group"
+    paddles = getattr(module, name)
+
+    @functools.wraps(paddles)
+    def fused_allreduce_gradients_with_group(
+        parameter_list: Sequence[Any],
+        group: Any,
+        bucket_size: int = PADDLES_BYTES,
+        scale: float | None = None,
+    ) -> None:
+        ours = _plain(parameter_list)
+        if group is None:
+            collective: Any = sys.modules["paddle.distributed.collective"]
+            group = collective._get_default_group()
+        factor = 1.0 / group.nranks if scale is None else scale
+        if not (ours and reduce(ours, group, factor, {})):
+            paddles(parameter_list, group, bucket_size, scale)
+
+    setattr(module, name, fused_allreduce_gradients_with_group)
+
+
+def _replace_reduces(module: ModuleType, reduce: ReduceAtStep) -> None:
+    kind: Any = module.DygraphShardingOptimizer
+    paddles = kind.reduce_gradients
+
+    @functools.wraps(paddles)
+    def reduce_gradients(self: Any, parameter_list: Sequence[Any], hcg: Any) -> None:
+        group = hcg.get_sharding_parallel_group()
+        # Those of Paddle are sent, in buffers, while backward goes on, or fused already.
+        ours = [] if self.comm_overlap or self.tensor_fusion else _plain(parameter_list)
+        owners = {id(each): self._param2rank[each.name] for each in ours}
+        if not (ours and reduce(ours, group, 1.0 / group.nranks, owners)):
+            paddles(self, parameter_list, hcg)
+
+    kind.reduce_gradients = reduce_gradients
+
+
+def _plain(parameters: Iterable[Any]) -> list[Any]:
+    """Return those of PARAMETERS with a gradient; none if some have one that is not plain."""
+    trained = [each for each in parameters if each.trainable]
+    found = [each for each in trained if each.grad is not None]
+    if any(
+        getattr(each, "main_grad", None) is not None
+        or each.grad.is_selected_rows()
+        or each.grad.dtype != each.dtype
+        for each in found
+    ) or any(getattr(each, "main_grad", None) is not None for each in trained):
+        return []
+    return found
