@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-LEVELS = (OK, WARNING, ERROR)
 # As every error about the host.
 UNFIT = 3
 

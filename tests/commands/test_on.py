@@ -56,7 +56,7 @@ def test_each_line_stands_after_its_host(tmp_path: Path, ssh: str, marker: str) 
 
 
 def test_one_word_is_read_by_the_shell_and_one_host_has_no_prefix(tmp_path: Path, ssh: str) -> None:
-    done = fleetrun("on", "--hosts=127.0.0.1", ssh, "printf 'a\\nb\\n' | tail -1", folder=tmp_path)
+    done = fleetrun("on", "--hosts=127.0.0.1", ssh, "printf 'a\\nb' | tail -1", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "b\n")
 
 

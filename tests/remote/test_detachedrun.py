@@ -11,6 +11,8 @@ from processes import assert_no_survivors
 from sshd import by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
+from fleetrun.records import runs
+
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
@@ -34,6 +36,7 @@ def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -
     (found,) = map(json.loads, fleetrun("ps", "--json", pid).stdout.splitlines())
     assert (found["job"], found["pid"], found["folder"]) == ("default", int(pid), str(tmp_path))
     assert "--hosts=127.0.0.1" in found["command"][0]
+    assert runs.is_running(found["run_dir"])
     with started("attach", pid) as watcher:
         assert watcher.stdout is not None
         assert b"in the background as process" in watcher.stdout.readline()

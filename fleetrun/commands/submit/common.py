@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -23,63 +22,45 @@ _OURS = (
 )
 
 
-class QueueCommand(click.Command):
-    """A queue's command: own options, then `--`, then the words of `fleetrun` on each host.
-
-    What is not typed comes from `submit:` of the config file, which --config names, before `--` or
-    behind it; the launch reads the rest of it.
-    """
-
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: object,
-    ) -> click.Context:
-        """Take the site's settings as defaults."""
-        at = args.index("--") if "--" in args else len(args)
-        # Help is not refused because of a file.
-        if not {"-h", "--help"} & set(args[:at]):
-            extra["default_map"] = site(self._config(args[:at], args[at + 1 :]), self)
-        return super().make_context(info_name, args, parent, **extra)
-
-    def _config(self, own: Sequence[str], theirs: Sequence[str]) -> str | None:
-        """Return the file that --config names among our OWN words or the launch's, THEIRS."""
-        given = argv.scan(theirs).settings
-        launch = [one.raw for one in given if one.option.name == "config" and one.raw]
-        named = [*_values("--config", own)[-1:], *launch[-1:]]
-        if len(named) > 1:
-            raise UsageError(
-                f"submit {self.name}: --config={named[0]} and, after --, --config={named[1]}: give "
-                "one of them."
-            )
-        return named[0] if named else None
-
-
-def _values(flag: str, words: Sequence[str]) -> list[str]:
-    """Return the values of FLAG among WORDS, which click has not read yet.
-
-    >>> _values("--config", ["--config", "a", "--nodes=2", "--config=b", "--config"])
-    ['a', 'b']
-    """
-    pairs = itertools.pairwise(words)
-    return [
-        word.partition("=")[2] if "=" in word else after
-        for word, after in [*pairs, *((word, "") for word in words[-1:] if "=" in word)]
-        if word == flag or word.startswith(f"{flag}=")
-    ]
-
-
 def config() -> click.Option:
     """Return the option that names the config file; `launch` hands it on."""
     row = options.find("config")
-    return click.Option([row.flag], metavar=row.metavar, help="The config file.")
+    return click.Option([row.flag], metavar=row.metavar, help="The config file.", is_eager=True)
 
 
 def command_line() -> click.Argument:
-    """Return the argument for what stands after `--`."""
-    return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- ARGUMENTS...")
+    """Return the argument for what stands after `--`: the words of `fleetrun` on each host.
+
+    With it `submit:` of the config file, which --config names before `--` or behind it, becomes
+    what is not typed; the launch reads the rest of that file.
+    """
+    return click.Argument(
+        ["words"],
+        nargs=-1,
+        type=click.UNPROCESSED,
+        metavar="-- ARGUMENTS...",
+        # Before options take their defaults.
+        is_eager=True,
+        callback=_with_site,
+    )
+
+
+def _with_site(
+    ctx: click.Context,
+    _param: click.Parameter,
+    words: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Return WORDS, and take the site's settings as defaults."""
+    given = argv.scan(words).settings
+    named = [one.raw for one in given if one.option.name == "config" and one.raw][-1:]
+    named = [*filter(None, [ctx.params.get("config")]), *named]
+    if len(named) > 1:
+        raise UsageError(
+            f"submit {ctx.command.name}: --config={named[0]} and, after --, --config={named[1]}: "
+            "give one of them."
+        )
+    ctx.default_map = dict(site(named[0] if named else None, ctx.command))
+    return words
 
 
 def launch(

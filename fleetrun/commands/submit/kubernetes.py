@@ -226,7 +226,7 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
     return apply(found) if is_applied else put(text(found))
 
 
-command = common.QueueCommand(
+command = click.Command(
     "k8s",
     help="Print the resources of a job (an Indexed Job with its service and token, or Kubeflow's "
     "PaddleJob), or create them by kubectl. ARGUMENTS are those of a launch without hosts: "

@@ -113,7 +113,7 @@ _SIGNAL = common.Form(
     re.compile(r"[A-Z0-9]+(@[0-9]+)?").fullmatch, "give SIGNAL@SECONDS, as TERM@120"
 )
 _LINE = common.Form(str.isprintable, "give one line of shell")
-command = common.QueueCommand(
+command = click.Command(
     "slurm",
     help="Write a script for sbatch and hand it in. ARGUMENTS are those of a launch without hosts: "
     "`fleetrun submit slurm --nodes 4 --gpus 8 -- train.py`. What is always the same at a site "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.probe import files, nvml
@@ -39,15 +39,16 @@ _TOPOLOGY = {
 }
 
 
-class _Plain(NamedTuple):
-    """What comes back from the child, as plain values: the fields of Gpus."""
-
-    gpus: tuple[tuple[Any, ...], ...]
-    barred: tuple[tuple[int, str], ...]
-    lost: tuple[tuple[int, str], ...]
-    driver: str
-    cuda: tuple[int, int] | None
-    links: tuple[tuple[tuple[int, int], str], ...]
+# What comes back from the child, as plain values: GPUs, barred and lost ones, driver, CUDA, links.
+_Numbered = tuple[tuple[int, str], ...]
+_Plain = tuple[
+    tuple[tuple[Any, ...], ...],
+    _Numbered,
+    _Numbered,
+    str,
+    "tuple[int, int] | None",
+    tuple[tuple[tuple[int, int], str], ...],
+]
 
 
 def read(
@@ -63,7 +64,7 @@ def read(
         return Gpus(has_driver=False)
     xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
     seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
-    answer, is_stuck = isolation.answer("it", lambda: tuple(survey(load())), timeout_s)
+    answer, is_stuck = isolation.answer("it", lambda: survey(load()), timeout_s)
     if is_stuck:
         return seen._replace(trouble=answer.trouble, is_stuck=True)
     if answer.trouble and not has_files:
@@ -72,14 +73,14 @@ def read(
     seen = seen._replace(cuda_start=start_cuda())
     if answer.trouble:
         return seen._replace(trouble=answer.trouble)
-    plain = _Plain(*cast("tuple[Any, ...]", answer.value))
+    gpus, barred, lost, driver, runs, links = cast("_Plain", answer.value)
     return seen._replace(
-        gpus=tuple(_gpu(fields) for fields in plain.gpus),
-        barred=plain.barred,
-        lost=plain.lost,
-        driver=plain.driver,
-        cuda=plain.cuda,
-        links=dict(plain.links),
+        gpus=tuple(map(_gpu, gpus)),
+        barred=barred,
+        lost=lost,
+        driver=driver,
+        cuda=runs,
+        links=dict(links),
     )
 
 
@@ -109,15 +110,10 @@ def survey(lib: Library) -> _Plain:
         if level in _TOPOLOGY:
             links.append(((first, second), _TOPOLOGY[level]))
     number = ask(lib, "nvmlSystemGetCudaDriverVersion_v2")
-    return _Plain(
-        gpus=tuple(gpus),
-        barred=barred,
-        lost=lost,
-        driver=text(ask(lib, "nvmlSystemGetDriverVersion") or "?"),
-        # 12040 is 12.4.
-        cuda=None if number is None else (number // 1000, number % 1000 // 10),
-        links=tuple(links),
-    )
+    driver = text(ask(lib, "nvmlSystemGetDriverVersion") or "?")
+    # 12040 is 12.4.
+    newest = None if number is None else (number // 1000, number % 1000 // 10)
+    return tuple(gpus), barred, lost, driver, newest, tuple(links)
 
 
 def _asked(lib: Library, handle: object, index: int) -> Gpu:

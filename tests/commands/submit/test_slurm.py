@@ -135,6 +135,7 @@ def test_a_dry_run_prints_and_a_submission_hands_in_the_same(
     assert len((tmp_path / "token").read_text().strip()) == 64
     assert (tmp_path / "script").read_text() == printed
     assert f"cd {tmp_path} || exit\n" in printed
+    assert "#SBATCH --no-requeue\n" in printed
     assert (
         subprocess.run(["/bin/bash", "-n"], input=printed, text=True, check=False).returncode == 0
     )
