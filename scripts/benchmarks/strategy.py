@@ -93,6 +93,14 @@ _PLANNING_STEPS = 50
 
 COMPARISONS = {
     "null": Comparison("nothing against nothing", (), (), ("many",)),
+    "recommended": Comparison(
+        "the preset recommended on one host, against Paddle alone",
+        ("--strategy=recommended",),
+        (),
+        _ALL,
+        1.0,
+        is_of_interval=True,
+    ),
     "reducer": Comparison(
         "the reducer that the strategy brings against Paddle's, equal buckets",
         _PADDLES,
