@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training import evidence
 from waiting import until
 
 from fleetrun.inject.evidence import EFFECTIVE, REFUSED, Evidence
 from fleetrun.inject.spec import StrategySpec
+
+if TYPE_CHECKING:
+    import pytest
 
 NOTHING = StrategySpec({}, {}, {})
 RECORDS = "rank.0.jsonl"
@@ -56,6 +59,15 @@ def test_the_claim_of_a_process_that_is_gone_ends(tmp_path: Path) -> None:
     proof = Evidence(str(tmp_path / RECORDS), NOTHING)
     assert proof.claim()
     proof.write()
+    assert evidence(tmp_path)["pid"] == os.getpid()
+
+
+def test_an_earlier_attempt_of_the_rank_claims_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / RECORDS, 4, complete=True)
+    monkeypatch.setenv("PADDLE_RESTART_COUNT", "1")
+    Evidence(str(tmp_path / RECORDS), NOTHING).write()
     assert evidence(tmp_path)["pid"] == os.getpid()
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fleetrun
 from fleetrun.inject import evidence as island
@@ -17,6 +18,9 @@ from fleetrun.postmortem import stacks
 from fleetrun.records import names, rankfile, strategyfiles, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.strategyfiles import GradientCounts, RankEvidence
+
+if TYPE_CHECKING:
+    import pytest
 
 SITE = Path(fleetrun.__file__).parent / "inject" / "site"
 
@@ -45,6 +49,21 @@ def test_an_exception_fills_all_that_the_reader_knows(tmp_path: Path) -> None:
     known = said._replace(code=0, raw="x")
     assert all(value not in {None, ""} for value in known), known
     assert set(rankfile.ErrorReport._fields) == set(said._asdict())
+
+
+def test_a_secret_that_the_script_has_replaced_is_hidden_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import os
+os.environ["MY_TOKEN"] = "later-hunter-4711"
+raise ValueError("first-hunter-4711 later-hunter-4711")
+"""
+    monkeypatch.setenv("MY_TOKEN", "first-hunter-4711")
+    run_rank(tmp_path, code)
+    said = rankfile.error(str(tmp_path / names.rank_records("3")), restart=1)
+    assert said is not None
+    assert said.message == "*** ***"
 
 
 def test_an_exit_that_is_under_way_is_noted_where_the_launcher_looks(tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ def test_the_exception_of_a_process_is_recorded_or_else_left_in_a_file_of_its_ow
     assert rankfile.exception(spec) is None
 
 
+def test_the_evidence_of_a_run_that_had_a_document_for_it_is_read(tmp_path: Path) -> None:
+    assert rankfile.evidence(str(tmp_path), "0") is None
+    (tmp_path / "strategy.0.json").write_text('{"schema": 1, "complete": true}')
+    assert rankfile.evidence(str(tmp_path), "0") == {"schema": 1, "complete": True}
+    (tmp_path / "rank.0.jsonl").write_text('{"schema": 1, "kind": "strategy", "pid": 7}\n')
+    assert rankfile.evidence(str(tmp_path), "0") == {"schema": 1, "kind": "strategy", "pid": 7}
+
+
 def test_s21_half_a_file_is_raw_text(tmp_path: Path) -> None:
     path = tmp_path / "error.3.json"
     path.write_text('{"rank": 3, "mess')

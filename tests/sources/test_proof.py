@@ -567,7 +567,7 @@ def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("node_rank", "generation", "process"),
-    [(1, 0, 0), (1, 1, 1), (1, 0, 99), (1, 0, -1), (0, 0, 1)],
+    [(1, 0, 0), (1, 1, 1), (1, 0, 99), (1, 0, -1), (0, 0, 0), (0, 0, 1)],
 )
 def test_a_host_speaks_for_its_own_ranks_of_this_generation(
     tmp_path: Path, node_rank: int, generation: int, process: int

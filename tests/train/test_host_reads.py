@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from training import MODELS, PYTHONS, ROOT, train
-from waiting import TRAINING_S
+from training import MODELS, PYTHONS, ROOT, run, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,15 +28,9 @@ def test_no_tensor_is_read_on_the_host_in_each_step(version: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_updates_of_bfloat16_are_not_merged(version: str) -> None:
-    done = subprocess.run(
-        [PYTHONS[version], MODELS / "half_updates.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=TRAINING_S,
-        check=True,
-    )
+def test_updates_of_bfloat16_are_not_merged(version: str, tmp_path: Path) -> None:
+    argv = [MODELS / "half_updates.py"]
+    done = run(PYTHONS[version], argv, tmp_path, PYTHONPATH=str(ROOT))
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "float32": ["merged_momentum"],
         "bfloat16": ["momentum", "momentum"],

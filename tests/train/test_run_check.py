@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import ports
 import pytest
-from training import PYTHONS, ROOT
+from training import PYTHONS, ROOT, run
 from waiting import TRAINING_S
 
 from fleetrun.inject import run_check
@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_path: Path) -> None:
     # What else is called so is not meant.
     (tmp_path / "run_check").write_text("#!/bin/sh\nexit 9\n")
-    done = subprocess.run(
-        [PYTHONS[version], "-m", "fleetrun", "--nproc_per_node=2", "--tee", "run_check"],
-        cwd=tmp_path,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    argv = ["-m", "fleetrun", "--nproc_per_node=2", "--tee", "run_check"]
+    done = run(PYTHONS[version], argv, tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout
     for rank in range(2):
         for said in ("works well on 1 CPU", "works well on 2 ranks"):
             assert any(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
-from training import PYTHONS
-from waiting import TRAINING_S
+from training import PYTHONS, run
 
 from fleetrun.strategy import fields
 
@@ -34,17 +32,13 @@ _SECTIONS = ("build_strategy", "execution_strategy")
 
 
 @pytest.fixture(scope="module", params=sorted(PYTHONS))
-def paddle(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+def paddle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any]]:
     """Read what one Paddle knows."""
     version = str(request.param)
-    done = subprocess.run(
-        [PYTHONS[version], "-c", READ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TRAINING_S,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(PYTHONS[version], ["-c", READ], tmp_path_factory.mktemp("fields"))
+    assert done.returncode == 0, done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
     found: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
     return version, found

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, evidence, told
-from waiting import TRAINING_S
+from training import PYTHONS, evidence, run, told
 from warming import warm
 
 from fleetrun.records import heartbeat, rankfile
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 pytestmark = pytest.mark.train
@@ -138,24 +136,14 @@ def train(
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run SCRIPT on RANKS ranks with the strategy ASKED; return the end and the output of each."""
     python = PYTHONS[version]
-    assert python.exists(), f"scripts/setup puts Paddle {version} here: {python}"
     (folder / "train.py").write_text(script, encoding="utf-8")
     (folder / "strategy.json").write_text(
         json.dumps(told({"topology": TOPOLOGY, **asked})), encoding="utf-8"
     )
     env = {"FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"), **env}
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
-    done = subprocess.run(
-        [python, "-m", "fleetrun", f"--nproc_per_node={ranks}", *words, "train.py"],
-        cwd=folder,
-        env={**os.environ, **warm(PYTHONS[version]), "CUDA_VISIBLE_DEVICES": ""},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
+    argv = ["-m", "fleetrun", f"--nproc_per_node={ranks}", *words, "train.py"]
+    done = run(python, argv, folder, **warm(python))
     logs = sorted(folder.glob("log/workerlog.*"))
     return done, [log.read_text(encoding="utf-8", errors="replace") for log in logs]
 
