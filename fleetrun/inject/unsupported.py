@@ -18,6 +18,7 @@ from . import (
     topology,
     updates,
 )
+from .dygraph.step_reducer import SENDERS
 from .evidence import EFFECTIVE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import
 from .paddle_api import private_names
@@ -236,7 +237,11 @@ class _RemainingFields:
             return "a single rank has nothing to reduce"
         if parameter_servers.are_used():
             return "with parameter servers, ranks do not reduce gradients among themselves"
-        return "the script has no data-parallel model" if is_dynamic and not self._models else ""
+        senders = [f"{who} sends the gradients itself, {how}" for who, how in SENDERS.items()]
+        no_model = (
+            [] if self._models or not is_dynamic else ["the script has no data-parallel model"]
+        )
+        return next(iter(senders + no_model), "")
 
     def _capability(self, name: str, *, is_dynamic: bool) -> str:
         """Return what of `paddle_api` the field NAME needs."""

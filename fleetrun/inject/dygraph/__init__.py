@@ -54,7 +54,7 @@ def _install_reducers(
         own.on_seen = merge.tell_of_own_updates
         own.has_stepped = lambda: merge.steps > 0
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
-    step_reducer.install(reducers.reduce_at_step)
+    step_reducer.install(reducers.reduce_at_step, proof)
     after_import("paddle.base.core", backward.patch)
     after_import("paddle.nn.functional", sparse.Lookups(proof).patch)
     after_import("paddle.nn.layer.layers", casts.patch)

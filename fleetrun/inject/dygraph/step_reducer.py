@@ -8,9 +8,12 @@ before a step. So all is sent at the step, once.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .. import buckets, settings
+from ..evidence import EFFECTIVE
 from ..import_hooks import after_import
 from . import backward
 from .reducer import Reducer
@@ -19,12 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import ModuleType
 
+    from ..evidence import Evidence
+
     # Averages gradients of parameters over a group, with a scale, for owners; returns whether.
     ReduceAtStep = Callable[[Sequence[Any], Any, float, Mapping[int, int]], bool]
 
 # What Paddle sends at once.
 PADDLES_BYTES = 128 << 20
 _UTILITIES = "paddle.distributed.fleet.utils.hybrid_parallel_util"
+# What of sharding stage 1 has buffers of its own, and their limit.
+_FUSED = ("comm_overlap", "tensor_fusion")
+_BUFFERS = "comm_buffer_size_MB"
+# By class of Paddle's: how it sends the gradients itself.
+SENDERS: dict[str, str] = {}
 _SHARDING = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
 
 
@@ -62,10 +72,69 @@ class StepReducer(Reducer):
         return self._owners.get(id(parameter))
 
 
-def install(reduce: ReduceAtStep) -> None:
-    """Let REDUCE average gradients where Paddle would at a step."""
+def install(reduce: ReduceAtStep, proof: Evidence) -> None:
+    """Let REDUCE average gradients where Paddle would at a step; see who else sends any."""
     after_import(_UTILITIES, lambda module: _replace_allreduces(module, reduce))
     after_import(_SHARDING, lambda module: _replace_reduces(module, reduce))
+    after_import(_SHARDING, lambda module: _size_buffers(module, proof))
+    for number in (2, 3):
+        name = f"group_sharded_stage{number}"
+        after_import(
+            f"paddle.distributed.fleet.meta_parallel.sharding.{name}",
+            functools.partial(_note_stage, f"GroupShardedStage{number}"),
+        )
+
+
+def _note_stage(name: str, module: ModuleType) -> None:
+    kind = getattr(module, name)
+    init = kind.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        SENDERS[name] = "in each backward"
+
+    kind.__init__ = __init__
+
+
+def _size_buffers(module: ModuleType, proof: Evidence) -> None:
+    """Give the buffers of sharding optimizers the limit of a bucket."""
+    for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
+        kind: Any = getattr(module, name, None)
+        if kind is not None:
+            kind.__init__ = _sizing(kind.__init__, name, proof)
+
+
+def _sizing(init: Callable[..., None], name: str, proof: Evidence) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Any, optimizer: Any, hcg: Any) -> None:
+        fleet: Any = sys.modules["paddle.distributed.fleet"]
+        # Fleet's own copy of the script's strategy.
+        configs = fleet.fleet._user_defined_strategy.strategy.hybrid_configs.sharding_configs
+        has_buffers = name.endswith("V2") or any(getattr(configs, each) for each in _FUSED)
+        has_field = has_buffers and _BUFFERS in configs.DESCRIPTOR.fields_by_name
+        size = _asked_size(optimizer) if has_field and not configs.HasField(_BUFFERS) else 0
+        if size:
+            setattr(configs, _BUFFERS, size)
+        init(self, optimizer, hcg)
+        if has_buffers:
+            SENDERS[name] = (
+                f"in buffers of sharding_configs.{_BUFFERS}" if has_field else "in buffers"
+            )
+        if size:
+            text = f"by Paddle's own sharding_configs.{_BUFFERS} ({name})"
+            proof.knob("fuse_grad_size_in_MB", EFFECTIVE, in_effect=size, evidence=text)
+
+    return __init__
+
+
+def _asked_size(optimizer: Any) -> int:
+    """Return how many whole MB the strategy asks for; 0 if it does not."""
+    size = settings.effective("fuse_grad_size_in_MB")
+    if size in ("auto", buckets.PLAN):
+        nbytes = sum(each.size * each.element_size() for each in optimizer._parameter_list)
+        size = buckets.auto_limit_bytes(nbytes) / buckets.MEBIBYTE
+    return math.ceil(size or 0)
 
 
 def _replace_allreduces(module: ModuleType, reduce: ReduceAtStep) -> None:
@@ -98,7 +167,8 @@ def _replace_reduces(module: ModuleType, reduce: ReduceAtStep) -> None:
     def reduce_gradients(self: Any, parameter_list: Sequence[Any], hcg: Any) -> None:
         group = hcg.get_sharding_parallel_group()
         # Those of Paddle are sent, in buffers, while backward goes on, or fused already.
-        ours = [] if self.comm_overlap or self.tensor_fusion else _plain(parameter_list)
+        is_fused = any(getattr(self, name) for name in _FUSED)
+        ours = [] if is_fused else _plain(parameter_list)
         owners = {id(each): self._param2rank[each.name] for each in ours}
         if not (ours and reduce(ours, group, 1.0 / group.nranks, owners)):
             paddles(self, parameter_list, hcg)
@@ -110,11 +180,9 @@ def _plain(parameters: Iterable[Any]) -> list[Any]:
     """Return those of PARAMETERS with a gradient; none if some have one that is not plain."""
     trained = [each for each in parameters if each.trainable]
     found = [each for each in trained if each.grad is not None]
-    if any(
-        getattr(each, "main_grad", None) is not None
-        or each.grad.is_selected_rows()
-        or each.grad.dtype != each.dtype
-        for each in found
-    ) or any(getattr(each, "main_grad", None) is not None for each in trained):
+    if any(getattr(each, "main_grad", None) is not None for each in trained):
+        SENDERS["Paddle"] = "where they are in main_grad"
+        return []
+    if any(each.grad.is_selected_rows() or each.grad.dtype != each.dtype for each in found):
         return []
     return found

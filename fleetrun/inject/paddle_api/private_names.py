@@ -259,7 +259,8 @@ non_auto_func_called  STRATEGY: true once anything was assigned
 Fleet.init(self role_maker is_collective strategy)  STRATEGY: takes a strategy
 Fleet.distributed_optimizer(self optimizer strategy)  STRATEGY: takes a strategy
 [paddle.distributed.fleet.optimizer]
-_dygraph_distributed_optimizer(optimizer strategy)  STRATEGY: takes a strategy
+_dygraph_distributed_optimizer(optimizer strategy)  STRATEGY: takes a strategy, and keeps a copy
+    uses _user_defined_strategy
 # Static programs.
 [paddle.distributed.fleet.fleet]
 Fleet._minimize_impl(self loss startup_program)  STATIC: has written a program when it returns
