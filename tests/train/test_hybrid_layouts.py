@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
 from training import PYTHONS, ROOT, run, train
+
+from fleetrun.records import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,7 @@ CPU = {
             4,
             "rank 0 (dp 0, sharding 0) differs from rank 1 (dp 0, sharding 1)",
         ),
+        "dp=2,mp=2:experts": (4, ""),
         "dp=2,sep=2!1:1.up.bias": (4, "rank 1 (dp 0, sep 1) differs from rank 0 (dp 0, sep 0)"),
     },
 }
@@ -75,6 +77,15 @@ NPU = {
 }
 
 
+def hooked(way: str) -> str:
+    """Return the function of Paddle whose end is the end of an update."""
+    if "stage 3" in way:
+        return "GroupShardedStage3._redefine_opt_step._opt_step"
+    return (
+        "GroupShardedOptimizerStage2.step" if "stage 2" in way else "HybridParallelOptimizer.step"
+    )
+
+
 def cases() -> list[Any]:
     found = [(kind, n, "3.3.1") for kind, table in (("", CPU), ("npu", NPU)) for n in table]
     return [*found, *(("", n, "2.6.2") for n in CPU)]
@@ -95,6 +106,7 @@ def test_copies_are_compared_and_a_rank_that_differs_is_named(
     for way, (copies, differ) in table.items():
         rows = [report[way] for report in reports]
         assert [(row["updates"], row["ranks"]) for row in rows] == [(4, copies)] * nranks, way
+        assert [row["hooked"] for row in rows] == [[hooked(way)]] * nranks, way
         said = {note for row in rows for note in row["notes"]}
         if not differ:
             assert said == set(), way
@@ -105,10 +117,32 @@ def test_copies_are_compared_and_a_rank_that_differs_is_named(
         assert all(f"{name} of shape" in note and note.endswith(GOES_ON) for note in said), said
         assert [row["equal"] for row in rows] == [bool(not row["notes"]) for row in rows], way
     # Nothing is left over for other ways.
-    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    proof = rankfile.evidence(str(tmp_path / "ours"), "0")
+    assert proof is not None
     assert proof["failures"] == []
 
 
+def test_updates_of_auto_parallel_are_seen(tmp_path: Path) -> None:
+    # Paddle 2.6 refuses it on CPUs.
+    (tmp_path / "train.py").write_text(AUTO)
+    options = ["--nproc_per_node=2", "--hang_timeout=60s"]
+    done = run(PYTHONS["3.3.1"], ["-m", "fleetrun", *options, "train.py"], tmp_path)
+    assert re.search(r"Done after .* and 3 steps", done.stdout), done.stdout
+
+
+AUTO = """
+import paddle
+import paddle.distributed as dist
+dist.init_parallel_env()
+mesh = dist.ProcessMesh([0, 1], dim_names=["dp"])
+layer = dist.shard_layer(paddle.nn.Linear(4, 4), mesh)
+optimizer = dist.shard_optimizer(paddle.optimizer.AdamW(0.01, parameters=layer.parameters()))
+for _ in range(3):
+    x = dist.shard_tensor(paddle.ones([4, 4]), mesh, [dist.Shard(0)])
+    (layer(x) ** 2).mean().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+"""
 SCRIPT = """
 import sys, time
 import paddle

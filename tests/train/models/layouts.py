@@ -23,8 +23,20 @@ rank = int(os.environ["PADDLE_TRAINER_ID"])
 fleet: Any = paddle.distributed.fleet
 proof: Any = sys.modules["_fleetrun_inject.settings"]._settings._proof
 counted: Any = sys.modules["_fleetrun_inject.updates"]
-skipped: list[int] = []
-counted.on_skipped(lambda *_: skipped.append(1), "a test")
+hooked: set[str] = set()
+
+
+def see(_optimizer: Any, _number: int) -> None:
+    """Keep which function of Paddle was hooked."""
+    frame, name = sys._getframe(), ""
+    while frame is not None:
+        if frame.f_code.co_name == "update" and "method" in frame.f_locals:
+            name = frame.f_locals["method"].__qualname__
+        frame = frame.f_back  # type: ignore[assignment]
+    hooked.add(name.replace("<locals>.", ""))
+
+
+counted.on_update(see, "a test")
 
 
 class Summed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
@@ -155,7 +167,9 @@ def train(way: str) -> dict[str, Any]:
     if "pp" in degrees:
         net = pipeline(groups, degrees.get("mp", 1))
     else:
-        net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)))
+        # Each rank has experts of its own.
+        experts = [expert()] if "experts" in words else []
+        net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)), *experts)
     model, optimizer = distributed(net, groups, words)
     if bad:
         spoil_late(model, *bad.split(":"))
@@ -173,12 +187,22 @@ def train(way: str) -> dict[str, Any]:
         optimizer.step()
         optimizer.clear_grad()
     return {
+        "hooked": sorted(hooked),
         "updates": counted.count() - before,
         "notes": proof._notes[notes:],
         "ranks": proof.counts.pop("ranks_compared", 0),
         "parameters": proof.counts.pop("parameters_compared", 0),
         "equal": proof.ranks_equal,
     }
+
+
+def expert() -> Any:
+    """Return a layer that only this rank trains."""
+    layer = nn.Linear(8, 8)
+    layer.weight.set_value(layer.weight.numpy() + rank)
+    for each in layer.parameters():
+        each.no_sync = True
+    return layer
 
 
 def spoil_late(model: Any, bad_rank: str, name: str) -> None:
@@ -201,6 +225,7 @@ for way in os.environ["WAYS"].split(";"):
     proof.ranks_equal = None
     proof._notes.clear()
     callbacks = list(counted._after)
+    hooked.clear()
     report[way] = train(way)
     counted._after[:] = callbacks
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
