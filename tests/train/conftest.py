@@ -10,7 +10,8 @@ import pytest
 LEFT_OUT = {
     # test_what_paddle_refuses_on_plugins_is_refused_first
     "Paddle connects the ranks of static graphs on GPUs and XPUs only: fleetrun refuses them": """
-        [static] test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus
+        test_strategy_setups.py[static] test_verdicts.py[static]
+        test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus
         test_a_static_graph_merges_in_a_block_of_its_own
         test_computation_fusion_makes_fewer_operators_of_a_static_graph
         test_hierarchical_sums_are_the_sums_of_all_ranks
