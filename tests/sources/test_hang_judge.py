@@ -167,3 +167,30 @@ def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
     assert job.found == []
     assert job.timers.elapse("stacks")
     assert len(job.found) == 1
+
+
+def test_ranks_that_are_ending_are_not_judged(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.wires[1].hearers = {kind: lambda *_: None for kind in job.wires[1].hearers}
+    job.hosts[0].report(30.0)
+    job.hosts[1].report(30.0)
+    job.hosts[0].restart()
+    assert job.timers.set == {}
+    for node in range(2):
+        job.collect(node, 30.0)
+    assert job.found == []
+
+
+def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> None:
+    found: list[Hung] = []
+    judge = HangJudge(plans.job(plan(tmp_path, 1)), None, period_s=5.0)
+
+    def collect(_seconds: float) -> None:
+        judge.collected(
+            {0: WAITING, 1: LOADING}, went_on=None, sign="life", deadlocked=(), unreached=()
+        )
+
+    judge.open(Timers(), collect=collect, declare=found.append)
+    judge.report(30.0)
+    (hung,) = found
+    assert [who for who, _ in hung.places] == [("rank 2",), ("rank 3",)]

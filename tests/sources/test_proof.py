@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import shlex
 import sys
 import time
@@ -563,6 +564,13 @@ def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> N
     assert told["knobs"] == IDLE
     assert here.said == []
     assert here.refuted is None
+
+
+def test_what_is_too_long_for_a_message_is_not_sent(tmp_path: Path) -> None:
+    here, _, sent = hosts(tmp_path, serves=False)
+    here.leave(0, evidence(GOOD, notes=[random.Random(0).randbytes(60_000).hex()]))
+    here.exit(0)
+    assert [one.packed for one in sent] == [""]
 
 
 @pytest.mark.parametrize(
