@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import sys
 import types
@@ -72,6 +73,15 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     def count_skipped(_source: Any, _number: int) -> None:
         proof.counts["skipped"] = proof.counts.get("skipped", 0) + 1
 
+    @border.watching("the count of updates")
+    def tell_skipped() -> None:
+        count = proof.counts.get("skipped", 0)
+        if count:
+            were = "1 update was" if count == 1 else f"{count} updates were"
+            proof.note(f"{were} skipped by a GradScaler: gradients were not finite")
+
+    # Before the proof is written at the end.
+    atexit.register(tell_skipped)
     on_update(count_update, "the count of updates")
     on_skipped(count_skipped, "the count of updates")
     watch()

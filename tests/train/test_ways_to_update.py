@@ -161,7 +161,8 @@ updates.on_update(lambda *_: see("update"), "a test")
 updates.on_skipped(lambda *_: see("skip"), "a test")
 """
     script = SCRIPT.replace("WAYS", proof + watched)
-    _, said = alone(version, tmp_path, script, {"strategy": {"fuse_all_reduce_ops": True}})
+    told, said = alone(version, tmp_path, script, {"strategy": {"fuse_all_reduce_ops": True}})
+    assert "3 updates were skipped by a GradScaler: gradients were not finite" in told["notes"]
     found = [json.loads(line[4:]) for line in said.splitlines() if line.startswith("WAY ")]
     assert {name: tuple(rest) for name, *rest in found} == {
         name: tuple(expected) for name, (_, *expected) in ways.items()
