@@ -22,6 +22,7 @@ from fleetrun import inject
 from fleetrun.inject import evidence
 from fleetrun.inject.paddle_api.private_names import NAMES
 from fleetrun.inject.spec import StrategySpec, Topology
+from fleetrun.records import rankfile
 
 fleet: Any = paddle.distributed.fleet
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
@@ -195,7 +196,7 @@ def end(pids: list[int], folder: Path) -> dict[str, Any]:
             json.loads((folder / str(rank) / "numbers").read_text()) for rank in range(len(pids))
         ]
     if (first / "proof").exists():
-        found["proof"] = json.loads((first / "proof").read_text())
+        found["proof"] = rankfile.last(str(first / "proof"), rankfile.STRATEGY, 0)
     return found
 
 
