@@ -70,7 +70,8 @@ def variables(python: Path) -> dict[str, str]:
     loading = {
         "CUSTOM_DEVICE_ROOT": str(library(python).parent),
         "TESTDEVICE_KIND": kind,
-        # Kernels are made when the library is loaded.
+        # Devices are counted, and kernels made, when the library is loaded.
+        "TESTDEVICE_COUNT": str(settings.get("count", 4)),
         "TESTDEVICE_WITHOUT": str(settings.get("without", "")),
         # Paddle tells on each import what it has loaded.
         "GLOG_minloglevel": "1",
