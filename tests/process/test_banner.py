@@ -33,7 +33,8 @@ def test_at_most_five_lines_stand_before_the_scripts_first(tmp_path: Path) -> No
     assert end.startswith("fleetrun: Done after ")
     assert "no GPU driver" in note
     assert 3 <= len(banner) <= 5
-    assert max(map(len, banner)) <= 80
+    # No terminal cuts its path.
+    assert str(tmp_path) in banner[0]
     assert all(line.startswith("fleetrun: ") for line in banner)
     assert banner[0].endswith(" on this host: ranks 0-1 of 2")
     assert ARGUMENTS in kept
@@ -96,4 +97,3 @@ def test_servers_and_trainers_are_counted_in_the_banner(tmp_path: Path) -> None:
     done = job.run()
     assert done.code == 0, done.said
     assert "on this host: server 0 and trainer 0\n" in done.said
-    assert max(map(len, done.said.splitlines()[:4])) <= 80

@@ -30,10 +30,10 @@ def test_s67_only_one_rank_is_shown_but_the_one_that_fails_is_heard(tmp_path: Pa
 def test_s69_a_second_launch_keeps_the_first_ones_logs(tmp_path: Path) -> None:
     for number in (1, 2):
         assert Command(tmp_path, f"echo launch {number}").run().code == 0
-    launches = sorted((tmp_path / "log" / "runs").iterdir())
-    said = [(folder / "workerlog.1").read_text() for folder in launches]
-    assert said == ["launch 1\n", "launch 2\n"]
-    assert (tmp_path / "log" / "latest").resolve() == launches[1].resolve()
+    launches = list((tmp_path / "log" / "runs").iterdir())
+    said = {(folder / "workerlog.1").read_text(): folder.resolve() for folder in launches}
+    assert sorted(said) == ["launch 1\n", "launch 2\n"]
+    assert (tmp_path / "log" / "latest").resolve() == said["launch 2\n"]
     assert (tmp_path / "log" / "workerlog.1").read_text() == "launch 2\n"
 
 

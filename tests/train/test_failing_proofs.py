@@ -22,7 +22,7 @@ BUCKETS = {"fuse_grad_size_in_num": 4, "nccl_comm_num": 2}
 EVERYWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**BUCKETS, **MERGE, "bf16_allreduce": True, "amp": True}, {"scaled": True, "prototxt": True}),
     # Gradients so small that Paddle's reducer may have them.
-    ({"fuse_grad_size_in_MB": 4, "find_unused_parameters": False}, {}),
+    ({"fuse_grad_size_in_MB": 4, "find_unused_parameters": False}, {"fleet": True}),
 ]
 # What fails in a static graph, with servers that nobody has started, and when the launcher wants
 # the end after two updates.

@@ -143,6 +143,7 @@ class Trained:
         if preset:
             assert len(done.proofs) == setup.ranks
             assert all(proof["complete"] and proof["ranks_equal"] for proof in done.proofs)
+            assert all(proof["counts"]["parameters_compared"] for proof in done.proofs)
             assert {proof["graph"] for proof in done.proofs} == {graph}
             # Merged gradients make one update in four steps.
             updates = 2 if preset == "gradient_merge" else 8

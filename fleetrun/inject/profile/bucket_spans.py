@@ -105,10 +105,10 @@ def _flying(run: Callable[..., None], recorder: Recorder) -> Callable[..., None]
     """Record an allreduce that RUN waits for."""
 
     @functools.wraps(run)
-    def recorded(stages: Any, tensor: Any) -> None:
+    def recorded(stages: Any, tensor: Any, *args: Any) -> None:
         flight = _Flight(tensor, recorder)
         flight.begin = now()
-        run(stages, tensor)
+        run(stages, tensor, *args)
         flight.end()
 
     return recorded
@@ -118,8 +118,8 @@ def _labelled(init: Callable[..., None], recorder: Recorder) -> Callable[..., No
     """Let the work of a thread know of which bucket it is, when it is submitted."""
 
     @functools.wraps(init)
-    def __init__(own: Any, tensor: Any) -> None:
-        init(own, tensor)
+    def __init__(own: Any, tensor: Any, *args: Any) -> None:
+        init(own, tensor, *args)
         own.flight = _Flight(tensor, recorder)
 
     return __init__

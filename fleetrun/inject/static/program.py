@@ -67,6 +67,8 @@ def written_by_forward(program: Any) -> set[str]:
         if op.has_attr("op_role")
         and not role(op) & (BACKWARD | OPTIMIZE)
         and not op.has_attr("ring_id")
+        # It has the forward's role, and all parameters among what it writes.
+        and not (op.type == "conditional_block" and holds_updates(op))
         for name in op.output_arg_names
     }
 

@@ -2,7 +2,7 @@
 
 FAULT is a JSON object: `where` is a function of fleetrun's, by its module, or empty for every call
 across the border; without it nothing fails. `rank` is the only rank on which it fails, if it is
-there. `scaled` and `prototxt` are what the script does besides.
+there. `scaled`, `prototxt` and `fleet` are what the script does besides.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ if "prototxt" in fault:
     path = Path(f"{os.environ['OUTPUT']}.{rank}.prototxt")
     path.write_text("find_unused_parameters: false\n")
     strategy.load_from_prototxt(str(path))
+if "fleet" in fault:
+    paddle.distributed.fleet.init(is_collective=True)
 nn = paddle.nn
 net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
 for place, each in enumerate(net.parameters()):
