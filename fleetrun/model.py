@@ -8,6 +8,9 @@ the same reason: NamedTuple compiles each annotation that is a string.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+# The --job_id of those who give none, as in Paddle.
+UNNAMED_JOB = "default"
+
 
 class Setting(NamedTuple):
     """One option after precedence was settled: its value as shown, and where it came from."""
@@ -106,7 +109,7 @@ class Request(NamedTuple):
     ship: bool = False
     backend: str = "auto"
     run_mode: str = "collective"
-    job_id: str = "default"
+    job_id: str = UNNAMED_JOB
     env: tuple[tuple[str, str], ...] = ()
     nccl: tuple[tuple[str, str], ...] = ()
     gpu_memory_fraction: float | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import LaunchPlan, ProcessSpec, Rules
+from fleetrun.model import UNNAMED_JOB, LaunchPlan, ProcessSpec, Rules
 from fleetrun.plan import command, devices, environment, hosts, origin, use
 from fleetrun.plan.layout import TRAINER
 from fleetrun.records import names
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fleetrun.strategy.resolve import HostTopology
 
 # File names end at 255 bytes; time, process id and node need some of them.
-# The --job_id of those who gave none, as in Paddle.
-_UNNAMED = "default"
 _LONGEST_JOB = 100
 
 
@@ -336,7 +334,7 @@ def _own_name(request: Request, facts: Facts) -> str:
 def run_name(request: Request, started_utc: str, pid: int) -> str:
     """Return the name of the launch of PID at STARTED_UTC: unique on this host, and telling."""
     job = request.job_id
-    if job == _UNNAMED:
+    if job == UNNAMED_JOB:
         # What people call it.
         script = request.script.target.rpartition("/")[2].removesuffix(".py")
         job = script if script.strip(".") else job

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun import conversion
+from fleetrun.model import UNNAMED_JOB
 from fleetrun.plan.visible import columns, elided, visible, wrapped
 from fleetrun.records import names
 
@@ -31,7 +32,10 @@ def brief(
     On a terminal of WIDTH columns that are fewer than usual, lines are broken between words; where
     there is no terminal (None), every path is whole.
     """
-    room = _ENDLESS if width is None else WIDTH - len(_NAME)
+    if width is None:
+        width = room = _ENDLESS
+    else:
+        room = WIDTH - len(_NAME)
     lines = [_what(request, plan, room), _devices(request, plan, room)]
     if plan.strategy is not None:
         wins = "the script's settings win" if plan.strategy.mode == "defaults" else "it wins"
@@ -39,7 +43,6 @@ def brief(
         lines.append(_fitted("strategy ", visible(asked), f"; {wins}", room))
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
     lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
-    width = _ENDLESS if width is None else width
     if width < WIDTH and has_links:
         # The same folder by a shorter name.
         run_dir = f"{log_dir}/{names.LATEST}"
@@ -55,7 +58,7 @@ def _what(request: Request, plan: LaunchPlan, room: int) -> str:
     if len(plan.nodes) > 1:
         host = plan.nodes[plan.node_rank]
         place = f"{host} (node rank {plan.node_rank} of {len(plan.nodes)} nodes)"
-    job = "" if request.job_id == "default" else f", job {request.job_id},"
+    job = "" if request.job_id == UNNAMED_JOB else f", job {request.job_id},"
     said = f"{job} on {place}: {_who(plan)}"
     return _fitted("starting ", visible(request.script.target), visible(said), room)
 

@@ -13,7 +13,6 @@ from fleetrun.model import Facts
 from fleetrun.plan import hosts, kinds
 from fleetrun.plan.visible import visible
 from fleetrun.probe import devices, plugins, scripts
-from fleetrun.records import installed
 from fleetrun.records.variables import ASSUME_DEVICES, PYTHON
 
 if TYPE_CHECKING:
@@ -112,9 +111,12 @@ def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = (
 
 def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
     """Return what this process knows of itself."""
+    taken = None
     # Who typed `fleetrun` and is here has it.
-    is_named = os.path.basename(sys.argv[0]) == "fleetrun"
-    taken = None if is_named else installed.taken_command(sys.prefix)
+    if os.path.basename(sys.argv[0]) != "fleetrun":
+        from fleetrun.records import installed
+
+        taken = installed.taken_command(sys.prefix)
     return Facts(
         environ=environ,
         cwd=cwd,

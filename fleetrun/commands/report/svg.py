@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import math
 import struct
@@ -254,6 +255,7 @@ def _shade(level: int) -> str:
     return "#" + bytes(_palette()[level + 1]).hex()
 
 
+@functools.cache
 def _palette() -> list[tuple[int, ...]]:
     """Return 256 colours: 0 stands for no value, the others go from little to much."""
     found: list[tuple[int, ...]] = [(0, 0, 0)]
