@@ -163,10 +163,11 @@ def _fields(
     rows = []
     for name, annotation in kind.__annotations__.items():
         if name not in given:
-            # typing.NamedTuple wraps an annotation that is a text.
-            shown = getattr(annotation, "__forward_arg__", None)
-            name_of = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-            read, nothing = _READERS[shown or name_of]
+            # typing.NamedTuple wraps an annotation that is a text; Python 3.10 takes tuple[...]
+            # for a class.
+            shown = getattr(annotation, "__forward_arg__", None) or str(annotation)
+            name_of = annotation.__name__ if type(annotation) is type else shown
+            read, nothing = _READERS[name_of]
             defaults: Mapping[str, object] = getattr(kind, "_field_defaults")  # noqa: B009 - a NamedTuple has it
             rows.append((name, read, defaults.get(name, nothing)))
     return tuple(rows)
