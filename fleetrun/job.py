@@ -121,7 +121,17 @@ class _Attempts:
 
     def plan(self, roster: Roster) -> LaunchPlan:
         """Return the plan of the hosts of ROSTER."""
-        return planner.plan(self.request, self._facts, self._share, roster)
+        plan = planner.plan(self.request, self._facts, self._share, roster)
+        if self.request.debug is None:
+            return plan
+        from fleetrun.plan import debug  # only where a debugger is wanted
+
+        # Others may have chosen the same ports at the same moment.
+        taken = self._engine.hold(debug.ports(plan))
+        if not taken:
+            return plan
+        self._facts = self._facts._replace(used_ports=self._facts.used_ports | taken)
+        return self.plan(roster)
 
     def alone(self, _: LaunchedJob) -> tuple[Gathering, Session | None]:
         """Begin to gather where there is nobody else."""

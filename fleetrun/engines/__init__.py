@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
@@ -85,6 +85,10 @@ class Engine:
     def gather(self, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
         """Return the hosts with a port for each of SLOTS, and the place of this one."""
         return self._found.factory.gather(self._found, self._ports, request, facts, slots)
+
+    def hold(self, ports: Sequence[int]) -> frozenset[int]:
+        """Reserve PORTS until the next attempt, or none of them; return those that others have."""
+        return self._ports.hold(ports)
 
     def close(self) -> None:
         """Release the ports."""

@@ -34,6 +34,10 @@ class Ports(Protocol):
         """Make sure that PORTS can be used, on ADDRESS or on all addresses."""
 
     @abstractmethod
+    def hold(self, ports: Sequence[int]) -> frozenset[int]:
+        """Reserve PORTS of this host's loopback, or none of them; return those that others have."""
+
+    @abstractmethod
     def close(self) -> None:
         """Give back what was held."""
 
@@ -87,6 +91,20 @@ class HeldPorts:
                 "(the same on every host)."
             )
 
+    def hold(self, ports: Sequence[int]) -> frozenset[int]:
+        """Reserve PORTS of this host's loopback, or none of them; return those that others have."""
+        count = len(self._held)
+        taken = frozenset(
+            port
+            for port in ports
+            if not (self._reserve(port, None) and _can_bind(port, "127.0.0.1", reuse=True))
+        )
+        if taken:
+            for held in self._held[count:]:
+                held.close()
+            del self._held[count:]
+        return taken
+
     def close(self) -> None:
         """Give back what was held."""
         for held in self._held:
@@ -136,6 +154,10 @@ class GuessedPorts:
     def take(self, ports: Sequence[int], address: str | None = None) -> None:  # noqa: ARG002
         """Remember PORTS; the launch will find out whether they can be used."""
         self._given |= set(ports)
+
+    def hold(self, ports: Sequence[int]) -> frozenset[int]:
+        """Return those of PORTS that are in use."""
+        return tcp.used().intersection(ports)
 
     def close(self) -> None:
         """Do nothing: no port is held."""

@@ -12,12 +12,13 @@ from fleetrun.plan.layout import TRAINER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Facts, RankSpec, Request
+    from fleetrun.model import Facts, LaunchPlan, RankSpec, Request
 
 # debugpy's own port is that of rank 0.
 FIRST_PORT = 5678
 _LAST_PORT = 65535
 _LOOPBACK = "127.0.0.1"
+_LISTEN = ("-m", "debugpy", "--listen")
 _UNDER_PDB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "under_pdb.py")
 # What may wait for a user waits a week.
 _TIMEOUT_S = 7 * 24 * 3600
@@ -87,13 +88,24 @@ def _under_debugpy(held: Sequence[RankSpec], specs: Sequence[RankSpec], facts: F
                 f"No port from {first} on is free for the debugger of rank {spec.rank}."
             )
         taken |= {port}
-        listen = ("--listen", f"{_LOOPBACK}:{port}", "--wait-for-client")
+        where = f"{_LOOPBACK}:{port}"
         # Python's frozen modules keep a debugger from stopping in them, and it would say so.
-        before[spec.rank] = ("-X", "frozen_modules=off", "-m", "debugpy", *listen)
-        places.append(f"{spec.rank} at {_LOOPBACK}:{port}")
+        before[spec.rank] = ("-X", "frozen_modules=off", *_LISTEN, where, "--wait-for-client")
+        places.append(f"{spec.rank} at {where}")
     who = "Rank" if len(places) == 1 else "Ranks"
     how = "attach with debugpy, as VS Code's Remote Attach does"
     return Debugging(before, (f"{who} waiting for a debugger ({how}): {', '.join(places)}.",))
+
+
+def ports(plan: LaunchPlan) -> tuple[int, ...]:
+    """Return where the debuggers of PLAN will listen."""
+    count = len(_LISTEN)
+    return tuple(
+        int(argv[at + count].rpartition(":")[2])
+        for argv in (process.argv for process in plan.processes)
+        for at in range(len(argv) - count)
+        if argv[at : at + count] == _LISTEN
+    )
 
 
 def _under_pdb(request: Request, facts: Facts, held: Sequence[RankSpec], asked: str) -> Debugging:

@@ -168,6 +168,14 @@ def test_a_taken_port_of_another_address_does_not_matter(
     ports.take((port_of(listener),), "127.0.0.2")
 
 
+def test_ports_of_debuggers_are_held_all_or_none(ports: HeldPorts, listener: socket.socket) -> None:
+    (free,), other, port = ports.free(1), HeldPorts(2), port_of(listener)
+    ports.close()
+    assert ports.hold([free, port]) == GuessedPorts(1).hold([free, port]) == {port}
+    assert ports.hold([free]) == set()
+    assert other.hold([free]) == {free}
+
+
 def test_an_address_that_is_not_ours_is_a_fault(ports: HeldPorts) -> None:
     with pytest.raises(EnvironmentFault, match=r"cannot be used on 192\.0\.2\.1: "):
         ports.take((7000,), "192.0.2.1")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from checkout import ROOT
 from commandline import Command
 from waiting import LONG_S, until
+
+from fleetrun.engines.ports import HeldPorts
+from fleetrun.plan import debug
 
 if TYPE_CHECKING:
     import subprocess
@@ -72,29 +76,6 @@ class Editor:
         self._socket.close()
 
 
-def attach(port: int) -> Editor:
-    """Return an editor that is connected to the debugger at PORT, once that listens."""
-    found: list[Editor] = []
-
-    def connected() -> bool:
-        try:
-            found.append(Editor(port))
-        except ConnectionRefusedError:
-            return False
-        return True
-
-    until(connected)
-    return found[0]
-
-
-def port_of(job: Command, rank: int) -> int:
-    """Return where the debugger of RANK listens."""
-    path = job.folder / "log" / "latest" / "plan.json"
-    until(path.exists)
-    argv = json.loads(path.read_text())["processes"][rank]["argv"]
-    return int(argv[argv.index("--listen") + 1].rpartition(":")[2])
-
-
 @pytest.mark.parametrize("form", ["file", "module"])
 def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, form: str) -> None:
     # A rank that waits for its user is no hang.
@@ -106,11 +87,18 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
         os.rename(job.argv[-1], script)
         job.argv[-1:] = ["-m", "training"]
     job.argv.append("x")
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    launcher = job.start(env=env)
-    job.wait_for("passed0")
-    port = port_of(job, 1)
-    editor = attach(port)
+    endpoints = tmp_path / "endpoints"
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "DEBUGPY_ADAPTER_ENDPOINTS": str(endpoints)}
+    with closing(HeldPorts(os.getpid())) as another:
+        # It has planned, and does not listen yet; with two launches at once one was never reached.
+        until(lambda: not another.hold([debug.FIRST_PORT + 1]))
+        launcher = job.start(env=env)
+        job.wait_for("passed0")
+        # Who comes when debugpy listens, but has not noted yet that it does, is hung up on.
+        until(lambda: endpoints.exists() and endpoints.read_text().endswith("\n"))
+    port = json.loads(endpoints.read_text())["client"]["port"]
+    assert port > debug.FIRST_PORT + 1
+    editor = Editor(port)
     try:
         editor.get("initialize", adapterID="test")
         attaching = editor.ask("attach", justMyCode=True)
