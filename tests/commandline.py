@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from checkout import environ
 from processes import MARKER, Job, assert_no_survivors, piped
@@ -44,12 +44,8 @@ class Command(Job):
     The script is shell text; a rank knows its number as $PADDLE_TRAINER_ID, which is $R for short.
     """
 
-    # All that a test has made, for whoever cleans up after it.
-    made: ClassVar[list[Command]] = []
-
     def __init__(self, folder: Path, script: str, *options: str, ranks: int = 2) -> None:
         super().__init__(folder)
-        self.made.append(self)
         self._script = folder / f"script-{self.marker[:8]}"
         self._script.write_text(f"#!/bin/sh\nR=$PADDLE_TRAINER_ID\n{script}\n")
         self._script.chmod(0o755)

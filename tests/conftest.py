@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,20 @@ def _begin_with_long_files(items: list[pytest.Item]) -> None:
         place = marks.index(True) if any(marks) else len(marks)
         places[item.path] = min(place, places.get(item.path, place))
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """Kill what a test that fails has left, whether it has thought of that or not."""
+    begun_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        return (yield)
+    except Exception:
+        # Most tests start no process, and are quicker without this.
+        from processes import kill_what_was_left
+
+        kill_what_was_left(begun_s)
+        raise
 
 
 @pytest.fixture(autouse=True)

@@ -345,7 +345,8 @@ get += "\\nwhile s.recv({chunk}): pass"
 subprocess.run([sys.executable, "-S", "-c", get]) if rank == 1 else time.sleep(5)
 """
         server.settimeout(LONG_S)
-        launcher = Command.python(tmp_path, code, ALIVE).start(env=NO_SPY)
+        job = Command.python(tmp_path, code, ALIVE)
+        launcher = job.start(env=NO_SPY)
         link, _ = server.accept()
         with link:
             end = time.monotonic() + 5.0
@@ -353,7 +354,7 @@ subprocess.run([sys.executable, "-S", "-c", get]) if rank == 1 else time.sleep(5
                 with suppress(OSError):
                     link.sendall(bytes(chunk))
                 time.sleep(0.1)
-    assert Command.made[-1].finish(launcher).code == 0
+    assert job.finish(launcher).code == 0
 
 
 def test_s61_connections_that_are_only_kept_are_not_life(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""A test that fails leaves nothing to those after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import LONG_S
+
+pytestmark = pytest.mark.slow
+
+TESTS = Path(__file__).parent
+FAILING = """
+import gc, subprocess, sys
+from pathlib import Path
+from commandline import Command
+
+def test_that_fails(tmp_path):
+    launcher = Command(tmp_path, "echo $$ > pid$R; sleep 100").start()
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert not child.pid
+
+def test_after_it():
+    sys.last_exc = sys.last_value = sys.last_traceback = None
+    gc.collect()
+"""
+
+
+def test_what_a_failed_test_leaves_is_killed_and_nobody_elses_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_failing.py").write_text(FAILING, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-W", "error", tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "Error" not in done.stdout.replace("AssertionError", "")
