@@ -2,11 +2,11 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from fleetrun import options
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import Option, RawOption
 from fleetrun.plan import kinds
 

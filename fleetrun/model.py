@@ -6,7 +6,9 @@ the same reason: NamedTuple compiles each annotation that is a string.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from fleetrun.namedtuples import NamedTuple
 
 # The --job_id of those who give none, as in Paddle.
 UNNAMED_JOB = "default"

@@ -13,12 +13,12 @@ resolved settings are for people: without secrets, rounded, and without the note
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from fleetrun import __version__, argv, configfile, options
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import RawOption
 from fleetrun.plan.kinds import ROOT, is_mask
 from fleetrun.records import manifestfile, secrets, variables

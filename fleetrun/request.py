@@ -2,12 +2,13 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fleetrun import argv, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import kinds
 from fleetrun.plan.hosts import (

@@ -21,7 +21,7 @@ HOUSE = ROOT / "fleetrun"
 # name that fits counts. A new room must be put on a floor here.
 FLOORS = (
     # The entrance runs in other programs' Pythons, and imports nothing.
-    ("fleetrun.errors", "fleetrun.entrance"),
+    ("fleetrun.errors", "fleetrun.namedtuples", "fleetrun.entrance"),
     ("fleetrun.model", "fleetrun.conversion", "fleetrun.records.variables", "fleetrun.run.events"),
     # Names, schemas, writers and readers of what a run leaves; /proc and the system's own calls.
     (

@@ -3,9 +3,10 @@
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
+from fleetrun.namedtuples import NamedTuple
 
 if TYPE_CHECKING:
     from fleetrun.engines.ports import Ports

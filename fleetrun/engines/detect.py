@@ -5,9 +5,9 @@ Pure: it is handed the variables, and what reads the files that they name.
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import hostlist
 from fleetrun.records.variables import JOB
 

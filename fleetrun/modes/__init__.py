@@ -2,7 +2,9 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
+
+from fleetrun.namedtuples import NamedTuple
 
 if TYPE_CHECKING:
     from fleetrun.model import Facts, Request, Roster

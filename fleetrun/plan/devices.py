@@ -1,11 +1,11 @@
 """Which devices each local rank gets, and the backend that follows from them."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import kinds, masks, origin, use
 from fleetrun.plan.kinds import label
 from fleetrun.records.variables import ASSUME_DEVICES

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from fleetrun.conversion import boolean
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import communication, devices, kinds, masks
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout

@@ -5,7 +5,7 @@ of a plug-in (`mlu`). From its name follow the option --mlus, the variables FLAG
 MLU_VISIBLE_DEVICES, and the backend xccl.
 """
 
-from typing import NamedTuple
+from fleetrun.namedtuples import NamedTuple
 
 # The variable that says of which kind the plug-in's devices are, and the one with their folder.
 XCCL, ROOT = "PADDLE_XCCL_BACKEND", "CUSTOM_DEVICE_ROOT"

@@ -2,10 +2,10 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from fleetrun.errors import UsageError
 from fleetrun.model import Device, Endpoint, RankSpec
+from fleetrun.namedtuples import NamedTuple
 
 # Roles, as Paddle's TRAINING_ROLE calls them.
 SERVER, TRAINER, HETER, COORDINATOR = "PSERVER", "TRAINER", "HETER_TRAINER", "COORDINATOR"

@@ -1,11 +1,11 @@
 """The devices that a process would see: those of the host, or those that a mask leaves."""
 
 import re
-from typing import NamedTuple
 
 from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import kinds
 from fleetrun.plan.kinds import label
 

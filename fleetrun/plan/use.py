@@ -1,9 +1,8 @@
 """The use of GPUs by others: which are free, and notes about those that are not."""
 
-from typing import NamedTuple
-
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, GpuUse, Request
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import masks, origin
 from fleetrun.plan.kinds import label
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fleetrun.conversion import duration
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.events import Exited, Interrupted
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ What may not be read is left out; nothing here raises.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fleetrun.conversion import size
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan.visible import sentence
 from fleetrun.run import proc
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import command, environment, kinds, origin
 from fleetrun.probe import files, scripts
 

@@ -2,8 +2,8 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import secrets, variables
 
 

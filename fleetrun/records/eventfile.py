@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fleetrun.model import FieldVerdict
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import reading
 
 if TYPE_CHECKING:

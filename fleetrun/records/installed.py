@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from fleetrun.namedtuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

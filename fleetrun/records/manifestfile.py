@@ -31,11 +31,12 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fleetrun import __version__
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import arguments, installed, names, secrets
 from fleetrun.records.arguments import Hidden
 

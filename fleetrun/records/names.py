@@ -7,10 +7,10 @@ The log folder has `runs/`, with a run directory for each launch, and links into
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from fleetrun.conversion import ranges
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
+from fleetrun.namedtuples import NamedTuple
 
 # In the log folder.
 RUNS = "runs"

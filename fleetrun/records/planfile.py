@@ -8,8 +8,9 @@ standard error; null: it is in `log`), `essential`, `awaits` (groups of endpoint
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import names, reading
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ Ranks load this file by its path, whatever Python they have: it imports nothing 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ _HARMLESS = (
     r"|^_(?:XDG|DESKTOP|TERM|GNOME|KDE|GDM|TMUX|DBUS)_(?!.*TOKEN).*SESSION|^_DESKTOP_SESSION"
 )
 _FOLDERS = ("PWD", "OLDPWD")
+# The shortest text with a secret in it is `://a@`. Those shorter than a line are told again and
+# again, as all ranks have nearly the same environment.
+_SHORTEST, _LINE = 5, 200
 _SURE, _UNSURE, _NONE = 2, 1, 0
 
 
@@ -67,7 +71,7 @@ def is_certain(name: str) -> bool:
 
 def _certainty(name: str) -> int:
     lower = name.lower()
-    if name in _FOLDERS or not any(part in lower for part in _PARTS):
+    if name in _FOLDERS or not _has_one(_PARTS, lower):
         return _NONE
     words = _words(name)
     if re.search(_HARMLESS, words):
@@ -78,6 +82,14 @@ def _certainty(name: str) -> int:
         return _NONE
     # Variables are named for what they hold; in code `token` and `key` are many things.
     return _SURE if name == name.upper() else _UNSURE
+
+
+def _has_one(parts: Sequence[str], text: str) -> bool:
+    # Without a generator: a launch looks for some ten thousand.
+    for part in parts:  # noqa: SIM110
+        if part in text:
+            return True
+    return False
 
 
 def _words(name: str) -> str:
@@ -203,7 +215,7 @@ def mask(text: str) -> str:
     >>> mask("--max_tokens=512 --tokenizer=bert author=me PASSWORD_FILE=/run/x")
     '--max_tokens=512 --tokenizer=bert author=me PASSWORD_FILE=/run/x'
     """
-    return _masked(text, [])
+    return _told(text, is_word=False)
 
 
 def redact(name: str, value: str) -> str:
@@ -212,7 +224,20 @@ def redact(name: str, value: str) -> str:
     >>> redact("HF_TOKEN", "abc"), redact("http_proxy", "http://me:pw@proxy:3128/")
     ('***', 'http://***@proxy:3128/')
     """
-    return HIDDEN if is_secret(name) else _masked(value, [], is_word=True)
+    return HIDDEN if is_secret(name) else _told(value, is_word=True)
+
+
+def _told(text: str, *, is_word: bool) -> str:
+    if len(text) < _SHORTEST:
+        return text
+    return (_masked_line if len(text) < _LINE else _without_secrets)(text, is_word)
+
+
+def _without_secrets(text: str, is_word: bool) -> str:  # noqa: FBT001 - it is kept by both
+    return _masked(text, [], is_word=is_word)
+
+
+_masked_line = lru_cache(maxsize=2048)(_without_secrets)
 
 
 def _masked(text: str, found: list[str], *, is_word: bool = False) -> str:
@@ -220,12 +245,12 @@ def _masked(text: str, found: list[str], *, is_word: bool = False) -> str:
     lower = text.lower()
     for marks, pattern, is_meant in _SHAPES:
         # Looking for a mark first is many times faster than looking for what it may begin.
-        if any(mark in lower for mark in marks):
+        if _has_one(marks, lower):
             is_login = is_word and pattern is _LOGIN
             every = re.finditer(_LOGIN_IN_WORD if is_login else pattern, text)
             matches = [match for match in every if is_meant(match)]
             text = _without((match.span(match.lastindex or 0) for match in matches), text, found)
-    return _without(_values(text), text, found) if any(p in lower for p in _PARTS) else text
+    return _without(_values(text), text, found) if _has_one(_PARTS, lower) else text
 
 
 def _without(spans: Iterable[tuple[int, int]], text: str, found: list[str]) -> str:

@@ -8,7 +8,8 @@ together, and the pages of docs/ to what users may set or read.
 import os
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from fleetrun.namedtuples import NamedTuple
 
 ASSUME_DEVICES = "FLEETRUN_ASSUME_DEVICES"
 STRATEGY = "FLEETRUN_STRATEGY"

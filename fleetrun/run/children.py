@@ -12,8 +12,9 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.run import libc, proc
 
 if TYPE_CHECKING:

@@ -3,9 +3,10 @@
 `policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
-from typing import Annotated, NamedTuple, NoReturn, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
 from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
+from fleetrun.namedtuples import NamedTuple
 
 # Linux numbers them from 1, on every machine that Paddle runs on.
 _SIGNAL_NAMES = """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fleetrun.errors import FleetrunError, RendezvousError
 from fleetrun.model import DEFAULTS
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.loop import LoopShare
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ each Examine's Examined and each StopGathering's GatherFailed back before any ot
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from fleetrun.model import ExitStatus, Rules
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.events import (
     Action,
     Await,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from fleetrun.namedtuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
+from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import names, variables
 from fleetrun.records.folder import SHARED, Folder, closed, point, write_all

@@ -1,0 +1,87 @@
+"""`namedtuples.NamedTuple`: what typing's does, ours does."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import typing
+from typing import Any
+
+import pytest
+
+from fleetrun import namedtuples
+
+
+class Ours(namedtuples.NamedTuple):
+    """A record."""
+
+    name: str
+    port: int = 80
+    words: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """NAME:PORT."""
+        return f"{self.name}:{self.port}"
+
+
+class Theirs(typing.NamedTuple):
+    """A record."""
+
+    name: str
+    port: int = 80
+    words: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """NAME:PORT."""
+        return f"{self.name}:{self.port}"
+
+
+class Derived(Ours):
+    """With a constructor of its base."""
+
+
+class Empty(namedtuples.NamedTuple):
+    """Without fields."""
+
+
+def attempt(action: typing.Callable[[], object]) -> object:
+    try:
+        return action()
+    except (TypeError, ValueError) as error:
+        return type(error), str(error).replace("Theirs", "Ours")
+
+
+ACTIONS: tuple[typing.Callable[[Any], object], ...] = (
+    lambda kind: kind("a"),
+    lambda kind: kind("a", words=("b",)),
+    lambda kind: kind(),
+    lambda kind: kind("a", 1, (), 2),
+    lambda kind: kind("a", other=1),
+    lambda kind: kind._make(["a", 1, ()]),
+    lambda kind: kind._make("a"),
+    lambda kind: kind("a")._replace(port=1),
+    lambda kind: kind("a")._replace(other=1),
+    lambda kind: kind("a")._asdict(),
+    lambda kind: kind("a").shown,
+    lambda kind: repr(kind("a")).partition("(")[2],
+    lambda kind: hash(kind("a")),
+    lambda kind: copy.deepcopy(kind("a")) == kind("a"),
+    lambda kind: type(pickle.loads(pickle.dumps(kind("a")))) is kind,  # noqa: S301 - our own
+    lambda kind: (kind._fields, kind._field_defaults, kind.__match_args__, kind.__doc__),
+    lambda kind: list(kind.__annotations__),
+    lambda kind: isinstance(kind("a"), tuple) and not hasattr(kind("a"), "__dict__"),
+)
+
+
+@pytest.mark.parametrize("at", range(len(ACTIONS)))
+def test_it_does_what_typings_does(at: int) -> None:
+    assert attempt(lambda: ACTIONS[at](Ours)) == attempt(lambda: ACTIONS[at](Theirs))
+
+
+def test_what_derives_from_one_is_made_by_its_constructor() -> None:
+    assert (type(Derived("a")), Derived("a").shown, Empty()) == (Derived, "a:80", ())
+    match Derived("a", 1):
+        case Ours(name=name, port=1):
+            assert name == "a"
