@@ -429,8 +429,8 @@ class LaunchPlan(NamedTuple):
 class FieldVerdict(NamedTuple):
     """What became of a field of the strategy in the ranks that `who` names, all as text.
 
-    `status` is one of effective, no_effect, refused, script (the script's own setting won) and
-    no_word (the evidence does not mention it).
+    `status` is one of effective, no_difference (the job is the same without it), no_effect,
+    refused, script (the script's own setting won) and no_word (the evidence does not mention it).
     """
 
     name: str

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fleetrun import options
 from fleetrun.commands import help as pages
+from fleetrun.strategy import load
 
 FOLDER = Path(__file__).parents[1] / "fleetrun" / "locale" / "zh_CN" / "LC_MESSAGES"
 SOURCE, COMPILED = FOLDER / "fleetrun.po", FOLDER / "fleetrun.mo"
@@ -29,7 +30,7 @@ def wanted() -> list[str]:
     """Return every text of the help, in the order in which it is read."""
     found = [pages.SCREEN, pages.ABOUT, *pages.WORDS]
     found += [said for _, said in (*pages.EXAMPLES, *pages.EXIT_CODES, *pages.COMPLETION)]
-    found += pages.NOTES
+    found += [*pages.NOTES, *load.PRESETS.values()]
     for group in options.GROUPS:
         found.append(group)
         if group != options.LATER:

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fleetrun.commands.pager import page
@@ -27,12 +27,12 @@ Most used:
   --nproc_per_node N  processes on this host (also auto, gpu, cpu)
   --ips LIST          addresses of all hosts, in rank order
   --log_dir DIR       folder of the logs [log]; --tee shows more ranks than one
+  --strategy NAME     recommended, comm_fusion, overlap, ... (--help=strategy)
   --env KEY=VALUE     a variable for every process; --nccl: one of NCCL's
   --max_restart N     start again after a failure; --hang_timeout S: or a hang
   --dry-run           what would run, and why; nothing starts
-Exit codes: 0 success, N that of the rank that failed first, 128+N its signal,
-  124 hung, 126, 127 no program, 2 usage, 3 this host, 4 hosts did not meet,
-  5 --strategy_strict: part of the strategy is not in effect
+Exit codes: 0 success, N the first failed rank's, 128+N its signal, 124 hung,
+  126, 127 no program, 2 usage, 3 host, 4 hosts did not meet, 5 strategy_strict
 Commands: logs, top, report: look at a job; ps, attach, stop: background jobs;
   doctor: check hosts; strategy, tune: presets and speed; on, submit: clusters;
   exec: programs that launch; completion: eval "$(fleetrun completion bash)"
@@ -47,7 +47,7 @@ EXAMPLES = (
     ("fleetrun --nproc_per_node=2 -m pkg.train", "a module, two processes (also without GPUs)"),
     ("fleetrun --ips=10.0.0.1,10.0.0.2 train.py", "two hosts; the same command on each"),
     ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
-    ("fleetrun --strategy=comm_fusion train.py", "a strategy, without changes to train.py"),
+    ("fleetrun --strategy=recommended train.py", "train faster, without changes to train.py"),
     ("fleetrun logs -f --rank=0,3", "the ranks' output, of the latest run or any other"),
     ("fleetrun report [RUN [RUN]]", "a page with charts of one run, or of two side by side"),
     ("fleetrun top", "the state of all ranks of a running job, on the whole screen"),
@@ -90,7 +90,7 @@ NOTES = (
 DOMAIN = "fleetrun"
 LOCALES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "locale")
 # Of a help text, besides those of options.
-WORDS = ("Usage: ", "Examples", "Exit codes", "Completion by Tab", "[default: {}]")
+WORDS = ("Usage: ", "Examples", "Exit codes", "Presets", "Completion by Tab", "[default: {}]")
 _LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
 
@@ -119,6 +119,7 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
     from click import HelpFormatter  # slow, and the screen lacks it
 
     from fleetrun import options
+    from fleetrun.strategy import load
 
     formatter = HelpFormatter(max_width=_WIDTH)
     if section == "all":
@@ -136,6 +137,10 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
                 formatter.write_text(", ".join(term for term, _ in rows))
         else:
             _write_rows(formatter, translate(group), rows)
+        if name == "strategy":
+            _write_rows(
+                formatter, translate("Presets"), _translated(load.PRESETS.items(), translate)
+            )
     if section in {"all", "codes"}:
         _write_rows(formatter, translate("Exit codes"), _translated(EXIT_CODES, translate))
     if section == "all":
@@ -148,7 +153,7 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
 
 
 def _translated(
-    rows: Sequence[tuple[str, str]], translate: Callable[[str], str]
+    rows: Iterable[tuple[str, str]], translate: Callable[[str], str]
 ) -> list[tuple[str, str]]:
     return [(term, translate(said)) for term, said in rows]
 

@@ -128,10 +128,9 @@ def _say(text: str) -> int:
 
 def listed(width: int = 0) -> str:
     """Return all presets, each with what it is for."""
-    rows = [(name, _title(name)) for name in load.PRESETS]
     lines = [
         "Presets",
-        tables.layout(rows, indent=2, width=width),
+        tables.layout(list(load.PRESETS.items()), indent=2, width=width),
         "",
         "fleetrun --strategy NAME train.py     turns one on; several add up, later ones win",
         "fleetrun strategy show NAME           what is in it",
@@ -159,16 +158,6 @@ def listed_fields(width: int = 0) -> str:
         "All about a field, with an example: fleetrun strategy show FIELD",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _title(preset: str) -> str:
-    """Return the first sentence of PRESET's comment."""
-    comment = ""
-    for line in _text(load.preset_path(preset)).splitlines():
-        if not line.startswith("#"):
-            break
-        comment += " " + line.lstrip("# ")
-    return comment.strip().partition(". ")[0].rstrip(".") + "."
 
 
 def shown(name: str) -> str:

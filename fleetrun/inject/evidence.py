@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # What this is, for remarks.
 WHAT = "the evidence of the strategy"
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
+# In effect, but this job trains in the same way without it.
+NO_DIFFERENCE = "no_difference"
 # What was to be counted is not known.
 NO_WORD = "no_word"
 
@@ -172,7 +174,7 @@ class Evidence:
 
     def _if_updated(self, knob: dict[str, Any]) -> dict[str, Any]:
         """Return KNOB, without effect as long as no update was made."""
-        if self.updates or knob["status"] != EFFECTIVE:
+        if self.updates or knob["status"] not in {EFFECTIVE, NO_DIFFERENCE}:
             return knob
         reason = "no update of the optimizer was made"
         if self.failures:

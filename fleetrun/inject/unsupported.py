@@ -19,7 +19,7 @@ from . import (
     updates,
 )
 from .dygraph.step_reducer import SENDERS
-from .evidence import EFFECTIVE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
+from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import
 from .paddle_api import private_names
 
@@ -150,9 +150,9 @@ class _RemainingFields:
             proof.knob(name, REFUSED, reason=distributed_strategy.refused[name])
         elif name in _BY_GRAPH and proof.known(name, value).get("status") == REFUSED:
             proof.knob(name, REFUSED, reason=str(proof.known(name, value)["reason"]))
-        elif proof.known(name, value).get("by_default"):
+        elif proof.known(name, value).get("status") == NO_DIFFERENCE:
             reason = proof.known(name, value)["reason"]
-            proof.knob(name, EFFECTIVE, in_effect=value, evidence=reason)
+            proof.knob(name, NO_DIFFERENCE, in_effect=value, evidence=reason)
         elif proof.graph == "dygraph" and name in self._arguments:
             self._report_argument(name, value)
         elif not name.endswith("_configs"):
@@ -192,10 +192,10 @@ class _RemainingFields:
             reason = self._obstacle_to(switch) or self._reason(switch, known)
             self._proof.knob(name, NO_EFFECT, reason=reason)
         else:
-            effect = settings.effective(name) if status == EFFECTIVE else None
-            reason = "" if status == EFFECTIVE else f"as {switch}"
-            text = f"as {switch}" if status == EFFECTIVE else ""
-            self._proof.knob(name, status, in_effect=effect, reason=reason, evidence=text)
+            is_in_effect = status in {EFFECTIVE, NO_DIFFERENCE}
+            effect = settings.effective(name) if is_in_effect else None
+            why = {"evidence" if is_in_effect else "reason": f"as {switch}"}
+            self._proof.knob(name, status, in_effect=effect, **why)
 
     def _report_without_switch(self, name: str) -> None:
         is_dynamic = self._proof.graph == "dygraph"

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 DOCUMENT_SCHEMA = 1
 SECTIONS = ("strategy", "build_strategy", "execution_strategy")
 EFFECTIVE, NO_WORD = "effective", "no_word"
-STATUSES = frozenset((EFFECTIVE, "no_effect", "refused", "script"))
+# In effect; the job trains in the same way without it.
+NO_DIFFERENCE = "no_difference"
+IN_EFFECT = frozenset((EFFECTIVE, NO_DIFFERENCE))
+STATUSES = IN_EFFECT | {"no_effect", "refused", "script"}
 # What ranks count is told in plurals.
 _ONE = re.compile(r"\b1 (allreduce|communicator|gradient|micro-step|operator|block|parameter)s\b")
 

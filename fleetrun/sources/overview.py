@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.model import FieldVerdict
 from fleetrun.records.names import listed
-from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
+from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, NO_WORD
 from fleetrun.run.events import Judged
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # The words for each status in a sentence about a field.
 _STATUS_TEXT = {
     EFFECTIVE: "is in effect",
+    NO_DIFFERENCE: "makes no difference here",
     "no_effect": "has no effect",
     "refused": "is refused",
     "script": "is not in effect, because the script sets it itself",
@@ -65,7 +66,7 @@ def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldVerdict]:
         elif switch is not None:
             # The parts of a feature have its status and its reason.
             how = f"with {switch.name}"
-            in_effect = value if switch.status == EFFECTIVE else ""
+            in_effect = value if switch.status in IN_EFFECT else ""
             yield FieldVerdict(name, value, in_effect, switch.status, how)
         else:
             yield FieldVerdict(name, value, "", NO_WORD)
@@ -90,7 +91,7 @@ def faults(
     found = []
     for one in judged.verdicts:
         labels = [who for who in one.who if one.status != NO_WORD or who not in unproved]
-        if one.name in names and one.status != EFFECTIVE and labels:
+        if one.name in names and one.status not in IN_EFFECT and labels:
             found.append(f"{listed(labels)}: {as_sentence(one)}")
     return (*found, *(f"{who} {silence[who]}" for who in judged.silent if who not in unproved))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fleetrun import conversion
 from fleetrun.plan.visible import sentence, wrapped
 from fleetrun.records.names import listed
-from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
+from fleetrun.records.strategyfiles import EFFECTIVE, NO_DIFFERENCE, NO_WORD
 from fleetrun.sources.overview import as_sentence
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Judged
 
 _SHOWN = {
+    NO_DIFFERENCE: "no difference here",
     "no_effect": "NO EFFECT",
     "refused": "REFUSED",
     "script": "script's own",

@@ -66,7 +66,7 @@ def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, obj
     fits the graph, Paddle and device counts.
 
     >>> known({"strategy": {"dgc": True}})["dgc"]["off"]
-    [{'status': 'effective', 'reason': 'off, as without it', 'by_default': True}]
+    [{'status': 'no_difference', 'reason': 'off, as without it'}]
     """
     table = fields.by_name(fields.STRATEGY)
     names = [name for section in fields.FIELD_SECTIONS for name in _mapping(asked.get(section))]

@@ -28,6 +28,8 @@ PADDLES = ("2.6.2", "3.3.1")
 GRAPHS = ("dygraph", "static")
 DEVICES = ("cpu", "gpu")
 EFFECTIVE, NO_EFFECT, REFUSED = "effective", "no effect", "refused"
+# It is as without it.
+NO_DIFFERENCE = "no difference"
 # Only a GPU can tell, and none has been asked yet.
 UNTESTED = "untested"
 # What all that is said of GPUs comes with.
@@ -51,8 +53,6 @@ class FieldOutcome(NamedTuple):
     device: str = ""
     # The reason where a run does not show what this says.
     unseen: str = ""
-    # The field asks for what is so without it.
-    by_default: bool = False
 
 
 class Field(NamedTuple):
@@ -93,7 +93,7 @@ _ELSEWHERE = {
     ),
     EXECUTION: FieldOutcome(NO_EFFECT, "dygraph has no executor", "dygraph"),
 }
-_OFF_BY_DEFAULT = FieldOutcome(EFFECTIVE, "off, as without it", by_default=True)
+_OFF_BY_DEFAULT = FieldOutcome(NO_DIFFERENCE, "off, as without it")
 _NUMBER = re.compile(r"(-?[\d.]+)(?: (\w+))?(?:, (-?\d+)\.\.(\d*))?")
 
 
@@ -197,9 +197,7 @@ def _outcome(places: list[str], text: str) -> FieldOutcome:
         next((place for place in places if place in known), "")
         for known in (GRAPHS, PADDLES, DEVICES)
     )
-    is_default = status == "by default"
-    status = EFFECTIVE if is_default else status
-    return FieldOutcome(status, reason, graph, paddle, device, unseen.removesuffix(")"), is_default)
+    return FieldOutcome(status, reason, graph, paddle, device, unseen.removesuffix(")"))
 
 
 TABLE = tuple(_parsed(table.TEXT.format(**table.WORDS)))

@@ -102,7 +102,7 @@ without_graph_optimization = true  Leave Paddle's graph executor out, and rewrit
     communication.
   never false: {no_gradients}
   dygraph: no effect: dygraph has no graph to optimize
-  any: by default: on, as without it
+  any: no difference: on, as without it
 heter_ccl_mode = false  Communicate between clusters of different devices.
   dygraph 3.3.1: refused: true makes fleet stop with an AttributeError
   any: no effect: {makes_nothing}

@@ -614,7 +614,9 @@ def _proof(run_dir: Path) -> Proof:
     if told is None:
         return Proof({}, {}, peak_bytes)
     evidence = {
-        knob["name"]: knob["evidence"] for knob in told["knobs"] if knob["status"] == "effective"
+        knob["name"]: knob["evidence"]
+        for knob in told["knobs"]
+        if knob["status"] in {"effective", "no_difference"}
     }
     return Proof(told["counts"], evidence, peak_bytes)
 

@@ -138,7 +138,7 @@ def as_plain(
         refused = [
             f"{knob['name']}: {knob['status']} ({knob['reason']})"
             for knob in done.proofs[0].get("knobs", [])
-            if knob["status"] != "effective"
+            if knob["status"] not in {"effective", "no_difference"}
         ]
         counted = done.proofs[0].get("counts", {}).get("allreduces", "no")
         seen = f"differ by {apart:.1e}, {counted} allreduces a step"

@@ -223,7 +223,7 @@ def test_explain_knows_that_false_is_off(
     out = say(capsys, "explain", "a.yaml", "--device=cpu").out
     rows = [cells(line) for line in out.partition("\n\n")[0].splitlines()]
     off, *more = rows[1:]
-    assert off == ["gradient_merge: false", "effective", "everywhere", "off, as without it"]
+    assert off == ["gradient_merge: false", "no difference", "everywhere", "off, as without it"]
     assert "one allreduce for each" in out
     assert "off, as without it" not in [cell for row in more for cell in row]
 

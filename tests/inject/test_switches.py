@@ -60,7 +60,7 @@ def told(
 NOT = ("no_effect", None)
 # What the script says, what is asked for, and what is told: updates, the switch, the details.
 STATIC: dict[str, tuple[str, dict[str, Any], int, dict[str, tuple[str, Any]]]] = {
-    "off": ("", {SWITCH: False, **FOUR}, 8, {SWITCH: ("effective", False), DETAILS: NOT}),
+    "off": ("", {SWITCH: False, **FOUR}, 8, {SWITCH: ("no_difference", False), DETAILS: NOT}),
     "by the script": (ON, FOUR, 2, {DETAILS: ("effective", {"k_steps": 4})}),
     "against the script": (
         OFF,
@@ -79,7 +79,7 @@ STATIC: dict[str, tuple[str, dict[str, Any], int, dict[str, tuple[str, Any]]]] =
         "",
         {"amp": False, "amp_configs": {"incr_ratio": 3.0}, "lars_configs": {"lars_coeff": 0.002}},
         8,
-        {"amp": ("effective", False), "amp_configs": NOT, "lars_configs": NOT},
+        {"amp": ("no_difference", False), "amp_configs": NOT, "lars_configs": NOT},
     ),
 }
 
@@ -100,4 +100,4 @@ def test_dynamic_graphs_do_not_follow_a_switch_of_the_scripts(
 ) -> None:
     asked = {SWITCH: False, **FOUR}
     found = told(version, tmp_path, DYNAMIC, own, asked, mode="override" if own else "defaults")
-    assert found == (8, {SWITCH: ("effective", False), DETAILS: NOT})
+    assert found == (8, {SWITCH: ("no_difference", False), DETAILS: NOT})

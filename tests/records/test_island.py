@@ -127,7 +127,7 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
 
 
 def test_both_sides_have_the_same_words_and_schema() -> None:
-    said = {island.EFFECTIVE, island.NO_EFFECT, island.REFUSED, island.SCRIPT}
+    said = {island.EFFECTIVE, island.NO_DIFFERENCE, island.NO_EFFECT, island.REFUSED, island.SCRIPT}
     assert said == strategyfiles.STATUSES
     assert island.NO_WORD == strategyfiles.NO_WORD
     for name in ("SCHEMA", "EXCEPTION", "EXIT", "STRATEGY", "UPDATE"):

@@ -470,14 +470,18 @@ def test_strict_refutes_as_soon_as_all_are_heard(
     assert here.refuted.faults == (f"ranks 0-1: fuse_bn_act_ops {fault}",)
 
 
-def test_strict_is_content_with_what_is_in_effect(tmp_path: Path) -> None:
+def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_difference(
+    tmp_path: Path,
+) -> None:
     here = Room(tmp_path, ranks=1, asked=strict())
+    knobs = [{**one, "status": "no_difference"} for one in GOOD]
     # What was not asked for may be as it likes.
-    here.leave(0, evidence([*GOOD, knob("amp", "no_effect")]))
+    here.leave(0, evidence([*knobs, knob("amp", "no_effect")]))
     here.exit(0)
     here.finish()
     assert here.refuted is None
     assert "amp" in here.said[0]
+    assert here.said[0].count("  no difference here  ") == 4
 
 
 def test_strict_refutes_what_only_the_end_shows(tmp_path: Path) -> None:

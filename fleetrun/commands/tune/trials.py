@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fleetrun.commands.tune.candidates import FEWEST_TIMED
 from fleetrun.commands.tune.halving import Trial
 from fleetrun.records import eventfile, names, rankfile, reading, reportfile, variables
-from fleetrun.records.strategyfiles import EFFECTIVE, SECTIONS
+from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
 
 if TYPE_CHECKING:
     from fleetrun.commands.tune.candidates import Candidate, TuneSpec
@@ -133,7 +133,7 @@ def _verdicts(events: list[EventRecord]) -> dict[str, FieldVerdict]:
     judged = [one for one in events if one.event == "strategy_report"]
     found: dict[str, FieldVerdict] = {}
     for one in eventfile.verdicts(judged[-1]) if judged else ():
-        if one.name not in found or found[one.name].status == EFFECTIVE:
+        if one.name not in found or found[one.name].status in IN_EFFECT:
             found[one.name] = one
     return found
 
@@ -151,7 +151,7 @@ def _field(key: str) -> str:
 
 def _merged(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> int:
     merge = verdicts.get("gradient_merge_configs")
-    if merge is None or merge.status != EFFECTIVE:
+    if merge is None or merge.status not in IN_EFFECT:
         return 1
     for key, value in candidate.values:
         if key.endswith("gradient_merge_configs.k_steps") and value.isdigit():
@@ -160,11 +160,13 @@ def _merged(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> int:
 
 
 def _idle(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> tuple[str, ...]:
-    """Return which varied fields are not in effect, as far as the evidence says."""
+    """Return which varied fields change nothing, as far as the evidence says."""
     found = []
     for key, _ in candidate.values:
         one = verdicts.get(_field(key))
         if one is not None and one.status != EFFECTIVE:
             why = f" ({one.why})" if one.why else ""
-            found.append(f"{key} is not in effect: {one.status}{why}")
+            is_moot = one.status == NO_DIFFERENCE
+            status = "makes no difference" if is_moot else f"is not in effect: {one.status}"
+            found.append(f"{key} {status}{why}")
     return tuple(found)

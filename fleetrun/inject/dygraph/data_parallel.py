@@ -167,9 +167,9 @@ class Reducers:
         compressed = compression.choose(own[0], ranks, communicators.global_rank())
         # By owner only where that saves traffic.
         owners = {} if hierarchy or compressed else owners
-        limits_of_paddle = [1] * len(sizes) if owners else _bucket_bytes(sizes, _PADDLES_LIMITS)
+        paddles_bytes = sizes if owners else _bucket_bytes(sizes, _PADDLES_LIMITS)
         setup = ReducerSetup(
-            *(self._models, own, hierarchy, len(limits_of_paddle), overlaps, len(ranks)),
+            *(self._models, own, hierarchy, paddles_bytes, overlaps, len(ranks)),
             *(compressed, why_levels, True),
         )
         self._models += 1
@@ -279,7 +279,7 @@ class Reducers:
             number,
             own,
             hierarchy,
-            len(model.group_indices),
+            [sum(sizes[index] for index in group) for group in model.group_indices],
             overlaps,
             len(ranks),
             compressed,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border, settings
 from ..buckets import MEBIBYTE, PLAN, describe_auto
-from ..evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT, plural
+from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, REFUSED, SCRIPT, plural
 from . import levels
 from .compression import DTYPES
 
@@ -40,8 +40,8 @@ class ReducerSetup(NamedTuple):
     number: int
     communicators: Sequence[Communicator]
     hierarchy: Hierarchy | None
-    # The number of buckets of Paddle's own reducer.
-    paddles_buckets: int
+    # The bytes of each bucket of Paddle's own reducer.
+    paddles_bytes: Sequence[int]
     overlaps: bool
     nranks: int
     compression: Compression | None = None
@@ -103,9 +103,10 @@ class ReducerReport:
         calls = [now - then for now, then in zip(after, before)]
         self._models[setup.number] = {
             "gradients": len(reducer.parameters),
-            "allreduces_before": setup.paddles_buckets,
+            "allreduces_before": len(setup.paddles_bytes),
             "allreduces": sum(calls) if built is None else len(built),
             "bucket_bytes": built or [bucket.nbytes for bucket in reducer.buckets],
+            "paddles_bytes": sorted(setup.paddles_bytes),
             "is_built": built is not None,
             "communicators": sum(1 for count in calls if count) if built is None else 1,
             # While Paddle's reducer averages there are none.
@@ -148,13 +149,20 @@ class ReducerReport:
             fused += f"; besides, {several} for sparse gradients"
         if setup.is_at_step:
             fused += "; sent when the optimizer steps"
+        are_paddles = all(
+            model["paddles_bytes"] == sorted(model["bucket_bytes"]) for model in models
+        )
         for name in _FUSION:
-            self._report_field(name, fused)
+            self._report_field(name, fused, is_moot=are_paddles)
         early = self._described_overlap(setup, counts)
-        self._report_field("sync_nccl_allreduce", early)
+        # A lone allreduce has nothing to run beside.
+        overlaps = setup.is_at_step or (counts["early"] and not any(m["is_built"] for m in models))
+        is_moot = counts["allreduces"] == 1 or (setup.overlaps and not overlaps)
+        self._report_field("sync_nccl_allreduce", early, is_moot=is_moot)
         in_turn = " in turn" if counts["communicators"] > 1 else ""
         used = plural(counts["communicators"], "communicator")
-        self._report_field("nccl_comm_num", f"{used}{in_turn}; {early}")
+        is_moot = counts["communicators"] == 1
+        self._report_field("nccl_comm_num", f"{used}{in_turn}; {early}", is_moot=is_moot)
         for name in _HIERARCHY:
             self._report_hierarchy(name, setup)
         if setup.compression is not None:
@@ -176,7 +184,8 @@ class ReducerReport:
             early += f"; {counts['moved']} gradients were moved to the order of rank 0's backward"
         return early
 
-    def _report_field(self, name: str, evidence: str) -> None:
+    def _report_field(self, name: str, evidence: str, *, is_moot: bool = False) -> None:
+        """Report the field NAME if it was asked for; IS_MOOT: Paddle alone does the same."""
         asked = self._spec.get(name)
         if asked is None:
             return
@@ -203,7 +212,7 @@ class ReducerReport:
             if used == 1 and not is_scripts:
                 self._proof.knob(name, NO_EFFECT, reason=reason, evidence=evidence)
                 return
-        status = SCRIPT if is_scripts else EFFECTIVE
+        status = SCRIPT if is_scripts else NO_DIFFERENCE if is_moot else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
 
     @_watching
@@ -275,9 +284,10 @@ class ReducerReport:
             return
         if is_switch and settings.effective(name) == levels.AUTO:
             is_two, why = setup.hierarchy is not None, f"auto: {setup.why_levels}"
-            self._proof.knob(name, EFFECTIVE, in_effect=is_two, reason=why, evidence=told)
+            status = EFFECTIVE if is_two else NO_DIFFERENCE
+            self._proof.knob(name, status, in_effect=is_two, reason=why, evidence=told)
         else:
-            self._report_field(name, told)
+            self._report_field(name, told, is_moot=setup.hierarchy is None)
 
     def _why_one_level(self, setup: ReducerSetup) -> str:
         size = int(settings.effective(levels.SIZE) or self._spec.topology.ranks_per_node)

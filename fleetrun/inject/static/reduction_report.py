@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..buckets import MEBIBYTE, PLAN, describe_auto
-from ..evidence import EFFECTIVE, NO_EFFECT, plural
+from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, plural
 from . import program, settings_view
 from .cpu import channels, gloo
 from .rings import has_communicator_for_each_ring
@@ -80,10 +80,13 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     most = max(bucket.gradients for bucket in found)
     fused = len(found) < gradients
     alone = most == 1
+    # Paddle sends each gradient by itself.
+    is_moot = alone and len(found) == before
     _report(
         proof,
         "fuse_all_reduce_ops",
         holds=fused if settings_view.fuses() else alone,
+        is_moot=is_moot,
         evidence=packed,
         reason="no two gradients fit into one allreduce",
     )
@@ -102,6 +105,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
             proof,
             "fuse_grad_size_in_MB",
             holds=fits,
+            is_moot=is_moot,
             evidence=text,
             reason=off,
             in_effect=in_effect,
@@ -113,6 +117,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
                 proof,
                 name,
                 holds=settings_view.fuses() and most <= value,
+                is_moot=is_moot,
                 evidence=f"{packed}; at most {most} gradients in one",
                 reason=off,
             )
@@ -128,6 +133,7 @@ def _report_rings(
         proof,
         "nccl_comm_num",
         holds=turns == asked,
+        is_moot=turns == 1,
         evidence=(
             f"{plural(len(found), 'allreduce')}{' in turn' if turns > 1 else ''} over"
             f" {plural(turns, 'communicator')} (rings {rings})"
@@ -145,7 +151,7 @@ def _report_rings(
     if asked_levels == "auto":
         proof.knob(
             "use_hierarchical_allreduce",
-            EFFECTIVE,
+            NO_DIFFERENCE,
             in_effect=False,
             evidence="every allreduce is among all ranks",
             reason="auto: off in static graphs: only dynamic ones measure what two levels gain",
@@ -178,7 +184,8 @@ def _report_waiting(running: Any, proof: Evidence) -> None:
     name = "sync_nccl_allreduce"
     beside = [operators for block in running.blocks for operators in channels.work_beside(block)]
     if not beside:
-        _report(proof, name, holds=waits, evidence=_GLOO_WAITS, reason=f"{_GLOO_WAITS}; {_SEVERAL}")
+        reason = f"{_GLOO_WAITS}; {_SEVERAL}"
+        _report(proof, name, holds=waits, is_moot=True, evidence=_GLOO_WAITS, reason=reason)
         return
     early = sum(operators > 0 for operators in beside)
     evidence = (
@@ -218,12 +225,17 @@ def _report(
     evidence: str,
     reason: str,
     in_effect: Any = None,
+    is_moot: bool = False,
 ) -> None:
+    """Report the field NAME if it was asked for; IS_MOOT: the job would be the same without it."""
     value = settings.effective(name)
-    if value is None or (value is False and proof.known(name, value).get("by_default")):
+    if value is None or (
+        value is False and proof.known(name, value).get("status") == NO_DIFFERENCE
+    ):
         return
     if holds:
         shown = value if in_effect is None else in_effect
-        proof.knob(name, EFFECTIVE, in_effect=shown, evidence=evidence)
+        status = NO_DIFFERENCE if is_moot else EFFECTIVE
+        proof.knob(name, status, in_effect=shown, evidence=evidence)
     else:
         proof.knob(name, NO_EFFECT, reason=reason)

@@ -59,7 +59,7 @@ def told(
         )
         report.reduced(
             reducer,
-            ReducerSetup(number - last, communicators, None, 1, overlaps=True, nranks=4),
+            ReducerSetup(number - last, communicators, None, [16], overlaps=True, nranks=4),
         )
     proof.updates = 1
     assert proof.claim()
@@ -114,6 +114,25 @@ def test_groups_without_a_second_level_have_their_reason(
     said = told(tmp_path, asked, (8,), calls=(1,))
     for name in asked:
         assert said[name] == ("no_effect", None, reason, "")
+
+
+@pytest.mark.parametrize(("buckets", "status"), [((16,), "no_difference"), ((8, 8), "effective")])
+def test_fields_make_no_difference_where_paddle_alone_does_the_same(
+    buckets: tuple[int, ...], status: str, tmp_path: Path
+) -> None:
+    asked = {
+        "fuse_all_reduce_ops": True,
+        "fuse_grad_size_in_MB": "auto",
+        "sync_nccl_allreduce": False,
+        "nccl_comm_num": 1,
+        "use_hierarchical_allreduce": False,
+    }
+    said = told(tmp_path, asked, buckets, calls=(len(buckets),))
+    own = {"nccl_comm_num", "use_hierarchical_allreduce"}
+    assert {name: row[0] for name, row in said.items()} == {
+        name: "no_difference" if name in own else status for name in asked
+    }
+    assert said["fuse_all_reduce_ops"][1] is True
 
 
 def test_collectives_beside_the_buckets_are_told(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_levels_that_cannot_be_measured_are_one(built: Built) -> None:
     assert built.main(name)[built.allreduce] == 3
     assert not {"reduce", "c_reduce_sum", "broadcast", "c_broadcast"} & built.main(name).keys()
     status, reason = built.said(name, "use_hierarchical_allreduce")
-    assert (status, reason[:26]) == ("effective", "auto: off in static graphs")
+    assert (status, reason[:26]) == ("no_difference", "auto: off in static graphs")
 
 
 def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) -> None:
