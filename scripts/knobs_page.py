@@ -1,4 +1,4 @@
-"""Writes docs/knobs.md: .venv/bin/python scripts/knobs_page.py [BENCHMARK.json ...].
+"""Writes docs/knobs.md and its Chinese twin: python scripts/knobs_page.py [BENCHMARK.json ...].
 
 What is known of each knob comes from fleetrun/strategy, what was measured from docs/knobs.json,
 into which the comparisons of `scripts/bench strategy --json BENCHMARK.json` are taken first.
@@ -13,34 +13,39 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pages import DOCS, cell, table
+from pages import DOCS, cell, in_both_languages, table, translation, write
 
-PAGE = DOCS / "knobs.md"
+PAGES = in_both_languages(DOCS / "knobs.md")
 MEASURED = DOCS / "knobs.json"
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fleetrun.strategy.fields import Field
+
+    Translate = Callable[[str], str]
 
 BEGIN = """\
 <!-- made by scripts/knobs_page.py from fleetrun/strategy and docs/knobs.json: edit those -->
 # Knobs of a strategy (策略字段)
 
-What each field of a [strategy](strategies.md) does, where it takes effect, and, where it was
-measured, what it makes of a step's time. The table after the first update says what it came to in
-your job; `fleetrun strategy show FIELD` prints what stands here, and `fleetrun tune` measures with
-your script.
+[中文](knobs.zh-CN.md)
 
-* **effective**: fleetrun or Paddle does it, and a run has shown it. **no effect**: Paddle takes the
-  setting, and nothing changes. **refused**: Paddle would stop, or train wrongly; a job that asks
-  for it does not start. **untested**: only a GPU can tell, and none has been asked.
+What each field of a [strategy](strategies.md) does, where it takes effect, and its measured effect
+on the time of a step. The table after the first update shows what became of it in your job.
+`fleetrun strategy show FIELD` prints the text of this page, and `fleetrun tune` measures with your
+script.
+
+* **effective**: fleetrun or Paddle does it, as observed in a run. **no difference**: this is so
+  anyway. **no effect**: Paddle accepts the setting and ignores it. **refused**: Paddle would stop
+  or train incorrectly, so a job with it does not start. **untested**: it needs a GPU, and has not
+  run on one.
 * {gpus}
 * {legacy}
 
 ## Overview
 
-A cell is for CPU / GPU where they differ.
+Where CPU and GPU differ, a cell has CPU / GPU.
 """
 MODELS = {
     "many": "300 gradients of at most 4 KB",
@@ -69,23 +74,22 @@ UNMEASURED = {
 VARIABLES = """
 ## Variables: `flags:`, `nccl:`, `env:`
 
-Every rank gets them; what is exported already wins, and a line says so.
+Every rank gets them. Variables that you have exported take precedence, and a line says so.
 """
 HOW = """
 *How it was measured*: `scripts/bench strategy` launches both sides, which train in turns. *Counted*
-is what the first side's own table gave as evidence, and the allreduces of the other side where they
-are more or fewer. *Memory* is the most that a rank of either side held, Paddle included. The ratio
-is that of the times of a step (below 1: the first side is faster), with the interval that has the
-median with 95 %. Two ranks on one machine without GPUs, over gloo, so what goes over a network is
-not in it unless a bandwidth is named: then two namespaces with a link. The machine was shared, as
-the load says. What is counted is the same in every run; times are what they were there: both sides
-met the load alike, but what waits for each other often, such as many small allreduces, pays more
-for it than on a machine of its own. A ratio is in bold where 1 lies outside its interval; elsewhere
-the times show no difference.
+is the evidence in the first side's table, and the number of allreduces of the other side if it
+differs. *Memory* is the peak of a rank on each side, Paddle included. The ratio is that of the
+times of a step (below 1: the first side is faster), with the 95 % confidence interval of its
+median. Two ranks ran on one machine without GPUs, over gloo, without a network in between unless a
+bandwidth is given: then in two network namespaces with a link of that bandwidth. The machine was
+shared (see the load). Counts are the same in every run; times depend on the load, which was the
+same for both sides, but hurts many small allreduces more than on an idle machine. A ratio is in
+bold if 1 is outside its interval; otherwise the times show no difference.
 """
 
 
-def overview() -> str:
+def overview(translate: Translate) -> str:
     """Return the table of all knobs: their status by kind of graph and Paddle."""
     from fleetrun.strategy import fields
 
@@ -99,9 +103,10 @@ def overview() -> str:
                     for device in fields.DEVICES
                 ]
                 cells.append(" / ".join(dict.fromkeys(found)))
-        rows.append([*cells, "yes" if of_field(field.name) else ""])
-    heads = ["knob", *(f"{g} {p}" for g in ("dynamic", "static") for p in fields.PADDLES)]
-    return table([*heads, "measured"], rows)
+        rows.append([*cells, translate("yes") if of_field(field.name) else ""])
+    graphs = [translate(graph) for graph in ("dynamic", "static")]
+    heads = [f"{graph} {paddle}" for graph in graphs for paddle in fields.PADDLES]
+    return table([translate("knob"), *heads, translate("measured")], rows)
 
 
 def anchor(name: str) -> str:
@@ -109,23 +114,37 @@ def anchor(name: str) -> str:
     return re.sub(r"[^\w-]", "", name.lower())
 
 
-def section(field: Field) -> str:
+def section(field: Field, translate: Translate) -> str:
     """Return all about FIELD."""
     from fleetrun.strategy import explanation, fields, schema
 
-    lines = [f"\n### {field.name}\n", schema.describe(field)]
+    lines = [f"\n### {field.name}\n", translate(schema.describe(field))]
+    kinds = {key.name: translate(explanation.kind(key)) for key in (field, *field.keys)}
     if field.kind == "configs":
-        lines += ["", *(f"* `{key.name}`: {key.doc} {explanation.kind(key)}" for key in field.keys)]
+        lines += [
+            "",
+            *(f"* `{key.name}`: {translate(key.doc)} {kinds[key.name]}" for key in field.keys),
+        ]
     else:
-        lines.append(f"Give it as: {explanation.kind(field).removesuffix(']')}".replace(" [", "; "))
+        kind = kinds[field.name].removesuffix("]").replace(" [", "; ")
+        lines.append(f"{translate('Give it as:')} {kind}")
     if field.aliases:
-        lines.append(f"Also written {', '.join(f'`{one}`' for one in field.aliases)}.")
+        aliases = ", ".join(f"`{alias}`" for alias in field.aliases)
+        lines.append(translate("Also written {}.").format(aliases))
     places = [(p, g, d) for g in fields.GRAPHS for p in fields.PADDLES for d in fields.DEVICES]
-    found = explanation.outcomes(field, places)
-    rows = [[status, cell(reason), shortly(where)] for (status, reason), where in found.items()]
-    text = "\n".join(lines) + "\n" + table(["status", "why", "where"], rows) + measured(field)
+    rows = [
+        [status, cell(translate(reason)), _translated(shortly(where), translate)]
+        for (status, reason), where in explanation.outcomes(field, places).items()
+    ]
+    heads = [translate(head) for head in ("status", "why", "where")]
+    text = "\n".join(lines) + "\n" + table(heads, rows) + measured(field, translate)
     sets = " ".join(f"--set {word}" for word in explanation.sets(field))
     return f"{text}\n```text\nfleetrun {sets} train.py\n```\n"
+
+
+def _translated(places: str, translate: Translate) -> str:
+    """Return PLACES, as `shortly` writes them, with the words for kinds of graphs translated."""
+    return re.sub(r"dynamic|static|everywhere", lambda found: translate(found[0]), places)
 
 
 def shortly(where: str) -> str:
@@ -171,23 +190,25 @@ def ratio(one: dict[str, Any]) -> str:
     return f"{mark}{one['ratio']:.2f}{mark} ({one['low']:.2f}-{one['high']:.2f})"
 
 
-def measured(field: Field) -> str:
+def measured(field: Field, translate: Translate) -> str:
     """Return the measured effect of FIELD, or why there is none."""
     rows = [
         [
-            cell(one["about"]),
-            f"{MODELS[one['model']]}; {one['paddle']}"
-            + (f"; {one['link']}" if one["link"] else ""),
+            cell(translate(one["about"])),
+            "; ".join(filter(None, (translate(MODELS[one["model"]]), one["paddle"], one["link"]))),
             cell(one.get("counted", "")),
             "{:.0f} MB, {:.0f} MB".format(*one["peak_mb"]) if "peak_mb" in one else "",
             f"{one['ms'][0]:g} ms, {one['ms'][1]:g} ms",
             ratio(one),
-            f"{one['date']}, {one['cpus']} processors, load {one['load']:.0f}",
+            translate("{}, {} processors, load {:.0f}").format(
+                one["date"], one["cpus"], one["load"]
+            ),
         ]
         for one in of_field(field.name)
     ]
-    heads = ["measured", "gradients; Paddle", "counted", "memory", "a step", "ratio", "on"]
-    return table(heads, rows) if rows else f"\n{why_not_measured(field)}\n"
+    heads = ("measured", "gradients; Paddle", "counted", "memory", "a step", "ratio", "on")
+    columns = [translate(head) for head in heads]
+    return table(columns, rows) if rows else f"\n{translate(why_not_measured(field))}\n"
 
 
 def why_not_measured(field: Field) -> str:
@@ -195,7 +216,7 @@ def why_not_measured(field: Field) -> str:
 
     >>> from fleetrun.strategy import fields
     >>> why_not_measured(fields.find("strategy", "dgc"))
-    'Not measured: it takes effect on GPUs only, and none has been asked.'
+    'Not measured: it takes effect on GPUs only.'
     """
     from fleetrun.strategy import fields
 
@@ -214,7 +235,7 @@ def why_not_measured(field: Field) -> str:
             f"{field.name} takes effect on CPUs: measure it by scripts/bench strategy."
         )
     if found["gpu"] & {fields.EFFECTIVE, fields.UNTESTED}:
-        return "Not measured: it takes effect on GPUs only, and none has been asked."
+        return "Not measured: it takes effect on GPUs only."
     return "Nothing to measure: it takes effect nowhere."
 
 
@@ -306,20 +327,25 @@ def merged(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[
     return sorted({key(one): one for one in [*known, *new]}.values(), key=key)
 
 
-def page() -> str:
-    """Return the page as it should be."""
+def text(page: Path) -> str:
+    """Return PAGE as it should be."""
     from fleetrun.strategy import explanation, fields
 
-    parts = [BEGIN.format(gpus=fields.GPUS, legacy=cell(fields.LEGACY_IR)), overview(), HOW]
+    translate = translation(page)
+    known = {"gpus": translate(fields.GPUS), "legacy": cell(translate(fields.LEGACY_IR))}
+    parts = [translate(BEGIN).format(**known), overview(translate), translate(HOW)]
     for kind in fields.FIELD_SECTIONS:
-        parts.append(f"\n## {HEADINGS[kind]}\n\n[Paddle's own page]({explanation.LINKS[kind]})\n")
-        parts += [section(field) for field in fields.TABLE if field.section == kind]
-    parts.append(VARIABLES)
+        title = translate("Paddle's own page")
+        link = f"[{title}]({explanation.LINKS[kind]})"
+        parts.append(f"\n## {translate(HEADINGS[kind])}\n\n{link}\n")
+        parts += [section(field, translate) for field in fields.TABLE if field.section == kind]
+    parts.append(translate(VARIABLES))
     rows = []
     for name, (meaning, line) in explanation.VARIABLES.items():
         example = f"`--set {name}.{line.replace(': ', '=')}`"
-        rows.append([f"`{name}:`", meaning, f"`{line}`", example])
-    parts.append(table(["section", "what", "a line of it", "or"], rows))
+        rows.append([f"`{name}:`", translate(meaning), f"`{line}`", example])
+    heads = [translate(head) for head in ("section", "what", "example", "or")]
+    parts.append(table(heads, rows))
     return "".join(parts)
 
 
@@ -327,4 +353,4 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         new = taken(json.loads(Path(name).read_text(encoding="utf-8")))
         MEASURED.write_text(json.dumps(merged(read(), new), indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
+    write(PAGES, text)

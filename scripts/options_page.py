@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pages import DOCS, cell, in_both_languages, table, with_section
+from pages import DOCS, cell, in_both_languages, table, with_section, write
 
 PAGES = in_both_languages(DOCS / "options.md")
 # Of the Chinese one; what the help has is translated there.
@@ -66,5 +66,4 @@ def text(page: Path) -> str:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(text(page), encoding="utf-8")
+    write(PAGES, text)

@@ -6,11 +6,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import translations
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+# What the generated pages say in Chinese; the help's own texts are in the catalogue of the package.
+CATALOGUE = Path(__file__).with_name("pages.zh_CN.po")
+# Texts without a translation, which stay English.
+MISSING: list[str] = []
 # They look into the fleetrun beside them, whichever Python they are run by.
 sys.path.insert(0, str(ROOT))
 
@@ -44,6 +50,33 @@ def with_section(page: Path, begin: str, end: str, text: str) -> str:
     if not begin_found or not end_found:
         raise SystemExit(f"{page}: {begin} and {end} are missing.")
     return f"{before}{begin}\n{text}{end}{after}"
+
+
+def translation(page: Path) -> Callable[[str], str]:
+    """Return what translates the texts of PAGE: nothing to do for those in English."""
+    if not page.stem.endswith(".zh-CN"):
+        return str
+    files = (translations.SOURCE, CATALOGUE)
+    known = {
+        text: translated
+        for file in files
+        for text, translated in translations.read(file.read_text(encoding="utf-8")).items()
+    }
+
+    def translate(text: str) -> str:
+        if text and text not in known and text not in MISSING:
+            MISSING.append(text)
+        return known.get(text, text)
+
+    return translate
+
+
+def write(pages: Iterable[Path], text: Callable[[Path], str]) -> None:
+    """Write TEXT of each of PAGES, and name the texts that have no translation yet."""
+    for page in pages:
+        page.write_text(text(page), encoding="utf-8")
+    if MISSING:
+        print(f"{CATALOGUE} lacks {len(MISSING)} translations: {MISSING}", file=sys.stderr)
 
 
 def in_both_languages(page: Path) -> tuple[Path, Path]:

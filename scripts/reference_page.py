@@ -1,17 +1,26 @@
-"""Writes docs/reference.md from tables of the code: .venv/bin/python scripts/reference_page.py."""
+"""Writes docs/reference.md and its Chinese twin from tables: python scripts/reference_page.py."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from pages import DOCS, cell, table
+from pages import DOCS, cell, in_both_languages, table, translation, write
 
-PAGE = DOCS / "reference.md"
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    Translate = Callable[[str], str]
+
+PAGES = in_both_languages(DOCS / "reference.md")
 BEGIN = """\
 <!-- made by scripts/reference_page.py from the tables of the code: edit those, and run it -->
 # Reference: exit codes, variables, files (退出码、环境变量、文件)
 
-[Options](options.md) has the options, and the variables that stand for them.
+[中文](reference.zh-CN.md)
+
+For options, and the variables that set them, see [Options](options.md).
 """
 EXIT_CODES = """
 ## Exit codes
@@ -21,33 +30,34 @@ EXIT_CODES = """
 OWN = """
 ## Variables of fleetrun
 
-Those that you may set, and those that a launch sets for its ranks.
+The variables that you can set, and those that a launch sets for its ranks.
 """
 RANKS = """
 ## Variables of ranks
 
-What a launch sets for its ranks: in collective jobs, jobs with parameter servers (ps) and rpc jobs,
-or in those that are named. Where *yours stays* says yes, a value that you have exported wins;
-`--env` and `--nccl` win over all. `fleetrun --dry-run` shows the values of a launch.
+What a launch sets for its ranks in collective jobs, jobs with parameter servers (ps) and rpc jobs,
+or only in the jobs listed. If *yours wins* says yes, a value that you have exported takes
+precedence; `--env` and `--nccl` take precedence over everything. `fleetrun --dry-run` shows the
+values of a launch.
 """
 REMOVED = """
-Another launcher's word on who a process is reaches no rank: what stands above is replaced or, where
-this launch does not set it, removed, and so are {names}.
+Ranks never see the rank variables of another launcher: fleetrun replaces the variables above, or
+removes those that this launch does not set, together with {names}.
 """
 FILES = """
 ## Files of a run
 
 Each launch has a run directory, `{runs}/TIME-JOB-PID` in the log folder (`log`, or `--log_dir`),
 and links to the newest one beside it: `{latest}`, `workerlog.N` and so on.
-[Logs](logs.md) says how they are read and kept. `{{rank}}` is the number of a trainer, or as in
-`server.0`; `{{log}}` is {logs} with a number, and with
---redirects {errors} for standard error. A JSON document, or each line
-of one that ends in `.jsonl`, has its schema's number under `schema`, which goes up when a key
-changes its meaning or goes away.
+[Logs](logs.md) explains how to read and keep them. `{{rank}}` is the number of a trainer, or a name
+such as `server.0`; `{{log}}` is {logs}
+with a number, and with `--redirects` {errors}
+for standard error. Each JSON document, and each line of a `.jsonl` file, has the key `schema`, a
+number that increases when a key changes its meaning or is removed.
 """
 FOLDERS = """
-`{gathered}/` has the logs of other hosts with `--gather_logs`; `node1/` and its like are those of
-the other hosts where the [log folder is shared](logs.md#one-log-folder-for-several-hosts).
+`{gathered}/` contains the logs of other hosts with `--gather_logs`; `node1/` and so on are the
+folders of the other hosts if the [log folder is shared](logs.md#one-log-folder-for-several-hosts).
 """
 
 
@@ -61,24 +71,33 @@ def words(text: str) -> str:
     return re.sub(names, r"`\1`", cell(text))
 
 
-def exit_codes() -> str:
+def heads(translate: Translate, *names: str) -> Sequence[str]:
+    """Return the heads of a table."""
+    return [translate(name) for name in names]
+
+
+def exit_codes(translate: Translate) -> str:
     """Return the table of exit codes."""
     from fleetrun.commands import help as pages
 
-    rows = ((code, words(meaning)) for code, meaning in pages.EXIT_CODES)
-    return EXIT_CODES + table(("code", "meaning"), rows)
+    rows = ((code, words(translate(meaning))) for code, meaning in pages.EXIT_CODES)
+    return translate(EXIT_CODES) + table(heads(translate, "code", "meaning"), rows)
 
 
-def own_variables() -> str:
+def own_variables(translate: Translate) -> str:
     """Return the tables of variables FLEETRUN_* that users may set or read."""
     from fleetrun.records import variables
 
     public = [one for one in variables.table() if one.is_public]
-    rows = [(f"`{one.name}`", one.set_by, one.read_by, words(one.meaning)) for one in public]
-    return OWN + table(("variable", "set by", "read by", "meaning"), rows)
+    rows = [
+        (f"`{one.name}`", *map(translate, (one.set_by, one.read_by)), words(translate(one.meaning)))
+        for one in public
+    ]
+    columns = heads(translate, "variable", "set by", "read by", "meaning")
+    return translate(OWN) + table(columns, rows)
 
 
-def rank_variables() -> str:
+def rank_variables(translate: Translate) -> str:
     """Return the table of what else a launch sets for its ranks."""
     from fleetrun.plan import environment
     from fleetrun.records import rank_variables as known
@@ -86,39 +105,47 @@ def rank_variables() -> str:
     rows = (
         (
             f"`{one.name}`",
-            words(one.meaning),
+            words(translate(one.meaning)),
             "" if one.modes == known.ALL else ", ".join(one.modes),
-            words(one.when),
-            "yes" if one.yields else "",
+            words(translate(one.when)),
+            translate("yes") if one.yields else "",
         )
         for one in known.TABLE
     )
-    heads = ("variable", "value", "jobs", "set", "yours stays")
+    columns = heads(translate, "variable", "value", "jobs", "set", "yours wins")
     set_here = {one.name for one in known.TABLE}
     others = [f"`{name}`" for name in environment.IDENTITY if name not in set_here]
-    names = f"{', '.join(others[:-1])} and {others[-1]}"
-    return RANKS + table(heads, rows) + REMOVED.format(names=names)
+    removed = translate(REMOVED).format(names=", ".join(others))
+    return translate(RANKS) + table(columns, rows) + removed
 
 
-def files() -> str:
+def files(translate: Translate) -> str:
     """Return the table of the files of a run directory."""
     from fleetrun.records import names
 
     logs = ", ".join(f"`{name}`" for name in names.LOGS.values())
     errors = ", ".join(f"`{name.removesuffix('log')}err`" for name in names.LOGS.values())
     rows = (
-        (f"`{one.name}`", one.writer, words(one.reader), str(one.schema or ""), words(one.meaning))
+        (
+            f"`{one.name}`",
+            translate(one.writer),
+            words(translate(one.reader)),
+            str(one.schema or ""),
+            words(translate(one.meaning)),
+        )
         for one in names.FILES
     )
-    head = FILES.format(runs=names.RUNS, latest=names.LATEST, logs=logs, errors=errors)
-    made = table(("file", "written by", "read by", "schema", "what it has"), rows)
-    return head + made + FOLDERS.format(gathered=names.GATHERED)
+    head = translate(FILES).format(runs=names.RUNS, latest=names.LATEST, logs=logs, errors=errors)
+    columns = heads(translate, "file", "written by", "read by", "schema", "contents")
+    return head + table(columns, rows) + translate(FOLDERS).format(gathered=names.GATHERED)
 
 
-def page() -> str:
-    """Return the page as it should be."""
-    return BEGIN + exit_codes() + own_variables() + rank_variables() + files()
+def text(page: Path) -> str:
+    """Return PAGE as it should be."""
+    translate = translation(page)
+    parts = (exit_codes, own_variables, rank_variables, files)
+    return translate(BEGIN) + "".join(part(translate) for part in parts)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    write(PAGES, text)

@@ -1,7 +1,7 @@
 """The table of all variables FLEETRUN_*: what sets each, what reads it, and its meaning.
 
-The island in the ranks, which may not import this, writes the names out; a test holds both
-together, and the pages of docs/ to what users may set or read.
+The code in the ranks must not import this module, so it repeats the names; a test keeps both in
+step, and the pages of docs/ with the public ones.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -35,12 +35,12 @@ SECRET_ARGUMENT = "FLEETRUN_ARG_"  # noqa: S105 - see above
 
 
 def new_token() -> str:
-    """Return a token that nobody knows yet."""
+    """Return a new random token."""
     return os.urandom(_TOKEN_BYTES).hex()
 
 
 def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return ENVIRON, with a token of this job's own where it has none."""
+    """Return ENVIRON, with a new token for this job if it has none."""
     return environ if environ.get(TOKEN) else {**environ, TOKEN: new_token()}
 
 
@@ -58,40 +58,40 @@ class Variable(NamedTuple):
 _TEXT = """
 FLEETRUN_ASSUME_DEVICES! [the user > the launcher] Plan as if this host had these devices
     (`gpu:8`, `mlu:4`, `cpu`); only for --dry-run.
-FLEETRUN_STRATEGY! [the user > the launcher] Presets and files of a strategy, as `a:b`, where
+FLEETRUN_STRATEGY! [the user > the launcher] Presets and strategy files, as `a:b`, used if
     --strategy is not given.
 FLEETRUN_TOKEN! [the user > the launcher] A secret that all launchers of a job on several hosts
     share; ranks do not get it.
-FLEETRUN_EXEC! [`fleetrun exec` > Pythons below it] The Python that has fleetrun, which launches
-    in place of Paddle's launcher; `off` leaves Paddle's launcher alone.
+FLEETRUN_EXEC! [`fleetrun exec` > Pythons below it] The Python with the fleetrun that launches
+    instead of Paddle's launcher; `off` leaves Paddle's launcher alone.
 FLEETRUN_EXEC_OPTIONS [`fleetrun exec` > the launcher] The options of `fleetrun exec`, as JSON:
     the defaults of launches; ranks do not get it.
 FLEETRUN_PYTHON [Pythons below `fleetrun exec` > the launcher] The Python of the ranks, where it
     is not the launcher's; ranks do not get it.
 FLEETRUN_RUN_DIR! [the launcher > scripts] The run directory of this launch; scripts may put their
     own files there.
-FLEETRUN_HEARTBEAT! [the launcher > scripts; ranks that report updates] A file for the number of
-    the step that was made last, for --hang_timeout.
-FLEETRUN_ERROR_FILE! [the launcher > programs that are no Python] Where a rank may write down, as
-    JSON, the exception that ends it; Python's are recorded.
-FLEETRUN_RECORDS [the launcher > Python ranks] The file to which a rank appends its exception, and
-    what came of the strategy.
-FLEETRUN_JOB [the launcher > the launcher and its guard] The name of the launch, by which all its
-    processes are found in /proc.
-FLEETRUN_STACK_SIGNAL [the launcher > Python ranks] The number of the signal at which a rank dumps
+FLEETRUN_HEARTBEAT! [the launcher > scripts; ranks that report updates] The file for the number
+    of the last step, for --hang_timeout.
+FLEETRUN_ERROR_FILE! [the launcher > programs other than Python] The file to which a rank can write
+    the error that ends it, as JSON; Python's exceptions are recorded anyway.
+FLEETRUN_RECORDS [the launcher > Python ranks] The file to which a rank appends its exception
+    and what became of the strategy.
+FLEETRUN_JOB [the launcher > the launcher and its guard] The name of the launch, which identifies
+    its processes in /proc.
+FLEETRUN_STACK_SIGNAL [the launcher > Python ranks] The number of the signal that makes a rank dump
     the stacks of its threads.
-FLEETRUN_STRATEGY_FILE [the launcher > Python ranks] The file that says which strategy is asked
-    for; not set without one.
-FLEETRUN_PROFILE [the launcher > Python ranks] Which steps a rank records, and the file for its
+FLEETRUN_STRATEGY_FILE [the launcher > Python ranks] The file with the requested strategy; unset
+    without one.
+FLEETRUN_PROFILE [the launcher > Python ranks] Which steps a rank profiles, and the file for its
     trace; only with --profile.
-FLEETRUN_REPORT_UPDATES [the launcher > Python ranks] Report each update to the heartbeat file,
-    without a strategy too; with --hang_timeout.
-FLEETRUN_STOP_AFTER [`fleetrun tune` > Python ranks with a strategy] After how many updates a rank
-    ends, each of which it records with its time and loss.
-_FLEETRUN_COMPLETE [the shell's completion > the launcher] Asks for completions instead of a
+FLEETRUN_REPORT_UPDATES [the launcher > Python ranks] Report each update to the heartbeat file
+    even without a strategy; with --hang_timeout.
+FLEETRUN_STOP_AFTER [`fleetrun tune` > Python ranks with a strategy] The number of updates after
+    which a rank ends; it records the time and loss of each.
+_FLEETRUN_COMPLETE [the shell's completion > the launcher] Requests completions instead of a
     launch.
-FLEETRUN_ARG_N! [the user > the launcher] The secret word N of a command that --from-manifest
-    repeats, where it has no name.
+FLEETRUN_ARG_N! [the user > the launcher] Word N of a command that --from-manifest repeats,
+    if it is secret and has no name.
 """
 
 

@@ -30,13 +30,13 @@ DEVICES = ("cpu", "gpu")
 EFFECTIVE, NO_EFFECT, REFUSED = "effective", "no effect", "refused"
 # It is as without it.
 NO_DIFFERENCE = "no difference"
-# Only a GPU can tell, and none has been asked yet.
+# It needs a GPU, and has not run on one.
 UNTESTED = "untested"
-# What all that is said of GPUs comes with.
-GPUS = "No GPU was asked: what is said of them was read in the programs of Paddle's GPU build."
+# The reservation about everything that is known of GPUs.
+GPUS = "GPUs: not yet run on one; derived from the programs that Paddle's GPU build generates."
 LEGACY_IR = (
-    "Paddle 3.3.1 runs static strategies with its older representation of programs only: "
-    "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
+    "Paddle 3.3.1 supports static strategies only in its older program representation: "
+    "FLAGS_enable_pir_api=0, and networks without paddle.matmul and similar operators."
 )
 _LARGEST_INT = 2**31 - 1
 # What each item of a list is.

@@ -162,7 +162,7 @@ nccl: 3
     )
     said = say(capsys, "validate", "bad.yaml")
     assert (said.code, said.out) == (2, "")
-    nothing = "with it Paddle sends no gradients at all, and ranks diverge without an error"
+    nothing = "Paddle then sends no gradients at all, and ranks diverge without an error"
     size = "give a whole number of MB from 1 to 65536, auto or plan"
     assert [line.removeprefix("fleetrun: bad.yaml:") for line in said.err.splitlines()] == [
         "1: no such section: strategie; did you mean strategy?",
@@ -209,7 +209,7 @@ def test_explain_sorts_the_places_by_what_happens_there(
     assert ["fuse_bn_act_ops: true", "no effect", where] in [row[:3] for row in rows]
     assert [row[0] for row in rows].count("amp_configs") == 1
     assert "MY_TOKEN: ***" in [row[0] for row in rows]
-    assert "note: Paddle 3.3.1 runs static strategies with its older" in out
+    assert "note: Paddle 3.3.1 supports static strategies only in its older" in out
     assert "note: a.yaml:1: amp_configs is set without amp" in out
 
 

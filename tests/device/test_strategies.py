@@ -120,7 +120,7 @@ def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:
         case "sync_nccl_allreduce":
             return bool(counts["allreduces"] == 1)
         case name:
-            is_about_buckets = name.startswith("fuse_all_reduce") or name.startswith("fuse_grad")
+            is_about_buckets = name.startswith(("fuse_all_reduce", "fuse_grad"))
             return is_about_buckets and counts["allreduces"] == counts["allreduces_before"] == 1
 
 

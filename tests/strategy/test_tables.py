@@ -66,7 +66,7 @@ def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field)
         assert found.reason
         # Tests measure the rest.
         assert found.status != fields.UNTESTED or (
-            device == "gpu" and found.reason.startswith("only a GPU can tell")
+            device == "gpu" and found.reason.startswith("needs a GPU")
         )
 
 
