@@ -193,7 +193,7 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     assert told["fuse_grad_size_in_MB"]["in_effect"] == 4
     assert told["asp"]["status"] == "refused"
     assert told["find_unused_parameters"]["status"] == "effective"
-    assert told["localsgd"]["status"] == "effective"
+    assert told["localsgd"]["status"] == "no_difference"
     assert told["lars"]["status"] == told["amp_configs"]["status"] == "no_effect"
     assert "auto_cast" in told["amp"]["reason"]
     assert "dygraph" in told["fuse_elewise_add_act_ops"]["reason"]
