@@ -121,7 +121,8 @@ def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:
             return bool(counts["allreduces"] == 1)
         case name:
             is_about_buckets = name.startswith(("fuse_all_reduce", "fuse_grad"))
-            return is_about_buckets and counts["allreduces"] == counts["allreduces_before"] == 1
+            is_one = bool(counts["allreduces"] == counts["allreduces_before"] == 1)
+            return is_about_buckets and is_one
 
 
 def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> bool:
