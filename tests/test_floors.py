@@ -89,6 +89,8 @@ OUTSIDE = {
     ),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "prometheus_client": ("fleetrun.sinks.metrics",),
+    "starlette": ("fleetrun.commands.ui",),
+    "uvicorn": ("fleetrun.commands.ui",),
     "paddle": (ISLAND, "fleetrun.commands"),
     "numpy": (ISLAND,),
 }

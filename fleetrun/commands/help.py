@@ -33,7 +33,7 @@ Most used:
   --dry-run           what would run, and why; nothing starts
 Exit codes: 0 success, N the first failed rank's, 128+N its signal, 124 hung,
   126, 127 no program, 2 usage, 3 host, 4 hosts did not meet, 5 strategy_strict
-Commands: logs, top, report: look at a job; ps, attach, stop: background jobs;
+Commands: logs, top, ui, report: look at jobs; ps, attach, stop: in background;
   doctor: check hosts; strategy, tune: presets and speed; on, submit: clusters;
   exec: programs that launch; completion: eval "$(fleetrun completion bash)"
 More: --help=all, or common, strategy, devices, hosts, job, servers, codes
@@ -51,6 +51,7 @@ EXAMPLES = (
     ("fleetrun logs -f --rank=0,3", "the ranks' output, of the latest run or any other"),
     ("fleetrun report [RUN [RUN]]", "a page with charts of one run, or of two side by side"),
     ("fleetrun top", "the state of all ranks of a running job, on the whole screen"),
+    ("fleetrun ui", "a live page about all runs, for the browser of this machine"),
     ("fleetrun strategy list|show|explain ...", "presets, fields, and what takes effect"),
     (
         "fleetrun doctor [OPTIONS] [train.py]",

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetrun.records import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SCHEMA = 1
 # No line is longer: some hundred bytes for each of very many ranks.
 _LONGEST = 4 * 1024 * 1024
+# Read in one go; no line is longer.
+_PIECE = 16 * 1024 * 1024
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -123,6 +125,46 @@ def read(path: str) -> Iterator[MetricsRecord]:
     for found in reading.lines(path):
         if found.get("schema") == SCHEMA:
             yield _record(found)
+
+
+class MetricsReader:
+    """Reads the file PATH, which may still grow, and keeps at most MOST lines, spread evenly."""
+
+    def __init__(self, path: str, most: int) -> None:
+        self._path = path
+        self._most = most
+        # Of so many lines one is kept, by its number.
+        self._every = 1
+        self._kept: dict[int, MetricsRecord] = {}
+        self._newest: MetricsRecord | None = None
+        self._count = self._at = 0
+
+    def read(self) -> tuple[MetricsRecord, ...]:
+        """Return what is kept of all lines by now, and the newest one."""
+        while text := reading.piece(self._path, self._at, _PIECE):
+            whole = text.rfind(b"\n") + 1
+            if not whole:
+                break
+            self._at += whole
+            self._take(text[:whole].split(b"\n")[:-1])
+        last = () if self._newest is None else (self._newest,)
+        return (*self._kept.values(), *last)
+
+    def _take(self, lines: Sequence[bytes]) -> None:
+        while (self._count + len(lines)) // self._every >= self._most:
+            self._every *= 2
+        self._kept = {at: one for at, one in self._kept.items() if at % self._every == 0}
+        for number, line in enumerate(lines, self._count):
+            is_last = number == self._count + len(lines) - 1
+            if number % self._every and not is_last:
+                continue
+            found = reading.parse(line)
+            if found is not None and found.get("schema") == SCHEMA:
+                record = _record(found)
+                if number % self._every == 0:
+                    self._kept[number] = record
+                self._newest = record if number % self._every else None
+        self._count += len(lines)
 
 
 def newest(path: str) -> MetricsRecord | None:

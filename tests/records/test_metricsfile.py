@@ -33,6 +33,21 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert second.ranks[0].loss is None
 
 
+def test_of_a_file_that_grows_lines_are_kept_that_are_spread_evenly(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reader = metricsfile.MetricsReader(str(path), 8)
+    seen: list[list[float]] = []
+    for number in range(100):
+        metricsfile.append(str(path), a_record()._replace(time=float(number)))
+        if number % 7 == 0:
+            seen.append([one.time for one in reader.read()])
+    # At once is as bit by bit, and the newest is always there.
+    whole = [one.time for one in metricsfile.MetricsReader(str(path), 8).read()]
+    assert whole == [one.time for one in reader.read()] == [*map(float, range(0, 100, 16)), 99.0]
+    assert seen[:3] == [[0.0], [*map(float, range(0, 8, 2)), 7.0], [*map(float, range(0, 16, 2))]]
+    assert metricsfile.MetricsReader(str(tmp_path / "none"), 8).read() == ()
+
+
 def test_a_full_disk_gets_no_half_line() -> None:
     with pytest.raises(OSError, match="No space left"):
         metricsfile.append("/dev/full", a_record())

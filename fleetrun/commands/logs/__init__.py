@@ -89,16 +89,8 @@ def listed(log_dir: str) -> str:
     for path in runs.listed(log_dir):
         run = runs.read(path)
         began = "" if run.started_at is None else _moment(run.started_at)
-        if runs.is_running(path):
-            state = "running"
-        elif choose.is_hidden(path):
-            state = "another user's"
-        elif run.finished_at is None:
-            state = "its launcher was killed"
-        else:
-            state = run.verdict
         ranks = names.listed(sorted({log.label for log in run.logs}))
-        rows.append((run.name, began, ranks, state))
+        rows.append((run.name, began, ranks, choose.state(run)))
     if not rows:
         raise EnvironmentFault(f"There is no launch in {log_dir}; name its log folder: --log_dir.")
     return (

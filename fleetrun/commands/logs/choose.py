@@ -45,6 +45,15 @@ def is_hidden(path: str) -> bool:
     return os.path.exists(events) and not os.access(events, os.R_OK)
 
 
+def state(run: runs.Run) -> str:
+    """Return how RUN is, or how it ended."""
+    if runs.is_running(run.path):
+        return "running"
+    if is_hidden(run.path):
+        return "another user's"
+    return "its launcher was killed" if run.finished_at is None else run.verdict
+
+
 def _read(path: str) -> runs.Run:
     """Return the run in PATH; EnvironmentFault for one of another user."""
     if is_hidden(path):

@@ -37,6 +37,8 @@ class LogFilter(NamedTuple):
     tells_attempt: bool
     # Whether what a terminal would act on is taken out.
     is_clean: bool = False
+    # Of each file its end only, so many bytes; None: all of it.
+    most_bytes: int | None = None
 
 
 class OpenLog(NamedTuple):
@@ -49,14 +51,16 @@ class OpenLog(NamedTuple):
 
 
 class Viewer:
-    """Shows logs of the runs FOUND that CHOOSE picks from them."""
+    """Shows logs of the runs FOUND that CHOOSE picks from them, merged ones by OUT."""
 
     def __init__(
         self,
         found: Sequence[runs.Run],
         choose: Callable[[Sequence[runs.Run]], list[runs.LogRecord]],
         wanted: LogFilter,
+        out: Callable[[bytes], None] = write,
     ) -> None:
+        self._out = out
         self._runs = list(found)
         self._choose = choose
         self._wanted = wanted
@@ -76,8 +80,16 @@ class Viewer:
         if self._is_plain:
             self._copy(is_over=not self._is_running())
         else:
-            merge.joined(self._history(is_last=True), write)
+            merge.joined(self._history(is_last=True), self._out)
         return len(self._shown)
+
+    def merge(self) -> None:
+        """Give all lines there are to OUT, each with its prefix, and close the files."""
+        self._open(self._choose(self._runs))
+        merge.joined(self._history(is_last=True), self._out)
+        for one in self._shown.values():
+            one.file.close()
+        self._shown.clear()
 
     def follow(self, *, is_one: bool) -> int:
         """Show what there is and what comes, until the launchers end; return how many logs it was.
@@ -87,7 +99,7 @@ class Viewer:
         self._is_prefixed = not is_one
         self._open(self._choose(self._runs))
         if not self._is_plain:
-            merge.joined(self._history(is_last=False), write)
+            merge.joined(self._history(is_last=False), self._out)
         loop = Loop()
         is_over = False
         while not is_over:
@@ -97,7 +109,7 @@ class Viewer:
             if self._is_plain:
                 self._copy(is_over=is_over)
             else:
-                merge.joined(self._news(is_last=is_over), write)
+                merge.joined(self._news(is_last=is_over), self._out)
             if not is_over:
                 loop.timer("look", time.monotonic() + _PACE_S, nothing)
                 loop.turn()
@@ -204,7 +216,11 @@ class Viewer:
                 prefix = self._prefix(name, log.rank if log.rank is not None else place)
             found = times()
             since = self._wanted.since
-            begin = 0 if since is None else self._begin(file, found, since)
+            begin = 0 if since is None else file.end()
+            if since is not None and file.written_at() >= since:
+                begin = self._line_at(file, found.offset_at(since * 1000))
+            if self._wanted.most_bytes is not None:
+                begin = max(begin, self._line_at(file, file.end() - self._wanted.most_bytes))
             stream = merge.Stream(
                 file,
                 at=begin,
@@ -216,12 +232,11 @@ class Viewer:
             self._shown[path] = OpenLog(file, found, stream, cleaner)
 
     @staticmethod
-    def _begin(file: LogFile, times: outputtimes.LogTimes, since: float) -> int:
-        """Return where the line begins that was written at SINCE or is the first one later."""
-        at = times.offset_at(since * 1000) if file.written_at() >= since else file.end()
+    def _line_at(file: LogFile, at: int) -> int:
+        """Return where the line begins that has the offset AT, or is the first one later."""
         before = max(file.begin, at - _LONGEST_LINE)
         if before >= at:
-            return at
+            return max(at, file.begin)
         piece = file.read(before, at - before)
         return before + piece.rfind(b"\n") + 1 if b"\n" in piece else at
 

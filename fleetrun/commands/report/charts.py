@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.commands.report import svg
-from fleetrun.commands.report.history import ALONG, FIRST, OPEN, WELL
+from fleetrun.commands.report.history import ALIVE, ALONG, FIRST, OPEN, WELL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fleetrun.commands.report.history import RunHistory, Use
     from fleetrun.records.tracefile import TraceRecord
 
-COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#a3a8b0", OPEN: "#3b7dd8"}
+COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#a3a8b0", ALIVE: "#3b7dd8", OPEN: "#7fa9de"}
 # Of a step: what people read, and the colour.
 _SPANS = {
     "data": ("data loading", "#7a6a4f"),

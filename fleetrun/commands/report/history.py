@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun import argv
@@ -17,15 +21,16 @@ from fleetrun.records import (
     rankfile,
     reading,
     reportfile,
+    runs,
     strategyfiles,
     tracefile,
 )
+from fleetrun.records.runs import LogRecord, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from fleetrun.model import FieldVerdict
-    from fleetrun.records.runs import LogRecord, Run
 
 # Of so many ranks the logs are searched for steps and losses, and of each so many bytes at its end.
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
@@ -44,7 +49,12 @@ _SHOWN = frozenset(
         *("restarting", "start_failed"),
     )
 )
-WELL, FIRST, ALONG, OPEN = "succeeded", "failed first", "stopped with it", "end unknown"
+_CPU, _MEMORY = ("Processor use", "% of one"), ("Memory", "GiB")
+_GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
+_STEP = ("Time of a step", "s")
+_KINDS = (_STEP, _CPU, _MEMORY, _GPU, _GPU_MEMORY)
+WELL, FIRST, ALONG = "succeeded", "failed first", "stopped with it"
+ALIVE, OPEN = "running", "end unknown"
 
 
 class AttemptSpan(NamedTuple):
@@ -128,16 +138,34 @@ class RunHistory(NamedTuple):
     attempts: int
     # Steps that ranks have recorded (--profile), at most so many ranks.
     traces: tuple[tracefile.TraceRecord, ...] = ()
+    is_running: bool = False
 
 
-def read(found: Sequence[Run]) -> RunHistory:
-    """Return the run of a job, whose hosts have left the runs FOUND."""
+# What the host of a run has measured, thinned out to so many moments.
+Measured = Callable[[Run], Sequence[metricsfile.MetricsRecord]]
+
+
+def measured(run: Run) -> Sequence[metricsfile.MetricsRecord]:
+    """Return what the host of RUN has measured by now."""
+    return metricsfile.MetricsReader(os.path.join(run.path, names.METRICS), _MOST_MOMENTS).read()
+
+
+def read(
+    found: Sequence[Run], *, measured: Measured = measured, most_bytes: int = _MOST_BYTES
+) -> RunHistory:
+    """Return the run of a job, whose hosts have left the runs FOUND.
+
+    Of each log MOST_BYTES are searched for steps and losses.
+    """
     first = found[0]
     began = min((run.started_at for run in found if run.started_at is not None), default=0.0)
     bars: list[AttemptSpan] = []
     moments: list[Moment] = []
     fields: tuple[FieldVerdict, ...] = ()
     last = max((run.finished_at or 0.0 for run in found), default=0.0)
+    running = {run.path for run in found if runs.is_running(run.path)}
+    if running and began:
+        last = time.time()
     for run in found:
         host = _host(run, len(found))
         peaks: dict[tuple[str, int], int | None] = {}
@@ -152,10 +180,14 @@ def read(found: Sequence[Run]) -> RunHistory:
                 moments.append(Moment(event.time - began, event.event, _description(event)))
         for log in run.logs:
             peak = peaks.get((log.process, log.attempt))
-            bars.append(_bar(log, began, last, host)._replace(peak_bytes=peak))
+            bar = _bar(log, began, last, host)._replace(peak_bytes=peak)
+            if bar.kind == OPEN and run.path in running:
+                bar = bar._replace(kind=ALIVE, how="running")
+            bars.append(bar)
     bars.sort(key=lambda bar: (_number(bar.label), bar.attempt))
     failed = next((run for run in found if run.exit_code), first)
     manifest = reading.document(os.path.join(first.path, names.MANIFEST)) or {}
+    metrics = [measured(run) for run in found]
     return RunHistory(
         name=first.name,
         script=_script(reading.texts(manifest.get("command"))),
@@ -167,14 +199,15 @@ def read(found: Sequence[Run]) -> RunHistory:
         hosts=tuple(first.plan.nodes) if first.plan else (),
         bars=tuple(bars),
         moments=tuple(sorted(moments)),
-        curves=tuple(_curves(found, began)),
-        uses=tuple(_uses(found, began)),
+        curves=tuple(_curves(found, began, metrics, most_bytes)),
+        uses=tuple(_uses(found, began, metrics)),
         report=reportfile.read(os.path.join(failed.path, names.REPORT)),
         fields=fields,
         buckets=_buckets(first.path),
         facts=(("run", first.name), *_facts(manifest)),
         attempts=max(run.attempt for run in found) + 1,
         traces=tuple(_traces(found)),
+        is_running=bool(running),
     )
 
 
@@ -238,25 +271,37 @@ def _description(event: eventfile.EventRecord) -> str:
     return f"attempt {event.attempt}"
 
 
-def _curves(found: Sequence[Run], began: float) -> list[Curve]:
+def _curves(
+    found: Sequence[Run],
+    began: float,
+    metrics: Sequence[Sequence[metricsfile.MetricsRecord]],
+    most_bytes: int,
+) -> list[Curve]:
     """Return what some ranks print of steps and losses, the first ones and those that failed."""
     logs = [(run, log) for run in found for log in run.logs]
     logs.sort(key=lambda pair: (not pair[1].has_failed, _number(pair[1].label), pair[1].attempt))
+
+    @functools.cache
+    def times(run: Run) -> Mapping[str, outputtimes.LogTimes]:
+        return outputtimes.Reader(os.path.join(run.path, names.OUTPUT_TIMES)).read()
+
     curves = [
         curve
         for run, log in logs[:_MOST_LOGS]
-        if (curve := _curve(log, outputtimes.Reader(_times(run)).read(), began)) is not None
+        if (curve := _curve(log, times(run), began, most_bytes)) is not None
     ]
     if not any(curve.has_steps for curve in curves):
-        curves += _heartbeats(found, began)
+        curves += _heartbeats(metrics, began)
     return sorted(curves, key=lambda curve: _number(curve.label))
 
 
-def _heartbeats(found: Sequence[Run], began: float) -> list[Curve]:
+def _heartbeats(
+    metrics: Sequence[Sequence[metricsfile.MetricsRecord]], began: float
+) -> list[Curve]:
     """Return the steps that ranks have reported, as metrics.jsonl has them; a strategy does it."""
     rows: dict[str, list[tuple[float, int]]] = {}
-    for run in found:
-        for record in metricsfile.read(os.path.join(run.path, names.METRICS)):
+    for records in metrics:
+        for record in records:
             for one in record.ranks:
                 if one.step is not None:
                     label = names.label_of(one.process)
@@ -272,10 +317,6 @@ def _heartbeats(found: Sequence[Run], began: float) -> list[Curve]:
         )
         for label, points in picked
     ]
-
-
-def _times(run: Run) -> str:
-    return os.path.join(run.path, names.OUTPUT_TIMES)
 
 
 def lines(path: str, most: int = _MOST_BYTES) -> Iterator[tuple[int, bytes]]:
@@ -304,7 +345,9 @@ def lines(path: str, most: int = _MOST_BYTES) -> Iterator[tuple[int, bytes]]:
             yield begin, line
 
 
-def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: float) -> Curve | None:
+def _curve(
+    log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: float, most_bytes: int
+) -> Curve | None:
     """Return what one log tells; None where it tells of no steps, or nobody noted when."""
     rows: dict[int, tuple[float, float | None]] = {}
     has_steps = False
@@ -313,7 +356,7 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
         if noted is None or noted.cuts:
             continue
         look = 0
-        for offset, line in lines(path):
+        for offset, line in lines(path, most_bytes):
             reported = progress.of(line)
             if reported.step is None and reported.loss is None:
                 continue
@@ -339,53 +382,76 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
     )
 
 
-def _uses(found: Sequence[Run], began: float) -> Iterator[Use]:
-    """Yield what ranks and GPUs used, as metrics.jsonl of each host has it."""
-    cpu = ("Processor use", "% of one")
-    memory = ("Memory", "GiB")
-    gpu, gpu_memory = ("GPU use", "%"), ("GPU memory", "GiB")
-    cells: dict[tuple[str, str], dict[str, dict[int, float]]] = {
-        kind: {} for kind in (cpu, memory, gpu, gpu_memory)
-    }
+def _uses(
+    found: Sequence[Run], began: float, metrics: Sequence[Sequence[metricsfile.MetricsRecord]]
+) -> Iterator[Use]:
+    """Yield what ranks and GPUs used, as METRICS of each host has it, and how long a step took."""
+    cells: dict[tuple[str, str], dict[str, dict[int, float]]] = {kind: {} for kind in _KINDS}
+    # Hosts do not look at the same moments, so what they saw within one interval is one moment.
+    width_s = max((_interval_s(records) for records in metrics), default=1.0)
 
     def put(kind: tuple[str, str], row: str, at: int, value: float | None) -> None:
         if value is not None:
             cells[kind].setdefault(row, {})[at] = round(value, 6)
 
-    for run in found:
+    for run, records in zip(found, metrics, strict=True):
         host = _host(run, len(found))
-        for record in metricsfile.read(os.path.join(run.path, names.METRICS)):
-            at = round(record.time - began)
+        clocks: dict[str, _StepClock] = {}
+        for record in records:
+            at = int((record.time - began) // width_s)
             for one in record.ranks:
                 label = names.label_of(one.process)
-                put(cpu, label, at, one.cpu_percent)
-                put(memory, label, at, one.memory_bytes / _GIB)
+                put(_CPU, label, at, one.cpu_percent)
+                put(_MEMORY, label, at, one.memory_bytes / _GIB)
+                clock = clocks.setdefault(label, _StepClock())
+                put(_STEP, label, at, clock.see(record.time, one.step))
             for card in record.gpus:
                 label = f"{host} GPU {card.number}".strip()
                 used = card.memory_used_bytes
-                put(gpu, label, at, card.use_percent)
-                put(gpu_memory, label, at, None if used is None else used / _GIB)
+                put(_GPU, label, at, card.use_percent)
+                put(_GPU_MEMORY, label, at, None if used is None else used / _GIB)
     for (title, unit), rows in cells.items():
         moments = sorted({at for row in rows.values() for at in row})
-        moments = moments[:: max(1, len(moments) // _MOST_MOMENTS)]
         if rows and moments:
             order = sorted(rows, key=_number)
             most = max(value for row in rows.values() for value in row.values())
             # As few digits as can be read.
-            times = _MIB_EACH if unit == "GiB" and most < 1 else 1
+            small = {"GiB": "MiB", "s": "ms"}.get(unit, "") if most < 1 else ""
+            times = {"MiB": _MIB_EACH, "ms": 1000}.get(small, 1)
             values = tuple(
                 tuple(
                     None if (seen := rows[row].get(at)) is None else seen * times for at in moments
                 )
                 for row in order
             )
-            yield Use(
-                title,
-                "MiB" if times > 1 else unit,
-                tuple(order),
-                tuple(map(float, moments)),
-                values,
-            )
+            shown = tuple(at * width_s for at in moments)
+            yield Use(title, small or unit, tuple(order), shown, values)
+
+
+def _interval_s(records: Sequence[metricsfile.MetricsRecord]) -> float:
+    """Return how far apart the moments of RECORDS are, most of them."""
+    apart = sorted(after.time - before.time for before, after in pairwise(records))
+    return max(apart[len(apart) // 2] if apart else 1.0, 1.0)
+
+
+class _StepClock:
+    """How long the steps of a rank take; one under way took at least as long as it lasts."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int] | None = None
+
+    def see(self, at: float, step: int | None) -> float | None:
+        """Return the seconds of a step by now, AT which the rank was at STEP."""
+        if step is None:
+            return None
+        if self._last is None or step < self._last[1]:
+            # The first, and that of another epoch or attempt.
+            self._last = at, step
+            return None
+        took_s = (at - self._last[0]) / max(step - self._last[1], 1)
+        if step > self._last[1]:
+            self._last = at, step
+        return took_s
 
 
 def _buckets(path: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from fleetrun.conversion import duration
 from fleetrun.plan.visible import visible, visible_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fleetrun.commands.report.history import RunHistory
 
@@ -27,16 +27,27 @@ def page(stories: Sequence[RunHistory], folder: str) -> str:
 
     Links lead from FOLDER, where the page is kept, to the logs.
     """
-    parts = [_comparison(stories)] if len(stories) > 1 else []
-    runs = "".join(_run(run, number, folder) for number, run in enumerate(stories))
+
+    def link(path: str, text: str) -> str:
+        from urllib.parse import quote  # only here
+
+        return f'<a href="{html.escape(quote(os.path.relpath(path, folder)))}">{escaped(text)}</a>'
+
+    parts = [comparison(stories)] if len(stories) > 1 else []
+    runs = "".join(_run(run, number, link) for number, run in enumerate(stories))
     parts.append(f'<div class="runs">{runs}</div>')
-    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        title=_text(", ".join(f"{_title(run)}: {_result(run)[0]}" for run in stories)),
+    return Template(part("page.html")).substitute(
+        title=escaped(", ".join(f"{title(run)}: {result(run)[0]}" for run in stories)),
         width="88em" if len(stories) > 1 else "64em",
-        count=len(stories),
+        style=part("page.css"),
+        script=part("chart.js"),
         body="\n".join(parts),
     )
+
+
+def part(name: str) -> str:
+    """Return the file NAME of what pages are made of."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _chart(title: str, key: str, drawn: str | None) -> str:
@@ -45,65 +56,78 @@ def _chart(title: str, key: str, drawn: str | None) -> str:
     return f'<h2>{title}</h2><div class="card"><div id="{key}">{drawn}</div></div>'
 
 
-def _run(run: RunHistory, number: int, folder: str) -> str:
+def _run(run: RunHistory, number: int, link: Callable[[str, str], str]) -> str:
     """Return all about one run."""
-    letter = "AB"[number]
+    parts = sections(run, number, link, _uses(run, number))
+    return f'<div class="run" id="run-{"AB"[number]}">{"".join(parts.values())}</div>'
 
-    def chart(title: str, name: str, drawn: str | None) -> str:
-        return _chart(title, f"{name}-{letter}", drawn)
 
+def _uses(run: RunHistory, number: int) -> str:
     return "".join(
-        (
-            f'<div class="run" id="run-{letter}">',
-            _head(run),
-            _cause(run, folder),
-            chart("Processes", "timeline", charts.timeline(run)),
-            _moments(run),
-            chart("Loss", "loss", charts.losses([run])),
-            chart("Steps", "steps", charts.steps([run])),
-            *(
-                chart(used.title, f"use-{index}", charts.use(used))
-                for index, used in enumerate(run.uses)
-            ),
-            # Where it was measured over time, that has its peak.
-            chart("Most memory held", "memory", None if run.uses else charts.memory(run)),
-            _strategy(run),
-            chart("Buckets of gradients", "buckets", charts.buckets(run)),
-            *(
-                chart(
-                    f"Where a step goes: {_text(trace.reported())}",
-                    f"step-{index}",
-                    charts.step(trace),
-                )
-                for index, trace in enumerate(run.traces)
-            ),
-            _facts(run),
-            _logs(run, folder),
-            "</div>",
-        )
+        _chart(used.title, f"use-{index}-{'AB'[number]}", charts.use(used))
+        for index, used in enumerate(run.uses)
     )
 
 
-def _title(run: RunHistory) -> str:
+def sections(
+    run: RunHistory, number: int, link: Callable[[str, str], str], uses: str = ""
+) -> dict[str, str]:
+    """Return what a page says of a run, by what people look for; USES is what it used over time."""
+
+    def chart(title: str, name: str, drawn: str | None) -> str:
+        return _chart(title, f"{name}-{'AB'[number]}", drawn)
+
+    traces = (
+        chart(
+            f"Where a step goes: {escaped(trace.reported())}", f"step-{index}", charts.step(trace)
+        )
+        for index, trace in enumerate(run.traces)
+    )
+    return {
+        "head": _head(run) + _cause(run, link),
+        "progress": "".join(
+            (
+                chart("Processes", "timeline", charts.timeline(run)),
+                _moments(run),
+                chart("Loss", "loss", charts.losses([run])),
+                chart("Steps", "steps", charts.steps([run])),
+            )
+        ),
+        "uses": uses,
+        "origin": "".join(
+            (
+                # Where it was measured over time, that has its peak.
+                chart("Most memory held", "memory", None if run.uses else charts.memory(run)),
+                _strategy(run),
+                chart("Buckets of gradients", "buckets", charts.buckets(run)),
+                *traces,
+                _facts(run),
+            )
+        ),
+        "logs": _logs(run, link),
+    }
+
+
+def title(run: RunHistory) -> str:
     """Return what people call the run: its script, and when it began."""
     began = datetime.fromtimestamp(run.began, timezone.utc).strftime("%Y-%m-%d %H:%M")
     return f"{run.script or run.name}, {began} UTC"
 
 
-def _result(run: RunHistory) -> tuple[str, str]:
+def result(run: RunHistory) -> tuple[str, str]:
     """Return how it ended, and the class of that for the style sheet."""
     if run.exit_code is None:
-        return "no end is recorded: it runs, or its launcher was killed", "open"
+        return "running" if run.is_running else "its launcher was killed", "open"
     if run.exit_code:
         return f"{run.verdict} (exit code {run.exit_code})", "bad"
     return run.verdict or "all processes finished", ""
 
 
 def _head(run: RunHistory) -> str:
-    word, kind = _result(run)
-    shown = "".join(f"<div><b>{_text(value)}</b>{name}</div>" for name, value in numbers(run))
+    word, kind = result(run)
+    shown = "".join(f"<div><b>{escaped(value)}</b>{name}</div>" for name, value in numbers(run))
     return (
-        f'<h1>{_text(_title(run))}</h1><span class="verdict {kind}">{_text(word)}</span>'
+        f'<h1>{escaped(title(run))}</h1><span class="verdict {kind}">{escaped(word)}</span>'
         f'<div class="numbers">{shown}</div>'
     )
 
@@ -131,18 +155,18 @@ def numbers(run: RunHistory) -> list[tuple[str, str]]:
     return found
 
 
-def _cause(run: RunHistory, folder: str) -> str:
+def _cause(run: RunHistory, link: Callable[[str, str], str]) -> str:
     """Return why the run ended badly, as its report has it."""
     report = run.report
     if report is None or not run.exit_code:
         return ""
-    lines = [f"<p><b>{_text(report.outcome)}</b></p>"]
+    lines = [f"<p><b>{escaped(report.outcome)}</b></p>"]
     culprit = report.culprit
     if culprit is not None:
         if culprit.kind:
-            lines.append(f"<p>{_text(culprit.kind)}: {_text(culprit.message)}</p>")
+            lines.append(f"<p>{escaped(culprit.kind)}: {escaped(culprit.message)}</p>")
         if culprit.remedy:
-            lines.append(f"<p>{_text(culprit.remedy)}</p>")
+            lines.append(f"<p>{escaped(culprit.remedy)}</p>")
         words = culprit.stack or "\n".join(culprit.last_words)
         if words:
             lines.append(f"<pre>{html.escape(visible_lines(words))}</pre>")
@@ -150,10 +174,10 @@ def _cause(run: RunHistory, folder: str) -> str:
         firsts = [(bar.attempt, bar.logs) for bar in run.bars if bar.kind == FIRST]
         _, logs = max(firsts, default=(0, ()))
         for log, name in zip(logs, ("Its log", "Its standard error"), strict=False):
-            lines.append(f"<p>{_link(log, folder, name)}</p>")
-    lines += [f"<p>{_text(one)}</p>" for one in report.evidence]
+            lines.append(f"<p>{link(log, name)}</p>")
+    lines += [f"<p>{escaped(one)}</p>" for one in report.evidence]
     earlier = enumerate(report.earlier)
-    lines += [f"<p>Attempt {attempt}: {_text(one)}</p>" for attempt, one in earlier]
+    lines += [f"<p>Attempt {attempt}: {escaped(one)}</p>" for attempt, one in earlier]
     return f'<h2>Cause</h2><div class="card" id="cause">{"".join(lines)}</div>'
 
 
@@ -171,9 +195,9 @@ def _strategy(run: RunHistory) -> str:
     if not run.fields:
         return ""
     rows = "".join(
-        f'<tr class="{_text(one.status)}"><td>{_text(one.name)}</td><td>{_text(one.asked)}</td>'
-        f"<td>{_text(one.in_effect)}</td><td>{_text(one.status.replace('_', ' '))}</td>"
-        f"<td>{_text(one.why)}</td></tr>"
+        f'<tr class="{escaped(one.status)}"><td>{escaped(one.name)}</td>'
+        f"<td>{escaped(one.asked)}</td><td>{escaped(one.in_effect)}</td>"
+        f"<td>{escaped(one.status.replace('_', ' '))}</td><td>{escaped(one.why)}</td></tr>"
         for one in run.fields
     )
     heads = "".join(f"<th>{head}</th>" for head in ("field", "asked", "in effect", "", "why"))
@@ -184,9 +208,9 @@ def _facts(run: RunHistory) -> str:
     return f'<h2>Where it came from</h2><div class="card">{_table((), run.facts)}</div>'
 
 
-def _logs(run: RunHistory, folder: str) -> str:
+def _logs(run: RunHistory, link: Callable[[str, str], str]) -> str:
     links = "".join(
-        f"<div>{_link(log, folder, f'{bar.label}{stream}{again}')}</div>"
+        f"<div>{link(log, f'{bar.label}{stream}{again}')}</div>"
         for bar in run.bars
         for again in (f", attempt {bar.attempt}" if bar.attempt else "",)
         for log, stream in zip(bar.logs, ("", " stderr"), strict=False)
@@ -194,7 +218,7 @@ def _logs(run: RunHistory, folder: str) -> str:
     return f'<h2>Logs</h2><div class="card logs">{links}</div>'
 
 
-def _comparison(stories: Sequence[RunHistory]) -> str:
+def comparison(stories: Sequence[RunHistory]) -> str:
     """Return the two STORIES beside each other: numbers, what differs, losses and steps."""
     first, second = stories
     rows = []
@@ -208,7 +232,7 @@ def _comparison(stories: Sequence[RunHistory]) -> str:
             if mine != theirs:
                 rows.append((name, mine, theirs))
     parts = [
-        f"<h1>A: {_text(_title(first))}<br>B: {_text(_title(second))}</h1>",
+        f"<h1>A: {escaped(title(first))}<br>B: {escaped(title(second))}</h1>",
         '<h2>What differs</h2><div class="card" id="differs">',
         _table(("", "A", "B"), rows),
         "</div>",
@@ -221,18 +245,13 @@ def _comparison(stories: Sequence[RunHistory]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(one)}</th>" for one in heads)
+    head = "".join(f"<th>{escaped(one)}</th>" for one in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table>{f'<tr>{head}</tr>' if heads else ''}{body}</table>"
 
 
-def _link(path: str, folder: str, text: str) -> str:
-    from urllib.parse import quote  # only here
-
-    return f'<a href="{html.escape(quote(os.path.relpath(path, folder)))}">{_text(text)}</a>'
-
-
-def _text(said: str) -> str:
+def escaped(said: str) -> str:
+    """Return SAID, which may be anything, as text of a page."""
     return html.escape(visible(said))

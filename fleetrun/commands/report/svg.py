@@ -243,7 +243,9 @@ def _picture(
     height: float, parts: Iterable[str], colors: Iterable[tuple[str, str]], more: str = ""
 ) -> str:
     legend = "".join(
-        f'<span><i style="background:{color}"></i>{_text(name)}</span>' for name, color in colors
+        f'<span><svg viewBox="0 0 1 1"><rect width="1" height="1" fill="{color}"/></svg>'
+        f"{_text(name)}</span>"
+        for name, color in colors
     )
     return (
         f'<div class="legend">{legend}</div>'

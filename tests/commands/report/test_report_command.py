@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import browsers
 import pytest
 from commandline import Command, fleetrun
-from waiting import LONG_S
+from runfolders import big, measured
 
 from fleetrun.commands.report import charts, history, page
-from fleetrun.records import eventfile, metricsfile, reportfile, runs
+from fleetrun.records import metricsfile, reportfile, runs
+
+if TYPE_CHECKING:
+    import subprocess
 
 ROOT = Path(__file__).parents[3]
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 SCRIPT = """
 for step in range(5):
     print(f"step {step} loss: {1 / (step + 1):.4f}", flush=True)
@@ -63,25 +63,8 @@ class OpenLog(HTMLParser):
 
 
 def browse(file: Path) -> str:
-    """Return the document that headless Chromium makes of FILE, without a network."""
-    if BROWSER is None:
-        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
-    home = file.parent / "browser"
-    done = subprocess.run(
-        [
-            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *("--virtual-time-budget=20000", f"--user-data-dir={home}"),
-            # Every name is nowhere.
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """Return the document that a browser makes of FILE."""
+    return browsers.browse(file.as_uri(), file.parent / "browser")
 
 
 def drawn(dom: str, chart: str) -> str:
@@ -132,57 +115,6 @@ def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     assert drawn(dom, "loss-both").count("data-name=") == 4
 
 
-def measured(ranks: int, moment: int) -> metricsfile.MetricsRecord:
-    """Make what RANKS, each with a GPU, used at a moment; the last one's GPU tells nothing."""
-    system = metricsfile.System(50.0, 1.0, 1, 2, 0, 0, 0, 0)
-    uses = tuple(
-        metricsfile.RankUse(
-            *(f"trainer.{rank}", rank, 1, "R", float(moment), 90.0, 1 << 30, 1, 1, 0, 0),
-            *(None, None),
-        )
-        for rank in range(ranks)
-    )
-    gpus = tuple(
-        metricsfile.GpuUsage(
-            *(rank, f"GPU-{rank}", "H100", None if rank == ranks - 1 else 70.0, 1 << 30),
-            *(1 << 36, 300.0, 50.0, (rank,)),
-        )
-        for rank in range(ranks)
-    )
-    return metricsfile.MetricsRecord(1e9 + 5 * moment, 0.0, "h", 0, system, uses, gpus)
-
-
-def big(folder: Path, ranks: int) -> Path:
-    """Make the run directory of a job of RANKS, of which one has failed and ended the others."""
-    folder.mkdir(parents=True)
-    (folder / "lock").touch()
-    lines: list[dict[str, Any]] = [{"event": "launched", "job_id": "big", "processes": ranks}]
-    about = [
-        {"process": f"trainer.{rank}", "rank": rank, "attempt": 0, "log": f"workerlog.{rank}"}
-        for rank in range(ranks)
-    ]
-    lines += [{"event": "started", **one, "pid": 1} for one in about]
-    lines += [
-        {
-            "event": "exited",
-            **one,
-            "code": 7 if one["rank"] == 5 else None,
-            "signal": None if one["rank"] == 5 else "SIGTERM",
-            "peak_bytes": 1 << 28,
-        }
-        for one in about
-    ]
-    lines += [{"event": "root_cause", **about[5], "failed": ["trainer.5"]}]
-    lines += [{"event": "finished", "exit_code": 7, "verdict": "rank 5 exited with 7"}]
-    for moment in range(3):
-        metricsfile.append(str(folder / "metrics.jsonl"), measured(ranks, moment))
-    with (folder / "events.jsonl").open("w") as file:
-        for number, line in enumerate(lines):
-            at = {"schema": eventfile.SCHEMA, "time": 1e9 + number / 100, "monotonic": number / 100}
-            file.write(json.dumps({**at, **line}) + "\n")
-    return folder
-
-
 @pytest.mark.slow
 def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     run_dir = big(tmp_path / "log" / "runs" / "big", 1024)
@@ -220,6 +152,25 @@ def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
     assert set(uses["Memory"].values) == {(1.0, 1.0, 1.0)}
     assert uses["GPU use"].rows == tuple(f"GPU {number}" for number in range(7))
     assert charts.use(uses["GPU use"]).count("data-name=") == 7
+
+
+def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
+    tmp_path: Path,
+) -> None:
+    found = [runs.read(str(big(tmp_path / name, 6))) for name in "ab"]
+    late = [measured(6, at)._replace(time=1e9 + 5 * at + 2) for at in range(4)]
+
+    def seen(run: runs.Run) -> list[metricsfile.MetricsRecord]:
+        if run is found[0]:
+            return [measured(3, at, step=step) for at, step in enumerate((0, 10, 10, 40))]
+        return [one._replace(ranks=one.ranks[3:]) for one in late]
+
+    told = history.read(found, measured=seen)
+    uses = {used.title: used for used in told.uses}
+    assert uses["Processor use"].at == (0.0, 5.0, 10.0, 15.0)
+    assert uses["Processor use"].values == ((90.0,) * 4,) * 6
+    # Under way for 5 s at least; then 30 steps since the last one that was seen, 10 s before.
+    assert uses["Time of a step"].values == ((0.5, 5.0, 0.333333),) * 3
 
 
 def test_memory_of_less_than_a_gibibyte_is_in_mebibytes(tmp_path: Path) -> None:
@@ -319,7 +270,7 @@ def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     told = history.read([runs.read(str(tmp_path))])
     assert told.exit_code is None
-    assert "no end is recorded" in page.page([told], "/")
+    assert "running" in page.page([told], "/")
     assert charts.losses([told]) is None
     assert charts.memory(told) is None
 

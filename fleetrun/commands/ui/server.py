@@ -1,0 +1,140 @@
+"""What `fleetrun ui` answers, and to whom.
+
+Everything about a run needs the token, in a header that no page of another origin can send: there
+is no cookie, and no answer to CORS. A request whose Host is another name than this machine's own
+was led here by somebody else's DNS, and gets nothing at all.
+"""
+
+from __future__ import annotations
+
+import resource
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from fleetrun.commands.report import page
+from fleetrun.commands.ui import view
+from fleetrun.errors import FleetrunError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_NAMES = {"127.0.0.1", "localhost"}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_SCRIPT, _STYLE = "text/javascript", "text/css"
+_FILES = {
+    "/": ("ui.html", "text/html"),
+    "/ui.js": ("ui.js", _SCRIPT),
+    "/ui.css": ("ui.css", _STYLE),
+}
+
+
+def serve(listening: socket.socket, token: str, log_dir: str) -> None:
+    """Answer at the socket LISTENING, about the runs in LOG_DIR, until a signal ends it."""
+    # Each log that is merged is open, and there may be thousands.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    config = uvicorn.Config(
+        application(token, view.Views(log_dir)),
+        access_log=False,
+        interface="asgi3",
+        lifespan="off",
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        ws="none",
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def application(token: str, views: view.Views) -> ASGIApp:
+    """Return what answers, to those who know TOKEN, with VIEWS."""
+
+    def file(name: str, kind: str) -> Route:
+        text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        return _fixed(f"/{name}" if name != "ui.html" else "/", text, kind)
+
+    def answer(path: str, get: Callable[[Request], object], *, method: str = "GET") -> Route:
+        def endpoint(request: Request) -> Response:
+            # It runs in a thread, so that a long search holds up nobody else.
+            try:
+                return JSONResponse(get(request))
+            except KeyError:
+                return PlainTextResponse("There is no such run any more.", 404)
+            except FleetrunError as error:
+                return PlainTextResponse(str(error), 400)
+
+        return Route(path, endpoint, methods=[method])
+
+    def asked(request: Request) -> dict[str, str]:
+        return dict(request.query_params)
+
+    run = "/api/runs/{run}"
+    routes = [
+        *(file(*each) for each in _FILES.values()),
+        _fixed("/page.css", page.part("page.css"), _STYLE),
+        _fixed("/chart.js", page.part("chart.js"), _SCRIPT),
+        answer("/api/runs", lambda _: views.listed()),
+        answer(run, lambda it: views.run(it.path_params["run"], asked(it).get("seen", ""))),
+        answer(f"{run}/logs", lambda it: views.logs(it.path_params["run"], asked(it))),
+        answer(f"{run}/stacks", lambda it: views.stacks(it.path_params["run"])),
+        answer(f"{run}/stacks", lambda it: views.take_stacks(it.path_params["run"]), method="POST"),
+        answer(f"{run}/beside/{{other}}", lambda it: views.beside(**it.path_params)),
+    ]
+    return _guarded(Starlette(routes=routes), token)
+
+
+def _fixed(path: str, text: str, kind: str) -> Route:
+    """Return the route of what is the same for everybody, and says nothing about any run."""
+    return Route(path, lambda _: Response(text, media_type=kind))
+
+
+def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
+    """Return INNER behind a check of each request, with headers that lock its pages in."""
+    expected = f"Bearer {token}".encode()
+
+    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        refusal = _refusal(scope["path"], headers, expected)
+
+        async def locked(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
+            if message["type"] == "http.response.start":
+                given = [(name.lower().encode(), text.encode()) for name, text in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *given]
+            await send(message)
+
+        await (inner if refusal is None else refusal)(scope, receive, locked)
+
+    return outer
+
+
+def _refusal(path: str, headers: dict[bytes, bytes], expected: bytes) -> Response | None:
+    """Return why a request gets nothing; None: it may be answered."""
+    name = headers.get(b"host", b"").decode("latin-1").rpartition(":")
+    if (name[0] or name[2]) not in _NAMES:
+        return PlainTextResponse("fleetrun ui answers to 127.0.0.1 and localhost only.", 421)
+    if path.startswith("/api/") and not secrets.compare_digest(
+        headers.get(b"authorization", b""), expected
+    ):
+        return PlainTextResponse("This needs the token that fleetrun ui has printed.", 401)
+    return None

@@ -1,0 +1,281 @@
+"""`fleetrun ui`: what a browser shows of it, and what it keeps from whoever has no token."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import re
+import signal
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from browsers import browse
+from commandline import Command, started
+from runfolders import big, measured
+from waiting import LONG_S, until
+
+from fleetrun.commands import parser
+from fleetrun.errors import EnvironmentFault
+from fleetrun.records import metricsfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
+
+
+class Page(NamedTuple):
+    """A page that is served: its address without the token, and the token."""
+
+    address: str
+    token: str
+
+    def url(self, **words: str) -> str:
+        """Return the address that people open, with WORDS of what to show."""
+        more = "".join(f"&{name}={text}" for name, text in words.items())
+        return f"{self.address}#token={self.token}{more}"
+
+    def ask(self, path: str, *, method: str = "GET", **headers: str) -> Any:
+        """Return the answer to a request of PATH with the token, or with HEADERS.
+
+        That is its status and text where it is refused.
+        """
+        known = headers or {"Authorization": f"Bearer {self.token}"}
+        host = self.address.removeprefix("http://").strip("/")
+        connection = http.client.HTTPConnection(host, timeout=LONG_S)
+        connection.request(method, f"/{path}", headers=known)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return json.loads(text) if answer.status == 200 else (answer.status, text)
+
+    def key(self, name: str) -> str:
+        """Return what stands for the run NAME."""
+        (found,) = [one["key"] for one in self.ask("api/runs") if one["name"] == name]
+        return str(found)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Page]:
+    """Serve the runs in FOLDER until the end of the block."""
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
+        pytest.skip("there is no Starlette or uvicorn (scripts/setup --dev)")
+    process = started("ui", folder=folder)
+    try:
+        assert process.stdout is not None
+        address, _, token = process.stdout.readline().decode().strip().partition("#token=")
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        yield Page(address, token)
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LONG_S)
+    assert (process.returncode, b"Traceback" in said) == (130, False), said
+
+
+def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page(
+    tmp_path: Path,
+) -> None:
+    run = big(tmp_path / "log" / "runs" / "20250101T000000Z-big-7", 1024)
+    for moment in range(3, 6):
+        record = measured(1024, moment, step=20 * moment)
+        slow = [one._replace(step=10 * moment) if one.rank == 700 else one for one in record.ranks]
+        metricsfile.append(str(run / "metrics.jsonl"), record._replace(ranks=tuple(slow)))
+    (run / "workerlog.5").write_text(f"step 1 loss 0.5\n\x1b[31m{HOSTILE}\nneedle\n")
+    (run / "workerlog.6").write_text("nothing here\n")
+    with served(tmp_path) as page:
+        key = page.key(run.name)
+        dom = browse(page.url(run=key, grep="needle|img"), tmp_path / "browser")
+        again = browse(page.url(run=key, map="GPU+use", rank="6"), tmp_path / "browser")
+    assert 'data-ready="yes"' in dom
+    assert '<p id="problem" role="alert" hidden="">' in dom
+    assert re.search(r'<canvas role="img" width="2" height="1024"', dom), dom[:3000]
+    assert "Highest on average: rank 700 500; median 250." in dom
+    assert "rank 5 exited with 7 (exit code 7)" in dom
+    assert dom.count('<rect class="point"') == 1024
+    # As text, without what a terminal would do.
+    shown = dom.partition('<pre id="logs"')[2].partition("</pre>")[0]
+    assert "[rank 5] &lt;img src=x onerror=" in shown
+    assert "[rank 5] needle" in shown
+    assert "nothing here" not in shown
+    assert "<title>owned" not in dom
+    assert "[rank 6] nothing here" in again
+    assert re.search(r'<canvas role="img" width="6" height="1023"', again)
+
+
+ATTACK = """<!DOCTYPE html><title>attack</title><pre id="said"></pre><script>
+const target = "TARGET", said = {};
+async function attempt(name, make) {
+  try { said[name] = String(await make()); } catch (error) { said[name] = "error"; }
+}
+const loaded = made => new Promise(done => {
+  made.onload = () => done("loaded");
+  made.onerror = () => done("error");
+  document.body.append(made);
+});
+(async () => {
+  await attempt("plain", async () => (await fetch(target + "api/runs")).text());
+  await attempt("with the token", async () =>
+    (await fetch(target + "api/runs", { headers: { Authorization: "Bearer TOKEN" } })).text());
+  await attempt("no-cors", async () =>
+    (await fetch(target + "api/runs", { mode: "no-cors" })).text());
+  await attempt("with credentials", async () =>
+    (await fetch(target + "api/runs?token=TOKEN", { credentials: "include" })).text());
+  const post = { method: "POST", mode: "no-cors", body: "x" };
+  await attempt("post", async () =>
+    (await fetch(target + "api/runs/KEY/stacks?token=TOKEN", post)).text());
+  const made = (tag, path) => Object.assign(document.createElement(tag), { src: target + path });
+  await attempt("script", () => loaded(made("script", "ui.js")));
+  await attempt("image", () => loaded(made("img", "api/runs")));
+  await attempt("frame", async () => {
+    const frame = made("iframe", "#token=TOKEN");
+    await loaded(frame);
+    return frame.contentDocument === null ? "error" : frame.contentDocument.body.textContent;
+  });
+  document.getElementById("said").textContent = JSON.stringify(said);
+})();
+</script>"""
+
+
+@contextmanager
+def site(text: str) -> Iterator[str]:
+    """Serve TEXT to everybody, as another program of this machine may; give its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_another_page_in_the_same_browser_gets_nothing_not_even_with_the_token(
+    tmp_path: Path,
+) -> None:
+    job = Command.python(tmp_path, "open('up','w').close()\ntime.sleep(600)", "--job_id=victim")
+    launcher = job.start()
+    job.wait_for("up")
+    try:
+        with served(tmp_path) as page:
+            # As soon as it is listed it could be asked for its stacks.
+            key = page.key((tmp_path / "log" / "latest").resolve().name)
+            text = ATTACK.replace("TARGET", page.address).replace("TOKEN", page.token)
+            with site(text.replace("KEY", key)) as address:
+                dom = browse(address, tmp_path / "browser")
+    finally:
+        launcher.terminate()
+        job.finish(launcher)
+    said = json.loads(dom.partition('<pre id="said">')[2].partition("</pre>")[0])
+    # What is opaque has no text; everything else fails.
+    opaque = {"no-cors", "post"}
+    assert {name: text for name, text in said.items() if text not in ("error", "")} == {}
+    assert {name for name, text in said.items() if text == ""} <= opaque
+    assert len(said) == 8
+    assert not any(event["event"] == "stacks_requested" for event in job.events())
+
+
+def test_a_name_that_leads_here_by_somebody_elses_dns_gets_nothing(tmp_path: Path) -> None:
+    big(tmp_path / "log" / "runs" / "20250101T000000Z-big-7", 6)
+    with served(tmp_path) as page:
+        evil = page.url().replace("127.0.0.1", "rebound.test")
+        dom = browse(evil, tmp_path / "browser", names="MAP rebound.test 127.0.0.1,")
+        here = browse(
+            page.url().replace("127.0.0.1", "localhost"),
+            tmp_path / "browser",
+            names="EXCLUDE localhost,",
+        )
+        bearer = f"Bearer {page.token}"
+        host = page.ask("api/runs", Authorization=bearer, Host="rebound.test:80")
+    assert "answers to 127.0.0.1 and localhost only" in dom
+    assert "big" not in dom
+    assert host[0] == 421
+    assert "rank 5 exited with 7" in here
+
+
+def test_without_the_token_nothing_about_a_run_is_told(tmp_path: Path) -> None:
+    big(tmp_path / "log" / "runs" / "20250101T000000Z-big-7", 8)
+    with served(tmp_path) as page:
+        key = page.key("20250101T000000Z-big-7")
+        run = f"api/runs/{key}"
+        for path in ("api/runs", run, f"{run}/logs", f"{run}/stacks", f"{run}/beside/{key}"):
+            assert page.ask(path, Authorization="Bearer x")[0] == 401
+        assert page.ask(f"{run}/stacks", method="POST", Cookie=page.token)[0] == 401
+        assert page.ask("api/runs/..%2f..%2fetc")[0] == 404
+        status, text = page.ask(f"{run}/logs?grep=(")
+        assert (status, text[:40]) == (400, "grep=(: this is no regular expression (m")
+        status, text = page.ask(f"{run}/stacks", method="POST")
+        assert (status, text) == (400, "The launcher of this run does not run on this host.")
+        beside = page.ask(f"{run}/beside/{key}")["beside"]
+    assert 'id="differs"' in beside
+
+
+def test_a_page_follows_a_job_takes_its_stacks_and_notices_its_end(tmp_path: Path) -> None:
+    code = """
+def stuck_here():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+print(f"step 1 loss 0.{5 + rank}", flush=True)
+stuck_here()
+sys.exit(rank)
+"""
+    job = Command.python(tmp_path, code)
+    launcher = job.start()
+    try:
+        with served(tmp_path) as page:
+            until(lambda: any(one["event"] == "started" for one in job.events()))
+            key = page.key((tmp_path / "log" / "latest").resolve().name)
+            until(lambda: "loss 0.6" in page.ask(f"api/runs/{key}/logs")["text"])
+            first = page.ask(f"api/runs/{key}")
+            assert first["is_running"]
+            assert page.ask(f"api/runs/{key}/stacks") == {"stacks": []}
+            page.ask(f"api/runs/{key}/stacks", method="POST")
+
+            def stacks() -> list[dict[str, str]]:
+                found: list[dict[str, str]] = page.ask(f"api/runs/{key}/stacks")["stacks"]
+                return found
+
+            until(lambda: sum("stuck_here" in one["text"] for one in stacks()) == 2)
+            assert [one["label"] for one in stacks()] == ["rank 0", "rank 1"]
+            (tmp_path / "go").touch()
+            until(lambda: not page.ask(f"api/runs/{key}")["is_running"])
+            last = page.ask(f"api/runs/{key}?seen={first['version']}")
+            assert last["result"] == "rank 1 exited with 1 (exit code 1)"
+            assert page.ask(f"api/runs/{key}?seen={last['version']}").keys() == {
+                "version",
+                "is_running",
+            }
+    finally:
+        (tmp_path / "go").touch()
+        assert job.finish(launcher).code == 1
+
+
+def test_without_its_packages_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(EnvironmentFault, match="pip install starlette uvicorn"):
+        parser.run("ui", [])
+
+
+def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
+    with served(tmp_path) as page:
+        port = page.address.rpartition(":")[2].strip("/")
+        with pytest.raises(EnvironmentFault, match=f"port {port} of 127.0.0.1 cannot be used"):
+            parser.run("ui", [f"--port={port}"])

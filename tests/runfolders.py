@@ -1,0 +1,62 @@
+"""Run directories of large jobs, made by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.records import eventfile, metricsfile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def measured(ranks: int, moment: int, *, step: int | None = None) -> metricsfile.MetricsRecord:
+    """Make what RANKS, each with a GPU, used at a moment; the last one's GPU tells nothing."""
+    system = metricsfile.System(50.0, 1.0, 1, 2, 0, 0, 0, 0)
+    uses = tuple(
+        metricsfile.RankUse(
+            *(f"trainer.{rank}", rank, 1, "R", float(moment), 90.0, 1 << 30, 1, 1, 0, 0),
+            *(step, None),
+        )
+        for rank in range(ranks)
+    )
+    gpus = tuple(
+        metricsfile.GpuUsage(
+            *(rank, f"GPU-{rank}", "H100", None if rank == ranks - 1 else 70.0, 1 << 30),
+            *(1 << 36, 300.0, 50.0, (rank,)),
+        )
+        for rank in range(ranks)
+    )
+    return metricsfile.MetricsRecord(1e9 + 5 * moment, 0.0, "h", 0, system, uses, gpus)
+
+
+def big(folder: Path, ranks: int) -> Path:
+    """Make the run directory of a job of RANKS, of which one has failed and ended the others."""
+    folder.mkdir(parents=True)
+    (folder / "lock").write_text("its launcher has ended")
+    lines: list[dict[str, Any]] = [{"event": "launched", "job_id": "big", "processes": ranks}]
+    about = [
+        {"process": f"trainer.{rank}", "rank": rank, "attempt": 0, "log": f"workerlog.{rank}"}
+        for rank in range(ranks)
+    ]
+    lines += [{"event": "started", **one, "pid": 1} for one in about]
+    lines += [
+        {
+            "event": "exited",
+            **one,
+            "code": 7 if one["rank"] == 5 else None,
+            "signal": None if one["rank"] == 5 else "SIGTERM",
+            "peak_bytes": 1 << 28,
+        }
+        for one in about
+    ]
+    lines += [{"event": "root_cause", **about[5], "failed": ["trainer.5"]}]
+    lines += [{"event": "finished", "exit_code": 7, "verdict": "rank 5 exited with 7"}]
+    for moment in range(3):
+        metricsfile.append(str(folder / "metrics.jsonl"), measured(ranks, moment))
+    with (folder / "events.jsonl").open("w") as file:
+        for number, line in enumerate(lines):
+            at = {"schema": eventfile.SCHEMA, "time": 1e9 + number / 100, "monotonic": number / 100}
+            file.write(json.dumps({**at, **line}) + "\n")
+    return folder
