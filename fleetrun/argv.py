@@ -81,7 +81,8 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
 def _misplaced(script: Script) -> tuple[str, ...]:
     """Return a note for each argument of SCRIPT that only launchers are known to take."""
     return tuple(
-        f"{arg} stands after {script.target}, which gets it; fleetrun's options stand before."
+        f"{arg} comes after {script.target}, so the script gets it; put fleetrun's options "
+        "before the script."
         for arg in script.args
         if arg.partition("=")[0].replace("-", "_") in _OF_LAUNCHERS
     )
@@ -253,7 +254,7 @@ def _script(words: Sequence[str]) -> Script:
     """Return the script that WORDS start with, and its arguments as they are."""
     first, rest = words[0], tuple(words[1:])
     if not first:
-        raise UsageError("the script's name is empty: is a variable before it unset?")
+        raise UsageError("the script name is empty; is a variable unset?")
     if first == "run_check" and rest:
         raise UsageError(
             "run_check is Paddle's check of its installation and takes nothing after it; for a "

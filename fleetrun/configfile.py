@@ -104,7 +104,7 @@ def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
         if option.target in lines:
-            raise UsageError(f"{where}: {typed} was already said in line {lines[option.target]}.")
+            raise UsageError(f"{where}: {typed} is already set in line {lines[option.target]}.")
         lines[option.target] = line
         for raw, at in _read_values(option, node, where):
             given = RawOption(option, raw, typed, f"{path}:{at}")
@@ -112,7 +112,7 @@ def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable
                 given.value()
             # No argument or path can hold one; of variables request says so.
             if "\0" in raw and option.kind != "pairs":
-                raise UsageError(f"{path}:{at}: {typed} holds a NUL character; leave it out.")
+                raise UsageError(f"{path}:{at}: {typed} contains a NUL character; remove it.")
             if raw.strip():
                 yield given
 

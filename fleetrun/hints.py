@@ -20,7 +20,7 @@ class Hint(NamedTuple):
 _PER_HOST = Hint(_PROCESSES, "it counts the processes of this host")
 _IPS = "name the hosts with --ips=A,B and run the same command on each"
 _NEEDLESS = "leave it out: "
-_SCRIPTS_OWN = "that is the script's own business here"
+_SCRIPTS_OWN = "the script decides that itself"
 
 _ROWS: tuple[tuple[str, Hint], ...] = (
     # How many processes: mpirun, horovodrun, torchrun, accelerate, deepspeed, srun.

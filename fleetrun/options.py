@@ -310,7 +310,7 @@ def _ranks(text: str) -> str:
         if span is None or span.stop > _MOST_RANKS:
             is_range = part != "" and not part.strip("0123456789-")
             otherwise = "give all, or ranks such as 0,3 or 0-3."
-            raise ValueError(f"{part} is no range of ranks." if is_range else otherwise)
+            raise ValueError(f"{part} is not a range of ranks." if is_range else otherwise)
         ranks.extend(span)
     return ",".join(map(str, dict.fromkeys(ranks)))
 
@@ -364,7 +364,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text.encode(errors="surrogateescape"))
     except (re.error, OverflowError) as error:
-        raise ValueError(f"this is no regular expression ({error}).") from None
+        raise ValueError(f"this is not a regular expression ({error}).") from None
     return text
 
 
@@ -459,7 +459,7 @@ TABLE: tuple[Option, ...] = (
            "strategy's (override).",
            own_default="defaults", words=("defaults", "override")),
     _flag("strategy_strict", STRATEGY,
-          "Fail if anything that the strategy asks for has no effect."),
+          "Fail if any part of the strategy has no effect."),
     Option("merge_tail", "choice", STRATEGY, "drop|step",
            "What to do with an incomplete last round of merged gradients: drop it, or apply it "
            "when a paddle.io.DataLoader ends (step).",

@@ -102,7 +102,7 @@ def resolve(
     than where the hosts meet, and of that what has no mistake.
     """
     if parsed.script is None:
-        message = "a command without a script asks for nothing"
+        message = "a command without a script does nothing"
         raise ValueError(message)
     notes = list(parsed.notes)
     typed = tuple(given for given in parsed.settings if not _is_blank(given, notes))
@@ -254,7 +254,7 @@ def _choose(
     found = ResolvedOption(said[-1].value(), said[-1])
     if typed:
         notes.extend(
-            f"{found.given.typed}={found.given.raw} wins over {other.typed}={other.raw}: the last"
+            f"{found.given.typed}={found.given.raw} overrides {other.typed}={other.raw}: the last"
             " one counts."
             for other in typed[:-1]
             if other.option.name != found.given.option.name
@@ -272,8 +272,8 @@ def _contradicted(found: ResolvedOption, variables: Iterable[RawOption]) -> Iter
             same = False
         if not same:
             yield (
-                f"{found.given.typed}={found.given.raw} wins over {variable.typed}={variable.raw}"
-                " (with Paddle's launcher the variable wins)."
+                f"{found.given.typed}={found.given.raw} overrides {variable.typed}={variable.raw}"
+                " (in Paddle's launcher, the variable overrides the option)."
             )
 
 
@@ -407,7 +407,7 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
         if nnodes.given.source.startswith("$") and not chosen["ips"].given.source.startswith("$"):
             notes.append(f"{nnodes.given.typed}={count} is ignored: {named}.")
         else:
-            raise UsageError(nnodes.given.blame(f"{named}; leave one of the two out."))
+            raise UsageError(nnodes.given.blame(f"{named}; omit one of them."))
     count = len(ips) or count
     by_ssh = chosen["hosts"] if chosen["hosts"].value else chosen["hostfile"]
     if count > 1 and not ips and by_ssh.value:
@@ -525,8 +525,8 @@ def _check_store(text: str, given: RawOption) -> None:
         return
     if "@" in text:
         raise UsageError(
-            f"{given.typed}: an etcd that asks for a user is not supported; give etcd://HOST:PORT "
-            "of one that does not, or etcds:// of one that asks for a certificate."
+            f"{given.typed}: etcd with users is not supported; give etcd://HOST:PORT "
+            "of one without users, or etcds:// of one with client certificates."
         )
     raise UsageError(
         given.blame(
@@ -563,7 +563,7 @@ def _first_port(found: ResolvedOption, rank: int | None) -> ResolvedOption:
     if first is None or not rank or found.given.source != f"${options.FIXED_PORT}":
         return found
     if first + rank > LAST_PORT:
-        raise UsageError(found.given.blame(f"with this host's place, {rank}, it is no port."))
+        raise UsageError(found.given.blame(f"with this host's place, {rank}, which is not a port."))
     return ResolvedOption(first + rank, found.given)
 
 
@@ -608,7 +608,7 @@ def _device_kind(
         # Paddle's launchers read them all as --devices.
         notes.append(f"{said} names {kinds.label(kind)}s: {why}.")
         return found, kind
-    notes.append(f"{said} wins over {why}.")
+    notes.append(f"{said} overrides {why}.")
     return ResolvedOption(None, RawOption(found.given.option, "", "", "default")), listed
 
 
@@ -647,15 +647,13 @@ def _settled(
     other = max(asking, key=_strength)
     if _strength(other) > strength:
         notes.append(
-            f"{other.given.typed} wins over {found.given.typed}={found.given.raw}: "
-            f"it asks for {_what(mode)}."
+            f"{other.given.typed} overrides {found.given.typed}={found.given.raw}: "
+            f"it requests {_what(mode)}."
         )
         return _implied(found, mode.name, other.given.typed)
     if _strength(other) == strength:
         raise UsageError(
-            found.given.blame(
-                f"{other.given.typed} asks for {_what(mode)}; leave one of the two out."
-            )
+            found.given.blame(f"{other.given.typed} requests {_what(mode)}; omit one of them.")
         )
     for each in asking:
         notes.append(f"{each.given.typed} has no effect: {found.given.typed}={found.value}.")
@@ -718,7 +716,7 @@ def _strategy(
     check_ranks: int | str | None = check.of(str) if every is None else every
     if not (given or sets or check_ranks not in {None, -1}):
         notes.extend(
-            f"{chosen[name].given.typed} has no effect: no strategy is asked for."
+            f"{chosen[name].given.typed} has no effect: no strategy is requested."
             for name in _ONLY_STRATEGY
             if chosen[name].given.source == "command line"
         )

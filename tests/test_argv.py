@@ -157,8 +157,8 @@ def test_an_abbreviation_is_read_and_said() -> None:
         (["--back-end=x", "t.py"], "no such option: --back-end; did you mean --backend?"),
         (["--xpu=0", "t.py"], "no such option: --xpu; did you mean --xpus?"),
         (["--gpu=0", "t.py"], "no such option: --gpu; did you mean --gpus?"),
-        (["--", ""], "the script's name is empty: is a variable before it unset?"),
-        (["", "t.py"], "the script's name is empty: is a variable before it unset?"),
+        (["--", ""], "the script name is empty; is a variable unset?"),
+        (["", "t.py"], "the script name is empty; is a variable unset?"),
         (
             ["run_check", "x"],
             (

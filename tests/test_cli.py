@@ -393,7 +393,7 @@ def test_an_option_of_launchers_behind_the_script_is_remarked(elsewhere: Path) -
     words = [str(elsewhere / "train.py"), "--nproc-per-node=2", "--gpus=1"]
     assert cli.main(words, environ={}, launch=launch) == 0
     (note,) = launch.requests[0].notes
-    assert note.startswith("--nproc-per-node=2 stands after ")
+    assert note.startswith("--nproc-per-node=2 comes after ")
 
 
 def test_a_program_that_is_only_like_a_command_is_run() -> None:

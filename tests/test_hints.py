@@ -140,7 +140,7 @@ def test_what_works_by_now_is_not_said_to_be_for_later(words: list[str], says: s
         (["--tee=0:3"], "it takes ranks, or all"),
         (["--tee", "0:3,1:1"], "it takes ranks, or all"),
         (["--log_filter=0,2-3"], "--tee=0,2-3 chooses ranks"),
-        (["--log_filter=(loss"], "this is no regular expression"),
+        (["--log_filter=(loss"], "this is not a regular expression"),
     ],
 )
 def test_torchruns_values_of_options_that_are_called_the_same_here_are_answered(

@@ -96,7 +96,7 @@ def test_what_is_no_launch_is_an_exception_and_nothing_is_printed(
         ({"detach": True}, UsageError, "has no detach: use wait=False"),
         ({"grace": [1, 2]}, UsageError, r"grace=\[1, 2\]: give a number of seconds"),
         ({"master": True}, UsageError, "master=True: give HOST:PORT"),
-        ({"gpus": [0]}, EnvironmentFault, "--gpus=0 asks for devices, but"),
+        ({"gpus": [0]}, EnvironmentFault, "--gpus=0 requests devices, but"),
         ({"webhook": "secret"}, UsageError, "give an address"),
         ({"cwd": "/nosuch"}, EnvironmentFault, r"in the folder /nosuch \(No such file"),
     )

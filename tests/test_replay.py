@@ -220,10 +220,10 @@ def test_secrets_must_be_exported_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "because it is not JSON"),
-        ("[" * 100_000, "because it is not JSON"),
-        ("[]", "because it has no schema"),
-        ("{}", "because it has no schema"),
+        ("", "is not a manifest: it is not JSON"),
+        ("[" * 100_000, "is not a manifest: it is not JSON"),
+        ("[]", "is not a manifest: it has no schema"),
+        ("{}", "is not a manifest: it has no schema"),
         ('{"schema": 2}', "this manifest has schema 2, and fleetrun"),
         ('{"schema": 2, "versions": {"fleetrun": "9.1"}}', "written by fleetrun 9.1"),
         ('{"schema": 1}', "something is missing or wrong in it ('environment')"),

@@ -310,7 +310,7 @@ def test_s70_secrets_are_not_among_the_settings(config_file: ConfigFile) -> None
 XCCL, TRAINERS = "PADDLE_XCCL_BACKEND", "PADDLE_TRAINER_ENDPOINTS"
 ENDPOINTS = "10.0.0.1:6170,10.0.0.1:6171,10.0.0.2:6170,10.0.0.2:6171"
 MET = "--nnodes=2 --master=a:1"
-TYPED_WINS = "(with Paddle's launcher the variable wins)."
+TYPED_WINS = "(in Paddle's launcher, the variable overrides the option)."
 NOT_ELASTIC = "has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
 ONE_HOST = "has no effect: the job is on one host."
 ROLE = {"TRAINING_ROLE": "TRAINER"}
@@ -325,7 +325,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
      {"PADDLE_NPROC_PER_NODE": "4", "PADDLE_LOG_LEVEL": "DEBUG", "PADDLE_JOB_ID": "j"},
      {"nproc_per_node": 2},
      ("--nproc is read as --nproc_per_node.",
-      f"--nproc=2 wins over $PADDLE_NPROC_PER_NODE=4 {TYPED_WINS}")),
+      f"--nproc=2 overrides $PADDLE_NPROC_PER_NODE=4 {TYPED_WINS}")),
     # A range of hosts makes an elastic job; others stand by where hosts meet.
     ("--nnodes=2:4 --master=10.0.0.1:6170 --elastic_timeout=5", {},
      {"nnodes": "2:4", "elastic_timeout_s": 5.0}, ()),
@@ -367,7 +367,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
     (MET, {"PADDLE_TRAINER_ID": "1"}, {"rank": 1}, ()),
     (f"{MET} --rank=-1", {"PADDLE_TRAINER_ID": "1"}, {"rank": 1}, ()),
     (f"{MET} --rank=0", {"PADDLE_TRAINER_ID": "1"}, {"rank": 0},
-     (f"--rank=0 wins over $PADDLE_TRAINER_ID=1 {TYPED_WINS}",)),
+     (f"--rank=0 overrides $PADDLE_TRAINER_ID=1 {TYPED_WINS}",)),
     (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_RANK": "0"}, {"rank": 0}, ()),
     (MET, {"PADDLE_TRAINER_ID": "-1"}, {"rank": None}, ()),
     (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_CURRENT_ENDPOINT": "a:1"}, {"rank": None}, ()),
@@ -426,7 +426,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
        (f"{listed} names ILUVATAR_GPUs: ${XCCL}=iluvatar_gpu.",))
       for listed in ("--gpus=0,1", "--npus=0,1", "--xpus=0,1")),
     ("--gpus=0,1 --mlus=2", {}, {"devices": "2", "device_kind": "mlu"},
-     ("--mlus=2 wins over --gpus=0,1: the last one counts.",)),
+     ("--mlus=2 overrides --gpus=0,1: the last one counts.",)),
     ("--gpus=0,1 --gpus=2", {}, {"devices": "2"}, ()),
     # Variables of a cluster are no leftovers of another launcher.
     ("", CLOUD, {"host": "10.0.0.2"}, ()),
@@ -448,7 +448,7 @@ MEANT: list[tuple[str, Mapping[str, str], Mapping[str, object], tuple[str, ...] 
      {"run_mode": "collective", "server_num": None},
      ("$PADDLE_SERVER_NUM has no effect: --run_mode=collective.",)),
     ("--server_num=1", {"PADDLE_RUN_MODE": "collective"}, {"run_mode": "ps"},
-     ("--server_num wins over $PADDLE_RUN_MODE=collective: it asks for parameter servers.",)),
+     ("--server_num overrides $PADDLE_RUN_MODE=collective: it requests parameter servers.",)),
     ("--http_port=6000", {}, {},
      ("--http_port has no effect: only jobs with parameter servers use it.",)),
     ("", {"PADDLE_WITH_GLOO": "1"}, {}, ()),
@@ -464,8 +464,8 @@ NO_NUMBER, NO_NAME = "give a number of hosts, 1 or more.", "give a name without 
 REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--nproc_per_node=abc", {}, "=abc: give a whole number, 1 or more, or one of"),
     ("--tee=x", {}, "--tee=x: give all, or ranks such as 0,3 or 0-3."),
-    ("--tee=3-1", {}, "--tee=3-1: 3-1 is no range of ranks."),
-    ("--tee=0-99999999", {}, "--tee=0-99999999: 0-99999999 is no range of ranks."),
+    ("--tee=3-1", {}, "--tee=3-1: 3-1 is not a range of ranks."),
+    ("--tee=0-99999999", {}, "--tee=0-99999999: 0-99999999 is not a range of ranks."),
     ("--tee=1-x", {}, "--tee=1-x: give all, or ranks such as 0,3 or 0-3."),
     *((f"--job_id={name}", {}, f"--job_id={name}: {NO_NAME}") for name in ("a/b", "..", "a\x7fb")),
     ("--env=A", {}, "--env=A: give KEY=VALUE, where KEY is letters"),
@@ -479,7 +479,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--max_restart=x", {}, "--max_restart=x: give a whole number, 0 or more."),
     ("--nnodes=3", {TRAINERS: ENDPOINTS}, "names 2 hosts"),
     ("--nnodes=3:4", {TRAINERS: ENDPOINTS}, "names 2 hosts"),
-    ("--ips=a,b --nnodes=3", {}, "--nnodes=3: --ips names 2 hosts; leave one of the two out."),
+    ("--ips=a,b --nnodes=3", {}, "--nnodes=3: --ips names 2 hosts; omit one of them."),
     ("", {"PADDLE_NNODES": "2", "PADDLE_IPS": "a"}, "names 1 host;"),
     ("--nnodes=2 --rank=1", {}, "or where they meet with --master=HOST:PORT"),
     ("--np=2", {}, "or where they meet with --master=HOST:PORT"),
@@ -494,10 +494,10 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--nnodes=2:4 --master=a:1 --run_mode=rpc", {}, "only collective jobs"),
     ("--nnodes=2 --master=etcd://a", {}, "--master=etcd://a: give etcd://HOST:PORT"),
     ("--nnodes=2 --master=etcds://a", {}, "--master=etcds://a: give etcd://HOST:PORT"),
-    ("--nnodes=2 --master=etcd://me:secret@a:1", {}, "asks for a user"),
+    ("--nnodes=2 --master=etcd://me:secret@a:1", {}, "etcd with users is not supported"),
     ("--elastic_server=a --np=2", {}, "--elastic_server=etcd://a: give etcd://HOST:PORT"),
     (f"{MET} --rank=1", {"FLAGS_FIXED_PORT": "65535"},
-     "(from $FLAGS_FIXED_PORT): with this host's place, 1, it is no port."),
+     "(from $FLAGS_FIXED_PORT): with this host's place, 1, which is not a port."),
     ("--gpus=0 --device_kind=mlu", {},
      "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."),
     ("--device_kind=a:8", {}, "give the name that Paddle has for it: npu, mlu, gpu."),
@@ -505,7 +505,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("", {"PADDLE_DISTRI_BACKEND": "hccl"},
      f"--backend=hccl (from $PADDLE_DISTRI_BACKEND): {HCCL}"),
     ("--run_mode=collective --server_num=1", {},
-     "--run_mode=collective: --server_num asks for parameter servers; leave one of the two out."),
+     "--run_mode=collective: --server_num requests parameter servers; omit one of them."),
 ]
 # fmt: on
 
@@ -597,7 +597,7 @@ def test_mpi_is_no_backend_but_a_way_to_start() -> None:
 def test_the_option_of_another_kind_wins_over_the_variable() -> None:
     found = asked("--mlus=0", environ={XCCL: "npu"})
     assert found.device_kind == "mlu"
-    assert found.notes == (f"--mlus=0 wins over ${XCCL}=npu.",)
+    assert found.notes == (f"--mlus=0 overrides ${XCCL}=npu.",)
     assert setting(found, "device_kind").source == "default"
 
 
@@ -684,11 +684,11 @@ def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> 
         ("quiet: maybe\n", "fleetrun.yaml:1: quiet=maybe: give true or false."),
         ("job_id: a\nlog_dir: [a]\n", "fleetrun.yaml:2: log_dir: a list does not fit: give DIR."),
         ("gpus: {a: 1}\n", "fleetrun.yaml:1: gpus: a mapping does not fit: give LIST."),
-        ('log_dir: "a\\0b"\n', "fleetrun.yaml:1: log_dir holds a NUL character"),
+        ('log_dir: "a\\0b"\n', "fleetrun.yaml:1: log_dir contains a NUL character"),
         ("gpus: [[0]]\n", "fleetrun.yaml:1: gpus: give plain values: give LIST."),
         ("env: {A: {B: 1}}\n", "fleetrun.yaml:1: env: give plain values: give KEY=VALUE"),
         ("env: [[A]]\n", "fleetrun.yaml:1: env: give plain values: give KEY=VALUE"),
-        ("gpus: 0\n\ndevices: 1\n", "fleetrun.yaml:3: devices was already said in line 1."),
+        ("gpus: 0\n\ndevices: 1\n", "fleetrun.yaml:3: devices is already set in line 1."),
         ("dry-run: json\n", "fleetrun.yaml:1: dry-run belongs on the command line."),
         ("config: a\n", "fleetrun.yaml:1: config belongs on the command line."),
         ("- gpus\n", "fleetrun.yaml:1: write one `option: value` a line."),

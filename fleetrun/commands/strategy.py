@@ -253,7 +253,7 @@ def explained(
         (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
     ]
     if not layer.knobs:
-        return f"{name} asks for nothing.\n"
+        return f"{name} sets nothing.\n"
     # Of a field with parts there is one verdict.
     knobs: dict[tuple[str, str], Knob] = {}
     for knob in layer.knobs:

@@ -48,9 +48,9 @@ def _connections(peer: Peer) -> Iterator[Finding]:
             yield error(
                 check,
                 f"{where} does not answer ({rows[0].text})",
-                "a firewall drops what comes there, or the host is down; ranks would wait for ever"
+                "a firewall drops what comes there, or the host is down; ranks would wait forever"
                 if not connected
-                else "a firewall drops what comes there; ranks would wait for ever",
+                else "a firewall drops what comes there; ranks would wait forever",
                 f"nc -vz {peer.host} {rows[0].port}  # open the ports between the hosts of the job",
             )
         elif outcome == "refused":
@@ -63,7 +63,7 @@ def _connections(peer: Peer) -> Iterator[Finding]:
         elif outcome == "another program":
             yield error(
                 check,
-                f"{where} is answered by something that is no fleetrun",
+                f"{where} is answered by something other than fleetrun",
                 "the rank that is to listen there cannot",
                 f"ssh {peer.host} ss -ltnp  # stop it, or another --start_port on every host",
             )

@@ -66,7 +66,7 @@ def judge(found: Transfers, gpus: Gpus) -> Iterator[Finding]:
         seen += f"; the link carries {_rate(link)}"
     if link is not None and reached < _SHARE * link:
         means = "something other than the link holds the ranks up"
-        fix = "--nccl DEBUG=INFO  # which way does it go?; top; fleetrun --bind=numa"
+        fix = "--nccl DEBUG=INFO  # which path does it take?; top; fleetrun --bind=numa"
         yield warning(check, seen, means, fix)
     elif latency > _LATENCY_S:
         means = "every small allreduce waits so long: --strategy=comm_fusion makes them few"

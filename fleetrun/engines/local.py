@@ -24,8 +24,8 @@ def find(request: Request, _environ: Mapping[str, str], places: ModeHosts) -> tu
     """Return the one host that is named, if any; UsageError for several without names."""
     if request.nnodes != "1":
         raise UsageError(
-            f"{origin.option(request, 'nnodes')} names no hosts; name them with --ips, or where "
-            "they meet with --master=HOST:PORT, the same on each host."
+            f"{origin.option(request, 'nnodes')} names no hosts; give --ips, or the address where "
+            "they meet, --master=HOST:PORT, the same on each host."
         )
     return places.hosts or hosts.listed(request)
 

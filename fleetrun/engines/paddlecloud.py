@@ -132,7 +132,7 @@ def _overruled(request: Request, cloud: Cloud) -> tuple[str, ...]:
     if not listed or listed == cloud.names:
         return ()
     note = (
-        f"{origin.option(request, 'ips')} is not used: PADDLE_TRAINERS={','.join(cloud.names)} "
+        f"{origin.option(request, 'ips')} is ignored: PADDLE_TRAINERS={','.join(cloud.names)} "
         "from PaddleCloud wins, as in Paddle. Export PADDLE_LAUNCH_WITH_ARGS=1 to use --ips."
     )
     return (note,)

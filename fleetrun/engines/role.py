@@ -56,7 +56,7 @@ def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
     role = environ["TRAINING_ROLE"].strip()
     if role not in _ROLES:
         raise EnvironmentFault(
-            f"TRAINING_ROLE={role} is none of {', '.join(_ROLES)}; it comes from the cluster. "
+            f"TRAINING_ROLE={role} is not one of {', '.join(_ROLES)}; it comes from the cluster. "
             "Unset it to do without, and give --server_num and --trainer_num."
         )
     listed = _listed(environ, role)
@@ -65,8 +65,8 @@ def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
     here = f"{host}:{port}"
     if role == SERVER and here not in listed:
         raise EnvironmentFault(
-            f"POD_IP={environ.get('POD_IP', '')} and PADDLE_PORT={port} are no server of "
-            f"PADDLE_PSERVERS_IP_PORT_LIST={','.join(listed)}; a server must know which it is."
+            f"POD_IP={environ.get('POD_IP', '')} and PADDLE_PORT={port} are not a server in "
+            f"PADDLE_PSERVERS_IP_PORT_LIST={','.join(listed)}; a server must know which one it is."
         )
     rank = environ.get("PADDLE_TRAINER_ID", "").strip()
     if role == TRAINER and not _is_number(rank):

@@ -63,7 +63,7 @@ def supplied(request: Request) -> tuple[str, ...]:
         ("trainers", "trainer_num", "trainers"),
     )
     return tuple(
-        f"the number of {what} is not given: one is started; --{number} sets it."
+        f"no number of {what} is given, so one is started; --{number} sets it."
         for what, number, listed in sides
         if getattr(request, number) is None and not getattr(request, listed)
     )
@@ -86,7 +86,7 @@ def _slots(request: Request, role: str, number: str, listed: str) -> tuple[Slot,
     if count and count != len(slots):
         raise UsageError(
             f"{origin.option(request, listed)} names {len(slots)}, and "
-            f"{origin.option(request, number)} says {count}; leave one of the two out."
+            f"{origin.option(request, number)} says {count}; omit one of them."
         )
     return slots
 
@@ -115,8 +115,8 @@ def _heter(request: Request) -> tuple[Slot, ...]:
         raise UsageError(
             f"{origin.option(request, 'heter_workers')} names "
             f"{';'.join(str(len(stage)) for stage in stages)}, and "
-            f"{origin.option(request, 'heter_worker_num')} says otherwise; leave one of the two "
-            "out."
+            f"{origin.option(request, 'heter_worker_num')} says otherwise; omit one of "
+            "them."
         )
     return tuple(
         _slot(request, "heter_workers", text, HETER, number)
@@ -146,7 +146,7 @@ def _heter_devices(request: Request, stages: int) -> tuple[str, ...]:
     option = origin.option(request, "heter_devices")
     for device in devices:
         if device not in _KINDS_OF_DEVICE:
-            raise UsageError(f"{option}: `{device}` is none of {', '.join(_KINDS_OF_DEVICE)}.")
+            raise UsageError(f"{option}: `{device}` is not one of {', '.join(_KINDS_OF_DEVICE)}.")
     if len(devices) != stages:
         raise UsageError(
             f"{option} names {len(devices)}, and there are {stages} stages of heterogeneous "

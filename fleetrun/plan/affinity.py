@@ -54,7 +54,7 @@ def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...
                 threads[rank] = 1
             where = "" if numa_node is None or len(room) == 1 else f" of NUMA node {numa_node}"
             said = f"{len(tenants)} processes share {_counted(cpus)}{where}"
-            notes += (f"--bind={how}: {said}, which are too few for one each.",)
+            notes += (f"--bind={how}: {said}, too few for one each.",)
     return Binding(tuple(masks), tuple(threads), (*notes, *_left_over(how, numa_nodes, room)))
 
 

@@ -49,7 +49,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         if request.devices is not None:
             raise UsageError(
                 f"{origin.option(request, 'devices')} names devices, "
-                f"and {origin.option(request, 'device_kind')} asks for none: give one of them."
+                f"and {origin.option(request, 'device_kind')} requests none: give only one of them."
             )
         return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
     visible, why = masks.visible(facts, kind)
@@ -139,7 +139,8 @@ def _processes(request: Request) -> int | str:
         if wanted == "cpu" and request.devices is not None:
             raise UsageError(
                 f"{origin.option(request, 'devices')} names devices, "
-                f"and {origin.option(request, 'nproc_per_node')} asks for none: give one of them."
+                f"and {origin.option(request, 'nproc_per_node')} requests none: give only one of "
+                "them."
             )
         return wanted
     raise UsageError(
@@ -234,7 +235,7 @@ def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) 
     instead = f"leave the option out to train on {f'{label(used[0])}s' if used else 'the CPU'}."
     if request.dry_run is not None and "hides" not in why:
         instead = f"{ASSUME_DEVICES}={request.device_kind or 'gpu'}:8 plans as if there were eight."
-    raise EnvironmentFault(f"{asked} asks for devices, but {why}; {instead}")
+    raise EnvironmentFault(f"{asked} requests devices, but {why}; {instead}")
 
 
 def _without(visible: masks.Visible, why: str, facts: Facts) -> str:
@@ -297,7 +298,7 @@ def _device_ids(request: Request) -> tuple[str, ...]:
             words.append(piece)
         else:
             raise UsageError(
-                f"{origin.option(request, 'devices')}: {piece} is no device; give ids like 0,1 "
+                f"{origin.option(request, 'devices')}: {piece} is not a device; give ids like 0,1 "
                 "or 0-3, a UUID, `all`, or `free` alone."
             )
     return tuple(words)

@@ -194,7 +194,7 @@ def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[st
     if strategy is None:
         return ()
     return tuple(
-        f"{_shown(knob.name, came_to[knob.name])} wins over "
+        f"{_shown(knob.name, came_to[knob.name])} overrides "
         f"{_shown(knob.name, str(knob.value))} of {knob.source}."
         for knob in strategy.knobs
         if knob.name in came_to
@@ -300,7 +300,7 @@ def _defaults(
         defaults[ALLOCATOR] = BY_FRACTION
         if facts.environ.get(name, defaults[name]) != defaults[name]:
             exported = f"{name}={facts.environ[name]}"
-            notes = (f"{exported} wins over --gpu_memory_fraction={defaults[name]}.",)
+            notes = (f"{exported} overrides --gpu_memory_fraction={defaults[name]}.",)
         if share.kind == "cpu":
             notes = ("--gpu_memory_fraction does nothing on the CPU.",)
     return defaults, notes
@@ -353,7 +353,7 @@ def _chosen(request: Request) -> dict[str, str]:
         )
     for name, value in chosen.items():
         if "\0" in value:
-            raise UsageError(f"{name} holds a NUL character; no variable can.")
+            raise UsageError(f"{name} contains a NUL character, which variables cannot contain.")
         if string_size(name, value) > STRING_LIMIT:
             raise UsageError(
                 f"{name} has {len(value):,} characters; the kernel takes no variable longer than "

@@ -105,7 +105,7 @@ def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int,
     for part in text.split("@"):
         name, colon, listed = part.strip().partition(":")
         if name not in known:
-            raise UsageError(f"{where}: {name or 'an empty name'} is none of the hosts listed.")
+            raise UsageError(f"{where}: {name or 'an empty name'} is not one of the hosts listed.")
         if name in found:
             raise UsageError(f"{where} names {name} twice.")
         numbers = [one.strip() for one in listed.split(",")] if colon else []
@@ -136,11 +136,11 @@ def _host(target: str, slots: str | None, where: str) -> HostEntry:
     user, at, name = target.rpartition("@")
     # What begins with a hyphen would be an option to ssh.
     if not name or (at and not user) or target.startswith("-") or not _is_plain(target):
-        raise UsageError(f"{where}: {target or 'an empty name'} is no host's name or address.")
+        raise UsageError(f"{where}: {target or 'an empty name'} is not a host name or address.")
     if slots is None:
         return HostEntry(target)
     if not _is_number(slots) or not 0 < int(slots) <= _MOST_SLOTS:
-        raise UsageError(f"{where}: {slots or 'nothing'} is no number of slots, 1 or more.")
+        raise UsageError(f"{where}: {slots or 'nothing'} is not a number of slots, 1 or more.")
     return HostEntry(target, int(slots))
 
 

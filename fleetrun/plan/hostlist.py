@@ -71,9 +71,9 @@ def _choices(piece: str) -> tuple[str, ...]:
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not all(number.isascii() and number.isdigit() for number in (first, last)):
-            raise ValueError(f"{part or 'nothing'} in {piece}] is no range of numbers")
+            raise ValueError(f"{part or 'nothing'} in {piece}] is not a range of numbers")
         low, high = int(first), int(last)
         if high < low or high - low >= MOST or len(found) >= MOST:
-            raise ValueError(f"{part} in {piece}] is no range of numbers")
+            raise ValueError(f"{part} in {piece}] is not a range of numbers")
         found += [str(number).zfill(len(first)) for number in range(low, high + 1)]
     return tuple(found)

@@ -165,7 +165,7 @@ def _check_numbers(name: str, text: str, kind: str) -> None:
     for entry in (piece.strip() for piece in text.split(",")):
         if kind in kinds.BUILT_IN and entry[:1].isdigit() and not entry.isdigit():
             raise EnvironmentFault(
-                f"{name}={text}: {entry} is no number, and drivers differ in what they make of it; "
+                f"{name}={text}: {entry} is not a number, and drivers interpret it differently; "
                 "list the numbers of devices, as 4,5,6,7."
             )
 

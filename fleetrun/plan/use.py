@@ -44,10 +44,10 @@ def free(
         names = ", ".join(device.id for device in found)
         said = f"{len(found)} of {there} GPUs {'is' if len(found) == 1 else 'are'} free"
         said += f" ({names})" if found else ""
-        asked = f", and {wanted} are asked for" if wanted and found else ""
+        asked = f", and {wanted} are requested" if wanted and found else ""
         raise EnvironmentFault(
-            f"{option}: {said}{asked}; `nvidia-smi` shows who uses the others, and --gpus=0,1 "
-            "takes them all the same."
+            f"{option}: {said}{asked}; `nvidia-smi` shows who uses the others; --gpus=0,1 "
+            "uses them anyway."
         )
     chosen = tuple(found[:wanted])
     names = ", ".join(device.id for device in chosen)

@@ -28,9 +28,7 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
         raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
     _check_way(target, path)
     if not os.path.exists(path):
-        raise EnvironmentFault(
-            f"There is no script {target} (looked in {cwd}){_meant(target, cwd, '.')}"
-        )
+        raise EnvironmentFault(f"There is no script {target} in {cwd}{_meant(target, cwd, '.')}")
     if interpreted:
         if not os.access(path, os.R_OK):
             raise EnvironmentFault(f"The script {target} cannot be read; give yourself the right.")
@@ -73,7 +71,7 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
         return None
     path = os.path.join(cwd, name)
     if not os.path.exists(path):
-        return f"there is no program {name} (looked in {cwd})."
+        return f"there is no program {name} in {cwd}."
     if os.path.isdir(path) or not os.access(path, os.X_OK):
         return f"{name} is not executable (`chmod +x {name}`)."
     return None
@@ -101,7 +99,7 @@ def check_module(name: str, cwd: str) -> None:
     if meant is None or (not is_here and find_spec(first) is not None):
         return
     raise EnvironmentFault(
-        f"There is no module {name} (looked in {cwd}); "
+        f"There is no module {name} in {cwd}; "
         f"did you mean {meant.removesuffix('.py').replace('/', '.')}?"
     )
 

@@ -238,7 +238,7 @@ def read(path: str, is_option: Callable[[str], bool]) -> Recorded:
 
 def _refuse(path: str, why: str) -> NoReturn:
     raise UsageError(
-        f"{path}: this is no manifest, because {why}; give the {names.MANIFEST} of a run directory "
+        f"{path}: this is not a manifest: {why}; give the {names.MANIFEST} of a run directory "
         "(log/latest has the last one)."
     )
 

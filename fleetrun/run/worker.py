@@ -261,7 +261,7 @@ def _why(program: str, number: int | None) -> str:
         case errno.EACCES:
             why = f"{program} may not be executed: try chmod +x, or look for a noexec mount."
         case errno.ENOEXEC:
-            why = f"{program} is no program: a script needs a first line such as #!/bin/sh."
+            why = f"{program} is not a program: a script needs a first line such as #!/bin/sh."
         case errno.E2BIG:
             why = "its command and environment are larger than the system takes."
         case errno.EAGAIN:

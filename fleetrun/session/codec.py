@@ -168,7 +168,7 @@ def _finite(digits: str) -> float:
 
 
 def _no_constant(name: str) -> float:
-    raise Malformed(f"{name}, which is no number")
+    raise Malformed(f"{name}, which is not a number")
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:

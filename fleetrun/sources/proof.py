@@ -281,7 +281,7 @@ class Proof(Source):
     def _need(self, *, is_strict: bool) -> None:
         """Decide whether this source is required, which --strategy_strict makes it."""
         self.is_required = is_strict
-        asked_for = ", which --strategy_strict asks for" if is_strict else ""
+        asked_for = ", which --strategy_strict requires" if is_strict else ""
         self.without = f"without proof of what its strategy does{asked_for}"
 
     def _judge(self, *, is_last: bool) -> None:

@@ -233,7 +233,7 @@ class _Document:
         for key, value in node.value:
             name = str(key.value)
             if name in lines:
-                said = f"{name} was already said in line {lines[name]}."
+                said = f"{name} is already set in line {lines[name]}."
                 self._report(UsageError(f"{self.at(key)}: {said}"))
                 continue
             lines[name] = key.start_mark.line + 1
@@ -367,7 +367,7 @@ def _converted(field: Field, value: object, where: str) -> KnobValue:
 def _variable(section: str, name: str, where: str) -> str:
     prefix = fields.PREFIXES[section]
     if not (name.isascii() and name.isidentifier()):
-        raise UsageError(f"{where}: {name} is no name of a variable.")
+        raise UsageError(f"{where}: {name} is not a variable name.")
     if not name.startswith(prefix):
         raise UsageError(f"{where}: {name}: did you mean {prefix}{name}?")
     return name

@@ -171,7 +171,7 @@ nccl: 3
         "6: gradient_merge_configs has no k_step; did you mean k_steps?",
         "7: avg: perhaps: give true or false.",
         "9: num_threads means num_threads, which thread_num says, too.",
-        "11: amp was already said in line 10.",
+        "11: amp is already set in line 10.",
         "13: cudnn_exhaustive_search: did you mean FLAGS_cudnn_exhaustive_search?",
         "14: nccl: write one `name: value` a line.",
     ]
@@ -232,7 +232,7 @@ def test_explain_says_that_nothing_is_asked_for(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (elsewhere / "a.yaml").write_text("strategy: {}\n")
-    assert say(capsys, "explain", "a.yaml").out == "a.yaml asks for nothing.\n"
+    assert say(capsys, "explain", "a.yaml").out == "a.yaml sets nothing.\n"
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_paddlecloud_wins_over_the_list_and_says_so() -> None:
     facts = some_facts(environ=CLOUD)
     assert gathered(a_request(nproc_per_node=2, ips=("10.0.0.1", "10.0.0.2")), facts).notes == ()
     (note,) = gathered(a_request(nproc_per_node=2, ips=("1.1.1.1",)), facts).notes
-    assert note.startswith("--ips=1.1.1.1 is not used: PADDLE_TRAINERS=10.0.0.1,10.0.0.2")
+    assert note.startswith("--ips=1.1.1.1 is ignored: PADDLE_TRAINERS=10.0.0.1,10.0.0.2")
 
 
 def test_two_ranks_may_not_have_one_endpoint() -> None:

@@ -123,7 +123,7 @@ def test_messages_speak_of_the_lists(wanted: dict[str, str], says: str) -> None:
 
 
 def test_several_hosts_that_nobody_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="names no hosts; name them with --ips"):
+    with pytest.raises(UsageError, match="names no hosts; give --ips"):
         planned(TWO._replace(nnodes="2"))
 
 
@@ -177,9 +177,9 @@ def test_a_clusters_other_roles_are_found_by_their_endpoint() -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"TRAINING_ROLE": "COOK"}, "TRAINING_ROLE=COOK is none of"),
+        ({"TRAINING_ROLE": "COOK"}, "TRAINING_ROLE=COOK is not one of"),
         ({"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID=x is not a number"),
-        ({"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": "9"}, "a server must know which it is"),
+        ({"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": "9"}, "a server must know which one it is"),
     ],
 )
 def test_a_cluster_that_says_too_little_is_refused(told: dict[str, str], says: str) -> None:

@@ -283,7 +283,7 @@ def test_the_side_that_nobody_counts_is_one(
         ),
         (
             {"server_num": 1, "trainer_num": 1, "heter_worker_num": "1", "heter_devices": "tpu"},
-            "`tpu` is none of cpu, gpu, xpu",
+            "`tpu` is not one of cpu, gpu, xpu",
         ),
         ({"server_num": 9, "trainer_num": 9, "start_port": 65530}, "give a lower --start_port"),
     ],

@@ -169,7 +169,7 @@ def test_a_stranger_that_says_it_has_a_fault_ends_no_job(four_hosts: Network) ->
     assert "There is no script other.py" in stranger.said
     launchers.append(start(second, *MASTER))
     assert ends(launchers) == [0, 0]
-    unproven = "There is no script other.py (looked in"
+    unproven = "There is no script other.py in "
     assert unproven in first.said
     assert "the job waits on: without FLEETRUN_TOKEN nothing proves" in first.said
 

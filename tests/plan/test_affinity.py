@@ -167,7 +167,7 @@ def test_a_crowded_node_is_shared_with_numa_and_left_with_cores() -> None:
     shared = bind("numa", machine, [gpus(0), gpus(1)])
     assert (shared.masks, shared.threads) == (((0,), (0,)), (1, 1))
     assert shared.notes[0] == (
-        "--bind=numa: 2 processes share 1 CPU of NUMA node 0, which are too few for one each."
+        "--bind=numa: 2 processes share 1 CPU of NUMA node 0, too few for one each."
     )
     dealt = bind("cores", machine, [gpus(0), gpus(1)])
     assert dealt.masks == ((0, 1), (2, 3))
@@ -178,9 +178,7 @@ def test_s79_more_ranks_than_cpus_share_all_of_them() -> None:
     machine = Processors(((0,), (1,)), (0, 0))
     binding = bind("cores", machine, [NO_DEVICE] * 3)
     assert (binding.masks, binding.threads) == (((0, 1),) * 3, (1, 1, 1))
-    assert binding.notes == (
-        "--bind=cores: 3 processes share 2 CPUs, which are too few for one each.",
-    )
+    assert binding.notes == ("--bind=cores: 3 processes share 2 CPUs, too few for one each.",)
 
 
 def made(how: str, **fields: object) -> LaunchPlan:

@@ -183,7 +183,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
 NO_NPUS = some_facts(absent={"npu": "Paddle has no plug-in for NPUs"})
 SDAAS = NO_NPUS._replace(paddle_counts={"sdaa": 2}, has_plugins=True)
 NO_PLUGIN = (
-    "--device_kind=npu (from $PADDLE_XCCL_BACKEND) asks for devices, but Paddle has no plug-in for "
+    "--device_kind=npu (from $PADDLE_XCCL_BACKEND) requests devices, but Paddle has no plug-in for "
     "NPUs"
 )
 COUNT = "give a number from 1, or one of auto, gpu, cpu"
@@ -192,8 +192,8 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
     *(({"devices": named}, some_facts(8), UsageError, said) for named, said in (
         ("", "an id is missing"), ("0,,1", "an id is missing"), ("0,", "an id is missing"),
         ("3-1", "3-1 is not a range"), ("0-99999999999", "is not a range"),
-        ("x", "x is no device"), ("-1", "-1 is no device"), ("0-", "0- is no device"),
-        ("²", "² is no device"), ("0 1", "0 1 is no device"), ("0,0", "names 0 twice"),
+        ("x", "x is not a device"), ("-1", "-1 is not a device"), ("0-", "0- is not a device"),
+        ("²", "² is not a device"), ("0 1", "0 1 is not a device"), ("0,0", "names 0 twice"),
         ("all,0", "names 0 twice"), ("0-2,1", "names 1 twice"))),
     ({"devices": "0,9", "settings": from_variable("devices", "0,9", "PADDLE_DEVICES")},
      some_facts(8), EnvironmentFault,
@@ -205,8 +205,8 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
     # CUDA reads of 4-7 the 4 alone.
     *(({}, masked(mask), EnvironmentFault, said) for mask, said in (
         ("0,8", "names 8: this host has 8 GPUs, 0-7"), ("1,1", "names 1 twice"),
-        ("4-7", "4-7 is no number, and drivers differ in what they make of it; list the numbers"),
-        ("0,1;2", "1;2 is no number"))),
+        ("4-7", "4-7 is not a number, and drivers interpret it differently; list the numbers"),
+        ("0,1;2", "1;2 is not a number"))),
     ({}, masked("GPU-ffff", 3, device_ids={"gpu": UUIDS}), EnvironmentFault,
      "names GPU-ffff, which this host does not have"),
     ({"devices": "2"}, masked("GPU-cccc-3,GPU-aaaa-1", 3), EnvironmentFault,
@@ -217,19 +217,19 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
      "this host has 2 GPUs, 0-1; GPU-aa is not there"),
     ({"devices": "GPU-aa"}, masked("0,1", 2), EnvironmentFault, f"{CUDA} does not hold GPU-aa"),
     ({"devices": "0", **ON_GPU}, some_facts(), EnvironmentFault,
-     "--gpus=0 asks for devices, but this host has no"),
+     "--gpus=0 requests devices, but this host has no"),
     ({"devices": "0", **ON_GPU, "dry_run": "table"}, some_facts(), EnvironmentFault,
      "; FLEETRUN_ASSUME_DEVICES=gpu:8 plans as if"),
     ({"nproc_per_node": "gpu"}, some_facts(), EnvironmentFault,
-     "--nproc_per_node=gpu asks for devices"),
-    ({"devices": "0"}, masked(""), EnvironmentFault, "--devices=0 asks for devices, but"),
+     "--nproc_per_node=gpu requests devices"),
+    ({"devices": "0"}, masked(""), EnvironmentFault, "--devices=0 requests devices, but"),
     ({"devices": "0"}, masked(""), EnvironmentFault, "hides all 8 GPUs"),
     *(({"nproc_per_node": count}, some_facts(4), UsageError, COUNT)
       for count in (0, -1, "two", "0", "-1", "²", "1.5", "")),
     ({"nproc_per_node": "gpu"}, some_facts(device_counts={"npu": 4}), EnvironmentFault,
      "no GPU driver"),
     ({"nproc_per_node": "cpu", "devices": "0"}, some_facts(4), UsageError,
-     "names devices, and --nproc_per_node=cpu asks for none"),
+     "names devices, and --nproc_per_node=cpu requests none"),
     ({"devices": "0-2", "nproc_per_node": 2}, some_facts(4), UsageError,
      "3 GPUs cannot be divided evenly among 2 processes"),
     ({"nproc_per_node": 4}, some_facts(2), UsageError,

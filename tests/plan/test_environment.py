@@ -274,7 +274,7 @@ def test_gpu_memory_is_limited_when_asked() -> None:
     assert first(request=request)[name] == "0.5"
     found = made(request=request, facts=some_facts(8, environ={name: "0.9"}))
     assert name not in found.ranks[0]
-    assert found.notes == (f"{name}=0.9 wins over --gpu_memory_fraction=0.5.",)
+    assert found.notes == (f"{name}=0.9 overrides --gpu_memory_fraction=0.5.",)
     assert made(request=request, facts=some_facts(8, environ={name: "0.5"})).notes == ()
 
 
@@ -364,7 +364,7 @@ def test_a_value_of_the_users_may_not_be_too_long() -> None:
 
 
 def test_a_value_of_the_users_may_hold_no_nul() -> None:
-    with pytest.raises(UsageError, match="NCCL_A holds a NUL"):
+    with pytest.raises(UsageError, match="NCCL_A contains a NUL"):
         made(request=a_request(nccl=(("A", "x\0y"),)))
 
 

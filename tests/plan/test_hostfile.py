@@ -36,18 +36,18 @@ def test_a_file_lists_a_host_a_line() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a slots=4\nb slots=four\n", r"^hosts:2: four is no number of slots"),
-        ("a slots=0", r"^hosts:1: 0 is no number of slots"),
-        ("a slots=", r"^hosts:1: nothing is no number of slots"),
-        ("a slots=99999", r"^hosts:1: 99999 is no number of slots"),
+        ("a slots=4\nb slots=four\n", r"^hosts:2: four is not a number of slots"),
+        ("a slots=0", r"^hosts:1: 0 is not a number of slots"),
+        ("a slots=", r"^hosts:1: nothing is not a number of slots"),
+        ("a slots=99999", r"^hosts:1: 99999 is not a number of slots"),
         ("a slots=1 slots=2", r"^hosts:1: slots=2: write one `NAME slots=N` a line"),
         ("\na max_slots=4", r"^hosts:2: max_slots=4: write one"),
         ("a 4", r"^hosts:1: 4: write one"),
         ("a slots=1\n# b\na slots=1", r"^hosts:3: a is named twice"),
         ("me@a\na", r"^hosts:2: a is named twice"),
-        ("-oProxyCommand=x slots=1", r"^hosts:1: -oProxyCommand=x is no host's name"),
-        ("a;reboot slots=1", r"^hosts:1: a;reboot is no host's name"),
-        ("@a", r"^hosts:1: @a is no host's name"),
+        ("-oProxyCommand=x slots=1", r"^hosts:1: -oProxyCommand=x is not a host name"),
+        ("a;reboot slots=1", r"^hosts:1: a;reboot is not a host name"),
+        ("@a", r"^hosts:1: @a is not a host name"),
         ("# nobody\n", r"^hosts: no host is in this file"),
     ],
 )
@@ -59,11 +59,11 @@ def test_a_bad_line_is_named_by_file_and_line(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a:8,,b:8", r"--hosts=a:8,,b:8: an empty name is no host's name"),
-        ("a:x", r"--hosts=a:x: x is no number of slots"),
+        ("a:8,,b:8", r"--hosts=a:8,,b:8: an empty name is not a host name"),
+        ("a:x", r"--hosts=a:x: x is not a number of slots"),
         ("a:8,a:8", r"--hosts=a:8,a:8: a is named twice"),
-        ("a:8:9", r"--hosts=a:8:9: 8:9 is no number of slots"),
-        ("", r"--hosts=: an empty name is no host's name"),
+        ("a:8:9", r"--hosts=a:8:9: 8:9 is not a number of slots"),
+        ("", r"--hosts=: an empty name is not a host name"),
     ],
 )
 def test_a_bad_list_is_one_sentence(text: str, said: str) -> None:
@@ -93,7 +93,7 @@ def test_some_are_chosen_as_in_deepspeed(
     ("include", "exclude", "said"),
     [
         ("a", "b", r"give one of them"),
-        ("worker-9", None, r"--include=worker-9: worker-9 is none of the hosts listed"),
+        ("worker-9", None, r"--include=worker-9: worker-9 is not one of the hosts listed"),
         ("worker-0@worker-0", None, r"names worker-0 twice"),
         ("worker-0:", None, r"write HOST or HOST:0,2"),
         ("worker-0:4", None, r"worker-0 has 4 slots, 0-3, and not 4"),

@@ -46,7 +46,7 @@ def test_as_many_free_ones_are_taken_as_there_are_processes(wanted: int) -> None
     ("facts", "wanted", "message"),
     [
         (host(FULL, HELD), None, r"0 of 2 GPUs are free; `nvidia-smi` shows"),
-        (host(FULL, FREE), 2, r"1 of 2 GPUs is free \(1\), and 2 are asked for; `nvidia-smi`"),
+        (host(FULL, FREE), 2, r"1 of 2 GPUs is free \(1\), and 2 are requested; `nvidia-smi`"),
         (host(FREE, None), None, r"the driver does not tell whether GPU 1 is free"),
         (some_facts(2), None, r"the driver does not tell whether GPU 0 is free"),
     ],

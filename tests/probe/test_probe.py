@@ -369,7 +369,7 @@ def test_programs_are_looked_up_in_path(root: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("nosuch.py", r"^There is no script nosuch\.py \(looked in /.*/work\)\.$"),
+        ("nosuch.py", r"^There is no script nosuch\.py in /.*/work\.$"),
         ("./nosuch", r"^There is no script \./nosuch"),
         ("nosuch", r"^There is no program nosuch in \$PATH, nor a file"),
         ("folder.py", r"^folder\.py is a folder, not a script"),

@@ -79,8 +79,8 @@ def test_how_to_deal_with_none_has_no_effect_and_says_so() -> None:
     found = asked("--strategy_strict", "--merge_tail=drop")
     assert found.strategy is None
     assert found.notes == (
-        "--strategy_strict has no effect: no strategy is asked for.",
-        "--merge_tail has no effect: no strategy is asked for.",
+        "--strategy_strict has no effect: no strategy is requested.",
+        "--merge_tail has no effect: no strategy is requested.",
     )
 
 

@@ -136,11 +136,11 @@ def test_variables_of_a_strategy_stand_below_what_is_exported_and_losers_are_nam
     env = plan.processes[0].env
     assert "FLAGS_a" not in env
     assert (env["FLAGS_b"], env["NCCL_DEBUG"]) == ("2", "TRACE")
-    assert [note for note in plan.notes if "wins" in note] == [
-        "FLAGS_a=0 wins over FLAGS_a=1 of --set.",
-        "FLAGS_b=2 wins over FLAGS_b=1 of --set.",
-        "NCCL_DEBUG=TRACE wins over NCCL_DEBUG=INFO of --set.",
-        "MY_TOKEN=*** wins over MY_TOKEN=*** of --set.",
+    assert [note for note in plan.notes if "overrides" in note] == [
+        "FLAGS_a=0 overrides FLAGS_a=1 of --set.",
+        "FLAGS_b=2 overrides FLAGS_b=1 of --set.",
+        "NCCL_DEBUG=TRACE overrides NCCL_DEBUG=INFO of --set.",
+        "MY_TOKEN=*** overrides MY_TOKEN=*** of --set.",
     ]
     assert document(plan)["environment"] == {
         "FLAGS_a": "0",
@@ -162,7 +162,7 @@ def test_an_option_wins_over_the_same_thing_in_a_strategy() -> None:
     name = "FLAGS_fraction_of_gpu_memory_to_use"
     plan = planned(asked(f"--set=flags.{name}=0.9", "--gpu_memory_fraction=0.5"))
     assert plan.processes[0].env[name] == "0.5"
-    assert f"{name}=0.5 wins over {name}=0.9 of --set." in plan.notes
+    assert f"{name}=0.5 overrides {name}=0.9 of --set." in plan.notes
 
 
 def test_an_interpreter_that_does_not_listen_is_told_of() -> None:

@@ -172,7 +172,7 @@ def pattern(text: str, option: str = "--grep", groups: Sequence[str] = ()) -> re
     try:
         found = re.compile(text.encode(errors="surrogateescape"))
     except (re.error, OverflowError) as error:
-        raise UsageError(f"{option}={text}: this is no regular expression ({error}).") from None
+        raise UsageError(f"{option}={text}: this is not a regular expression ({error}).") from None
     if groups and not set(groups) & set(found.groupindex):
         wanted = " or ".join(f"(?P<{group}>...)" for group in groups)
         raise UsageError(f"{option}={text}: it has no group {wanted}.")

@@ -90,7 +90,7 @@ def submit(text: str) -> int:
     """Hand the script TEXT in, and return sbatch's exit code."""
     if shutil.which("sbatch") is None:
         raise EnvironmentFault(
-            f"{WHAT}: there is no sbatch on this host; go to one where Slurm is, or take "
+            f"{WHAT}: there is no sbatch on this host; use a host with Slurm, or "
             "--dry-run's script there."
         )
     # The environment is handed on to the launchers, unseen; the script is not.

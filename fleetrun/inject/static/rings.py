@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # would meet the others' next collective.
 ONE_COMMUNICATOR = (
     "on GPUs, Paddle 3 runs all rings of an older static program over the first communicator, so "
-    "groups would wait for each other for ever"
+    "groups would wait for each other forever"
 )
 # Paddle's own strategies count from 0.
 _FIRST = 100

@@ -96,4 +96,4 @@ def test_a_time_of_day_is_the_last_one_that_was(monkeypatch: pytest.MonkeyPatch)
 def test_a_pattern_that_is_none_is_a_sentence() -> None:
     with pytest.raises(UsageError) as caught:
         choose.pattern("(")
-    assert str(caught.value).startswith("--grep=(: this is no regular expression")
+    assert str(caught.value).startswith("--grep=(: this is not a regular expression")

@@ -153,7 +153,7 @@ def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--pattern=("], "--pattern=(: this is no regular expression"),
+        (["--pattern=("], "--pattern=(: this is not a regular expression"),
         (["--pattern=loss"], "--pattern=loss: it has no group (?P<step>...) or (?P<loss>...)."),
         (["--interval=0"], "--interval=0: give a number of seconds, 0.2 or more, or"),
         (["nothing"], "no such run: nothing"),
