@@ -146,7 +146,7 @@ def train(
     codes, outputs = ends(started, folder)
     if any(codes) and strategy is None and attempts > 1:
         # What nothing of ours is in: seen to die without a word once in some hundred starts.
-        return train(python, model, folder / "again", None, attempts - 1, nranks=nranks)
+        return train(python, model, folder / "again", None, 1, nranks=nranks, more=more)
     assert codes == [0] * nranks, f"{codes}\n{outputs}"
     return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]
 

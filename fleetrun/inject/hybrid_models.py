@@ -25,6 +25,8 @@ _MODELS = {
 }
 # What wrappers put before the names of a script's model.
 _PREFIXES = ("_layers.", "_layer.")
+# Attributes of parameters that each rank has its own of.
+_EXPERTS = ("no_sync", "expert")
 # Switches of sharding: parameters are sent during the next forward.
 _LATE = ("_all_gather_overlap_forward", "_broadcast_overlap")
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -74,7 +76,8 @@ def parts_of(wrapper: Any) -> dict[str, Part]:
     names = {id(each): _plain(name) for model in _models for name, each in model.named_parameters()}
     parts = {}
     for each in whole_parameters(wrapper):
-        if not each.trainable or _is_expert(each) or id(each) in experts:
+        is_expert = any(getattr(each, name, False) for name in _EXPERTS) or id(each) in experts
+        if not each.trainable or is_expert or _own_group(each) is not None:
             continue
         kind = DISTRIBUTED if getattr(each, "is_distributed", False) else 0
         if whole is not None and id(each) not in whole:
@@ -99,7 +102,10 @@ def whole_parameters(wrapper: Any) -> list[Any]:
 def shared_weights(
     wrapper: Any,
 ) -> list[tuple[Any, GroupRanks, Callable[[], dict[str, Part]]]]:
-    """Return what stages of a pipeline share: a layer, the ranks that have it, and its weights."""
+    """Return what some ranks alone share: by whom it is known, these ranks, and the weights.
+
+    Stages of a pipeline share layers, and groups of their own parameters of a colour.
+    """
     own = {id(each) for each in whole_parameters(wrapper)}
     called = _names()
     found = []
@@ -117,6 +123,16 @@ def shared_weights(
             }
             if all(id(each.parameter) in own for each in weights.values()):
                 found.append((layer, GroupRanks(shared["group"]), weights.copy))
+    colored: dict[tuple[str, int], tuple[Any, dict[str, Part]]] = {}
+    for each in whole_parameters(wrapper):
+        group = _own_group(each)
+        if each.trainable and group is not None and group.nranks > 1:
+            key = (str(each.color.get("color")), int(group.id))
+            name = called.get(id(each), each.name)
+            colored.setdefault(key, (group, {}))[1][name] = Part(each)
+    for key in sorted(colored):
+        group, weights = colored[key]
+        found.append((group, GroupRanks(group), weights.copy))
     return found
 
 
@@ -137,17 +153,20 @@ def _names() -> dict[int, str]:
 
 def _experts() -> set[int]:
     """Return the ids of the parameters of experts, which ranks do not share."""
-    layers = [model.experts for model in _models if hasattr(model, "experts")]
-    return {id(each) for layer in layers for each in layer.parameters()}
+    return {
+        id(each)
+        for model in _models
+        # Without a group all ranks have all experts.
+        if hasattr(model, "experts") and getattr(model, "world_size", 1) > 1
+        for layer in model.experts
+        for each in layer.parameters()
+    }
 
 
-def _is_expert(parameter: Any) -> bool:
+def _own_group(parameter: Any) -> Any:
+    """Return the ranks that share out PARAMETER if it has a colour (experts); else None."""
     color = getattr(parameter, "color", None)
-    return (
-        getattr(parameter, "no_sync", False)
-        or getattr(parameter, "expert", False)
-        or (isinstance(color, dict) and "expert" in str(color.get("color")))
-    )
+    return color.get("group") if isinstance(color, dict) else None
 
 
 def _plain(name: str) -> str:

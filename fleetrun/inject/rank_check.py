@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads it
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import border, comparison, hybrid_models, settings, updates
+from . import border, comparison, hybrid_models, process_meshes, settings, updates
 from .check_schedule import NEVER, Pace, is_due
 from .comparison import FAILED, WHAT
 from .dygraph.reducer import Reducer
@@ -175,7 +175,12 @@ class _Check:
         self._updates = count
         compared = self._trained_by(source)
         if not compared and not self._histories:
-            self._proof.note("the ranks were not compared: there is no data-parallel model")
+            why = (
+                "no two of them hold the same parameters"
+                if process_meshes.are_used(source)
+                else "there is no data-parallel model"
+            )
+            self._proof.note(f"the ranks were not compared: {why}")
         for trained, find, ranks, known in compared:
             if self._is_due(count, trained):
                 known.updates = count
@@ -199,12 +204,17 @@ class _Check:
             ]
         wrapper = updates.wrapper_of(optimizer)
         ranks = hybrid_models.ranks_of(wrapper)
-        if ranks is None:
+        if ranks is None and not process_meshes.are_used(optimizer):
             return []
         known = self._wrapped.get(optimizer)
         if known is None:
             whole = hybrid_models.whole_parameters(wrapper)
             known = self._wrapped[optimizer] = ParameterHistory(whole)
+        if ranks is None:
+            return [
+                _Compared(sharing, parts.copy, sharing, known)
+                for sharing, parts in process_meshes.copies(optimizer).items()
+            ]
         return [
             _Compared(optimizer, functools.partial(hybrid_models.parts_of, wrapper), ranks, known),
             *(
@@ -359,7 +369,7 @@ class _Compared(NamedTuple):
 
     trained: Any
     find: Callable[[], Mapping[str, Part]]
-    ranks: GroupRanks
+    ranks: GroupRanks | StaticRanks
     known: ParameterHistory
 
 

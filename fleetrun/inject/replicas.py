@@ -1,7 +1,7 @@
 """The ranks that hold copies of the same parameters, and where the copies differ.
 
-`GroupRanks` and `HybridRanks` (dynamic graphs) exchange values by collectives, `StaticRanks`
-through the job's TCP store. `ranks` compare at the same time.
+`GroupRanks` and `HybridRanks` (dynamic graphs) exchange values by collectives, `StaticRanks` (for
+static graphs and process meshes) through the job's TCP store. `ranks` compare at the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import store, topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 # The bits of a parameter's kind: ranks of one model-parallel group have different parts of it; so
 # have ranks that share its values out between updates.
@@ -41,7 +41,14 @@ class Part(NamedTuple):
     @property
     def value(self) -> Any:
         """What this rank holds of it."""
+        if is_on_mesh(self.parameter):
+            return self.parameter._local_value()
         return self.parameter.fw_storage if self.kind & SLICED else self.parameter
+
+
+def is_on_mesh(parameter: Any) -> bool:
+    """Whether PARAMETER is spread over a process mesh (auto parallel)."""
+    return hasattr(parameter, "_local_value") and bool(parameter.is_dist())
 
 
 def world_size() -> int:
@@ -146,18 +153,20 @@ class HybridRanks(GroupRanks):
 
 
 class StaticRanks:
-    """All ranks of the job, which run the same static program."""
+    """RANKS (None: all of the job), which run the same program, or hold the same parameters KEY."""
 
     # Several programs may be compared, each after its own first update: no key may be used twice.
     _instances = 0
 
-    def __init__(self) -> None:
-        StaticRanks._instances += 1
-        self._key = f"fleetrun/check/{StaticRanks._instances}"
+    def __init__(self, ranks: Sequence[int] | None = None, key: str = "") -> None:
+        if not key:
+            StaticRanks._instances += 1
+            key = str(StaticRanks._instances)
+        self._key = f"fleetrun/check/{key}"
         self._gathers = 0
         self._values = 0
         self.rank = int(os.environ["PADDLE_TRAINER_ID"])
-        self.ranks = list(range(world_size()))
+        self.ranks = list(range(world_size()) if ranks is None else ranks)
 
     def gather(self, numbers: list[Any]) -> list[list[Any]]:
         """Return the NUMBERS of every rank, in the order of `ranks`."""

@@ -14,6 +14,7 @@ from . import (
     distributed_strategy,
     paddle_api,
     parameter_servers,
+    process_meshes,
     settings,
     topology,
     updates,
@@ -50,6 +51,8 @@ _COMMUNICATION = (
     "fp16_allreduce",
     "bf16_allreduce",
 )
+# The axes of fleet's topology along which gradients are summed.
+_SUMMED = ("dp", "sharding", "sep")
 # What is refused in one kind of graph only.
 _BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
 # What fields need of Paddle; those of communication need the reducer.
@@ -79,6 +82,7 @@ class _RemainingFields:
         self._spec = spec
         self._proof = proof
         self._models = 0
+        self._has_meshes = False
         # The status that was counted for fields where the script's value is in effect.
         self._counted: dict[str, str | None] = {}
         # The arguments of Paddle's own reducers, by field.
@@ -126,8 +130,9 @@ class _RemainingFields:
         self._last_bucket_bytes = sum(sizes)
         self._arguments["last_comm_group_size_MB"] = sum(sizes) / 2**20
 
-    def after_first_update(self, _source: Any, _number: int) -> None:
+    def after_first_update(self, source: Any, _number: int) -> None:
         """Report all remaining fields."""
+        self._has_meshes = process_meshes.are_used(source)
         spec = self._spec
         for section in (spec.strategy, spec.build_strategy, spec.execution_strategy):
             for name in section:
@@ -237,11 +242,20 @@ class _RemainingFields:
             return "a single rank has nothing to reduce"
         if parameter_servers.are_used():
             return "with parameter servers, ranks do not reduce gradients among themselves"
+        return self._who_sends(is_dynamic=is_dynamic)
+
+    def _who_sends(self, *, is_dynamic: bool) -> str:
+        """Return why gradients are not for fleetrun to send; empty if they are."""
         senders = [f"{who} sends the gradients itself, {how}" for who, how in SENDERS.items()]
-        no_model = (
-            [] if self._models or not is_dynamic else ["the script has no data-parallel model"]
-        )
-        return next(iter(senders + no_model), "")
+        if senders or self._models or not is_dynamic:
+            return next(iter(senders), "")
+        several = {axis: size for axis, size in topology.sizes().items() if size > 1}
+        if several and not {*several} & {*_SUMMED}:
+            layout = " x ".join(f"{axis} {size}" for axis, size in several.items())
+            return f"the layout ({layout}) sums no gradients among ranks"
+        if self._has_meshes:
+            return "the operators of parameters on process meshes sum the gradients themselves"
+        return "the script has no data-parallel model"
 
     def _capability(self, name: str, *, is_dynamic: bool) -> str:
         """Return what of `paddle_api` the field NAME needs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,27 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"sharding": 2, "sharding_configs": {"tensor_fusion": True}},
         {"reduce": 2, "all_reduce": 2},
     ),
+    "split sharding": (
+        {"sharding": 2, "sharding_configs": {"split_param": True}},
+        {"reduce_scatter": 1, "all_reduce": 2},
+    ),
+    # Paddle's own overlap with backward.
+    "overlapping sharding": (
+        {"sharding": 2, "sharding_configs": {"comm_overlap": True}},
+        {"reduce": 2, "all_reduce": 2},
+    ),
+    "overlapping split sharding": (
+        {"sharding": 2, "sharding_configs": {"split_param": True, "comm_overlap": True}},
+        {"reduce_scatter": 1, "all_reduce": 2},
+    ),
+    "overlapping dp x pp": (
+        {"dp": 2, "pp": 2, "accumulate": 2, "pp_configs": {"dp_comm_overlap": True}},
+        {"all_reduce": 1},
+    ),
+    "overlapping sharding x pp": (
+        {"sharding": 2, "pp": 2, "accumulate": 2, "pp_configs": {"sharding_comm_overlap": True}},
+        {"reduce": 2, "all_reduce": 2},
+    ),
     "stage 2": ({"sharding": 2, "stage": 2}, {"all_reduce": 2}),
     "stage 3": ({"sharding": 2, "stage": 3}, {}),
     "mp": ({"mp": 2}, {}),
@@ -61,12 +83,33 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"reduce": 4, "all_reduce": 2},
     ),
 }
+# What the page says of each layout: of the fields of communication, and of gradient_merge.
+TOLD = {
+    name: cells
+    for line in (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| `") and len(line.split(" | ")) == len(("layout", "fields", "merge"))
+    for names, *cells in [line.strip("| ").split(" | ")]
+    for name in re.findall("`([^`]+)`", names)
+}
+# What the table of a launch says then.
+SAID = {
+    "in backward": ("effective", ""),
+    "at the step": ("effective", "when the optimizer step"),
+    "Paddle's own": ("no_effect", "sends the gradients itself"),
+    "nothing to send": ("no_effect", "sums no gradients among ranks"),
+    "merged": ("effective", "2 micro-steps made one update"),
+    "not merged": ("no_effect", "accumulate_steps merges there"),
+}
 # What runs without --long: the place (a Paddle on CPUs, or a device), the layout, the strategy.
 SHORT = [
     ("2.6.2", "sharding", "merged"),
     ("npu", "stage 2", "merged"),
     ("npu", "dp x mp", "small"),
+    ("npu", "split sharding", "merged"),
 ]
+# Plain Paddle trains with zeros there from the second update on, or stops: clear_grad takes the
+# gradients out of its buffers, to which fleetrun returns them.
+REPAIRED = ("split sharding", *(name for name in LAYOUTS if name.startswith("overlapping ")))
 UPDATES = 3
 PYTHON = PYTHONS["3.3.1"]
 
@@ -89,7 +132,10 @@ def test_a_hybrid_job_trains_as_one_process(
 ) -> None:
     layout, sent = LAYOUTS[name]
     asked = resolved(STRATEGIES[strategy])
-    if strategy == "merged":
+    if name in REPAIRED and asked is None:
+        asked = {}
+    told = TOLD[name][strategy == "merged"]
+    if told == "merged":
         layout = {**layout, "merge": 2}
     python = PYTHONS["3.3.1" if place == "npu" else place]
     whole = {key: value for key, value in layout.items() if key in ("merge", "accumulate")}
@@ -107,23 +153,23 @@ def test_a_hybrid_job_trains_as_one_process(
     for report in ranks:
         assert report["apart"] < 2e-6
         assert report["moved"] > 1e-2
-    if asked is None:
+    if not asked:
         assert_sent(sent, ranks[0]["group"], witness, place)
         return
     proofs = [evidence(tmp_path / "ours", rank) for rank in range(nranks)]
     assert [proof["failures"] for proof in proofs] == [[]] * nranks
     assert [report["updates"] for report in ranks] == [UPDATES] * nranks
-    if strategy == "merged":
-        (knob, *_) = proofs[0]["knobs"]
-        assert (knob["name"], knob["status"]) == ("gradient_merge", "effective")
-        assert knob["evidence"].startswith("2 micro-steps made one update")
-        # One communication a round.
-        assert_sent(sent, ranks[0]["group"], witness, place)
-    elif name != "dp" and fleetrun_sends(layout):
-        for proof in proofs:
-            assert {knob["status"] for knob in proof["knobs"]} == {"effective"}, proof["knobs"]
-        if place == "npu":
-            assert_counted(proofs[0], witness, nranks)
+    status, words = SAID[told]
+    for knobs in (proof["knobs"] for proof in proofs):
+        assert words in knobs[0]["reason"] + knobs[0]["evidence"], knobs
+        for knob in knobs:
+            # But for what is handed to Paddle.
+            assert knob["status"] == status or knob["evidence"].startswith("by Paddle's own"), knob
+    if told == "merged":
+        # One communication a round, in fewer parts than Paddle's.
+        assert_sent(sent, ranks[0]["group"], witness, place, is_most=True)
+    if told == "at the step" and place == "npu":
+        assert_counted(proofs[0], witness, nranks)
 
 
 def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -133,12 +179,6 @@ def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
         key: on_one_host.get(key, value) if value == "auto" else value
         for key, value in asked.items()
     }
-
-
-def fleetrun_sends(layout: dict[str, Any]) -> bool:
-    """Whether gradients of LAYOUT are for fleetrun to send when the optimizer steps."""
-    has_groups = {"dp", "sharding", "sep"} & {*layout}
-    return bool(has_groups) and not {"stage", "sharding_configs"} & {*layout}
 
 
 def assert_counted(proof: dict[str, Any], witness: Path, nranks: int) -> None:
@@ -162,8 +202,13 @@ def _told(layout: dict[str, Any]) -> dict[str, str]:
     return {"LAYOUT": json.dumps(layout)}
 
 
-def assert_sent(sent: dict[str, int], group: list[int], witness: Path, place: str) -> None:
-    """Compare what rank 0 has SENT in each update to GROUP with what the device's witness saw."""
+def assert_sent(
+    sent: dict[str, int], group: list[int], witness: Path, place: str, *, is_most: bool = False
+) -> None:
+    """Compare what rank 0 has SENT in each update to GROUP with what the device's witness saw.
+
+    IS_MOST: it may be less.
+    """
     if place != "npu" or not sent:
         return
     seen: dict[str, set[int]] = {}
@@ -175,23 +220,25 @@ def assert_sent(sent: dict[str, int], group: list[int], witness: Path, place: st
         for one in devices.witnessed(witness, group[0])
         if one.dtype == "float32" and one.ranks == len(group) and seen[one.group] == {*group}
     )
-    assert {key: counted[key] for key in sent} == {key: n * UPDATES for key, n in sent.items()}
+    for key, number in sent.items():
+        least = UPDATES if is_most else number * UPDATES
+        assert least <= counted[key] <= number * UPDATES, counted
 
 
 @pytest.mark.long
 def test_buffers_of_sharding_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
-    # On the device Paddle's V2 is not as one process, without fleetrun, either.
     layout = {"sharding": 2, "hidden": 60000, "sharding_configs": {"split_param": True}}
     witness = tmp_path / "witness"
     witness.mkdir()
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     train(*(PYTHON, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told({"hidden": 60000}))
     with devices.on("npu", witness=witness):
-        train(
+        ranks = train(
             *(PYTHON, "hybrid.py", tmp_path / "ours", {"fuse_grad_size_in_MB": 1}),
             nranks=2,
             more=more,
         )
+    assert max(report["apart"] for report in ranks) < 2e-6
     (knob,) = evidence(tmp_path / "ours")["knobs"]
     assert knob["status"] == "effective"
     assert knob["evidence"].startswith("by Paddle's own sharding_configs.comm_buffer_size_MB")

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from .. import paddle_api, store
 from ..import_hooks import after_import
 from ..paddle_api import private_names
-from . import amp, backward, casts, merge_hooks, multi_tensor, sparse, step_reducer
+from . import (
+    amp,
+    backward,
+    casts,
+    fused_buffers,
+    merge_hooks,
+    multi_tensor,
+    sparse,
+    step_reducer,
+)
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
 from .own_updates import OwnUpdates
@@ -27,6 +36,7 @@ _KEY = "fleetrun/self-tests"
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the fields that are asked for."""
     own = OwnUpdates(proof)
+    fused_buffers.install(proof)
     if any(name in spec.strategy for name in REDUCER_FIELDS):
         merge = GradientMerge(spec, proof)
         merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)

@@ -77,24 +77,27 @@ def install(reduce: ReduceAtStep, proof: Evidence) -> None:
     after_import(_UTILITIES, lambda module: _replace_allreduces(module, reduce))
     after_import(_SHARDING, lambda module: _replace_reduces(module, reduce))
     after_import(_SHARDING, lambda module: _size_buffers(module, proof))
-    for number in (2, 3):
-        name = f"group_sharded_stage{number}"
-        after_import(
-            f"paddle.distributed.fleet.meta_parallel.sharding.{name}",
-            functools.partial(_note_stage, f"GroupShardedStage{number}"),
-        )
+    parallel = "paddle.distributed.fleet.meta_parallel"
+    for place, name, method in (
+        ("sharding.group_sharded_stage2", "GroupShardedStage2", "__init__"),
+        ("sharding.group_sharded_stage3", "GroupShardedStage3", "__init__"),
+        ("pipeline_parallel", "PipelineParallel", "fused_gradient"),
+    ):
+        after_import(f"{parallel}.{place}", functools.partial(_note_sender, name, method))
 
 
-def _note_stage(name: str, module: ModuleType) -> None:
+def _note_sender(name: str, method: str, module: ModuleType) -> None:
+    """Note that the class NAME sends gradients itself once its METHOD has prepared it."""
     kind = getattr(module, name)
-    init = kind.__init__
+    prepare = getattr(kind, method)
 
-    @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
+    @functools.wraps(prepare)
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = prepare(self, *args, **kwargs)
         SENDERS[name] = "in each backward"
+        return result
 
-    kind.__init__ = __init__
+    setattr(kind, method, prepared)
 
 
 def _size_buffers(module: ModuleType, proof: Evidence) -> None:

@@ -229,6 +229,13 @@ GroupShardedStage3._redefine_opt_clear(self)  -: gives its optimizer another cle
 [paddle.distributed.fleet.utils.hybrid_parallel_util]
 fused_allreduce_gradients_with_group(parameter_list group bucket_size scale)  -: averages
     gradients at a step
+[paddle.distributed.fleet.utils.tensor_fusion_helper]
+FusedCommBuffer.add_grad(self param)  -: is about to send gradients of a buffer
+    uses use_main_grad _release_grads _params
+FusedCommBuffer._comm_grads(self)  -: sends a buffer
+[paddle.base.core]
+eager.Tensor._copy_gradient_from  -: makes a gradient a view of a buffer
+eager.Tensor._local_value  -: this rank's part of a parameter on a process mesh
 [paddle.incubate.asp.asp]
 OptimizerWithSparsityGuarantee.__init__  -: the optimizer that it wraps
     uses _optimizer

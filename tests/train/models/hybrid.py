@@ -99,9 +99,9 @@ def init() -> None:
         # All ranks have the data, and CPUs refuse it.
         configs["mp_configs"] = {"need_broadcast_data": False}
     strategy.hybrid_configs = configs
-    sharding = strategy.strategy.hybrid_configs.sharding_configs
-    for name, value in layout.get("sharding_configs", {}).items():
-        setattr(sharding, name, value)
+    for section in ("sharding_configs", "pp_configs", "mp_configs"):
+        for name, value in layout.get(section, {}).items():
+            setattr(getattr(strategy.strategy.hybrid_configs, section), name, value)
     if degree["pp"] > 1:
         strategy.pipeline_configs = {
             "accumulate_steps": ACCUMULATE,

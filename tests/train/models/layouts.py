@@ -169,6 +169,10 @@ def train(way: str) -> dict[str, Any]:
     else:
         # Each rank has experts of its own.
         experts = [expert()] if "experts" in words else []
+        if "colored" in words:
+            experts = [nn.Linear(8, 8)]
+            for each in experts[0].parameters():
+                each.color = {"color": "moe_expert", "group": groups.get_sharding_parallel_group()}
         net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)), *experts)
     model, optimizer = distributed(net, groups, words)
     if bad:

@@ -1,0 +1,71 @@
+"""Keeps gradients in the buffers from which Paddle sends them.
+
+Paddle links the gradients of parameters to a buffer once. `clear_grad` ends that: the next backward
+puts its gradients elsewhere, and what is sent are zeros (sharding optimizer V2, from the second
+update on: PaddlePaddle/Paddle#66472), or Paddle stops (overlap with backward). Only gradients in
+`main_grad` stay. Seen with 2.6.2 and 3.3.1, on every kind of device.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ..import_hooks import after_import
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ..evidence import Evidence
+
+# The attribute of a buffer with its part for each gradient.
+_VIEWS = "_fleetrun_views"
+_SAID = (
+    "clear_grad takes gradients out of Paddle's communication buffers, which then send zeros (as"
+    " without fleetrun): fleetrun puts them back"
+)
+
+
+def install(proof: Evidence) -> None:
+    """Put gradients that were computed outside of their buffer into it before it is sent."""
+    after_import(
+        "paddle.distributed.fleet.utils.tensor_fusion_helper",
+        functools.partial(_patch, proof),
+    )
+
+
+def _patch(proof: Evidence, module: ModuleType) -> None:
+    kind: Any = module.FusedCommBuffer
+    begin, add, send = kind.__init__, kind.add_grad, kind._comm_grads
+
+    @functools.wraps(begin)
+    def __init__(buffer: Any, *args: Any, **options: Any) -> None:
+        begin(buffer, *args, **options)
+        is_linked = not (buffer.use_main_grad or getattr(buffer, "_release_grads", False))
+        views = {id(each): each.grad for each in buffer._params} if is_linked else {}
+        setattr(buffer, _VIEWS, views)
+
+    @functools.wraps(add)
+    def add_grad(buffer: Any, param: Any, *args: Any, **options: Any) -> Any:
+        put_back(buffer, param)
+        return add(buffer, param, *args, **options)
+
+    @functools.wraps(send)
+    def _comm_grads(buffer: Any) -> Any:
+        for parameter in buffer._params:
+            put_back(buffer, parameter)
+        return send(buffer)
+
+    def put_back(buffer: Any, parameter: Any) -> None:
+        view, gradient = getattr(buffer, _VIEWS).get(id(parameter)), parameter.grad
+        if view is None or (gradient is not None and gradient.data_ptr() == view.data_ptr()):
+            return
+        with module.paddle.no_grad():
+            if gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient, False)
+                proof.note(_SAID)
+            parameter._copy_gradient_from(view)
+
+    kind.__init__, kind.add_grad, kind._comm_grads = __init__, add_grad, _comm_grads
