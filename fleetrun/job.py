@@ -359,7 +359,18 @@ class LaunchedJob(ObservedJob):
         watch = Watch(self, session=self._session, gpus=self._gpu_watch)
         metrics = [] if self.request.metrics_port is not None else self._metrics()
         files = (EventLog(self), ManifestFile(self), LaunchFile(self))
-        return [*files, console, times, *metrics, watch]
+        return [*files, console, times, *metrics, watch, *self._for_restarts()]
+
+    def _for_restarts(self) -> tuple[Source, ...]:
+        """Return what lets the ranks of another attempt be forked, if there may be one."""
+        from fleetrun.sources import standby  # only where ranks may start again
+
+        request = self.request
+        is_elastic = hosts.bounds(request.nnodes)[0] != hosts.bounds(request.nnodes)[1]
+        may_restart = self.plan.rules.max_restarts or is_elastic or request.spares
+        if not may_restart or request.preload == (standby.NONE,):
+            return ()
+        return (standby.StandBy(self, self._supervisor),)
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:

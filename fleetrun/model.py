@@ -118,6 +118,8 @@ class Request(NamedTuple):
     # cores, numa or none.
     bind: str = "none"
     max_restart: int = 0
+    # Modules that a process imports besides Paddle, from which ranks are forked again; or `none`.
+    preload: tuple[str, ...] = ()
     grace_s: float = 10.0
     # A shell command and a URL that are notified of the end of the job.
     on_end: str | None = None

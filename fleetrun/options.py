@@ -591,6 +591,9 @@ TABLE: tuple[Option, ...] = (
            "Restart all processes up to N times after a failure, with new ports; not after usage "
            "or import errors, nor if the job makes no progress.",
            env=("PADDLE_MAX_RESTART",), minimum=0),
+    Option("preload", "list", JOB, "MODULES|none",
+           "Modules that the process imports besides Paddle from which ranks are forked when they "
+           "start again (with --max_restart, or in an elastic job). none: no such process."),
     Option("stdin", "text", JOB, "RANK|none",
            "The rank that reads the terminal or pipe, or none. Default: the rank that is shown.",
            words=("none",), reader=_reading_rank),

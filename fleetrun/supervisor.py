@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from fleetrun.model import LaunchPlan
+    from fleetrun.model import LaunchPlan, ProcessSpec
     from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
@@ -108,6 +108,8 @@ class Supervisor:
         # Processes that ranks had left running when they succeeded, and that were killed.
         self._left: list[children.Leftover] = []
         self._in_a_hurry = False
+        # Why ranks were not forked, as far as it is said.
+        self._not_forked: set[str] = set()
 
     def run(self) -> Outcome:
         """Start everything, supervise it, and return when no process of the job runs any more.
@@ -202,6 +204,23 @@ class Supervisor:
         self._coordinator = target
         if self._has_guard:
             self._guard.tell_at(target)
+
+    def stand_by(self, process: int, modules: tuple[str, ...], count: int) -> None:
+        """Start what COUNT processes of the next attempt are forked from that are like PROCESS."""
+        spec = self._plan.processes[process]
+        worker.stand_by(
+            spec,
+            env=self._environment(spec),
+            default_signals=self._default_signals,
+            guard=self._guard,
+            stdin=self._stdin,
+            modules=modules,
+            count=count,
+        )
+
+    def standing_by(self) -> tuple[str, int, str]:
+        """Return the state of that process, its own memory in bytes, and why it is unfit."""
+        return self._guard.standing_by()
 
     # Generations --------------------------------------------------------------------------------
 
@@ -544,7 +563,7 @@ class Supervisor:
             spec,
             index=index,
             attempt=attempt,
-            env=worker.environment(self._base_env, spec, {variables.JOB: self._marker}),
+            env=self._environment(spec),
             logs=names.log_paths(self._plan, spec, attempt),
             default_signals=self._default_signals,
             guard=self._guard,
@@ -558,7 +577,15 @@ class Supervisor:
             )
         self._workers[index] = started
         self._loop.watch(started.pidfd, lambda: self._on_exit(started))
-        return Started(index, self._labels[index], started.pid, now, attempt)
+        why_not = started.launched.why_not
+        if why_not and why_not not in self._not_forked:
+            self._not_forked.add(why_not)
+            self._say(f"{self._labels[index].capitalize()} imports everything anew: {why_not}.")
+        is_forked = started.launched.is_forked
+        return Started(index, self._labels[index], started.pid, now, attempt, is_forked)
+
+    def _environment(self, spec: ProcessSpec) -> dict[bytes, bytes]:
+        return worker.environment(self._base_env, spec, {variables.JOB: self._marker})
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         starting = []

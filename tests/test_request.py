@@ -132,6 +132,7 @@ VALUES = {
     "preflight": ("true", "false"),
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
+    "preload": ("os,sys", "none"),
     "log_level": ("debug", "error"),
     "log_overwrite": ("true", "false"),
     "log_keep": ("1", "2"),

@@ -24,6 +24,7 @@ STACK_SIGNAL_VARIABLE = "FLEETRUN_STACK_SIGNAL"
 STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
 PROFILE = "FLEETRUN_PROFILE"
 REPORT_UPDATES = "FLEETRUN_REPORT_UPDATES"
+FORK_SERVER = "FLEETRUN_FORK_SERVER"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
 EXEC = "FLEETRUN_EXEC"
 EXEC_OPTIONS = "FLEETRUN_EXEC_OPTIONS"
@@ -86,6 +87,8 @@ FLEETRUN_PROFILE [the launcher > Python ranks] Which steps a rank profiles, and 
     trace; only with --profile.
 FLEETRUN_REPORT_UPDATES [the launcher > Python ranks] Report each update to the heartbeat file
     even without a strategy; with --hang_timeout.
+FLEETRUN_FORK_SERVER [the guard > a Python that forks ranks] Whose orders that process takes; no
+    rank gets it.
 FLEETRUN_STOP_AFTER [`fleetrun tune` > Python ranks with a strategy] The number of updates after
     which a rank ends; it records the time and loss of each.
 _FLEETRUN_COMPLETE [the shell's completion > the launcher] Requests completions instead of a

@@ -45,6 +45,16 @@ class Order(NamedTuple):
     cpus: Sequence[int]
     # The process group of this session that it joins to read the terminal; 0: it leads a session.
     group: int = 0
+    # Whether the fork server, if there is one, may fork it.
+    may_fork: bool = False
+
+
+class Launched(NamedTuple):
+    """A process that was started; if it was to be forked and was not, `why_not` says why."""
+
+    pid: int
+    is_forked: bool = False
+    why_not: str = ""
 
 
 class WaitStatus(NamedTuple):

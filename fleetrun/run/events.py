@@ -69,6 +69,8 @@ class Started(NamedTuple):
     pid: int
     at: float
     attempt: int = 0
+    # From a process with Paddle imported, and not started from nothing.
+    is_forked: bool = False
 
 
 class Exited(NamedTuple):
@@ -179,7 +181,7 @@ class StacksWanted(NamedTuple):
 class Noticed(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
-    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost.
+    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, fork server.
     """
 
     what: str

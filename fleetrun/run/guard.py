@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from typing import Protocol
 
-    from fleetrun.run.children import Ended, Order, Swept
+    from fleetrun.run.children import Ended, Launched, Order, Swept
     from fleetrun.run.descriptors import FileLimit
+    from fleetrun.run.forkserver import ForkServer
     from fleetrun.run.loop import Waiting
     from fleetrun.run.terminal import TerminalSettings
 
@@ -102,8 +103,8 @@ class Guard:
         self._socket.setblocking(False)  # noqa: FBT003 - socket has it so
         self._has_ended = False
 
-    def start(self, order: Order) -> int:
-        """Start a process and return its id; raises OSError or ValueError."""
+    def start(self, order: Order) -> Launched:
+        """Start a process; raises OSError or ValueError."""
         try:
             self._ask("start", tuple(order), files=(order.output, order.errors))
             kind, value = self._answer()
@@ -113,18 +114,35 @@ class Guard:
                 pid = children.adopted(order)
                 if pid is None:
                     raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)) from None
-                return pid
+                return children.Launched(pid)
             self._files.restore()
+            why_not = "its guard was killed" if order.may_fork else ""
             try:
-                return children.start(order)
+                return children.Launched(children.start(order), why_not=why_not)
             finally:
                 self._files.lift()
         if kind == "refused":
             raise OSError(value, os.strerror(value))
         if kind == "impossible":
             raise ValueError(value)
-        assert isinstance(value, int)
-        return value
+        return children.Launched(*value)
+
+    def stand_by(self, order: Order, modules: tuple[str, ...], count: int) -> None:
+        """Start a fork server as ORDER starts a rank.
+
+        It imports MODULES besides Paddle, and COUNT forks of it wait.
+        """
+        with contextlib.suppress(_GuardLost):
+            self._ask("stand by", tuple(order), modules, count, files=(order.output, order.errors))
+
+    def standing_by(self) -> tuple[str, int, str]:
+        """Return the state of the fork server, its own memory in bytes, and why it is unfit."""
+        try:
+            self._ask("standing by")
+            state, own_bytes, why = self._answer()
+        except _GuardLost:
+            return "unfit", 0, "its guard was killed"
+        return state, own_bytes, why
 
     def end(self, pid: int) -> Ended:
         """Reap PID, which has ended, kill what is left of its group, and return both results."""
@@ -425,6 +443,7 @@ class _Service:
         self._woken = woken
         # The children that the launcher has not asked to be reaped yet.
         self.ranks: set[int] = set()
+        self._forks: ForkServer | None = None
         # When they are killed, should the launcher be stopped; and where the coordinator is that is
         # told, should it be killed.
         self.kill_at: float | None = None
@@ -450,7 +469,7 @@ class _Service:
                 return
             if orphans_at is not None and orphans_at <= time.monotonic():
                 orphans_at = None
-                children.reap_orphans(self.ranks)
+                children.reap_orphans(self.ranks | self._own)
             if self.kill_at is not None and self.kill_at <= time.monotonic():
                 self.kill_at = None
                 children.kill(self.ranks, _STUCK_S)
@@ -472,20 +491,26 @@ class _Service:
                 os.close(fd)
         return True
 
-    def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:
+    def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901 - one case for each
         match order, values:
             case "start", [order]:
                 try:
-                    output, errors = fds
-                    received = children.Order._make(order)
-                    pid = children.start(received._replace(output=output, errors=errors))
+                    started = self._start(_received(order, fds))
                 except OSError as error:
                     self._say(("refused", error.errno))
                 except ValueError as error:
                     self._say(("impossible", str(error)))
                 else:
-                    self.ranks.add(pid)
-                    self._say(("started", pid))
+                    self.ranks.add(started.pid)
+                    self._say(("started", tuple(started)))
+            case "stand by", [order, modules, count]:
+                from fleetrun.run import forkserver  # only where a job may start again
+
+                with contextlib.suppress(OSError, ValueError):
+                    self._forks = forkserver.ForkServer(_received(order, fds), modules, count)
+            case "standing by", []:
+                unfit = "unfit", 0, "it could not be started"
+                self._say(unfit if self._forks is None else tuple(self._forks.state()))
             case "end", [pid]:
                 status = children.wait_status(pid)
                 self._say(tuple(status))
@@ -499,10 +524,25 @@ class _Service:
             case "left", [group]:
                 self._say((children.left_in(group),))
             case "sweep", [ranks, seconds]:
-                swept = children.sweep(frozenset(ranks), seconds, is_guard=True)
+                swept = children.sweep(frozenset(ranks) | self._own, seconds, is_guard=True)
                 self._say((swept.stuck, [tuple(one) for one in swept.ended]))
             case _:  # pragma: no cover - there are no others
                 raise AssertionError(order)
+
+    @property
+    def _own(self) -> frozenset[int]:
+        """Return the processes that wait to become ranks, or to fork some."""
+        return frozenset() if self._forks is None else self._forks.pids
+
+    def _start(self, order: Order) -> Launched:
+        if not order.may_fork or self._forks is None:
+            return children.Launched(children.start(order))
+        from fleetrun.run import forkserver
+
+        try:
+            return children.Launched(self._forks.fork(order), is_forked=True)
+        except forkserver.Unable as why:
+            return children.Launched(children.start(order), why_not=str(why))
 
     def _read(self, length: int, fds: list[int]) -> bytes:
         """Read LENGTH bytes, and the descriptors that come with them; nothing at end-of-file."""
@@ -523,6 +563,12 @@ class _Service:
     def _say(self, answer: tuple[Any, ...]) -> None:
         text = marshal.dumps(answer)
         self._orders.sendall(len(text).to_bytes(_LENGTH, "little") + text)
+
+
+def _received(order: tuple[Any, ...], fds: list[int]) -> Order:
+    """Return the ORDER that came with the descriptors FDS."""
+    output, errors = fds
+    return children.Order._make(order)._replace(output=output, errors=errors)
 
 
 def _send(to: _socket.socket, text: memoryview, files: tuple[int, ...]) -> int:

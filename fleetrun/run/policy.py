@@ -448,14 +448,17 @@ def _all_done(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
 
 
 def backoff(first_s: float, attempt: int, at: float) -> float:
-    """Return how long to wait after ATTEMPT: doubled each time, less a jitter of up to one half.
+    """Return how long to wait after ATTEMPT: after the first not at all.
 
-    The jitter comes from AT, the moment of the failure, which differs between hosts.
+    After that doubled each time, less a jitter of up to one half. It comes from AT, the moment of
+    the failure, which differs between hosts.
 
-    >>> backoff(1.0, 0, 7.0), backoff(1.0, 3, 7.0), backoff(1.0, 30, 7.0)
-    (0.5, 4.0, 30.0)
+    >>> [backoff(1.0, attempt, 7.0) for attempt in (0, 1, 4, 31)]
+    [0.0, 0.5, 4.0, 30.0]
     """
-    longest = min(first_s * 2.0 ** min(attempt, 30), LONGEST_WAIT_S)
+    if not attempt:
+        return 0.0
+    longest = min(first_s * 2.0 ** min(attempt - 1, 30), LONGEST_WAIT_S)
     return longest * (0.5 + (at * 1000 % 1) / 2)
 
 

@@ -14,7 +14,7 @@ from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import names, variables
 from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
-from fleetrun.run.children import Leftover, Order
+from fleetrun.run.children import Launched, Leftover, Order
 from fleetrun.run.guard import Guard
 
 # What a log is tried with: a traceback, or nothing of any use, fits.
@@ -40,10 +40,13 @@ class Worker:
     # Whether the terminal sends its signals (Ctrl-C) to it, too.
     has_terminal = False
 
-    def __init__(self, index: int, attempt: int, pid: int, pidfd: int, guard: Guard) -> None:
+    def __init__(
+        self, index: int, attempt: int, launched: Launched, pidfd: int, guard: Guard
+    ) -> None:
         self.index = index
         self.attempt = attempt
-        self.pid = pid
+        self.launched = launched
+        self.pid = launched.pid
         self.pidfd = pidfd
         self.started_at = time.monotonic()
         self._guard = guard
@@ -219,20 +222,50 @@ def spawn(
         default_signals=tuple(map(int, default_signals)),
         cpus=tuple(spec.cpus),
         group=os.getpgrp() if has_terminal else 0,
+        # What is started again; the terminal's own session cannot be joined by a fork.
+        may_fork=attempt > 0 and not has_terminal,
     )
     try:
-        pid = guard.start(order)
+        launched = guard.start(order)
     except (OSError, ValueError) as error:
         return _refusal(spec, error)
     finally:
         _close(fds)
     try:
         made = TerminalWorker if has_terminal else Worker
-        return made(index, attempt, pid, os.pidfd_open(pid), guard)
+        return made(index, attempt, launched, os.pidfd_open(launched.pid), guard)
     except OSError as error:
-        os.kill(pid, signal.SIGKILL)
-        guard.end(pid)
+        os.kill(launched.pid, signal.SIGKILL)
+        guard.end(launched.pid)
         return _refusal(spec, error)
+
+
+def stand_by(
+    spec: ProcessSpec,
+    *,
+    env: Mapping[bytes, bytes],
+    default_signals: Sequence[int],
+    guard: Guard,
+    stdin: terminal.Stdin,
+    modules: tuple[str, ...],
+    count: int,
+) -> None:
+    """Start a fork server for COUNT ranks like SPEC, which imports MODULES besides Paddle."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        order = Order(
+            argv=tuple(spec.argv),
+            env=dict(env),
+            output=null,
+            errors=null,
+            takes_our_stdin=not stdin.is_terminal,
+            default_signals=tuple(map(int, default_signals)),
+            # Libraries count the processors when they are loaded.
+            cpus=tuple(spec.cpus),
+        )
+        guard.stand_by(order, modules, count)
+    finally:
+        os.close(null)
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -82,7 +82,8 @@ class EventLog(Sink):
                 files = dict.fromkeys(("log", "error_log")) | dict(
                     zip(("log", "error_log"), logs, strict=False)
                 )
-                return "started", self._process(happening) | {"pid": happening.pid} | files
+                started = {"pid": happening.pid, "is_forked": happening.is_forked}
+                return "started", self._process(happening) | started | files
             case Exited(pid=pid, fault=fault, peak_bytes=peak):
                 more = {
                     "pid": pid,

@@ -45,7 +45,7 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
     one = guard.Guard("marker", FileLimit(1))
     try:
         with (tmp_path / "log").open("wb") as log:
-            pid = one.start(
+            started = one.start(
                 Order(
                     argv=("sh", "-c", "setsid sleep 1000 & echo $!; wait"),
                     env={b"PATH": os.environb[b"PATH"]},
@@ -58,12 +58,12 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
             )
         until((tmp_path / "log").read_text)
         elsewhere = int((tmp_path / "log").read_text())
-        pidfds = [os.pidfd_open(each) for each in (pid, elsewhere)]
+        pidfds = [os.pidfd_open(each) for each in (started.pid, elsewhere)]
         one.kill_at(time.monotonic() + 3600.0)
         one.kill_at(time.monotonic())
         for pidfd in pidfds:
             assert select.select([pidfd], [], [], LONG_S)[0]
             os.close(pidfd)
-        assert one.end(pid).status == (os.CLD_KILLED, signal.SIGKILL)
+        assert one.end(started.pid).status == (os.CLD_KILLED, signal.SIGKILL)
     finally:
         one.dismiss()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
+from forks import fake_paddle
+from processes import assert_no_survivors
 from waiting import until
 
 if TYPE_CHECKING:
@@ -59,6 +61,35 @@ def test_s53_no_progress_ends_it_early(tmp_path: Path) -> None:
     assert done.code == 4
     assert done.out.decode().count("alas") == 3
     assert "no progress" in done.said
+
+
+IMPORTS = """
+import paddle
+attempt = os.environ['PADDLE_RESTART_COUNT']
+open(f"trains.{attempt}.{rank}", "w").close()
+while not os.path.exists(f"fail.{attempt}"): time.sleep(0.01)
+sys.exit(4 if rank else time.sleep(60))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preload", ["", "none"])
+def test_ranks_of_another_attempt_are_forked_from_a_process_with_paddle(
+    tmp_path: Path, preload: str
+) -> None:
+    options = [f"--preload={preload}"] if preload else []
+    job = Command.python(tmp_path, IMPORTS, "--max_restart=5", *options)
+    launcher = job.start(env={"PYTHONPATH": fake_paddle(tmp_path)})
+    job.wait_for("trains.0.0", "trains.0.1")
+    if not preload:
+        until(lambda: any(event.get("what") == "fork server" for event in job.events()))
+    (tmp_path / "fail.0").touch()
+    job.wait_for("trains.1.0", "trains.1.1")
+    started = [event["is_forked"] for event in job.events() if event["event"] == "started"]
+    assert started == [False, False, not preload, not preload]
+    launcher.kill()
+    launcher.communicate()
+    assert_no_survivors(job.marker)
 
 
 def test_s54_an_import_error_is_not_tried_again(tmp_path: Path) -> None:

@@ -206,19 +206,25 @@ def _describe(error):
 
 def _rank_records():
     # type: () -> Any
-    """Load the module beside this one that appends to the rank's records."""
+    """Return the module that appends to the rank's records."""
+    return _beside("rank_records")
+
+
+def _beside(name):
+    # type: (str) -> Any
+    """Load the module NAME beside this one, as one that nobody else has."""
     from importlib import util
 
-    name = "_fleetrun_rank_records"
-    if name not in sys.modules:
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_records.py")
-        spec = util.spec_from_file_location(name, path)
+    known = "_fleetrun_" + name
+    if known not in sys.modules:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+        spec = util.spec_from_file_location(known, path)
         assert spec is not None
         assert spec.loader is not None
         module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        sys.modules[name] = module
-    return sys.modules[name]
+        sys.modules[known] = module
+    return sys.modules[known]
 
 
 def _show_stacks_on(signum):
@@ -415,7 +421,15 @@ def _begin():
         pass
 
 
+def _wait_for_orders():
+    # type: () -> None
+    """Be the process from which ranks are forked; return in each of them."""
+    _beside("fork_server").serve()
+
+
 try:
+    if os.environ.get("FLEETRUN_FORK_SERVER"):
+        _wait_for_orders()
     _import_hidden()
 finally:
     _begin()

@@ -1,0 +1,597 @@
+"""Waits, with Paddle imported, in a Python that was started like a rank, and forks ranks.
+
+The guard starts it as it starts a rank; `sitecustomize` calls `serve` before anything else. A fork
+returns from `serve`, and is then where a new Python of that rank would be: before the user's
+`sitecustomize`, and before the script. So the interpreter itself runs the script, whichever way it
+is started, and ends as ever.
+
+What was imported is hidden until the script imports it. Paddle's start is done then, too: it reads
+the flags, finds the devices, and registers what is called at exit.
+"""
+
+from __future__ import annotations
+
+import _socket
+import atexit
+import ctypes
+import gc
+import io
+import marshal
+import os
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from importlib import import_module, invalidate_caches
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import ModuleType
+
+# The descriptor of the guard's socket, the guard, and the modules; what follows only makes room.
+VARIABLE = "FLEETRUN_FORK_SERVER"
+# What a library reads when it is loaded, or Python when it starts: a fork cannot read it again.
+# `docs/failures.md` names them. Variables that Python code reads while it is imported are noted.
+READ_AT_LOAD = (
+    # Python, the loader and the C library.
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ"),
+    # Threads and linear algebra.
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "ACC_"),
+    # numpy, Fortran's runtime, OpenSSL and glog.
+    *("NPY_", "NUMPY_", "GFORTRAN_", "OPENSSL_", "GLOG_", "GOOGLE_"),
+)
+# Read while Paddle is imported, and done again by the fork (`_be_rank`).
+_DONE_AGAIN = frozenset(("PADDLE_TRAINER_ID",))
+# What Paddle's start calls, in its order.
+_START = (
+    "init_gflags",
+    "init_glog",
+    "init_memory_method",
+    "init_devices",
+    "init_tensor_operants",
+    "init_default_kernel_signatures",
+)
+_CORE = "paddle.base.core"
+# The Paddles that start a thread when they are loaded which their own handler starts again in a
+# fork: the sampler of brpc's bvar.
+_SAMPLING = ("2.6.",)
+# Device files that every process may have open.
+_PLAIN = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+    "/dev/random",
+    "/dev/tty",
+    "/dev/pts",
+    "/dev/shm",
+)
+_LENGTH = 8
+_INT = 4
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class Unfit(Exception):
+    """Ranks cannot be forked from this process: the argument says why."""
+
+
+def serve() -> None:
+    """Fork ranks as the guard asks for them; return in each of them. Else the process ends here."""
+    number, guard, modules, *_ = os.environ.pop(VARIABLE).split(":")
+    source = _socket.socket(fileno=int(number))
+    os.set_inheritable(int(number), False)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(guard):
+        os._exit(0)
+    try:
+        environ = dict(os.environ)
+        policy = _yield_to_others()
+        loaded = Loaded(environ)
+        try:
+            loaded.load([name for name in modules.split(",") if name])
+        except Unfit as why:
+            _send(source, ("unfit", str(why)))
+            os._exit(0)
+        gc.collect()
+        gc.freeze()
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+        name = _name(b"fork-server")
+        _send(source, ("ready", _own_bytes()))
+        while True:
+            count, _ = _receive(source)
+            parked = _park(source, count)
+            if parked is not None:
+                break
+        order, fds = loaded.suitable(parked)
+        _name(name)
+        _be_rank(order, fds, loaded)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        with suppress(OSError):
+            _send(source, ("unfit", repr(error)))
+        os._exit(1)
+
+
+def _yield_to_others() -> int:
+    """Let the ranks that train go first while this process imports; return the policy of before."""
+    before = os.sched_getscheduler(0)
+    # Only who may raise its priority comes back from SCHED_IDLE. A short-lived child tries it.
+    pid = os.fork()
+    if not pid:
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, before, os.sched_param(0))
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    comes_back = os.waitpid(pid, 0)[1] == 0
+    # Not everywhere allowed.
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE if comes_back else os.SCHED_BATCH, os.sched_param(0))
+    return before
+
+
+# -- with the guard --------------------------------------------------------------------------------
+
+
+def _framed(message: Any) -> bytes:
+    text = marshal.dumps(message)
+    return len(text).to_bytes(_LENGTH, "little") + text
+
+
+def _send(to: _socket.socket, message: tuple[Any, ...]) -> None:
+    to.sendall(_framed(message))
+
+
+def _receive(source: _socket.socket) -> tuple[Any, list[int]]:
+    """Return what the guard asks for, and the descriptors that came; end when it has ended."""
+    fds: list[int] = []
+    length = int.from_bytes(_read(source, _LENGTH, fds), "little")
+    return marshal.loads(_read(source, length, fds)), fds  # noqa: S302 - our own guard's
+
+
+def _read(source: _socket.socket, length: int, fds: list[int]) -> bytes:
+    text = b""
+    while len(text) < length:
+        part, more, _, _ = source.recvmsg(length - len(text), _socket.CMSG_SPACE(2 * _INT))
+        if not part:
+            os._exit(0)
+        text += part
+        for _level, _kind, numbers in more:
+            fds += [
+                int.from_bytes(numbers[at : at + _INT], sys.byteorder)
+                for at in range(0, len(numbers), _INT)
+            ]
+    return text
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _park(source: _socket.socket, count: int) -> _socket.socket | None:
+    """Fork COUNT processes, children of the guard; return in each of them the guard's connection.
+
+    The guard is sent the other ends. When it has closed one, that process ends.
+    """
+    pairs = [_socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM) for _ in range(count)]
+    told, tell = os.pipe()
+    with warnings.catch_warnings():
+        # Newer Pythons warn of forks beside threads.
+        warnings.simplefilter("ignore")
+        middle = os.fork()
+        if not middle:
+            for ours, theirs in pairs:
+                pid = os.fork()
+                if not pid:
+                    kept = ours.detach()
+                    for each, other in pairs:
+                        each.close()
+                        other.close()
+                    source.close()
+                    _close((told, tell))
+                    return _socket.socket(fileno=kept)
+                os.write(tell, pid.to_bytes(_INT, "little"))
+                theirs.close()
+            os._exit(0)
+    os.close(tell)
+    with open(told, "rb") as file:
+        pids = file.read()
+    # From now on they are the guard's children.
+    os.waitpid(middle, 0)
+    for at, (ours, theirs) in enumerate(pairs):
+        ours.close()
+        # None where no more processes are allowed.
+        pid = int.from_bytes(pids[at * _INT : (at + 1) * _INT], "little")
+        fd = theirs.fileno().to_bytes(_INT, sys.byteorder)
+        source.sendmsg([_framed(("parked", pid))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd)])
+        theirs.close()
+    return None
+
+
+def _name(name: bytes) -> bytes:
+    """Let this process be shown as NAME, and return what it was shown as."""
+    with open("/proc/self/comm", "rb+", buffering=0) as file:
+        before = file.read().rstrip(b"\n")
+        file.write(name)
+    return before
+
+
+# -- in the rank -----------------------------------------------------------------------------------
+
+
+def _be_rank(order: Mapping[str, Any], fds: list[int], loaded: Loaded) -> None:
+    """Become what the order says, as a Python of its own would begin."""
+    os.setsid()
+    output, errors = fds
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    _close(fds)
+    if not order["takes_stdin"]:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+    with suppress(OSError):
+        # They may have been taken away; as with a new process.
+        os.sched_setaffinity(0, order["cpus"])
+    sys.stdin = _standard_input()
+    _be_told(order["env"], order["argv"])
+    invalidate_caches()
+    loaded.offer(order["env"])
+
+
+def _standard_input() -> Any:
+    """Return what Python makes of descriptor 0, which may be another file than it was."""
+    old: Any = sys.stdin
+    file: Any = open(0, "rb", closefd=False)  # noqa: SIM115 - it lives as long as the process
+    file.raw.name = old.name
+    new = io.TextIOWrapper(
+        file,
+        encoding=old.encoding,
+        errors=old.errors,
+        newline="\n",
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
+    new.mode = "r"  # type: ignore[misc]
+    sys.__stdin__ = new  # type: ignore[misc]
+    return new
+
+
+def _be_told(environ: Mapping[bytes, bytes], argv: Sequence[str]) -> None:
+    """Replace environment and arguments, also where /proc shows them."""
+    with open("/proc/self/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+    os.environ.clear()
+    for name, value in environ.items():
+        os.environb[name] = value
+    # Nothing refers to the old strings any more.
+    block = b"".join(b"%s=%s\0" % pair for pair in environ.items())
+    _overwrite(int(words[47]), int(words[48]), block)
+    if list(argv) != sys.orig_argv:
+        sys.argv[1:] = argv[_fixed() :]
+        sys.orig_argv[:] = argv
+        _overwrite(int(words[45]), int(words[46]), b"".join(os.fsencode(w) + b"\0" for w in argv))
+
+
+def _overwrite(start: int, end: int, text: bytes) -> None:
+    """Put as much of TEXT as fits where the kernel has put such strings."""
+    if start:
+        ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+def _fixed() -> int:
+    """Return how many words of our command line come before the script's own arguments."""
+    return len(sys.orig_argv) - len(sys.argv) + 1
+
+
+def _own_bytes() -> int:
+    """Return the memory that this process shares with no file: what it adds to the host's use."""
+    with open("/proc/self/status", "rb") as file:
+        rows = dict(line.split(b":", 1) for line in file)
+    return int(rows.get(b"RssAnon", b"0").split()[0]) * 1024
+
+
+# -- what is loaded --------------------------------------------------------------------------------
+
+
+class Loaded:
+    """Modules that were imported with ENVIRON, and are hidden until the script imports them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        # Variables that Python code has read while it was imported.
+        self._read: set[str] = set()
+        self._modules: dict[str, ModuleType] = {}
+        # Roots that bring all the others.
+        self._whole: set[str] = set()
+        self._start: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = []
+        self._at_exit: list[tuple[Any, ...]] = []
+        # Of warnings, before and after.
+        self._filters: tuple[list[Any], list[Any]] = [], []
+        self._finders: list[Any] = []
+        self._changed: dict[str, str] = {}
+        self._printed = b"", b""
+        # How the rank was started.
+        self._given: Mapping[bytes, bytes] = {}
+
+    def load(self, modules: Sequence[str]) -> None:
+        """Import numpy, Paddle and MODULES, and hide them; raise Unfit where none can be forked."""
+        before, path, filters = set(sys.modules), list(sys.path), list(warnings.filters)
+        finders = list(sys.meta_path)
+        # As the interpreter has it when it runs the script.
+        if not getattr(sys.flags, "safe_path", False):
+            script = sys.argv[0]
+            sys.path.insert(
+                0, os.getcwd() if script == "-m" else os.path.dirname(os.path.abspath(script))
+            )
+        with _noted_reads(self._read), _kept_at_exit(self._at_exit), _kept_output() as printed:
+            sys.meta_path.insert(0, _CoreFinder(self._put_off_start))
+            self._import("numpy", _openblas_threads)
+            self._import("paddle", _paddle_threads)
+            for name in modules:
+                self._import(name, int)
+        self._printed = printed()
+        held = _open_devices()
+        if held:
+            raise Unfit(f"importing {', '.join(('paddle', *modules))} opens {held}")
+        self._filters = filters, list(warnings.filters)
+        self._whole = {"paddle", *(name.partition(".")[0] for name in modules)}
+        self._changed = {
+            name: value for name, value in os.environ.items() if self._environ.get(name) != value
+        }
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] not in sys.stdlib_module_names:
+                self._modules[name] = sys.modules.pop(name)
+        self._finders = [each for each in sys.meta_path if each not in finders]
+        sys.path[:], sys.meta_path[:] = path, finders
+        warnings.filters[:] = filters  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+
+    def _import(self, name: str, known_threads: Callable[[], int]) -> None:
+        threads = _threads()
+        try:
+            import_module(name)
+        except Exception as error:
+            raise Unfit(f"{name} cannot be imported there ({error!r})") from None
+        more = _threads() - threads
+        if more > known_threads():
+            raise Unfit(f"importing {name} starts {more} thread{'s' * (more != 1)}")
+
+    def _put_off_start(self, core: ModuleType) -> None:
+        """Let Paddle's start be done by each rank: it reads flags, and finds devices."""
+        for name in _START:
+            real = getattr(core, name, None)
+            if real is not None:
+                setattr(core, name, self._noting(name, real))
+
+    def _noting(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
+        return lambda *words: self._start.append((name, real, words))
+
+    def _refusal(self, environ: Mapping[bytes, bytes], argv: Sequence[str]) -> str:
+        """Return why the rank with ENVIRON and ARGV must start as ever; empty: it need not."""
+        if list(argv[: _fixed()]) != sys.orig_argv[: _fixed()]:
+            return "its command is another"
+        name = self._differs({os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()})
+        return f"{name} has another value there, and is read when Paddle is loaded" if name else ""
+
+    def suitable(self, source: _socket.socket) -> tuple[Mapping[str, Any], list[int]]:
+        """Wait for an order that can be carried out here; end when the guard has."""
+        while True:
+            order, fds = _receive(source)
+            why_not = self._refusal(order["env"], order["argv"])
+            _send(source, ("refused", why_not) if why_not else ("forked", 0))
+            if not why_not:
+                source.close()
+                return order, fds
+            _close(fds)
+
+    def _differs(self, environ: Mapping[str, str]) -> str:
+        """Return a variable of ENVIRON with another value than it was read with, if any."""
+        for name in sorted(self._environ.keys() | environ.keys()):
+            counts = name in self._read or name.startswith(READ_AT_LOAD)
+            if counts and name not in _DONE_AGAIN and environ.get(name) != self._environ.get(name):
+                return name
+        return ""
+
+    def offer(self, given: Mapping[bytes, bytes]) -> None:
+        """Let the rank, which was started with the environment GIVEN, find what is loaded."""
+        self._given = given
+        numpy = self._modules.get("numpy.random")
+        if numpy is not None:
+            # All forks would draw the same.
+            numpy.seed()
+        if (
+            os.environ.get("PADDLE_TRAINER_ID", "0") != "0"
+            and "paddle.hapi.logger" in self._modules
+        ):
+            # Paddle lets only the first rank print through it.
+            import logging
+
+            logging.getLogger("hapi").handlers.clear()
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return a spec that brings the module NAME, if it is hidden here."""
+        del path, target
+        module = self._modules.get(name)
+        if module is None or "." in name:
+            return None
+        changed = self._differs(os.environ)
+        if changed:
+            self._start_again(changed, name)
+        real = module.__spec__
+        found = ModuleSpec(name, self, origin=getattr(real, "origin", None), is_package=True)  # type: ignore[arg-type]
+        found.submodule_search_locations = getattr(real, "submodule_search_locations", None)
+        self._real = real
+        return found
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module itself."""
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do what is left of the import."""
+        module.__spec__ = self._real
+        if self._real is not None:
+            module.__loader__ = self._real.loader
+        name = module.__name__
+        if name not in self._whole:
+            for each in [one for one in self._modules if one.partition(".")[0] == name]:
+                sys.modules[each] = self._modules.pop(each)
+            return
+        sys.meta_path = [each for each in sys.meta_path if each is not self] + self._finders
+        sys.modules.update(self._modules)
+        self._modules.clear()
+        for fd, text in enumerate(self._printed, 1):
+            os.write(fd, text)
+        for variable, value in self._changed.items():
+            os.environ.setdefault(variable, value)
+        before, after = self._filters
+        own = [each for each in warnings.filters if each not in before]
+        warnings.filters[:] = own + after  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+        core: Any = sys.modules.get(_CORE)
+        for called, real, _ in self._start:
+            setattr(core, called, real)
+        for _, real, words in self._start:
+            real(*words)
+        for words in self._at_exit:
+            words[0](*words[1], **words[2])
+        # `sitecustomize` waits for the first import after Paddle's start to restore faulthandler.
+        for finder in [
+            each for each in sys.meta_path if type(each).__name__ == "_CrashHandlerFinder"
+        ]:
+            finder.find_spec("paddle.")  # type: ignore[call-arg]
+
+    def _start_again(self, changed: str, name: str) -> NoReturn:
+        """Be a new Python: what the script has set counts when it imports NAME."""
+        sys.stderr.write(
+            f"fleetrun: {changed} was set before {name} is imported, and counts then: this rank "
+            "starts again, and imports it anew.\n"
+        )
+        sys.stderr.flush()
+        for one in (signal.SIGPIPE, signal.SIGXFSZ):
+            # Python ignores them, and a new one would inherit that.
+            signal.signal(one, signal.SIG_DFL)
+        os.execve(sys.orig_argv[0], sys.orig_argv, dict(self._given))  # noqa: S606
+
+
+class _CoreFinder:
+    """Calls CHANGE with Paddle's core right after it was executed."""
+
+    def __init__(self, change: Callable[[ModuleType], None]) -> None:
+        self._change = change
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the spec of Paddle's core, with a loader that changes it."""
+        del path, target
+        if name != _CORE:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+class _noted_reads:  # noqa: N801 - a context, like the functions below
+    """Notes the variables that Python code reads."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+        self._kind = type(os.environ)
+        self._real = self._kind.__getitem__
+
+    def __enter__(self) -> None:
+        real, names = self._real, self._names
+
+        def noting(environ: Any, name: str) -> str:
+            names.add(name)
+            return real(environ, name)
+
+        self._kind.__getitem__ = noting  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        self._kind.__getitem__ = self._real  # type: ignore[method-assign]
+
+
+class _kept_at_exit:  # noqa: N801 - as above
+    """Keeps what is registered with `atexit`, so that ranks register it in their own order."""
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self._calls = calls
+        self._real = atexit.register
+
+    def __enter__(self) -> None:
+        real, calls = self._real, self._calls
+
+        def register(function: Any, /, *words: Any, **named: Any) -> Any:
+            calls.append((real, (function, *words), named))
+            return function
+
+        atexit.register = register
+
+    def __exit__(self, *_: object) -> None:
+        atexit.register = self._real
+
+
+class _kept_output:  # noqa: N801 - as above
+    """Keeps what is printed; in the context there is a function that returns it."""
+
+    def __enter__(self) -> Callable[[], tuple[bytes, bytes]]:
+        self._before = [os.dup(fd) for fd in (1, 2)]
+        self._files = [os.memfd_create("printed") for _ in (1, 2)]
+        for fd, file in enumerate(self._files, 1):
+            os.dup2(file, fd)
+        self._texts = b"", b""
+        return lambda: self._texts
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        out, err = (os.pread(file, os.fstat(file).st_size, 0) for file in self._files)
+        self._texts = out, err
+        for fd, before in enumerate(self._before, 1):
+            os.dup2(before, fd)
+        _close((*self._before, *self._files))
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _openblas_threads() -> int:
+    """Return how many threads numpy may start: OpenBLAS ends its own before a fork."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        return (os.cpu_count() or 1) if "openblas" in file.read().lower() else 0
+
+
+def _paddle_threads() -> int:
+    """Return how many threads this Paddle may start: those that it starts again in a fork."""
+    version = getattr(sys.modules["paddle"], "__version__", "")
+    return int(version.startswith(_SAMPLING))
+
+
+def _open_devices() -> str:
+    """Return a device file that is open, or nothing."""
+    for file in _open_files():
+        if file.startswith("/dev/") and not file.startswith(_PLAIN):
+            return file
+    return ""
+
+
+def _open_files() -> Iterator[str]:
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            yield os.readlink(f"/proc/self/fd/{fd}")

@@ -1,0 +1,176 @@
+"""The guard's end of the fork server: a process with Paddle imported, from which ranks are forked.
+
+`inject/site/fork_server.py` is the other end. Whatever is wrong with it, ranks start as ever.
+"""
+
+from __future__ import annotations
+
+import _socket
+import marshal
+import os
+import select
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.records import variables
+from fleetrun.run import children
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.run.children import Order
+
+# How long an answer may take, on a machine that is busy or swaps.
+_ANSWER_S = 20.0
+_LENGTH = 8
+_INT = 4
+# Room for longer environments than the one that it is started with.
+_ROOM = 16 * 1024
+LOADING, READY, UNFIT = "loading", "ready", "unfit"
+
+
+class ServerState(NamedTuple):
+    """Whether ranks can be forked, the memory that the server adds to the host's, or why not."""
+
+    state: str
+    own_bytes: int = 0
+    why: str = ""
+
+
+class Unable(Exception):
+    """The rank cannot be forked; the argument says why."""
+
+
+class ForkServer:
+    """Starts a fork server with ORDER, which imports MODULES besides Paddle.
+
+    It keeps COUNT forks parked: children of this process, each of which waits to become a rank.
+    """
+
+    def __init__(self, order: Order, modules: Sequence[str], count: int) -> None:
+        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        number = theirs.fileno()
+        os.set_inheritable(number, True)  # noqa: FBT003 - os has it so
+        words = (str(number), str(os.getpid()), ",".join(modules), "-" * _ROOM)
+        env = {**order.env, os.fsencode(variables.FORK_SERVER): ":".join(words).encode()}
+        try:
+            self._pid = children.start(order._replace(env=env))
+        finally:
+            theirs.close()
+        self._count = count
+        self._parked: dict[int, _socket.socket] = {}
+        self._state = ServerState(LOADING)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Return all its processes but those that are ranks now."""
+        return frozenset((self._pid, *self._parked)) - {0}
+
+    def state(self) -> ServerState:
+        """Return how far it is; let it fork what is to wait."""
+        try:
+            if self._state.state == LOADING and _is_ready(self._socket, 0.0):
+                kind, value = self._receive(self._socket)[0]
+                if kind == "unfit":
+                    self._lose(value)
+                else:
+                    self._state = ServerState(READY, value)
+            if self._state.state == READY and len(self._parked) < self._count:
+                self._park(self._count - len(self._parked))
+        except (OSError, EOFError):
+            self._lose("it has ended")
+        return self._state
+
+    def fork(self, order: Order) -> int:
+        """Return the child of this process that has become the rank of ORDER; raise Unable."""
+        if not self._parked and self.state().state != READY:
+            raise Unable(self._state.why or "Paddle is not imported yet")
+        wanted = {
+            "argv": order.argv,
+            "env": dict(order.env),
+            "takes_stdin": order.takes_our_stdin,
+            "cpus": tuple(order.cpus or os.sched_getaffinity(0)),
+        }
+        while self._parked:
+            pid, link = next(iter(self._parked.items()))
+            try:
+                _send(link, wanted, order.output, order.errors)
+                (kind, why), _ = self._receive(link)
+            except (OSError, EOFError):
+                # It was killed; or it is too slow, and ends when this is closed.
+                self._forget(pid)
+                continue
+            if kind != "forked":
+                raise Unable(why)
+            self._parked.pop(pid).close()
+            return pid
+        raise Unable("the processes that waited for it have ended")
+
+    def _park(self, count: int) -> None:
+        _send(self._socket, count)
+        for _ in range(count):
+            (_, pid), fds = self._receive(self._socket)
+            link = _socket.socket(fileno=fds[0])
+            if pid:
+                self._parked[pid] = link
+            else:
+                # No more processes are allowed.
+                link.close()
+
+    def _forget(self, pid: int) -> None:
+        self._parked.pop(pid).close()
+        # Not reaped before, so its id is its own.
+        _kill(pid)
+
+    def _lose(self, why: str) -> None:
+        """Do without a server that is of no use; what it has forked may go on waiting."""
+        self._state = ServerState(UNFIT, why=why)
+        self._socket.close()
+        _kill(self._pid)
+        # Another process's by now, perhaps.
+        self._pid = 0
+
+    def _receive(self, link: _socket.socket) -> tuple[tuple[str, Any], list[int]]:
+        fds: list[int] = []
+        deadline = time.monotonic() + _ANSWER_S
+        length = int.from_bytes(_read(link, _LENGTH, deadline, fds), "little")
+        return marshal.loads(_read(link, length, deadline, fds)), fds  # noqa: S302 - our child's
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _send(to: _socket.socket, message: Any, *fds: int) -> None:  # noqa: ANN401 - what marshal takes
+    text = marshal.dumps(message)
+    whole = len(text).to_bytes(_LENGTH, "little") + text
+    numbers = b"".join(fd.to_bytes(_INT, sys.byteorder) for fd in fds)
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if fds else []
+    sent = to.sendmsg([whole], rights)
+    if sent < len(whole):
+        # Sending nothing would fail where the other end has answered and gone.
+        to.sendall(whole[sent:])
+
+
+def _read(link: _socket.socket, length: int, deadline: float, fds: list[int]) -> bytes:
+    text = b""
+    while len(text) < length:
+        if not _is_ready(link, deadline - time.monotonic()):
+            raise TimeoutError
+        part, more, _, _ = link.recvmsg(
+            length - len(text), _socket.CMSG_SPACE(_INT), _socket.MSG_CMSG_CLOEXEC
+        )
+        fds += [int.from_bytes(numbers[:_INT], sys.byteorder) for _, _, numbers in more]
+        if not part:
+            raise EOFError
+        text += part
+    return text
+
+
+def _is_ready(one: _socket.socket, seconds: float) -> bool:
+    ready = select.poll()
+    ready.register(one, select.POLLIN)
+    return bool(ready.poll(max(0.0, seconds) * 1000))

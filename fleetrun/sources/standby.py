@@ -1,0 +1,126 @@
+"""Lets a process with Paddle imported stand ready while the ranks train, to fork them again from.
+
+It is started when the ranks have imported Paddle, so that a launch pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from fleetrun.run.events import Exited, Gathered, Noticed, SignalAll, Started
+from fleetrun.run.observers import Source
+
+if TYPE_CHECKING:
+    from abc import abstractmethod
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
+
+    class ForkLink(Protocol):
+        """The supervisor, as far as it starts such a process."""
+
+        @abstractmethod
+        def stand_by(self, process: int, modules: tuple[str, ...], count: int) -> None:
+            """Start it for COUNT ranks like PROCESS, with MODULES besides Paddle."""
+
+        @abstractmethod
+        def standing_by(self) -> tuple[str, int, str]:
+            """Return its state, its own memory in bytes, and why it is unfit."""
+
+
+# How often the ranks are looked at, and how long after their import the server's begins.
+_LOOK_S = 1.0
+_CALM_S = 2.0
+_LIBRARY = b"/libpaddle"
+_MB = 1024 * 1024
+# The word of --preload that wants no such process.
+NONE = "none"
+
+
+class StandBy(Source):
+    """Starts the fork server of JOB, once, and declares what became of it."""
+
+    name = "the fork server"
+    without = "and ranks start as ever"
+
+    def __init__(self, job: ObservedJob, link: ForkLink) -> None:
+        self._job, self._link = job, link
+        self._take(job.plan)
+        self._pids: dict[int, int] = {}
+        self._calm_since: float | None = None
+        self._is_begun = False
+        self._told = ""
+
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+        """Begin to look, but not before the ranks have had some time."""
+        self._waiting, self._declare = waiting, declare
+        waiting.timer("look", time.monotonic() + _LOOK_S, self._look)
+
+    def on_event(self, happening: Happening) -> None:
+        """Track which processes run."""
+        match happening:
+            case Gathered(attempt=attempt, plan=plan) if attempt:
+                self._take(plan)
+                self._waiting.timer("look", time.monotonic() + _LOOK_S, self._look)
+            case Started(process=process, pid=pid):
+                self._pids[process] = pid
+            case Exited(process=process):
+                self._pids.pop(process, None)
+            case SignalAll():
+                self._calm_since = None
+            case _:
+                pass
+
+    def _take(self, plan: LaunchPlan) -> None:
+        # A wrapped command, or another program, is not what a fork of Python would be.
+        self._pythons = [
+            process for process, spec in enumerate(plan.processes) if spec.argv[1:2] == ("-u",)
+        ]
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if not self._is_calm(now):
+            is_over = False
+        elif not self._is_begun:
+            is_over, self._is_begun = False, True
+            count = len(self._pythons)
+            self._link.stand_by(self._pythons[0], self._job.request.preload, count)
+        else:
+            is_over = self._tell(now)
+        if not is_over:
+            self._waiting.timer("look", now + _LOOK_S, self._look)
+
+    def _is_calm(self, now: float) -> bool:
+        """Whether all ranks have had Paddle for a while."""
+        pids = [self._pids.get(process, 0) for process in self._pythons]
+        if not pids or not all(pids) or not all(map(_has_paddle, pids)):
+            self._calm_since = None
+            return False
+        self._calm_since = self._calm_since or now
+        return now - self._calm_since >= _CALM_S
+
+    def _tell(self, now: float) -> bool:
+        """Declare what became of it, if that is known and new; return whether it is known."""
+        state, own_bytes, why = self._link.standing_by()
+        if state not in {self._told, "loading"}:
+            self._told = state
+            text = f"ranks cannot be forked: {why}."
+            if state == "ready":
+                text = (
+                    "ranks of another attempt are forked from a process that has imported Paddle; "
+                    f"it adds {own_bytes / _MB:.0f} MB to this host's memory."
+                )
+            self._declare(Noticed("fork server", text, now))
+        return state != "loading"
+
+
+def _has_paddle(pid: int) -> bool:
+    """Whether the process PID has loaded Paddle's library."""
+    with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+        return _LIBRARY in file.read()
+    return False

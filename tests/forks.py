@@ -1,0 +1,101 @@
+"""Ranks that a guard starts or forks, in tests; and a Paddle of a few lines that takes no time."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import TYPE_CHECKING
+
+from waiting import TRAINING_S, until
+
+from fleetrun.plan.environment import with_island
+from fleetrun.run.children import Ended, Launched, Order
+from fleetrun.run.signals import defaults_for_children
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fleetrun.run.guard import Guard
+
+_FAKE = {
+    "numpy/__init__.py": "",
+    "numpy/random.py": "",
+    # What ranks have mapped that hold Paddle.
+    "paddle/libpaddle.so": "x",
+    "paddle/__init__.py": """
+import mmap, os
+import numpy
+import paddle.base
+with open(os.path.join(os.path.dirname(__file__), "libpaddle.so"), "rb") as file:
+    library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+read = os.environ.get("READ_AT_IMPORT")
+print("Paddle says hello")
+""",
+    "paddle/base/__init__.py": """
+import os
+from . import core
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+core.init_gflags("--tryfromenv=x")
+core.init_devices()
+""",
+    "paddle/base/core.py": """
+import os
+started = []
+def init_gflags(words): started.append(os.environ.get("FLAGS_x"))
+def init_devices(): started.append("devices")
+""",
+    "starts_a_thread.py": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n",
+    "opens_a_device.py": "file = open('/dev/full', 'wb')\n",
+    "fails.py": "import no_such_module\n",
+}
+
+
+def fake_paddle(folder: Path) -> str:
+    """Make the fake in FOLDER, and return the folder in which Python finds it."""
+    root = folder / "fake"
+    for name, text in _FAKE.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+def order(folder: Path, modules: str, *words: str, rank: int = 0, **more: str) -> Order:
+    """Return how RANK is started with the command WORDS, and with MODULES on its PYTHONPATH."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": with_island(modules),
+        "PADDLE_TRAINER_ID": str(rank),
+        "PYTHONFAULTHANDLER": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "FLEETRUN_STACK_SIGNAL": "60",
+        "FLEETRUN_RECORDS": str(folder / f"rank.{rank}.jsonl"),
+        **more,
+    }
+    log = os.open(folder / f"log.{rank}", os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC)
+    return Order(
+        argv=words,
+        env={os.fsencode(name): os.fsencode(value) for name, value in env.items()},
+        output=log,
+        errors=log,
+        takes_our_stdin=False,
+        default_signals=tuple(map(int, defaults_for_children())),
+        cpus=(),
+    )
+
+
+def stand_by(parent: Guard, like: Order, *modules: str, count: int = 2) -> tuple[str, int, str]:
+    """Start a fork server for COUNT ranks, and return what becomes of it."""
+    parent.stand_by(like, modules, count)
+    until(lambda: parent.standing_by()[0] != "loading", TRAINING_S)
+    return parent.standing_by()
+
+
+def run(parent: Guard, one: Order) -> tuple[Launched, Ended]:
+    """Start ONE, forked if that is possible, and return how, and how it ended."""
+    started = parent.start(one._replace(may_fork=True))
+    pidfd = os.pidfd_open(started.pid)
+    assert select.select([pidfd], [], [], TRAINING_S)[0]
+    os.close(pidfd)
+    os.close(one.output)
+    return started, parent.end(started.pid)

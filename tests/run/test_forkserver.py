@@ -1,0 +1,150 @@
+"""Which ranks are forked, which start as ever, and that nobody stays behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import forks
+import pytest
+from waiting import LONG_S
+
+from fleetrun.run import guard
+from fleetrun.run.descriptors import FileLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.run.children import Order
+
+TELLS = """
+import os, sys
+if sys.argv[1:]: os.environ[sys.argv[1]] = "2"
+import paddle
+print("rank", os.environ["PADDLE_TRAINER_ID"], paddle.base.core.started, paddle.read,
+      os.environ["OMP_NUM_THREADS"], flush=True)
+"""
+NEW = "Paddle says hello\nrank {} ['{}', 'devices'] None {}\n"
+
+
+@pytest.fixture
+def parent() -> Iterator[guard.Guard]:
+    one = guard.Guard("marker", FileLimit(1))
+    yield one
+    one.dismiss()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    forks.fake_paddle(tmp_path)
+    (tmp_path / "tells.py").write_text(TELLS)
+    return tmp_path
+
+
+def order(folder: Path, *words: str, rank: int = 0, **more: str) -> Order:
+    argv = (sys.executable, "-u", str(folder / "tells.py"), *words)
+    return forks.order(folder, str(folder / "fake"), *argv, rank=rank, **more)
+
+
+def waiting(parent: guard.Guard) -> list[int]:
+    """Return the processes that wait, the server first, in the order in which they came."""
+    text = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text()
+    return list(map(int, text.split()))
+
+
+def test_ranks_are_forked_and_read_their_own_flags(folder: Path, parent: guard.Guard) -> None:
+    state, own_bytes, why = forks.stand_by(parent, order(folder))
+    assert (state, why) == ("ready", "")
+    assert 1 << 20 < own_bytes < 1 << 30
+    for rank in (1, 0):
+        started, ended = forks.run(parent, order(folder, rank=rank, FLAGS_x=f"of {rank}"))
+        assert started.is_forked
+        assert ended.status == (os.CLD_EXITED, 0)
+        assert (folder / f"log.{rank}").read_text() == NEW.format(rank, f"of {rank}", 1)
+    # Nobody else waits for now; the server forks more when it is looked after.
+    assert len(waiting(parent)) == 1
+    parent.standing_by()
+    assert len(waiting(parent)) == 3
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "READ_AT_IMPORT", "PYTHONHASHSEED"])
+def test_a_rank_that_needs_another_value_starts_as_ever(
+    folder: Path, parent: guard.Guard, name: str
+) -> None:
+    forks.stand_by(parent, order(folder))
+    started, ended = forks.run(parent, order(folder, rank=0, **{name: "4"}))
+    assert not started.is_forked
+    assert started.why_not.startswith(f"{name} has another value there, and is read when")
+    assert ended.status == (os.CLD_EXITED, 0)
+    # The others do not suffer.
+    assert forks.run(parent, order(folder, rank=1))[0].is_forked
+
+
+def test_another_program_starts_as_ever(folder: Path, parent: guard.Guard) -> None:
+    forks.stand_by(parent, order(folder))
+    wrapped = order(folder)
+    started, _ = forks.run(parent, wrapped._replace(argv=("nice", *wrapped.argv)))
+    assert (started.is_forked, started.why_not) == (False, "its command is another")
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("starts_a_thread", "importing starts_a_thread starts 1 thread"),
+        ("opens_a_device", "importing paddle, opens_a_device opens /dev/full"),
+        ("fails", "fails cannot be imported there (ModuleNotFoundError"),
+    ],
+)
+def test_what_cannot_be_forked_is_not(
+    folder: Path, parent: guard.Guard, module: str, why: str
+) -> None:
+    state, _, said = forks.stand_by(parent, order(folder), module)
+    assert state == "unfit"
+    assert said.startswith(why)
+    started, ended = forks.run(parent, order(folder))
+    assert (started.is_forked, started.why_not) == (False, said)
+    assert ended.status == (os.CLD_EXITED, 0)
+
+
+def test_a_script_that_sets_what_is_read_at_the_import_starts_again(
+    folder: Path, parent: guard.Guard
+) -> None:
+    forks.stand_by(parent, order(folder, "OMP_NUM_THREADS"))
+    started, ended = forks.run(parent, order(folder, "OMP_NUM_THREADS", FLAGS_x="x"))
+    assert started.is_forked
+    assert ended.status == (os.CLD_EXITED, 0)
+    remark, *rest = (folder / "log.0").read_text().splitlines(keepends=True)
+    assert "OMP_NUM_THREADS was set before paddle is imported" in remark
+    assert "".join(rest) == NEW.format(0, "x", 2)
+
+
+def test_a_lost_waiting_process_fails_no_rank(folder: Path, parent: guard.Guard) -> None:
+    forks.stand_by(parent, order(folder))
+    server, first, second = waiting(parent)
+    os.kill(server, signal.SIGKILL)
+    os.kill(first, signal.SIGKILL)
+    # What waits may be used all the same.
+    started, _ = forks.run(parent, order(folder))
+    assert (started.is_forked, started.pid) == (True, second)
+    started, ended = forks.run(parent, order(folder))
+    assert (started.is_forked, started.why_not) == (False, "it has ended")
+    assert ended.status == (os.CLD_EXITED, 0)
+    assert waiting(parent) == []
+
+
+def test_who_waits_ends_with_the_guard(folder: Path, parent: guard.Guard) -> None:
+    forks.stand_by(parent, order(folder))
+    pidfds = [os.pidfd_open(pid) for pid in waiting(parent)]
+    assert len(pidfds) == 3
+    os.kill(parent.pid, signal.SIGKILL)
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], LONG_S)[0]
+        os.close(pidfd)
+    started, ended = forks.run(parent, order(folder))
+    assert (started.is_forked, started.why_not) == (False, "its guard was killed")
+    assert ended.status == (os.CLD_EXITED, 0)

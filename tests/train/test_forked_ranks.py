@@ -1,0 +1,68 @@
+"""Ranks that are forked from a process with Paddle are what new processes are, and train so."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import forks
+import pytest
+from training import MODELS, PYTHONS
+
+from fleetrun.run import guard
+from fleetrun.run.descriptors import FileLimit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("form", ["file", "module"])
+def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: str) -> None:
+    script = [str(MODELS / "state.py")] if form == "file" else ["-m", "state"]
+    words = (str(PYTHONS[version]), "-u", *script, "--lr=0.1", "two words")
+    found: dict[tuple[bool, int], dict[str, Any]] = {}
+    parent = guard.Guard("marker", FileLimit(1))
+    try:
+        for is_forked in (False, True):
+            if is_forked:
+                like = forks.order(tmp_path, str(MODELS), *words)
+                assert forks.stand_by(parent, like)[0] == "ready"
+            for rank in (0, 1):
+                file = tmp_path / f"state.{rank}.json"
+                more = {
+                    "STATE_FILE": str(file),
+                    # Of this rank alone; no library reads the first one, and Paddle the others.
+                    "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{6070 + rank}",
+                    "FLAGS_selected_gpus": str(rank),
+                    "FLAGS_check_nan_inf": str(rank),
+                    "FLAGS_max_inplace_grad_add": str(3 + rank),
+                }
+                one = forks.order(tmp_path, str(MODELS), *words, rank=rank, **more)
+                one = one._replace(cpus=(max(os.sched_getaffinity(0)),) if rank else ())
+                started, ended = forks.run(parent, one)
+                assert started.is_forked == is_forked, started.why_not
+                assert ended.status == (os.CLD_EXITED, rank + 5), (tmp_path / "log.0").read_text()
+                assert ended.left == ()
+                found[is_forked, rank] = json.loads(file.read_text())
+    finally:
+        parent.dismiss()
+    drawn = [each.pop("drawn") for each in found.values()]
+    # No two ranks draw the same where nothing is seeded.
+    assert all(len({each[at] for each in drawn}) == len(drawn) for at in range(len(drawn[0])))
+    for rank in (0, 1):
+        new, forked = found[False, rank], found[True, rank]
+        for when in ("before", "after"):
+            for what in new[when]:
+                assert forked[when][what] == new[when][what], (when, what, rank)
+            assert new[when]["has Paddle"] == (when == "after")
+        # The losses of a training, too, to the last bit.
+        assert forked == new
+        assert new["flags"]["FLAGS_check_nan_inf"] == repr(bool(rank))
+        # The new one's output, then the forked one's.
+        log = (tmp_path / f"log.{rank}").read_text()
+        assert log[: len(log) // 2] == log[len(log) // 2 :]
+        assert log.endswith("at exit\n")
