@@ -128,6 +128,8 @@ class Request(NamedTuple):
     preflight: bool = False
     # 0: hangs are not looked for.
     hang_timeout_s: float = 0.0
+    # Whether ranks record their collectives, without that, too.
+    flight_recorder: bool = False
     log_dir: str = "log"
     log_level: str = "info"
     # Whether standard error has a file of its own.

@@ -613,6 +613,9 @@ TABLE: tuple[Option, ...] = (
            "Stop (or restart) the job if no process shows a sign of life for this long: output, "
            "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
            slot="hang_timeout_s", minimum=0),
+    _flag("flight_recorder", JOB,
+          "Record the last collectives of each rank, and say at once where ranks have called "
+          "different ones. --hang_timeout includes it."),
     _flag("detach", JOB,
           "Run the job in the background: `fleetrun attach` shows its console, `fleetrun ps` lists "
           "it, `fleetrun stop` ends it.",

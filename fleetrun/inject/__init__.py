@@ -18,6 +18,7 @@ from . import (
     border,
     distributed_strategy,
     dygraph,
+    flight_recorder,
     gloo_stores,
     heartbeats,
     import_hooks,
@@ -81,6 +82,7 @@ def _watch_alone(paddle: ModuleType) -> None:
     """Prepare heartbeats and the profile of a training without a strategy."""
     updates.watch()
     topology.watch()
+    flight_recorder.watch()
     watch_profile = _begin_profile()
     if "FLEETRUN_REPORT_UPDATES" in os.environ:
         heartbeats.install()
@@ -91,6 +93,7 @@ def _watch_alone(paddle: ModuleType) -> None:
 def _install_with_profile(paddle: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
     watch_profile = _begin_profile()
     topology.watch()
+    flight_recorder.watch()
     _install_all(spec, proof)
     watch_profile(paddle, has_strategy=True)
     # Whatever becomes of this process, it is known that it has imported Paddle.

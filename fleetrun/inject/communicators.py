@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import flight_recorder
 from . import store as job_store
 from .allreduce_stages import DeviceStages, ThreadStages, flat, hierarchical, run, stop_at_exit
 
@@ -99,7 +100,9 @@ def new_group(ranks: Sequence[int]) -> Any:
         group_id=number,
     )
     # For gloo, `gloo_stores` has patched this function.
-    return create(store=store)
+    made = create(store=store)
+    flight_recorder.add_group(made, ranks)
+    return made
 
 
 def _digest(ranks: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from fleetrun.records import names, secrets
 from fleetrun.records.variables import (
     ERROR_FILE,
     EXEC_OPTIONS,
+    FLIGHT_RECORDER,
     HEARTBEAT,
     JOB,
     PROFILE,
@@ -156,6 +157,7 @@ def variables(
             **_files(process.spec, run_dir),
             **({} if strategy is None else {STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}"}),
             **_profile(request, process.spec, run_dir),
+            **_flight_recorder(request, process.spec, run_dir),
             **chosen,
         }
         for process in layout.processes
@@ -166,7 +168,9 @@ def variables(
     )
     # A launch without a strategy, started by a rank that has one.
     foreign += tuple(
-        name for name in (STRATEGY_FILE, PROFILE, REPORT_UPDATES) if name in facts.environ
+        name
+        for name in (STRATEGY_FILE, PROFILE, REPORT_UPDATES, FLIGHT_RECORDER)
+        if name in facts.environ
     )
     # Paddle's launcher takes it for no mask, and CUDA for one that hides all.
     every = tuple(name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all")
@@ -213,6 +217,13 @@ def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
     if spec.role != "TRAINER" or (ranks != "all" and str(spec.rank) not in ranks.split(",")):
         return {}
     return {PROFILE: f"{steps}:{run_dir}/{names.trace(names.rank_name(spec))}"}
+
+
+def _flight_recorder(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
+    """Return the variable for the collectives of this rank; none if it records none."""
+    if spec.role != "TRAINER" or not (request.flight_recorder or request.hang_timeout_s):
+        return {}
+    return {FLIGHT_RECORDER: f"{run_dir}/{names.collectives(names.rank_name(spec))}"}
 
 
 def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dict[str, str]:

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.plan.kinds import label
+from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import causes, kernelfacts, lastlines
-from fleetrun.records import names, rankfile, reportfile, variables
+from fleetrun.records import flightfile, names, rankfile, reportfile, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.rankfile import ErrorReport
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
@@ -109,9 +110,35 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
             *early,
             *_slow_end(outcome, exited, failed_at),
             *_interpreter(spec.argv, known),
+            *_collectives(plan, outcome, exited),
             *mute,
         ),
     )
+
+
+def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str]:
+    """Say what the ranks' collectives tell, unless that is only that this one has ended."""
+    if variables.FLIGHT_RECORDER not in plan.processes[exited.process].env:
+        return []
+    from fleetrun.postmortem import flight  # only where they are recorded
+
+    trainers = [spec for spec in plan.ranks if spec.role == "TRAINER"]
+    ended = [one for one in outcome.exits if one.attempt == exited.attempt]
+    states = {
+        spec.rank.rank: flight.RankState(has_ended=True)
+        for spec in (plan.processes[one.process] for one in ended if one.at <= exited.at)
+        if spec.rank is not None
+    }
+    axes = rankfile.topology(map(rankfile.path_of, plan.processes))
+    job = flight.JobRanks(len(trainers), axes, states)
+    own = plan.processes[exited.process].rank
+    found = flight.verdict(flightfile.of_plan(plan), job, has_failed=True)
+    return [
+        f"{sentence(one.text)}."
+        for one in found
+        if one.kind == flight.DESYNC
+        or (one.kind == flight.MISSING and own is not None and own.rank not in one.ranks)
+    ]
 
 
 def last_lines_of(

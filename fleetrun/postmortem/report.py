@@ -153,6 +153,7 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     """Return where the ranks stand, with their DEVICES; those elsewhere than the rest first."""
     missed = _MISSED.get(hang.sign, _MISSED["life"])
     lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
+    lines += [f"    {sentence(text)}." for _, text in hang.collectives]
     for who, where in hang.places[:_PLACES]:
         stand = "stands" if len(who) == 1 else "stand"
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""

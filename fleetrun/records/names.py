@@ -81,6 +81,7 @@ FILES = (
     File("trace.{rank}.json", "rank", "report, Perfetto", 1, "Where the time of steps goes."),
     File("error.{rank}.json", "rank", "launcher", 1, "The same, of other programs."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the last step."),
+    File("collectives.{rank}", "rank", "launcher, logs", None, "Its last collectives, in a ring."),
     File("stacks.{rank}.txt", "launcher", "people", None, "The stacks of all threads."),
     File("{log}", "rank", "launcher", None, "The output of the first attempt."),
     File("{log}.attempt{attempt}", "rank", "launcher", None, "The output of a later attempt."),
@@ -218,6 +219,11 @@ def error(rank: str) -> str:
 def heartbeat(rank: str) -> str:
     """Name the file for the number of RANK's last step."""
     return f"heartbeat.{rank}"
+
+
+def collectives(rank: str) -> str:
+    """Name the file in which RANK records its collectives."""
+    return f"collectives.{rank}"
 
 
 def stacks(rank: str) -> str:

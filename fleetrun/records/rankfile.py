@@ -7,7 +7,7 @@ else altogether, and what can be read is returned.
 
 # No `from __future__ import annotations`: `reading.record` goes by the annotations.
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import names, reading, variables
@@ -69,13 +69,30 @@ class RankAxes(NamedTuple):
         >>> RankAxes((("dp", 4), ("mp", 1))).place(3)
         ''
         """
+        places = self._places(rank)
+        known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
+        return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)
+
+    def axis_of(self, ranks: Sequence[int]) -> str:
+        """Return the axis along which RANKS lie; nothing if that is none alone.
+
+        >>> axes = RankAxes((("dp", 2), ("mp", 2)))
+        >>> axes.axis_of([2, 3]), axes.axis_of([1, 3]), axes.axis_of([0, 3])
+        ('mp', 'dp', '')
+        """
+        places = [self._places(rank) for rank in ranks]
+        axes = [name for name in places[0] if len({one[name] for one in places}) > 1]
+        is_whole = len(axes) == 1 and len(ranks) == dict(self.axes)[axes[0]]
+        return axes[0] if is_whole else ""
+
+    def _places(self, rank: int) -> dict[str, int]:
+        """Return where RANK is along each axis of several ranks."""
         places = {}
         for name, size in reversed(self.axes):
             rank, place = divmod(rank, size)
             if size > 1:
                 places[name] = place
-        known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
-        return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)
+        return places
 
 
 def topology(paths: Iterable[str]) -> RankAxes | None:

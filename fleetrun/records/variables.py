@@ -25,6 +25,7 @@ STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
 PROFILE = "FLEETRUN_PROFILE"
 REPORT_UPDATES = "FLEETRUN_REPORT_UPDATES"
 FORK_SERVER = "FLEETRUN_FORK_SERVER"
+FLIGHT_RECORDER = "FLEETRUN_FLIGHT_RECORDER"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
 EXEC = "FLEETRUN_EXEC"
 EXEC_OPTIONS = "FLEETRUN_EXEC_OPTIONS"
@@ -89,6 +90,8 @@ FLEETRUN_REPORT_UPDATES [the launcher > Python ranks] Report each update to the 
     even without a strategy; with --hang_timeout.
 FLEETRUN_FORK_SERVER [the guard > a Python that forks ranks] Whose orders that process takes; no
     rank gets it.
+FLEETRUN_FLIGHT_RECORDER [the launcher > Python ranks] The file in which a rank records its
+    collectives; only with --hang_timeout or --flight_recorder.
 FLEETRUN_STOP_AFTER [`fleetrun tune` > Python ranks with a strategy] The number of updates after
     which a rank ends; it records the time and loss of each.
 _FLEETRUN_COMPLETE [the shell's completion > the launcher] Requests completions instead of a

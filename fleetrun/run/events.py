@@ -157,6 +157,8 @@ class Hung(NamedTuple):
     deadlocked: tuple[tuple[str, int, str], ...] = ()
     # Who does not reach which endpoint, each a sentence without its end.
     unreached: tuple[str, ...] = ()
+    # What the ranks' collectives say: the labels of those at fault, and a sentence without its end.
+    collectives: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     def describe(self) -> str:
         """Return one line of text.
@@ -165,8 +167,12 @@ class Hung(NamedTuple):
         'the job hung for 30 s, rank 1 elsewhere than the rest'
         >>> Hung(30.0, at=99.0, unreached=("rank 1 does not reach 10.0.0.1:6070",)).describe()
         'the job hung for 30 s, rank 1 does not reach 10.0.0.1:6070'
+        >>> Hung(30.0, 9.0, collectives=((("rank 1",), "rank 1 never entered ..."),)).describe()
+        'the job hung for 30 s: rank 1 never entered ...'
         """
         where = f", {' and '.join(self.odd)} elsewhere than the rest" if self.odd else ""
+        if self.collectives:
+            where = f": {self.collectives[0][1]}"
         if self.unreached:
             where = f", {self.unreached[0]}"
         return f"the job hung for {self.seconds:.0f} s{where}"
@@ -181,7 +187,8 @@ class StacksWanted(NamedTuple):
 class Noticed(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
-    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, fork server.
+    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, fork server,
+    desync.
     """
 
     what: str

@@ -98,6 +98,14 @@ class PackedEvidence(NamedTuple):
     packed: str
 
 
+class PackedCollectives(NamedTuple):
+    """What a rank has recorded of its collectives: `packed` is its file, by zlib and base64."""
+
+    generation: int
+    process: int
+    packed: str
+
+
 class ServerEnded(NamedTuple):
     """A process that others may await has ended well, so it will never listen."""
 
@@ -105,9 +113,11 @@ class ServerEnded(NamedTuple):
     process: int
 
 
-FromMember: TypeAlias = LogPart | SilentHost | Stacks | PackedEvidence | ServerEnded
+FromMember: TypeAlias = (
+    LogPart | SilentHost | Stacks | PackedEvidence | PackedCollectives | ServerEnded
+)
 FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks | ServerEnded
-FROM_MEMBER = (LogPart, SilentHost, Stacks, PackedEvidence, ServerEnded)
+FROM_MEMBER = (LogPart, SilentHost, Stacks, PackedEvidence, PackedCollectives, ServerEnded)
 FROM_COORDINATOR = (SendLog, Dismissed, WantStacks, ServerEnded)
 MESSAGES: dict[str, type] = {
     "send log": SendLog,
@@ -117,5 +127,6 @@ MESSAGES: dict[str, type] = {
     "want stacks": WantStacks,
     "stacks": Stacks,
     "evidence": PackedEvidence,
+    "collectives": PackedCollectives,
     "server ended": ServerEnded,
 }

@@ -121,6 +121,9 @@ class EventLog(Sink):
                         for who, pid, place in deadlocked
                     ],
                     "unreached": happening.unreached,
+                    "collectives": [
+                        {"who": who, "text": text} for who, text in happening.collectives
+                    ],
                 }
             case Ready(process=process, attempt=attempt):
                 return "ready", {"process": self._names([process])[0], "attempt": attempt}

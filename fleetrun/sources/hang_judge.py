@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import visible
+from fleetrun.postmortem.flight import RankState
 from fleetrun.records import names
 from fleetrun.run.events import Hung
 from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks
@@ -18,9 +19,11 @@ from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from fleetrun.postmortem import places
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
     from fleetrun.session.driver import Session
+    from fleetrun.sources.flightrecords import FlightRecords
 
 # A word of a host counts for so many of its looks: it says the same again at each.
 _LOOKS = 3
@@ -73,8 +76,16 @@ class Silence:
 class HangJudge:
     """Agrees with the other hosts of SESSION that JOB hangs, and names who stands elsewhere."""
 
-    def __init__(self, job: ObservedJob, session: Session | None, *, period_s: float) -> None:
+    def __init__(
+        self,
+        job: ObservedJob,
+        session: Session | None,
+        *,
+        period_s: float,
+        records: FlightRecords | None = None,
+    ) -> None:
         self._job = job
+        self._records = records
         self._session = session
         self._silence = Silence(_LOOKS * period_s + _SLACK_S)
         # Of whom stacks are awaited, and what has come; None: nobody was asked.
@@ -161,6 +172,9 @@ class HangJudge:
         if self._session is None:
             self._take(plan.node_rank, message)
         else:
+            if self._records is not None:
+                # Before: the answer of the last host ends the wait.
+                self._records.send()
             self._session.to_coordinator(message)
 
     # On the coordinator's host --------------------------------------------------------------------
@@ -236,7 +250,13 @@ class HangJudge:
                 if process < 0
             ]
         self._write(stacks)
+        found = () if self._records is None else self._records.verdict(self._states(stacks))
         finding = places.compare(stacks)
+        # Who is late for a collective is known better than who stands elsewhere than most.
+        odd = next(
+            (tuple(f"rank {rank}" for rank in one.ranks) for one in found),
+            tuple(self._label(one) for one in finding.odd),
+        )
         signs = {one.sign for one in self._stacks.values()}
         self._declare(
             Hung(
@@ -246,13 +266,27 @@ class HangJudge:
                     (tuple(self._label(one) for one in place.ranks), str(place))
                     for place in finding.places
                 ),
-                odd=tuple(self._label(one) for one in finding.odd),
+                odd=odd,
                 stacks=names.run_path(plan, names.stacks(self._only(stacks) or "*")),
                 sign=next((one for one in ("steps", "stacks") if one in signs), "life"),
                 deadlocked=tuple(deadlocked),
                 unreached=tuple(unreached),
+                collectives=tuple(
+                    (tuple(f"rank {rank}" for rank in one.ranks), one.text) for one in found
+                ),
             )
         )
+
+    def _states(self, stacks: Mapping[int, places.Stack]) -> dict[int, RankState]:
+        """Return where trainers stand, and which have ended: those without a stack."""
+        return {
+            spec.rank: RankState(
+                place=_users(stacks.get(process, ())),
+                has_ended=process not in stacks and spec.node_rank in self._stacks,
+            )
+            for process, spec in enumerate(self._job.plan.ranks)
+            if spec.role == "TRAINER"
+        }
 
     def _label(self, process: int) -> str:
         return names.spec_label(self._job.plan.ranks[process])
@@ -278,3 +312,11 @@ class HangJudge:
             except OSError:
                 # A full disk hides no hang.
                 return
+
+
+def _users(stack: places.Stack) -> str:
+    """Name the innermost line of the script in STACK: `data.py:88 (next)`."""
+    frame = next((frame for frame in stack if frame.is_users), None)
+    return (
+        "" if frame is None else f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
+    )

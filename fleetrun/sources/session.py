@@ -185,7 +185,7 @@ class JobSession(Source, SessionHandler):
                 words = self._last_lines(cause) if not cause.fault else ""
             case Hung(places=places):
                 what, code = cause.describe(), cause.exit_code
-                if cause.odd and places:
+                if cause.odd and places and not cause.collectives:
                     what += f": {' and '.join(places[0][0])} in {places[0][1]}"
             case Failure():
                 return cause

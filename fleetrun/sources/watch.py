@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.session.driver import Session
     from fleetrun.sources import hang
+    from fleetrun.sources.flightrecords import FlightRecords
     from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_judge import HangJudge
 
@@ -111,6 +112,7 @@ class Watch(Source):
         # With other hosts it takes all of them to say that the job hangs.
         self._session = session
         self._judge: HangJudge | None = None
+        self._records: FlightRecords | None = None
         self._silent_samples: Mapping[int, hang.Sample] = {}
         self._sign = "life"
         self._gpus = gpus
@@ -146,12 +148,20 @@ class Watch(Source):
         self._declare = declare
         now = time.monotonic()
         waiting.timer("compare", now + self._pace_s, self._look)
+        if self._timeout_s or self._job.request.flight_recorder:
+            from fleetrun.sources.flightrecords import FlightRecords
+
+            period_s = min(self._timeout_s / 4 or self._pace_s, self._pace_s)
+            self._records = FlightRecords(self._job, self._session)
+            self._records.open(waiting, period_s=period_s, declare=self._declare)
         if self._timeout_s:
             from fleetrun.sources import hang
             from fleetrun.sources.hang_judge import HangJudge  # only with --hang_timeout
 
             period_s = hang.IdleClock(self._timeout_s).period_s
-            self._judge = HangJudge(self._job, self._session, period_s=period_s)
+            self._judge = HangJudge(
+                self._job, self._session, period_s=period_s, records=self._records
+            )
             self._judge.open(waiting, collect=self._collect_for_all, declare=self._declare)
             waiting.timer("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
 
@@ -162,6 +172,8 @@ class Watch(Source):
                 self._take(plan)
                 if self._judge is not None:
                     self._judge.restart()
+                if self._records is not None:
+                    self._records.restart()
                 # The clock that dates files: the other one may be ahead of it.
                 self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
             case Started(process=process, pid=pid, attempt=attempt):

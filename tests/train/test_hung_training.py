@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
 from commandline import Command
 
-from fleetrun.records import rankfile
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from fleetrun.records import eventfile, rankfile
 
 pytestmark = pytest.mark.train
+MODELS = Path(__file__).parent / "models"
+sys.path.insert(0, str(MODELS))
+import hanging  # type: ignore[import-not-found]  # noqa: E402
 
 GLOO = """
 import paddle
@@ -34,6 +35,36 @@ dist.all_reduce(paddle.ones([4]))
     assert ended.code == 124
     assert "Rank 1 stands in load_batch" in ended.said
     assert "Ranks 0, 2 stand in _all_reduce_in_dygraph" in ended.said
+    assert "Rank 1 never entered all_reduce 1 of all ranks; 2 others wait there" in ended.said
+
+
+# More than a few are for --long.
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[] if seed in {0, 3} else pytest.mark.long) for seed in range(40)],
+)
+def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
+    tmp_path: Path, seed: int
+) -> None:
+    fault = hanging.drawn(seed)
+    options = "--hang_timeout=6", "--nproc_per_node", str(fault.ranks)
+    job = Command.python(tmp_path, "", *options, ranks=fault.ranks)
+    job.argv[-1:] = [hanging.__file__, str(seed)]
+    ended = job.run()
+    who = f"rank {fault.rank}"
+    events = list(eventfile.read(str(tmp_path / "log" / "latest" / "events.jsonl")))
+    hung = [one for event in events if event.event == "hung" for one in event.more["collectives"]]
+    named = [tuple(one["who"]) for one in hung]
+    named += [tuple(event.more["who"]) for event in events if event.more.get("what") == "desync"]
+    if fault.way == "end":
+        # Over gloo the others raise.
+        assert f"{who.capitalize()} never entered " in ended.said
+        assert "; it has ended." in ended.said
+    else:
+        assert ended.code == 124, ended.said
+        assert named, ended.said
+    assert set(map(tuple, named)) <= {(who,)}, ended.said
+    assert ended.said.count(", elsewhere than the rest") <= 1
 
 
 def test_s15_paddle_and_python_both_show_a_crash(tmp_path: Path) -> None:

@@ -28,7 +28,12 @@ _MOST = 256 * 1024
 # So many failing exits are recorded that the script has caught.
 _MOST_EXITS = 100
 # Each asks for something that is done to Paddle.
-_FOR_PADDLE = ("FLEETRUN_STRATEGY_FILE", "FLEETRUN_PROFILE", "FLEETRUN_REPORT_UPDATES")
+_FOR_PADDLE = (
+    "FLEETRUN_STRATEGY_FILE",
+    "FLEETRUN_PROFILE",
+    "FLEETRUN_REPORT_UPDATES",
+    "FLEETRUN_FLIGHT_RECORDER",
+)
 # So long does a callback live that has swallowed an interrupt.
 _CALLBACK_S = 0.02
 

@@ -13,7 +13,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ... import allreduce_stages, communicators, gloo_stores, store
+from ... import allreduce_stages, communicators, flight_recorder, gloo_stores, store
 from ...allreduce_stages import ThreadStages
 from ...paddle_api import programs
 
@@ -95,7 +95,9 @@ def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
     with gloo_stores.new_store(
         store.job_store(), number, size=len(ranks), is_leader=is_leader
     ) as own:
-        return core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
+        made = core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
+    flight_recorder.add_group(made, ranks)
+    return made
 
 
 def channel_of(op: Any) -> Channel | None:

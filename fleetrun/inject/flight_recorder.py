@@ -1,0 +1,421 @@
+"""Records each collective of this rank in a ring in a mapped file, which outlives the rank.
+
+`records/flightfile.py` reads it. What is written is in the kernel at once, so it survives a
+`kill -9`; nothing waits for a disk. A ring that has failed says so in its header, lest the rank
+seem to have stopped there.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import border
+from .import_hooks import after_import
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType, ModuleType
+
+_VARIABLE = "FLEETRUN_FLIGHT_RECORDER"
+_WHAT = "the flight recorder"
+MAGIC = b"FLTRING1"
+# What the ring is: magic, slots, channels, bytes of the table, its bytes in use, state, pid,
+# restart, rank.
+HEADER = struct.Struct("<8s8I")
+_USED, _STATE = struct.Struct("<I"), struct.Struct("<I")
+_USED_AT, _STATE_AT = 20, 24
+HEADER_BYTES = 64
+RECORDING, FAILED = 0, 1
+# The last sequence number of each channel.
+_HEAD = struct.Struct("<Q")
+# Number, sequence number, when issued, when done, bytes, call site, channel, operation, dtype,
+# dimensions, state, peer, shape. Times are nanoseconds of the wall clock.
+SLOT = struct.Struct("<QQQQqIHHBBHi6I")
+_NUMBER, _DONE, _OUTCOME = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<H")
+_DONE_AT, _OUTCOME_AT = 24, 50
+# What becomes of a collective: the caller waits, it runs on a device, or it has raised.
+BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
+SLOTS, CHANNELS, TABLE_BYTES = 1024, 512, 64 * 1024
+_MOST_DIMENSIONS, _LARGEST = 6, 2**32 - 1
+# Tasks on a device that are not known to be done.
+_MOST_PENDING = 64
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
+_OURS = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Operation(NamedTuple):
+    """How a method of ProcessGroup is called: which arguments are tensor, peer and kind of sum."""
+
+    name: str
+    tensor: int | None
+    peer: int | None = None
+    reduction: int | None = None
+
+
+# By the method; each may end in `_on_calc_stream`.
+_OPERATIONS = {
+    "all_reduce": _Operation("all_reduce", 0, None, 1),
+    "allreduce": _Operation("all_reduce", 0, None, 1),
+    "broadcast": _Operation("broadcast", 0, 1),
+    "reduce": _Operation("reduce", 0, 1, 2),
+    "all_gather": _Operation("all_gather", 1),
+    "all_gather_into_tensor": _Operation("all_gather", 1),
+    "all_gather_partial": _Operation("all_gather", 1),
+    "all_to_all": _Operation("all_to_all", 1),
+    "all_to_all_tensor": _Operation("all_to_all", 1),
+    "all_to_all_single": _Operation("all_to_all", 1),
+    "alltoall": _Operation("all_to_all", 0),
+    "alltoall_single": _Operation("all_to_all", 0),
+    "reduce_scatter": _Operation("reduce_scatter", 0, None, 2),
+    "reduce_scatter_tensor": _Operation("reduce_scatter", 0, None, 2),
+    "scatter": _Operation("scatter", 0, 2),
+    "scatter_tensor": _Operation("scatter", 0, 2),
+    "gather": _Operation("gather", 0, 2),
+    "barrier": _Operation("barrier", None),
+    "send": _Operation("send", 0, 1),
+    "recv": _Operation("recv", 0, 1),
+    "send_partial": _Operation("send", 0, 1),
+    "recv_partial": _Operation("recv", 0, 1),
+}
+_POINT_TO_POINT = ("send", "recv")
+_ON_STREAM = "_on_calc_stream"
+
+
+class Ring:
+    """A ring in the file PATH: the last collectives, and names that they refer to by number."""
+
+    def __init__(self, path: str) -> None:
+        self._slots_at = HEADER_BYTES + CHANNELS * _HEAD.size + TABLE_BYTES
+        self._table_at = HEADER_BYTES + CHANNELS * _HEAD.size
+        size = self._slots_at + SLOTS * SLOT.size
+        draft = f"{path}.{os.getpid()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(draft, flags, 0o600)
+        try:
+            # On a full disk a page that is not there would kill the rank when it is written.
+            os.posix_fallocate(fd, 0, size)
+            self.memory = mmap.mmap(fd, size)
+            header = (MAGIC, SLOTS, CHANNELS, TABLE_BYTES, 0, RECORDING, os.getpid())
+            restart, rank = (_number(f"PADDLE_{name}") for name in ("RESTART_COUNT", "TRAINER_ID"))
+            HEADER.pack_into(self.memory, 0, *header, restart, rank)
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+        finally:
+            os.close(fd)
+        self._used = 0
+        self._numbers = itertools.count(1)
+        self._known: dict[tuple[str, Any], int] = {}
+        self._counts: Counter[str] = Counter()
+        # Threads of ours reduce, too.
+        self._naming = threading.Lock()
+
+    def name(self, kind: str, key: Any, value: Any = None) -> int:
+        """Return the number of KEY among those of its KIND; 0: there is no room for more lines.
+
+        VALUE is what is written down, if it is not the key.
+        """
+        number = self._known.get((kind, key))
+        if number is None:
+            with self._naming:
+                number = self._write(kind, key if value is None else value)
+                self._known[kind, key] = number
+        return number
+
+    def _write(self, kind: str, value: Any) -> int:
+        number = self._counts[kind] = self._counts[kind] + 1
+        line = json.dumps([kind, number, value]).encode() + b"\n"
+        end = self._used + len(line)
+        if kind == "site" and end > TABLE_BYTES // 2:
+            return 0
+        if end > TABLE_BYTES or (kind == "channel" and number >= CHANNELS):
+            raise OverflowError("there are too many groups")
+        at = self._table_at + self._used
+        self.memory[at : at + len(line)] = line
+        _USED.pack_into(self.memory, _USED_AT, end)
+        self._used = end
+        return number
+
+    def begin(self, sequence: int, channel: int, nbytes: int, *fields: Any) -> int:
+        """Write down what is issued now, and return its number."""
+        number = next(self._numbers)
+        at = self._slots_at + number % SLOTS * SLOT.size
+        SLOT.pack_into(
+            self.memory, at, number, sequence, time.time_ns(), 0, nbytes, fields[0], channel,
+            *fields[1:],
+        )  # fmt: skip
+        _HEAD.pack_into(self.memory, HEADER_BYTES + channel * _HEAD.size, sequence)
+        return number
+
+    def end(self, number: int) -> None:
+        """Write down that NUMBER is done, if it is still in the ring."""
+        at = self._slots_at + number % SLOTS * SLOT.size
+        if _NUMBER.unpack_from(self.memory, at)[0] == number:
+            _DONE.pack_into(self.memory, at + _DONE_AT, time.time_ns())
+
+    def mark(self, number: int, outcome: int) -> None:
+        """Write down what becomes of NUMBER, if it is still in the ring."""
+        at = self._slots_at + number % SLOTS * SLOT.size
+        if _NUMBER.unpack_from(self.memory, at)[0] == number:
+            _OUTCOME.pack_into(self.memory, at + _OUTCOME_AT, outcome)
+
+    def fail(self) -> None:
+        """Write down that nothing follows, whatever the rank does."""
+        _STATE.pack_into(self.memory, _STATE_AT, FAILED)
+
+
+class _Group:
+    """A ProcessGroup, and how many collectives each of its channels has had."""
+
+    def __init__(self, ring: Ring, process_group: Any, ranks: Sequence[int], number: int) -> None:
+        # Its id stays its own as long as it lives.
+        self.process_group = process_group
+        self.ranks = tuple(ranks)
+        self.is_blocking = process_group.name().lower() == "gloo"
+        self._ring = ring
+        value = [_ranges(self.ranks), number, process_group.name()]
+        self._name = ring.name("group", (self.ranks, number), value)
+        self._channels: dict[tuple[str, int], tuple[int, Any]] = {}
+        self.collectives = self.channel("", -1)
+
+    def channel(self, operation: str, peer: int) -> tuple[int, Any]:
+        """Return the number of the channel for OPERATION with PEER, and its counter."""
+        found = self._channels.get((operation, peer))
+        if found is None:
+            value = [self._name, operation, peer]
+            number = self._ring.name("channel", tuple(value), value)
+            found = self._channels[operation, peer] = number, itertools.count(1)
+        return found
+
+
+class FlightRecorder:
+    """Records the collectives of this process, once it has a group, in the file PATH."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._ring: Ring | None = None
+        self._groups: dict[int, _Group] = {}
+        # How many groups have had the same ranks.
+        self._made: dict[tuple[int, ...], int] = {}
+        self._dtypes: dict[Any, tuple[int, int]] = {}
+        self._is_library: dict[str, bool] = {}
+        self._pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
+        self.is_on = True
+
+    def leave(self) -> None:
+        """Record nothing any more: this is a forked child, and the ring its parent's."""
+        self.is_on = False
+
+    def fail(self) -> None:
+        """Say in the ring that nothing follows."""
+        self.is_on = False
+        if self._ring is not None:
+            self._ring.fail()
+
+    def add(self, process_group: Any, ranks: Sequence[int]) -> None:
+        """Know the RANKS of a PROCESS_GROUP."""
+        if not self.is_on or id(process_group) in self._groups:
+            return
+        if self._ring is None:
+            self._ring = Ring(self._path)
+        members = tuple(int(rank) for rank in ranks)
+        number = self._made[members] = self._made.get(members, 0) + 1
+        self._groups[id(process_group)] = _Group(self._ring, process_group, members, number)
+
+    def begin(self, process_group: Any, operation: _Operation, args: Sequence[Any]) -> int:
+        """Record that OPERATION is called with ARGS, and return its number; 0: it is not."""
+        group = self._groups.get(id(process_group))
+        ring = self._ring
+        if group is None or ring is None or not self.is_on:
+            return 0
+        if self._pending:
+            self.settle()
+        name, place, peer_place, reduction = operation
+        peer = -1
+        if peer_place is not None and peer_place < len(args):
+            peer = int(args[peer_place])
+        channel, counter = group.collectives
+        if name in _POINT_TO_POINT:
+            channel, counter = group.channel(name, peer)
+        if reduction is not None and reduction < len(args):
+            name = _sum_name(name, args[reduction])
+        tensor = args[place] if place is not None and place < len(args) else None
+        if isinstance(tensor, (list, tuple)):
+            tensor = tensor[0] if tensor else None
+        shape: Sequence[int] = ()
+        dtype = size = 0
+        if tensor is not None:
+            shape = tensor.shape
+            dtype, size = self._dtypes.get(tensor.dtype) or self._name_dtype(tensor)
+            for length in shape:
+                size *= length
+        dimensions = len(shape)
+        lengths = [min(each, _LARGEST) for each in shape[:_MOST_DIMENSIONS]]
+        lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
+        site = self._site(ring, sys._getframe(1))
+        what = ring.name("operation", name)
+        state = BLOCKING if group.is_blocking else ASYNCHRONOUS
+        return ring.begin(
+            *(next(counter), channel, size, site, what, dtype, dimensions, state, peer), *lengths
+        )
+
+    def end(self, number: int, process_group: Any, task: Any) -> None:
+        """Record that the call NUMBER has returned TASK, which may go on beside the script."""
+        if self._ring is None or not self.is_on:
+            return
+        if self._groups[id(process_group)].is_blocking or task is None:
+            self._ring.end(number)
+        else:
+            self._pending.append((number, task))
+
+    def raised(self, number: int) -> None:
+        """Record that the call NUMBER has raised."""
+        if self._ring is not None and self.is_on:
+            self._ring.mark(number, RAISED)
+
+    def settle(self) -> None:
+        """Record which tasks are done by now, in their order."""
+        pending, ring = self._pending, self._ring
+        while pending and ring is not None and pending[0][1].is_completed():
+            ring.end(pending.popleft()[0])
+
+    def _name_dtype(self, tensor: Any) -> tuple[int, int]:
+        assert self._ring is not None
+        number = self._ring.name("dtype", str(tensor.dtype).rpartition(".")[2].lower())
+        self._dtypes[tensor.dtype] = found = number, int(tensor.element_size())
+        return found
+
+    def _site(self, ring: Ring, frame: FrameType | None) -> int:
+        """Return the number of the line of the script that calls; 0: it is none of the script's."""
+        while frame is not None:
+            code = frame.f_code
+            file = code.co_filename
+            is_library = self._is_library.get(file)
+            if is_library is None:
+                is_library = file.startswith(_OURS) or any(part in file for part in _LIBRARIES)
+                self._is_library[file] = is_library
+            if not is_library:
+                line = (file, frame.f_lineno, code.co_name)
+                return ring.name("site", line, [file[-200:], line[1], line[2][:100]])
+            frame = frame.f_back
+        return 0
+
+
+_sum_names: dict[tuple[str, Any], str] = {}
+
+
+def _sum_name(name: str, kind: Any) -> str:
+    """Name an operation with its KIND of reduction, unless that is the sum."""
+    known = _sum_names.get((name, kind))
+    if known is None:
+        word = str(kind).rpartition(".")[2].lower()
+        known = _sum_names[name, kind] = name if word == "sum" else f"{name} ({word})"
+    return known
+
+
+# The recorder of this process, if the launcher wants one.
+_recorder: FlightRecorder | None = None
+
+
+def watch() -> None:
+    """Record collectives if the launcher has given the rank a file for them."""
+    global _recorder
+    path = os.environ.get(_VARIABLE)
+    if path:
+        _recorder = FlightRecorder(path)
+        os.register_at_fork(after_in_child=_recorder.leave)
+        after_import("paddle.base.core", functools.partial(_patch_methods, _recorder))
+        after_import("paddle.distributed.communication.group", _patch_groups)
+
+
+def add_group(process_group: Any, ranks: Sequence[int]) -> None:
+    """Tell the recorder, if there is one, the RANKS of a PROCESS_GROUP without a Group."""
+    if _recorder is not None and process_group is not None:
+        _watching(_recorder, _recorder.add)(process_group, ranks)
+
+
+def _watching(recorder: FlightRecorder, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let METHOD of RECORDER fail once at most: then the ring says so, and nothing is recorded."""
+
+    def tried(*args: Any) -> Any:
+        try:
+            return method(*args)
+        except BaseException:
+            recorder.fail()
+            raise
+
+    return border.watching(_WHAT, 0)(tried)
+
+
+def _patch_groups(module: ModuleType) -> None:
+    kind: Any = module.Group
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def __init__(group: Any, *args: Any, **options: Any) -> None:
+        begin(group, *args, **options)
+        add_group(group.process_group, group.ranks)
+
+    kind.__init__ = __init__
+
+
+def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
+    kind: Any = core.ProcessGroup
+    for name, operation in _OPERATIONS.items():
+        for method in (name, name + _ON_STREAM):
+            if hasattr(kind, method):
+                setattr(kind, method, _recorded(getattr(kind, method), operation, recorder))
+
+
+def _recorded(
+    method: Callable[..., Any], operation: _Operation, recorder: FlightRecorder
+) -> Callable[..., Any]:
+    begin, end, raised = (
+        _watching(recorder, each) for each in (recorder.begin, recorder.end, recorder.raised)
+    )
+
+    @functools.wraps(method)
+    def recorded(process_group: Any, *args: Any, **options: Any) -> Any:
+        number = begin(process_group, operation, args)
+        try:
+            task = method(process_group, *args, **options)
+        except BaseException:
+            if number:
+                raised(number)
+            raise
+        if number:
+            end(number, process_group, task)
+        return task
+
+    return recorded
+
+
+def _ranges(ranks: Sequence[int]) -> list[list[int]]:
+    """Return RANKS as runs of consecutive ones: [first, last].
+
+    >>> _ranges([0, 1, 2, 5])
+    [[0, 2], [5, 5]]
+    """
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return found
+
+
+def _number(name: str) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else 0

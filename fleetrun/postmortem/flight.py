@@ -1,0 +1,332 @@
+"""Finds, in what the ranks have recorded of their collectives, who keeps the others waiting; pure.
+
+Where a rank waits in a collective that another has not entered, it waits for that one. Whoever is
+waited for and waits for nobody is the cause. Where ranks wait in a circle, the circle is; and
+where all have entered, what lies between them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.conversion import ranges
+from fleetrun.records.flightfile import (
+    BLOCKING,
+    RAISED,
+    Collective,
+    CollectiveChannel,
+    FlightRecord,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from fleetrun.records.rankfile import RankAxes
+
+DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
+# Where all ranks must send as many numbers.
+_SAME_SIZE = frozenset(("all_reduce", "reduce", "broadcast", "all_gather"))
+_OTHER = {"send": "recv", "recv": "send"}
+# So many findings of a kind are told.
+_MOST = 4
+
+
+class FlightFinding(NamedTuple):
+    """What the records say: RANKS are the cause, as far as they tell; none: it is no rank."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    # A sentence without its end.
+    text: str
+
+
+class RankState(NamedTuple):
+    """What is known of a rank beside its record."""
+
+    # Where its main thread stands; empty: not known.
+    place: str = ""
+    has_ended: bool = False
+
+
+class JobRanks(NamedTuple):
+    """The ranks of a job, for names."""
+
+    ranks: int
+    axes: RankAxes | None = None
+    states: Mapping[int, RankState] = {}
+
+
+class _OpenCollective(NamedTuple):
+    """A rank that is in a collective, and the ranks that have not entered it."""
+
+    rank: int
+    collective: Collective
+    missing: tuple[int, ...]
+
+
+def verdict(
+    records: Mapping[int, FlightRecord], job: JobRanks, *, has_failed: bool = False
+) -> tuple[FlightFinding, ...]:
+    """Return why the ranks of these RECORDS hang; nothing if the records do not tell.
+
+    HAS_FAILED: the job has not hung. What a rank has lost its peers in, it has waited in.
+    """
+    known = {rank: one for rank, one in records.items() if not one.has_failed}
+    if has_failed:
+        known = {rank: _reopened(one) for rank, one in known.items()}
+    found = desyncs(known, job)
+    if found:
+        return found
+    waits = [wait for rank in sorted(known) for wait in _waits(rank, known)]
+    culprits = _culprits(waits)
+    if culprits:
+        return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
+    cycle = _cycle(waits)
+    if cycle:
+        return (_drawn(cycle, job),)
+    return _unfinished(waits, known, job)
+
+
+def _reopened(record: FlightRecord) -> FlightRecord:
+    """Return RECORD with what it has raised in last as if it still waited there."""
+    *earlier, final = record.collectives or (None,)
+    if final is None or final.state != RAISED:
+        return record
+    return record._replace(collectives=(*earlier, final._replace(state=BLOCKING)))
+
+
+# A desync -----------------------------------------------------------------------------------------
+
+
+def desyncs(records: Mapping[int, FlightRecord], job: JobRanks) -> tuple[FlightFinding, ...]:
+    """Return where ranks first called different collectives at one place, if they have."""
+    places: dict[tuple[CollectiveChannel, int], dict[int, Collective]] = {}
+    for rank, record in records.items():
+        for one in () if record.has_failed else record.collectives:
+            if not one.channel.operation:
+                places.setdefault((one.channel, one.sequence), {})[rank] = one
+    first: dict[CollectiveChannel, tuple[float, dict[int, Collective]]] = {}
+    for (channel, _), calls in places.items():
+        if len(calls) < 2 or len(set(_signatures(calls).values())) < 2:
+            continue
+        at = min(one.issued_at for one in calls.values())
+        if channel not in first or at < first[channel][0]:
+            first[channel] = at, calls
+    return tuple(_desync(calls, job) for _, calls in sorted(first.values(), key=lambda one: one[0]))
+
+
+def _signatures(calls: Mapping[int, Collective]) -> dict[int, tuple[object, ...]]:
+    """Return what must be the same on all ranks."""
+    return {
+        rank: (
+            one.operation,
+            one.dtype,
+            one.root,
+            math.prod(one.shape) if one.operation.partition(" ")[0] in _SAME_SIZE else 0,
+        )
+        for rank, one in calls.items()
+    }
+
+
+def _desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
+    signatures = _signatures(calls)
+    counts = Counter(signatures.values()).most_common()
+    is_majority = len(counts) == 1 or counts[0][1] > counts[1][1]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank in sorted(calls):
+        groups.setdefault(signatures[rank], []).append(rank)
+    # The most last.
+    ordered = sorted(groups.values(), key=lambda ranks: (len(ranks), ranks))
+    most = ordered[-1]
+    odd = tuple(sorted(rank for ranks in ordered[:-1] for rank in ranks))
+    channel, sequence = calls[most[0]].channel, calls[most[0]].sequence
+    told = [
+        f"{_who(ranks, job)} called {_call(calls[ranks[0]])}" for ranks in (*ordered[:-1], most)
+    ]
+    text = f"{', '.join(told[:-1])} where {told[-1]}: collective {sequence} {_of(channel, job)}"
+    return FlightFinding(DESYNC, odd if is_majority else tuple(sorted(calls)), text)
+
+
+def _call(one: Collective) -> str:
+    root = f" (root {one.root})" if one.root >= 0 else ""
+    tensor = f" of {one.tensor}" if one.tensor else ""
+    return f"{one.operation}{tensor}{root}{_at(one)}"
+
+
+def _at(one: Collective) -> str:
+    if one.site is None:
+        return ""
+    file, line, _ = one.site
+    return f" in {file.rpartition('/')[2]}:{line}"
+
+
+# Who waits for whom -------------------------------------------------------------------------------
+
+
+def _waits(rank: int, records: Mapping[int, FlightRecord]) -> Iterator[_OpenCollective]:
+    """Yield the oldest open collective of each channel of RANK."""
+    seen: set[CollectiveChannel] = set()
+    for one in records[rank].collectives:
+        if one.is_open and one.channel not in seen:
+            seen.add(one.channel)
+            yield _OpenCollective(rank, one, tuple(_absent(rank, one, records)))
+
+
+def _absent(rank: int, one: Collective, records: Mapping[int, FlightRecord]) -> Iterator[int]:
+    channel = one.channel
+    if channel.operation:
+        peer = channel.target if channel.operation == "send" else channel.source
+        members, channel = [peer], channel._replace(operation=_OTHER[channel.operation])
+    else:
+        members = [other for other in channel.ranks if other != rank]
+    for member in members:
+        if member in records and records[member].last.get(channel, 0) < one.sequence:
+            yield member
+
+
+def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
+    """Return the ranks that are waited for and wait for nobody: the one longest awaited first."""
+    # What goes on beside the script does not hold it up, if all have entered it.
+    waiting = {wait.rank for wait in waits if wait.missing or wait.collective.state == BLOCKING}
+    since: dict[int, float] = {}
+    for wait in waits:
+        for member in wait.missing:
+            if member not in waiting:
+                known = since.get(member, wait.collective.issued_at)
+                since[member] = min(known, wait.collective.issued_at)
+    return sorted(since, key=lambda rank: (since[rank], rank))
+
+
+def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
+    """Tell what RANK has never entered, and who waits there."""
+    here = [wait for wait in waits if rank in wait.missing]
+    first = min(here, key=lambda wait: (wait.collective.issued_at, wait.rank)).collective
+    there = [
+        wait
+        for wait in here
+        if (wait.collective.channel, wait.collective.sequence) == (first.channel, first.sequence)
+    ]
+    since = time.strftime("%H:%M:%S", time.localtime(first.issued_at))
+    channel = first.channel
+    if channel.operation:
+        other = _OTHER[channel.operation]
+        way = "to" if other == "send" else "from"
+        what = f"made {other} {first.sequence} {way} {_who([there[0].rank], job)}"
+        waiter = f", which waits in {channel.operation}{_at(first)} since {since}"
+    else:
+        what = f"entered {first.operation} {first.sequence} {_of(channel, job)}"
+        others = len(there)
+        waiting = _who([there[0].rank], job) if others == 1 else f"{others} others"
+        waiter = f"; {waiting} {'waits' if others == 1 else 'wait'} there{_at(first)} since {since}"
+    return FlightFinding(
+        MISSING, (rank,), f"{_who([rank], job)} never {what}{waiter}{_it(rank, job)}"
+    )
+
+
+def _it(rank: int, job: JobRanks) -> str:
+    state = job.states.get(rank, RankState())
+    if state.has_ended:
+        return "; it has ended"
+    return f"; it stands in {state.place}" if state.place else ""
+
+
+def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
+    """Return waits each of whose ranks is missing in the one before it; none if there is no circle.
+
+    >>> _cycle([])
+    []
+    """
+    for start in waits:
+        # By rank: the wait that has led to it.
+        path: dict[int, _OpenCollective] = {}
+        todo = [start]
+        while todo:
+            wait = todo.pop()
+            for member in wait.missing:
+                if member in path:
+                    continue
+                path[member] = wait
+                todo += [other for other in waits if other.rank == member]
+        if start.rank in path:
+            found = [path[start.rank]]
+            while found[-1].rank != start.rank:
+                found.append(path[found[-1].rank])
+            return found[::-1]
+    return []
+
+
+def _drawn(cycle: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
+    ranks = [wait.rank for wait in cycle]
+    circle = " → ".join(str(rank) for rank in (*ranks, ranks[0]))
+    parts = []
+    for wait, awaited in zip(cycle, [*ranks[1:], ranks[0]], strict=True):
+        one = wait.collective
+        if one.channel.operation:
+            way = "to" if one.channel.operation == "send" else "from"
+            what = f"{one.operation} {one.sequence} {way} rank {awaited}"
+        else:
+            what = f"{one.operation} {one.sequence} {_of(one.channel, job)}"
+        parts.append(f"{_who([wait.rank], job)} in {what}{_at(one)}")
+    text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
+    return FlightFinding(CYCLE, tuple(sorted(set(ranks))), text)
+
+
+def _unfinished(
+    waits: Sequence[_OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
+) -> tuple[FlightFinding, ...]:
+    """Tell what all have entered and nobody finishes: the oldest of it."""
+    entered = [wait for wait in waits if not wait.missing and _all_known(wait, records)]
+    if not entered:
+        return ()
+    first = min(entered, key=lambda wait: (wait.collective.issued_at, wait.rank)).collective
+    there = [
+        wait.rank
+        for wait in entered
+        if (wait.collective.channel, wait.collective.sequence) == (first.channel, first.sequence)
+    ]
+    since = time.strftime("%H:%M:%S", time.localtime(first.issued_at))
+    what = f"{first.operation} {first.sequence} {_of(first.channel, job)}"
+    verb = "waits" if len(there) == 1 else "wait"
+    text = (
+        f"all its ranks have entered {what}, and {_who(there, job)} {verb} there{_at(first)} since "
+        f"{since}: no rank is missing, what lies between them does not deliver"
+    )
+    return (FlightFinding(UNFINISHED, (), text),)
+
+
+def _all_known(wait: _OpenCollective, records: Mapping[int, FlightRecord]) -> bool:
+    channel = wait.collective.channel
+    pair = (channel.source, channel.target)
+    return all(rank in records for rank in (pair if channel.operation else channel.ranks))
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+def _who(ranks: Sequence[int], job: JobRanks) -> str:
+    place = job.axes.place(ranks[0]) if job.axes is not None and len(ranks) == 1 else ""
+    where = f" ({place})" if place else ""
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}{where}"
+
+
+def _of(channel: CollectiveChannel, job: JobRanks) -> str:
+    """Say of which group something is: `of mp [8-15]`, `of all ranks`.
+
+    >>> _of(CollectiveChannel((0, 1)), JobRanks(2)), _of(CollectiveChannel((0, 2)), JobRanks(4))
+    ('of all ranks', 'of ranks 0, 2')
+    """
+    if channel.operation:
+        return f"from rank {channel.source} to rank {channel.target}"
+    if len(channel.ranks) == job.ranks:
+        return "of all ranks"
+    axis = job.axes.axis_of(channel.ranks) if job.axes is not None else ""
+    return f"of {axis} [{ranges(channel.ranks)}]" if axis else f"of ranks {ranges(channel.ranks)}"
+
+
+def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord, Collective]]:
+    """Return the newest collectives of all RECORDS, at most MOST of each, as they were issued."""
+    rows = [(one, each) for one in records for each in one.collectives[-most:]]
+    return sorted(rows, key=lambda row: (row[1].issued_at, row[0].rank))

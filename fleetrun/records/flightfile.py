@@ -1,0 +1,198 @@
+"""Reading `collectives.RANK`, the ring in which a rank records its collectives.
+
+`inject/flight_recorder.py` writes it while the rank runs, so the last of it may be half-written:
+what makes no sense is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.records import names, reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fleetrun.model import LaunchPlan
+
+MAGIC = b"FLTRING1"
+HEADER = struct.Struct("<8s8I")
+HEADER_BYTES = 64
+SLOT = struct.Struct("<QQQQqIHHBBHi6I")
+RECORDING = 0
+BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
+# No ring is longer.
+MOST_BYTES = 4 << 20
+_NS = 1e9
+_POINT_TO_POINT = ("send", "recv")
+
+
+class CollectiveChannel(NamedTuple):
+    """What has a sequence of its own: the collectives of a group, or what goes to one peer.
+
+    RANKS are those of the whole job; the NUMBER tells groups of the same ranks apart, from 1.
+    """
+
+    ranks: tuple[int, ...]
+    number: int = 1
+    # Empty, `send` or `recv`; then the ranks from which and to which it goes.
+    operation: str = ""
+    source: int = -1
+    target: int = -1
+
+
+class Collective(NamedTuple):
+    """A collective, or a send or recv: the SEQUENCE-th of its channel, from 1."""
+
+    channel: CollectiveChannel
+    sequence: int
+    operation: str
+    # Wall clock, in seconds; None: it is not known to be done.
+    issued_at: float
+    done_at: float | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    nbytes: int = 0
+    # The root of a broadcast, reduce, scatter or gather, among the ranks of the job; else -1.
+    root: int = -1
+    # File, line and function of the script; none if it was not the script.
+    site: tuple[str, int, str] | None = None
+    state: int = BLOCKING
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is neither done nor has it raised, as far as is known."""
+        return self.done_at is None and self.state != RAISED
+
+    @property
+    def tensor(self) -> str:
+        """The dtype and shape: `float32 [4, 2]`."""
+        return f"{self.dtype} {list(self.shape)}" if self.dtype else ""
+
+
+class FlightRecord(NamedTuple):
+    """What a rank has recorded: the newest collectives, the oldest first."""
+
+    rank: int
+    pid: int
+    restart: int
+    collectives: tuple[Collective, ...] = ()
+    # The last sequence number of each channel, also where the ring has lost that collective.
+    last: Mapping[CollectiveChannel, int] = {}
+    # Whether the recorder has failed, so that the rank may be anywhere by now.
+    has_failed: bool = False
+
+
+def read(path: str, restart: int) -> FlightRecord | None:
+    """Return what the file PATH has of the attempt RESTART; None if it has nothing."""
+    found = parse(reading.content(path, MOST_BYTES) if path else None)
+    return found if found is not None and found.restart == restart else None
+
+
+def of_plan(plan: LaunchPlan) -> dict[int, FlightRecord]:
+    """Return the records of all trainers of PLAN that are in its run directory."""
+    found = {}
+    for spec in plan.ranks:
+        if spec.role == "TRAINER":
+            path = names.run_path(plan, names.collectives(names.rank_name(spec)))
+            record = read(path, plan.generation)
+            if record is not None:
+                found[spec.rank] = record._replace(rank=spec.rank)
+    return found
+
+
+def parse(ring: bytes | None) -> FlightRecord | None:
+    """Return what RING says; None if it is no ring."""
+    if ring is None or len(ring) < HEADER_BYTES:
+        return None
+    magic, slots, channels, table_bytes, used, state, pid, restart, rank = HEADER.unpack_from(ring)
+    table_at = HEADER_BYTES + 8 * channels
+    slots_at = table_at + table_bytes
+    if magic != MAGIC or len(ring) < slots_at + slots * SLOT.size or not slots:
+        return None
+    names = _Names(ring[table_at : table_at + min(used, table_bytes)], rank)
+    heads = struct.unpack_from(f"<{channels}Q", ring, HEADER_BYTES)
+    last = {channel: heads[n] for n, channel in names.channels.items() if n < channels and heads[n]}
+    found = sorted(
+        fields
+        for place, fields in enumerate(SLOT.iter_unpack(ring[slots_at:][: slots * SLOT.size]))
+        if fields[0] and fields[0] % slots == place
+    )
+    collectives = tuple(names.collectives(found))
+    return FlightRecord(rank, pid, restart, collectives, last, has_failed=state != RECORDING)
+
+
+class _Names:
+    """What the numbers of a ring mean."""
+
+    def __init__(self, table: bytes, rank: int) -> None:
+        self._names: dict[tuple[str, int], Any] = {}
+        groups: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.channels: dict[int, CollectiveChannel] = {}
+        # The line that is being written has no end.
+        for line in table.split(b"\n")[:-1]:
+            entry = reading.parse(b'{"is": %s}' % line)
+            match reading.items((entry or {}).get("is")):
+                case ["group", int(number), [list(runs), int(made), _]]:
+                    groups[number] = _ranks(runs), made
+                case ["channel", int(number), [int(group), str(operation), int(peer)]]:
+                    ranks, made = groups.get(group, ((), 0))
+                    channel = CollectiveChannel(ranks, made)
+                    if operation and 0 <= peer < len(ranks):
+                        pair = (rank, ranks[peer])
+                        source, target = pair if operation == "send" else pair[::-1]
+                        channel = CollectiveChannel(ranks, made, operation, source, target)
+                    self.channels[number] = channel
+                case [str(kind), int(number), value]:
+                    self._names[kind, number] = value
+                case _:
+                    continue
+
+    def collectives(self, slots: list[tuple[int, ...]]) -> Iterator[Collective]:
+        """Yield what SLOTS mean."""
+        for slot in slots:
+            _, sequence, issued, done, nbytes, site, channel, operation, *rest = slot
+            dtype, dimensions, state, peer, *shape = rest
+            known = self.channels.get(channel)
+            name = self._names.get(("operation", operation))
+            if known is None or not isinstance(name, str):
+                continue
+            is_rooted = not known.operation and 0 <= peer < len(known.ranks)
+            yield Collective(
+                channel=known,
+                sequence=sequence,
+                operation=name,
+                issued_at=issued / _NS,
+                done_at=done / _NS if done else None,
+                shape=tuple(shape[:dimensions]),
+                dtype=reading.text(self._names.get(("dtype", dtype))),
+                nbytes=nbytes,
+                root=known.ranks[peer] if is_rooted else -1,
+                site=_site(self._names.get(("site", site))),
+                state=state,
+            )
+
+
+def _ranks(runs: list[object]) -> tuple[int, ...]:
+    """Return the ranks of RUNS.
+
+    >>> _ranks([[0, 2], [5, 5]])
+    (0, 1, 2, 5)
+    """
+    found: list[int] = []
+    for run in runs:
+        match run:
+            case [int(first), int(final)] if 0 <= first <= final < first + (1 << 20):
+                found += range(first, final + 1)
+            case _:
+                return ()
+    return tuple(found)
+
+
+def _site(value: object) -> tuple[str, int, str] | None:
+    match value:
+        case [str(file), int(line), str(function)]:
+            return file, line, function
+        case _:
+            return None

@@ -1,0 +1,219 @@
+"""What a rank records of its collectives is what the launcher reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fleetrun.inject import border, flight_recorder
+from fleetrun.inject.flight_recorder import FlightRecorder
+from fleetrun.records import flightfile
+from fleetrun.records.flightfile import (
+    ASYNCHRONOUS,
+    BLOCKING,
+    RAISED,
+    CollectiveChannel,
+    FlightRecord,
+)
+
+
+class Tensor:
+    """Something with a dtype and a shape."""
+
+    dtype = "paddle.float32"
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = list(shape)
+
+    def element_size(self) -> int:
+        """Return the bytes of a number."""
+        return 4
+
+
+class Task:
+    """A work on a device, which is done when a test says so."""
+
+    is_done = False
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return self.is_done
+
+
+def process_group(backend: str = "GLOO") -> Any:
+    """Return a ProcessGroup of a class of its own, which is recorded by the caller."""
+
+    class ProcessGroup:
+        """Does nothing; it raises for a barrier."""
+
+        def name(self) -> str:
+            return backend
+
+        def all_reduce(self, _tensor: Tensor, _op: str, _sync: bool) -> Task:
+            return Task()
+
+        def broadcast_on_calc_stream(self, _tensor: Tensor, _root: int) -> Task:
+            return Task()
+
+        def recv(self, _tensor: Tensor, _source: int) -> Task:
+            return Task()
+
+        def barrier(self) -> None:
+            raise RuntimeError("peer lost")
+
+    return ProcessGroup()
+
+
+def recorder(folder: Path, *groups: Any, ranks: tuple[int, ...] = (4, 6)) -> FlightRecorder:
+    made = FlightRecorder(str(folder / "ring"))
+    for group in groups:
+        flight_recorder._patch_methods(made, SimpleNamespace(ProcessGroup=type(group)))  # type: ignore[arg-type]
+        made.add(group, ranks)
+    return made
+
+
+def seen(folder: Path) -> FlightRecord:
+    found = flightfile.read(str(folder / "ring"), 0)
+    assert found is not None
+    return found
+
+
+def test_the_writer_and_the_reader_have_one_layout() -> None:
+    for name in ("MAGIC", "HEADER_BYTES", "RECORDING", "BLOCKING", "ASYNCHRONOUS", "RAISED"):
+        assert getattr(flight_recorder, name) == getattr(flightfile, name), name
+    for name in ("HEADER", "SLOT"):
+        assert getattr(flight_recorder, name).format == getattr(flightfile, name).format, name
+
+
+def test_each_collective_is_there_while_it_runs_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "6")
+    group = process_group()
+    recorder(tmp_path, group)
+    group.all_reduce(Tensor(4, 2), "ReduceOp.SUM", True)
+    line = sys._getframe().f_lineno - 1
+    group.all_reduce(Tensor(), "ReduceOp.MAX", True)
+    group.broadcast_on_calc_stream(Tensor(7), 1)
+    group.recv(Tensor(3), 0)
+    with pytest.raises(RuntimeError, match="peer lost"):
+        group.barrier()
+    first, highest, sent, received, raised = seen(tmp_path).collectives
+    world = CollectiveChannel((4, 6))
+    assert (first.channel, first.sequence, first.operation) == (world, 1, "all_reduce")
+    assert (first.tensor, first.nbytes, first.state) == ("float32 [4, 2]", 32, BLOCKING)
+    assert first.done_at is not None
+    assert 0 <= first.done_at - first.issued_at < 60
+    assert first.site == (__file__[-200:], line, sys._getframe().f_code.co_name)
+    assert (highest.operation, highest.shape, highest.nbytes) == ("all_reduce (max)", (), 4)
+    assert (sent.operation, sent.sequence, sent.root) == ("broadcast", 3, 6)
+    assert received.channel == CollectiveChannel((4, 6), 1, "recv", 4, 6)
+    assert (received.sequence, received.root) == (1, -1)
+    assert (raised.state, raised.is_open, raised.done_at) == (RAISED, False, None)
+    assert seen(tmp_path).last == {world: 4, received.channel: 1}
+    assert (seen(tmp_path).rank, seen(tmp_path).pid) == (6, os.getpid())
+
+
+def test_what_runs_on_a_device_is_done_when_its_task_is(tmp_path: Path) -> None:
+    group = process_group("XCCL")
+    recorder(tmp_path, group)
+    tasks = [group.all_reduce(Tensor(1), "ReduceOp.SUM", False) for _ in range(2)]
+    tasks[0].is_done = True
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", False)
+    assert [one.is_open for one in seen(tmp_path).collectives] == [False, True, True]
+    assert {one.state for one in seen(tmp_path).collectives} == {ASYNCHRONOUS}
+
+
+def test_the_ring_has_the_newest_and_the_counts_of_all(tmp_path: Path) -> None:
+    group, other = process_group(), process_group()
+    # Two groups of the same ranks are two.
+    recorder(tmp_path, other, group)
+    more = flight_recorder.SLOTS + 10
+    for _ in range(more):
+        group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    found = seen(tmp_path)
+    assert [one.sequence for one in found.collectives] == [*range(11, more + 1)]
+    assert found.last == {found.collectives[0].channel: more}
+
+
+def test_names_that_do_not_fit_cost_no_collective(tmp_path: Path) -> None:
+    group = process_group()
+    recorder(tmp_path, group)
+    for number in range(3000):
+        code = compile("group.barrier()", f"/job/{'x' * 99}{number}.py", "exec")
+        with pytest.raises(RuntimeError):
+            FunctionType(code, {"group": group})()
+    found = seen(tmp_path)
+    assert len(found.collectives) == flight_recorder.SLOTS
+    assert found.collectives[-1].site is None
+
+
+def test_a_failure_is_one_remark_and_the_rank_is_not_taken_for_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remarks: list[str] = []
+    monkeypatch.setattr(border, "_remark_callbacks", [remarks.append])
+    monkeypatch.setattr(border, "_remarked", set())
+    group = process_group()
+    recorder(tmp_path, group)
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    assert group.all_reduce(object(), "ReduceOp.SUM", True) is not None
+    group.recv(object(), 1)
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    assert len(remarks) == 1
+    assert "the flight recorder has failed" in remarks[0]
+    assert seen(tmp_path).has_failed
+
+
+def test_a_folder_that_takes_no_file_is_one_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remarks: list[str] = []
+    monkeypatch.setattr(border, "_remark_callbacks", [remarks.append])
+    monkeypatch.setattr(border, "_remarked", set())
+    monkeypatch.setattr(flight_recorder, "_recorder", FlightRecorder(str(tmp_path / "no" / "ring")))
+    flight_recorder.add_group(process_group(), (0, 1))
+    flight_recorder.add_group(process_group(), (0, 1))
+    assert len(remarks) == 1
+
+
+def test_a_record_outlives_a_rank_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
+from pathlib import Path
+import test_flight_recorder as ours
+group = ours.process_group()
+made = ours.recorder(Path({str(tmp_path)!r}), group)
+group.all_reduce(ours.Tensor(4), "ReduceOp.SUM", True)
+type(group).wait = lambda group: os.kill(os.getpid(), 9)
+type(group).barrier = ours.flight_recorder._recorded(
+    type(group).wait, ours.flight_recorder._OPERATIONS["barrier"], made)
+group.barrier()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    first, last = seen(tmp_path).collectives
+    assert (first.is_open, last.operation, last.is_open) == (False, "barrier", True)
+
+
+def test_anything_can_be_read(tmp_path: Path) -> None:
+    group = process_group()
+    recorder(tmp_path, group)
+    group.all_reduce(Tensor(4), "ReduceOp.SUM", True)
+    whole = (tmp_path / "ring").read_bytes()
+    assert flightfile.parse(whole[:-1]) is None
+    assert flightfile.parse(b"x" + whole) is None
+    for place in range(0, len(whole), 97):
+        flightfile.parse(whole[:place] + b"\xff" + whole[place + 1 :])
+    table = whole.index(b'["group"')
+    for line in (b"[1]", b'["group", 1, 7]', b'["channel", 1, [9, "send", 7]]', b"\xff"):
+        torn = whole[:table] + line + b"\n" + whole[table + len(line) + 1 :]
+        assert flightfile.parse(torn) is not None

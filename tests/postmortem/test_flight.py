@@ -1,0 +1,261 @@
+"""From the records of ranks that hang to whoever keeps the others waiting."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.postmortem import flight
+from fleetrun.postmortem.flight import CYCLE, DESYNC, MISSING, UNFINISHED, JobRanks, RankState
+from fleetrun.records.flightfile import (
+    ASYNCHRONOUS,
+    BLOCKING,
+    RAISED,
+    Collective,
+    CollectiveChannel,
+    FlightRecord,
+)
+from fleetrun.records.rankfile import RankAxes
+
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "barrier")
+SITE = ("/job/train.py", 7, "step")
+
+
+class Call(NamedTuple):
+    """A collective of a group in a script, or a send or recv."""
+
+    channel: CollectiveChannel
+    operation: str
+    size: int = 4
+
+
+def p2p(operation: str, source: int, target: int, ranks: int) -> Call:
+    channel = CollectiveChannel(tuple(range(ranks)), 1, operation, source, target)
+    return Call(channel, operation)
+
+
+def play(
+    scripts: dict[int, list[Call]],
+    *,
+    dead: frozenset[int] = frozenset(),
+    is_blocking: bool = True,
+) -> dict[int, FlightRecord]:
+    """Run SCRIPTS of ranks, each of whose calls waits for its peers, until nothing goes on.
+
+    Calls between the DEAD and others are never done.
+    """
+    at = dict.fromkeys(scripts, 0)
+    counts: dict[tuple[int, CollectiveChannel], int] = {}
+    made: dict[int, list[Collective]] = {rank: [] for rank in scripts}
+    entered: dict[tuple[CollectiveChannel, int], set[int]] = {}
+    moment = 0.0
+    while True:
+        before = dict(at)
+        for rank, script in scripts.items():
+            if at[rank] >= len(script):
+                continue
+            call = script[at[rank]]
+            if len(made[rank]) == at[rank]:
+                moment += 1.0
+                sequence = counts[rank, call.channel] = counts.get((rank, call.channel), 0) + 1
+                entered.setdefault((call.channel, sequence), set()).add(rank)
+                made[rank].append(
+                    Collective(
+                        call.channel,
+                        sequence,
+                        call.operation,
+                        issued_at=moment,
+                        shape=(call.size,),
+                        dtype="float32",
+                        site=SITE,
+                        state=BLOCKING if is_blocking else ASYNCHRONOUS,
+                    )
+                )
+            last = made[rank][-1]
+            if _is_whole(last, entered, dead):
+                moment += 1.0
+                made[rank][-1] = last._replace(done_at=moment)
+                at[rank] += 1
+        if at == before and all(
+            len(made[rank]) > at[rank] or at[rank] == len(scripts[rank]) for rank in scripts
+        ):
+            return {
+                rank: FlightRecord(
+                    *(rank, 100 + rank, 0, tuple(made[rank])),
+                    {channel: count for (who, channel), count in counts.items() if who == rank},
+                )
+                for rank in scripts
+            }
+
+
+def _is_whole(
+    one: Collective, entered: dict[tuple[CollectiveChannel, int], set[int]], dead: frozenset[int]
+) -> bool:
+    channel = one.channel
+    if channel.operation:
+        other = channel._replace(operation="recv" if channel.operation == "send" else "send")
+        pair = {channel.source, channel.target}
+        return bool(entered.get((other, one.sequence))) and not (pair & dead and pair - dead)
+    members = set(channel.ranks)
+    is_cut = bool(members & dead and members - dead)
+    return entered[channel, one.sequence] == members and not is_cut
+
+
+def scripts_of(draw: random.Random, ranks: int) -> dict[int, list[Call]]:
+    """Return a script for each of RANKS: the same collectives of the same groups in one order."""
+    groups = [CollectiveChannel(tuple(range(ranks)))]
+    groups += [CollectiveChannel((first, first + 1)) for first in range(0, ranks - 1, 2)]
+    groups += [CollectiveChannel(tuple(range(0, ranks, 2)))] if ranks > 2 else []
+    scripts: dict[int, list[Call]] = {rank: [] for rank in range(ranks)}
+    for _ in range(draw.randint(3, 20)):
+        channel = draw.choice(groups)
+        call = Call(channel, draw.choice(OPERATIONS), draw.randint(1, 3))
+        for rank in channel.ranks:
+            scripts[rank].append(call)
+    # Each step ends with something that all do, as an averaged loss does.
+    for script in scripts.values():
+        script.append(Call(groups[0], "all_reduce", 1))
+    return scripts
+
+
+@given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
+def test_a_job_in_which_nothing_is_wrong_has_no_finding(seed: int, ranks: int) -> None:
+    records = play(scripts_of(random.Random(seed), ranks))
+    assert flight.verdict(records, JobRanks(ranks)) == ()
+
+
+@given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
+def test_the_rank_that_stops_is_named_alone(seed: int, ranks: int) -> None:
+    draw = random.Random(seed)
+    scripts = scripts_of(draw, ranks)
+    culprit = draw.randrange(ranks)
+    del scripts[culprit][draw.randrange(len(scripts[culprit])) :]
+    found = flight.verdict(
+        play(scripts), JobRanks(ranks, states={culprit: RankState("data.py:88")})
+    )
+    assert [one.ranks for one in found] == [(culprit,)]
+    assert found[0].kind == MISSING
+    assert found[0].text.startswith(f"rank {culprit} never entered ")
+    assert found[0].text.endswith("; it stands in data.py:88")
+
+
+@given(seed=st.integers(0, 10**9), ranks=st.integers(3, 9))
+def test_the_rank_that_calls_something_else_is_named_alone(seed: int, ranks: int) -> None:
+    draw = random.Random(seed)
+    scripts = scripts_of(draw, ranks)
+    culprit = draw.randrange(ranks)
+    where = len(scripts[culprit]) - 1
+    world = CollectiveChannel(tuple(range(ranks)))
+    wrong = draw.choice((Call(world, "reduce"), Call(world, "all_reduce", 9)))
+    scripts[culprit][where] = wrong
+    (found,) = flight.verdict(play(scripts), JobRanks(ranks))
+    assert (found.kind, found.ranks) == (DESYNC, (culprit,))
+
+
+@given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
+def test_a_dead_network_is_no_rank(seed: int, ranks: int) -> None:
+    draw = random.Random(seed)
+    dead = frozenset(draw.sample(range(ranks), draw.randint(1, ranks - 1)))
+    (found,) = flight.verdict(play(scripts_of(draw, ranks), dead=dead), JobRanks(ranks))
+    assert (found.kind, found.ranks) == (UNFINISHED, ())
+
+
+@given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
+def test_who_has_no_record_is_never_named(seed: int, ranks: int) -> None:
+    draw = random.Random(seed)
+    scripts = scripts_of(draw, ranks)
+    culprit = draw.randrange(ranks)
+    del scripts[culprit][draw.randrange(len(scripts[culprit])) :]
+    records = play(scripts)
+    for broken in ({}, {culprit: records[culprit]._replace(has_failed=True)}):
+        known = {rank: one for rank, one in records.items() if rank != culprit} | broken
+        assert flight.verdict(known, JobRanks(ranks)) == ()
+
+
+@given(ranks=st.integers(2, 7), shift=st.integers(1, 6))
+def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
+    scripts = {}
+    for rank in range(ranks):
+        before = (rank - shift) % ranks
+        if before == rank:
+            return
+        scripts[rank] = [p2p("recv", before, rank, ranks)]
+    (found,) = flight.verdict(play(scripts), JobRanks(ranks))
+    assert found.kind == CYCLE
+    assert " → " in found.text
+
+
+def test_the_verdict_reads_as_people_would_say_it() -> None:
+    mp = CollectiveChannel(tuple(range(8, 16)))
+    step = Call(mp, "all_reduce")
+    records = play({rank: [step] * (3 if rank == 13 else 4) for rank in mp.ranks})
+    axes = RankAxes((("dp", 2), ("mp", 8)))
+    states = {13: RankState("data.py:88 (next)")}
+    (found,) = flight.verdict(records, JobRanks(16, axes, states))
+    said, _, since = found.text.partition(" since ")
+    assert said == (
+        "rank 13 (dp 1, mp 5) never entered all_reduce 4 of mp [8-15]; 7 others wait there "
+        "in train.py:7"
+    )
+    assert since.endswith("; it stands in data.py:88 (next)")
+
+
+def both(first: list[Call], second: list[Call]) -> dict[int, FlightRecord]:
+    return play({0: first, 1: second})
+
+
+WORLD = CollectiveChannel((0, 1))
+SUM = Call(WORLD, "all_reduce")
+
+
+@pytest.mark.parametrize(
+    ("records", "kind", "ranks", "text"),
+    [
+        pytest.param(
+            both([SUM, SUM], [SUM, Call(WORLD, "broadcast")]),
+            *(DESYNC, (0, 1)),
+            "rank 0 called all_reduce of float32 [4] in train.py:7 where rank 1 called broadcast "
+            "of float32 [4] in train.py:7: collective 2 of all ranks",
+            id="of two ranks none is the majority",
+        ),
+        pytest.param(
+            both([p2p("send", 0, 1, 2), SUM], []),
+            *(MISSING, (1,), "rank 1 never made recv 1 from rank 0, which waits in send"),
+            id="a receiver",
+        ),
+        pytest.param(
+            both(
+                [SUM, Call(CollectiveChannel((0, 1), 2), "barrier")],
+                [Call(CollectiveChannel((0, 1), 2), "barrier")],
+            ),
+            *(CYCLE, (0, 1), "ranks wait for each other in a circle, 0 → 1 → 0: rank 0 in "),
+            id="two groups in two orders",
+        ),
+    ],
+)
+def test_examples(
+    records: dict[int, FlightRecord], kind: str, ranks: tuple[int, ...], text: str
+) -> None:
+    (found,) = flight.verdict(records, JobRanks(2))
+    assert (found.kind, found.ranks) == (kind, ranks)
+    assert found.text.startswith(text)
+
+
+def test_what_runs_on_a_device_does_not_excuse_a_rank_that_sleeps() -> None:
+    records = play({0: [SUM, SUM], 1: [SUM]}, is_blocking=False)
+    # Nobody has asked the device whether it is done.
+    records[1] = records[1]._replace(
+        collectives=tuple(one._replace(done_at=None) for one in records[1].collectives)
+    )
+    assert [one.ranks for one in flight.verdict(records, JobRanks(2))] == [(1,)]
+
+
+def test_what_has_raised_is_not_waited_for() -> None:
+    records = play({0: [SUM, SUM], 1: [SUM]})
+    raised = records[0].collectives[-1]._replace(state=RAISED)
+    records[0] = records[0]._replace(collectives=(*records[0].collectives[:-1], raised))
+    assert flight.verdict(records, JobRanks(2)) == ()
