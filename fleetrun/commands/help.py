@@ -34,8 +34,8 @@ Most used:
 Exit codes: 0 success, N the first failed rank's, 128+N its signal, 124 hung,
   126, 127 no program, 2 usage, 3 host, 4 hosts did not meet, 5 strategy_strict
 Commands: logs, top, ui, report: look at jobs; ps, attach, stop: in background;
-  doctor: check hosts; strategy, tune: presets and speed; on, submit: clusters;
-  exec: programs that launch; completion: eval "$(fleetrun completion bash)"
+  doctor: check hosts; strategy, verify, tune: presets, proof and speed;
+  on, submit: clusters; exec: programs that launch; completion: by Tab
 More: --help=all, or common, strategy, devices, hosts, job, servers, codes
 """
 _WIDTH = 100
@@ -57,6 +57,7 @@ EXAMPLES = (
         "fleetrun doctor [OPTIONS] [train.py]",
         "whether this host is fit for the job, and how to fix it",
     ),
+    ("fleetrun verify --strategy=X train.py", "compare with plain Paddle: weights, losses, speed"),
     ("fleetrun tune --vary KEY=A,B train.py", "find the fastest values by training with each"),
     ("fleetrun ps|attach|stop [JOB]", "background jobs: list them, show a console, end one"),
     ("fleetrun on --hosts=a,b -- COMMAND", "run a command on each host by ssh"),

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import border, heartbeats, paddle_api, rank_check, updates
+from . import border, heartbeats, paddle_api, rank_check, snapshots, updates
 from .evidence import WHAT
 from .import_hooks import after_import
 from .paddle_api import private_names
@@ -35,6 +35,9 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
         if paddle_api.has(private_names.LOSSES):
             after_import("paddle", recorder.watch_losses)
         updates.on_update(recorder.record, _TIMES)
+    wanted = snapshots.asked()
+    if wanted is not None:
+        snapshots.install(wanted, proof)
     heartbeats.install(proof.claim)
     updates.on_update(functools.partial(_write, proof), WHAT, is_first_only=True)
     if stops:

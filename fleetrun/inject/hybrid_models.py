@@ -73,7 +73,9 @@ def parts_of(wrapper: Any) -> dict[str, Part]:
     stage3 = _sliced(wrapper)
     whole = {id(each) for each in stage3._unslice_params} if stage3 is not None else None
     experts = _experts()
-    names = {id(each): _plain(name) for model in _models for name, each in model.named_parameters()}
+    names = {
+        id(each): plain_name(name) for model in _models for name, each in model.named_parameters()
+    }
     parts = {}
     for each in whole_parameters(wrapper):
         is_expert = any(getattr(each, name, False) for name in _EXPERTS) or id(each) in experts
@@ -148,7 +150,9 @@ def _hybrid(known: Any) -> HybridRanks:
 
 def _names() -> dict[int, str]:
     """Return by id how the script's models call their parameters."""
-    return {id(each): _plain(name) for model in _models for name, each in model.named_parameters()}
+    return {
+        id(each): plain_name(name) for model in _models for name, each in model.named_parameters()
+    }
 
 
 def _experts() -> set[int]:
@@ -169,7 +173,8 @@ def _own_group(parameter: Any) -> Any:
     return color.get("group") if isinstance(color, dict) else None
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return how the script's own model calls what a wrapper calls NAME."""
     for prefix in _PREFIXES:
         name = name.rpartition(prefix)[2]
     return name

@@ -229,7 +229,7 @@ class _Check:
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         elif self._is_due(self._updates, program):
-            self._compare(program, functools.partial(_variables, program), StaticRanks(), None)
+            self._compare(program, functools.partial(variables_of, program), StaticRanks(), None)
 
     def _in_order(self) -> list[Any]:
         return sorted(self._histories, key=lambda model: str(model.full_name()))
@@ -410,7 +410,8 @@ def _parameters(model: Any) -> dict[str, Part]:
     }
 
 
-def _variables(program: Any) -> dict[str, Part]:
+def variables_of(program: Any) -> dict[str, Part]:
+    """Return by name the parameters of PROGRAM that ranks hold copies of."""
     import paddle
 
     scope = paddle.static.global_scope()

@@ -52,6 +52,8 @@ _before: list[Callable[[Any], None]] = []
 _after: list[UpdateCallback] = []
 _first_only: list[UpdateCallback] = []
 _skipped: list[UpdateCallback] = []
+# Whether what the script steps is to update now; None: always.
+_is_due: Callable[[Any], bool] | None = None
 _count = 0
 # How many patched methods are running within each other. The outermost call is the update.
 _depth = 0
@@ -109,6 +111,12 @@ def on_update(callback: UpdateCallback, what: str, *, is_first_only: bool = Fals
 def before_update(callback: Callable[[Any], None], what: str) -> None:
     """Call CALLBACK with the optimizer before every update in dynamic graphs."""
     _before.append(border.watching(what)(callback))
+
+
+def ask_before(is_due: Callable[[Any], bool]) -> None:
+    """Let optimizers, or their wrappers, update only if IS_DUE holds, which gets them."""
+    global _is_due
+    _is_due = is_due
 
 
 def on_skipped(callback: UpdateCallback, what: str) -> None:
@@ -227,6 +235,8 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
     @functools.wraps(method)
     def update(owner: Any, *args: Any, **options: Any) -> Any:
         global _depth, _outermost, _updating
+        if not (_depth or _may_update(owner, *args, *options.values())):
+            return None
         if _outermost is None and (is_optimizer or not _is_scaler(owner)):
             _outermost = owner
         if is_optimizer and _updating is None and _is_dynamic():
@@ -251,6 +261,13 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
         return result
 
     return update
+
+
+def _may_update(owner: Any, *args: Any) -> bool:
+    """Whether OWNER, an optimizer, a wrapper, or a scaler of the first of ARGS, is to update."""
+    if _is_due is None or not _is_dynamic():
+        return True
+    return _is_due(args[0] if args and _is_scaler(owner) else owner)
 
 
 def _is_scaler(owner: Any) -> bool:

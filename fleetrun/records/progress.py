@@ -55,6 +55,16 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     return Progress(step, loss, lines[-1].decode(errors="replace").strip())
 
 
+def losses(text: bytes) -> list[float]:
+    r"""Return all losses in TEXT, the first one of each line.
+
+    >>> losses(b"step 1 loss: 0.5\nsaved\nstep 2 loss: nan")
+    [0.5, nan]
+    """
+    found = [_real(_found(line, _LOSS, None, "loss")) for line in re.split(rb"[\r\n]+", text)]
+    return [each for each in found if each is not None]
+
+
 def tail(log: LogRecord) -> bytes:
     """Return the end of LOG; of two files, that of the one written to last comes last."""
     paths = sorted(log.paths, key=reading.written_at)

@@ -61,6 +61,15 @@ class RankAxes(NamedTuple):
 
     axes: tuple[tuple[str, int], ...]
 
+    def places(self, rank: int) -> dict[str, int]:
+        """Return where RANK is along each axis of several ranks."""
+        places = {}
+        for name, size in reversed(self.axes):
+            rank, place = divmod(rank, size)
+            if size > 1:
+                places[name] = place
+        return places
+
     def place(self, rank: int) -> str:
         """Say where RANK is along the axes of several ranks; nothing if that is `dp` alone.
 
@@ -69,7 +78,7 @@ class RankAxes(NamedTuple):
         >>> RankAxes((("dp", 4), ("mp", 1))).place(3)
         ''
         """
-        places = self._places(rank)
+        places = self.places(rank)
         known = [*(name for name in _AXES if name in places), *sorted({*places} - {*_AXES})]
         return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)
 
@@ -80,19 +89,10 @@ class RankAxes(NamedTuple):
         >>> axes.axis_of([2, 3]), axes.axis_of([1, 3]), axes.axis_of([0, 3])
         ('mp', 'dp', '')
         """
-        places = [self._places(rank) for rank in ranks]
+        places = [self.places(rank) for rank in ranks]
         axes = [name for name in places[0] if len({one[name] for one in places}) > 1]
         is_whole = len(axes) == 1 and len(ranks) == dict(self.axes)[axes[0]]
         return axes[0] if is_whole else ""
-
-    def _places(self, rank: int) -> dict[str, int]:
-        """Return where RANK is along each axis of several ranks."""
-        places = {}
-        for name, size in reversed(self.axes):
-            rank, place = divmod(rank, size)
-            if size > 1:
-                places[name] = place
-        return places
 
 
 def topology(paths: Iterable[str]) -> RankAxes | None:

@@ -27,6 +27,7 @@ REPORT_UPDATES = "FLEETRUN_REPORT_UPDATES"
 FORK_SERVER = "FLEETRUN_FORK_SERVER"
 FLIGHT_RECORDER = "FLEETRUN_FLIGHT_RECORDER"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
+VERIFY = "FLEETRUN_VERIFY"
 EXEC = "FLEETRUN_EXEC"
 EXEC_OPTIONS = "FLEETRUN_EXEC_OPTIONS"
 PYTHON = "FLEETRUN_PYTHON"
@@ -92,8 +93,10 @@ FLEETRUN_FORK_SERVER [the guard > a Python that forks ranks] Whose orders that p
     rank gets it.
 FLEETRUN_FLIGHT_RECORDER [the launcher > Python ranks] The file in which a rank records its
     collectives; only with --hang_timeout or --flight_recorder.
-FLEETRUN_STOP_AFTER [`fleetrun tune` > Python ranks with a strategy] The number of updates after
+FLEETRUN_STOP_AFTER [`fleetrun tune`, `fleetrun verify` > Python ranks] The number of updates after
     which a rank ends; it records the time and loss of each.
+FLEETRUN_VERIFY [`fleetrun verify` > Python ranks] The snapshots of parameters that a rank takes,
+    as JSON.
 _FLEETRUN_COMPLETE [the shell's completion > the launcher] Requests completions instead of a
     launch.
 FLEETRUN_ARG_N! [the user > the launcher] Word N of a command that --from-manifest repeats,

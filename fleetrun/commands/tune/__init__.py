@@ -22,7 +22,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     probe.current_folder()
     wanted = candidates.settle(wanted, os.environ)
 
-    _make(wanted.out)
+    make_folder(wanted.out)
 
     # A pipe is read while it runs.
     def say(text: str) -> None:
@@ -41,7 +41,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     return 0
 
 
-def _make(folder: str) -> None:
+def make_folder(folder: str) -> None:
     """Make FOLDER; EnvironmentFault where nothing can be kept in it."""
     try:
         os.makedirs(folder, exist_ok=True)

@@ -82,9 +82,7 @@ class TuneSpec(NamedTuple):
 
 def make(launch: Launch, own: TuneOptions) -> TuneSpec:
     """Return what LAUNCH and our OWN options ask for; UsageError for what cannot be tuned."""
-    for given in launch.options:
-        if given.option.name in _TAKEN:
-            raise UsageError(f"tune takes no {given.typed}: {_TAKEN[given.option.name]}.")
+    refuse_taken(launch, "tune")
     if not launch.script:
         raise UsageError(
             "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
@@ -104,6 +102,13 @@ def make(launch: Launch, own: TuneOptions) -> TuneSpec:
         launch=tuple(f"{given.typed}={given.raw}" for given in launch.options),
         script=launch.script,
     )
+
+
+def refuse_taken(launch: Launch, command: str) -> None:
+    """Refuse options of LAUNCH that mean nothing where COMMAND launches it several times."""
+    for given in launch.options:
+        if given.option.name in _TAKEN:
+            raise UsageError(f"{command} takes no {given.typed}: {_TAKEN[given.option.name]}.")
 
 
 def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:

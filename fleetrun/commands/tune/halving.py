@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # So few are not halved any more.
 _FINALISTS = 2
 # A field whose name begins so changes what is computed, not only how.
-_MEANINGFUL = (
+MEANINGFUL = (
     "gradient_merge",
     "amp",
     "fp16_allreduce",
@@ -150,7 +150,7 @@ def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]
         for one in results:
             # Who is not like the rest once is no measure for others later.
             if not one.fault and one.candidate not in strange:
-                meaning = tuple(v for v in one.candidate.values if v[0].startswith(_MEANINGFUL))
+                meaning = tuple(v for v in one.candidate.values if v[0].startswith(MEANINGFUL))
                 groups.setdefault(meaning, []).append(one)
         for group in groups.values():
             strange |= _strange(group)

@@ -14,6 +14,8 @@ from fleetrun.records import eventfile, names, rankfile, reading, reportfile, va
 from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from fleetrun.commands.tune.candidates import Candidate, TuneSpec
     from fleetrun.model import FieldVerdict
     from fleetrun.records.eventfile import EventRecord
@@ -39,14 +41,18 @@ class Runner:
         # A launch that is refused leaves none, and must not be judged by another's.
         (folder / "log" / names.LATEST).unlink(missing_ok=True)
         planning = self._spec.planning(candidate)
-        code, is_late = self._launch(candidate, planning + steps, folder)
-        events = list(eventfile.read(str(folder / "log" / names.LATEST / names.EVENTS)))
-        if is_late:
+        words = [*self._spec.launch, f"--log_dir={folder / 'log'}"]
+        words += [f"--set={key}={value}" for key, value in candidate.values]
+        environ = {variables.STOP_AFTER: str(planning + steps)}
+        code = launch([*words, *self._spec.script], environ, folder, self._spec.timeout_s)
+        run_dir = folder / "log" / names.LATEST
+        events = list(eventfile.read(str(run_dir / names.EVENTS)))
+        if code is None:
             fault = f"it was stopped after {self._spec.timeout_s:g} s"
             return Trial(fault=fault, folder=str(folder))
         if code:
-            return Trial(fault=_why(folder, code, events), folder=str(folder))
-        at, losses = read_updates(folder / "log" / names.LATEST)
+            return Trial(fault=why(folder, run_dir, code, events), folder=str(folder))
+        at, losses = read_updates(run_dir)
         timed = sorted(at)[planning + self._spec.warmup :]
         if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
             made = len(at)
@@ -56,68 +62,73 @@ class Runner:
                 else "it succeeded, but no update was seen: does it train with Paddle?"
             )
             return Trial(fault=fault, folder=str(folder))
-        verdicts = _verdicts(events)
+        verdicts = verdicts_of(events)
         return Trial(
             updates_per_s=(timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]]),
             # After as many updates as the other candidates have made.
-            loss=losses.get(timed[-1] - planning),
-            peak_bytes=max(
-                (reading.whole(one.more.get("peak_bytes")) or 0 for one in events), default=0
-            )
-            or None,
+            loss=losses.get(0, {}).get(timed[-1] - planning),
+            peak_bytes=peak_bytes(events),
             merged=_merged(candidate, verdicts),
             idle=_idle(candidate, verdicts),
             folder=str(folder),
         )
 
-    def _launch(self, candidate: Candidate, steps: int, folder: Path) -> tuple[int, bool]:
-        spec = self._spec
-        argv = [sys.executable, "-m", "fleetrun", *spec.launch, f"--log_dir={folder / 'log'}"]
-        argv += [f"--set={key}={value}" for key, value in candidate.values]
-        environ = {
-            **os.environ,
-            variables.STOP_AFTER: str(steps),
-        }
-        with (folder / "output.txt").open("wb") as output:
-            process = subprocess.Popen(
-                [*argv, *spec.script],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                return process.wait(spec.timeout_s), False
-            except subprocess.TimeoutExpired:
-                return process.returncode or 0, True
-            finally:
-                # Also when somebody presses Ctrl-C: the ranks end before we do.
-                if process.poll() is None:
-                    process.terminate()
-                    try:
-                        process.wait(_GRACE_S)
-                    except subprocess.TimeoutExpired:
-                        process.kill()
-                        process.wait()
+
+def launch(
+    words: Sequence[str], environ: Mapping[str, str], folder: Path, timeout_s: float
+) -> int | None:
+    """Run `fleetrun WORDS` with ENVIRON, its output in FOLDER, and return the exit code.
+
+    None: it took more than TIMEOUT_S and was stopped.
+    """
+    with (folder / "output.txt").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleetrun", *words],
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            # Also when somebody presses Ctrl-C: the ranks end before we do.
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(_GRACE_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
-def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, float]]:
-    """Return when each update was made by the last rank that made it, and rank 0's losses."""
+def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, float]]]:
+    """Return when each update was made by the last rank that made it, and each rank's losses."""
     at: dict[int, float] = {}
-    losses: dict[int, float] = {}
+    losses: dict[int, dict[int, float]] = {}
     for path in run_dir.glob(names.rank_records("*")):
+        rank = path.name.split(".")[1]
         for one in rankfile.updates(str(path)):
             at[one.number] = max(at.get(one.number, one.at), one.at)
-            if path.name == names.rank_records("0") and one.loss is not None:
-                losses[one.number] = one.loss
+            if one.loss is not None and rank.isdigit():
+                losses.setdefault(int(rank), {})[one.number] = one.loss
     return at, losses
 
 
-def _why(folder: Path, code: int, events: list[EventRecord]) -> str:
-    """Return why a run failed, in one line."""
+def peak_bytes(events: Iterable[EventRecord]) -> int | None:
+    """Return the most memory of the host that a process held."""
+    return (
+        max((reading.whole(one.more.get("peak_bytes")) or 0 for one in events), default=0) or None
+    )
+
+
+def why(folder: Path, run_dir: Path, code: int, events: list[EventRecord]) -> str:
+    """Return why a run failed, in one line; its output is in FOLDER."""
     verdict = reading.text(events[-1].more.get("verdict")) if events else ""
     parts = [verdict] if verdict else []
-    found = reportfile.read(str(folder / "log" / names.LATEST / names.REPORT))
+    found = reportfile.read(str(run_dir / names.REPORT))
     if found is not None and found.culprit is not None:
         one = found.culprit
         words = [line for line in one.last_words if line.strip()]
@@ -128,7 +139,7 @@ def _why(folder: Path, code: int, events: list[EventRecord]) -> str:
     return " ".join(": ".join(parts).split())[:_LONGEST_FAULT]
 
 
-def _verdicts(events: list[EventRecord]) -> dict[str, FieldVerdict]:
+def verdicts_of(events: Iterable[EventRecord]) -> dict[str, FieldVerdict]:
     """Return what became of each field, where all ranks agree or the worst that one says."""
     judged = [one for one in events if one.event == "strategy_report"]
     found: dict[str, FieldVerdict] = {}

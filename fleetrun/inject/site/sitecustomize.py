@@ -33,6 +33,7 @@ _FOR_PADDLE = (
     "FLEETRUN_PROFILE",
     "FLEETRUN_REPORT_UPDATES",
     "FLEETRUN_FLIGHT_RECORDER",
+    "FLEETRUN_VERIFY",
 )
 # So long does a callback live that has swallowed an interrupt.
 _CALLBACK_S = 0.02

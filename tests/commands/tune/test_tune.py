@@ -145,4 +145,7 @@ def test_half_a_line_and_the_later_rank_are_dealt_with(tmp_path: Path) -> None:
         ]
         lines += ["x", '{"schema": 1, "kind": "update"}', lines[0].replace("1", "9")[:-1]]
         (tmp_path / f"rank.{rank}.jsonl").write_text("\n".join(lines))
-    assert trials.read_updates(tmp_path) == ({1: 1.5, 2: 2.0, 3: 3.0}, {1: 0.5})
+    assert trials.read_updates(tmp_path) == (
+        {1: 1.5, 2: 2.0, 3: 3.0},
+        {0: {1: 0.5}, 1: {1: 0.7}},
+    )

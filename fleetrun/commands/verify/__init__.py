@@ -1,0 +1,140 @@
+"""`fleetrun verify`: prove on the user's script that a strategy trains as plain Paddle does."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from fleetrun import options, probe
+from fleetrun.commands import parser, tune
+from fleetrun.commands.tune import candidates
+from fleetrun.commands.verify import equivalence, training_runs
+from fleetrun.errors import UsageError
+from fleetrun.plan.visible import visible_lines
+from fleetrun.printing import put
+from fleetrun.records.variables import STRATEGY
+from fleetrun.strategy import load
+
+if TYPE_CHECKING:
+    from fleetrun.commands.verify.training_runs import VerifySpec
+    from fleetrun.model import Strategy
+
+_EXEC = "exec"
+# As `--strategy_strict` ends a job.
+_UNEQUAL = 5
+
+
+class VerifyOptions(NamedTuple):
+    """What verify's own options say."""
+
+    updates: int
+    repeats: int
+    timeout: float
+    out: str
+
+
+def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as VerifyOptions has them
+    """Return 0 if the strategy trains as plain Paddle does, 5 if not, 1 where a run fails."""
+    probe.current_folder()
+    spec = make(launch, VerifyOptions(**own), dict(os.environ))
+    tune.make_folder(spec.out)
+
+    def say(text: str) -> None:
+        put(f"{visible_lines(text)}\n")
+
+    say(
+        f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in turns; "
+        f"everything is kept in {spec.out}"
+    )
+    found = equivalence.prove(spec, training_runs.run, say)
+    equivalence.write(spec, found)
+    say(equivalence.text(spec, found))
+    return 1 if found.fault else 0 if found.is_equal else _UNEQUAL
+
+
+def make(launch: parser.Launch, own: VerifyOptions, environ: dict[str, str]) -> VerifySpec:
+    """Return what LAUNCH and our OWN options ask for; UsageError for what cannot be verified."""
+    candidates.refuse_taken(launch, "verify")
+    script = launch.script
+    if not script:
+        raise UsageError(
+            "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."
+        )
+    is_exec = script[0] == _EXEC and not os.path.exists(_EXEC)
+    words = tuple(f"{given.typed}={given.raw}" for given in launch.options)
+    others = [given for given in launch.options if given.option.group != options.STRATEGY]
+    # An empty list: what a config file asks for does not count either.
+    plain = ("--strategy=", *(f"{given.typed}={given.raw}" for given in others))
+    asked = _strategy(words, environ)
+    if asked is None or not asked.knobs:
+        raise UsageError("nothing to verify: give --strategy, or --set.")
+    if _strategy(plain, {**environ, STRATEGY: ""}) is not None:
+        raise UsageError(
+            "the config file sets single fields of a strategy, so nothing is plain Paddle: give "
+            "them as --set, or as --strategy=FILE."
+        )
+    merge = {knob.name.rpartition(".")[2]: knob.value for knob in asked.knobs}
+    return training_runs.VerifySpec(
+        updates=own.updates,
+        repeats=own.repeats,
+        timeout_s=own.timeout,
+        out=own.out,
+        plain=plain,
+        strategy=words,
+        script=script[1:] if is_exec else script,
+        is_exec=is_exec,
+        name=", ".join(each if each != load.SET else _sets(launch) for each in asked.sources),
+        fields=tuple(knob.name for knob in asked.knobs if knob.value is not False),
+        merge=int(str(merge.get("k_steps", 1))) if merge.get("gradient_merge") else 1,
+        averages=merge.get("avg", True) is not False,
+    )
+
+
+def _sets(launch: parser.Launch) -> str:
+    """Return the fields that LAUNCH sets one by one, as they were typed."""
+    return " ".join(f"--set {one.raw}" for one in launch.options if one.option.name == "set")
+
+
+def _strategy(words: tuple[str, ...], environ: dict[str, str]) -> Strategy | None:
+    return parser.launch_request([*words, "train.py"], environ).strategy
+
+
+command = parser.LaunchCommand(
+    "verify",
+    help="Train some updates as plain Paddle and as many with the strategy, in turns, and compare "
+    "the weights and losses of all ranks, the speed and the memory. The script is launched as it "
+    "is; of `exec COMMAND`, the trainings that COMMAND launches are. Exit code 0: equal, within "
+    "the noise of two plain runs; 5: not equal; 1: a run failed.",
+    options_metavar="--strategy NAME|FILE [OPTIONS] [LAUNCH OPTIONS] SCRIPT|exec COMMAND "
+    "[ARGUMENTS]...",
+    callback=click.pass_obj(_verify),
+    params=[
+        parser.option(
+            "updates",
+            "int",
+            "Updates of each run: the first half is compared one by one, the second half is "
+            "timed, and the last one is compared, too.",
+            default="20",
+            minimum=4,
+        ),
+        parser.option("repeats", "int", "Runs of each kind, in turns.", default="2", minimum=2),
+        parser.option(
+            "timeout",
+            "duration",
+            "After so long a run has failed.",
+            default="600",
+            minimum=1,
+            metavar="SECONDS",
+        ),
+        parser.option(
+            "out",
+            "text",
+            "Where everything goes: verify.json, runs/.",
+            default="verify",
+            metavar="DIR",
+            path="dir",
+        ),
+    ],
+)

@@ -1,0 +1,263 @@
+"""Where two runs of a training part: by the snapshots and losses of their ranks; pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from fleetrun.records.rankfile import RankAxes
+
+# By the type of a parameter, the distance of 1 to the next number.
+_UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+# The difference by rounding that one update may cause, in units in the last place; of losses, to
+# which all parameters contribute, at once.
+_ULPS_PER_UPDATE = 4
+_FEWEST_ULPS = 32
+# So many times the difference of two runs of the same is still the same: one pair is a small
+# sample.
+_NOISE = 4.0
+# The bits of a parameter's kind, as in inject/replicas.py; below zero, no other rank has it.
+_DISTRIBUTED, _SLICED = 1, 2
+_SPLITS = {"dp": 0, "sep": 0, "sharding": _SLICED, "mp": _DISTRIBUTED}
+_SPLITS |= {"moe_sharding": _SLICED, "dense_sharding": _SLICED}
+
+
+class Parameter(NamedTuple):
+    """A parameter in a snapshot: the checksum of all its bits, and some or all of its elements."""
+
+    name: str
+    kind: int
+    dtype: str
+    size: int
+    checksum: int
+    # The largest element, whichever its sign.
+    largest: float
+    values: array[float]
+
+
+class ParameterPlace(NamedTuple):
+    """Where a parameter is: in which rank, in which optimizer's order, and its place there."""
+
+    rank: int
+    optimizer: int
+    at: int
+
+
+class RunSnapshots(NamedTuple):
+    """What the ranks of a run have recorded: by rank, optimizer and update; losses by update."""
+
+    parameters: Mapping[int, Mapping[tuple[int, int], Sequence[Parameter]]]
+    losses: Mapping[int, Mapping[int, float]]
+
+    def updates(self) -> list[int]:
+        """Return the updates of which any rank has a snapshot."""
+        return sorted({update for rank in self.parameters.values() for _, update in rank})
+
+
+class Difference(NamedTuple):
+    """How far apart a parameter (or, without a place, the loss of RANK) is after UPDATE."""
+
+    update: int
+    rank: int
+    name: str
+    apart: float
+    # Of which size its numbers are, and how far apart they may be.
+    largest: float
+    allowed: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The difference as a share of the largest number."""
+        return self.apart / self.largest if self.largest else math.inf
+
+
+class RunDifferences(NamedTuple):
+    """All differences of two runs, those of parameters and those of losses."""
+
+    weights: Mapping[tuple[int, ParameterPlace], Difference]
+    losses: Mapping[tuple[int, int], Difference]
+    # Why they cannot be compared.
+    fault: str = ""
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether both runs are the same to the last bit."""
+        return not (self.weights or self.losses or self.fault)
+
+
+class Noise(NamedTuple):
+    """How far apart runs of the same are: by place, and the losses by rank; each by update."""
+
+    weights: Mapping[ParameterPlace, Sequence[tuple[int, float]]]
+    losses: Mapping[int, Sequence[tuple[int, float]]]
+
+
+def between(one: RunSnapshots, other: RunSnapshots) -> RunDifferences:
+    """Return where OTHER differs from ONE in any bit; what only one of them has is a fault."""
+    weights = {}
+    for rank, own in one.parameters.items():
+        theirs = other.parameters.get(rank, {})
+        if {*own} != {*theirs}:
+            return RunDifferences({}, {}, f"rank {rank} has not made the same updates in both runs")
+        for (optimizer, update), parameters in own.items():
+            matching = theirs[optimizer, update]
+            if [each.size for each in parameters] != [each.size for each in matching]:
+                return RunDifferences(
+                    {}, {}, f"rank {rank} does not train parameters of the same sizes"
+                )
+            for index, (mine, yours) in enumerate(zip(parameters, matching, strict=True)):
+                if mine.checksum != yours.checksum:
+                    found = Difference(update, rank, mine.name, _apart(mine, yours), mine.largest)
+                    weights[update, ParameterPlace(rank, optimizer, index)] = found
+    if {*one.parameters} != {*other.parameters}:
+        return RunDifferences({}, {}, "not the same ranks have trained in both runs")
+    losses = {
+        (update, rank): Difference(update, rank, "", _distance(loss, again), abs(loss))
+        for rank, own in one.losses.items()
+        for update, loss in own.items()
+        for again in [other.losses.get(rank, {}).get(update)]
+        if again is not None and _distance(loss, again)
+    }
+    return RunDifferences(weights, losses)
+
+
+def common(one: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunSnapshots]:
+    """Return of both runs the snapshots of parameters that both have."""
+    keys = {
+        rank: own.keys() & other.parameters.get(rank, {}).keys()
+        for rank, own in one.parameters.items()
+    }
+    first, second = (
+        RunSnapshots(
+            {
+                rank: {key: each.parameters[rank][key] for key in sorted(both)}
+                for rank, both in keys.items()
+                if both
+            },
+            {},
+        )
+        for each in (one, other)
+    )
+    return first, second
+
+
+def noise(pairs: Iterable[RunDifferences]) -> Noise:
+    """Return how far apart runs of the same are, by all PAIRS of them: the largest until then."""
+    weights: dict[ParameterPlace, dict[int, float]] = defaultdict(dict)
+    losses: dict[int, dict[int, float]] = defaultdict(dict)
+    for pair in pairs:
+        for (update, place), each in pair.weights.items():
+            weights[place][update] = max(each.apart, weights[place].get(update, 0.0))
+        for (update, rank), each in pair.losses.items():
+            losses[rank][update] = max(each.apart, losses[rank].get(update, 0.0))
+    return Noise(
+        {place: _rising(each) for place, each in weights.items()},
+        {rank: _rising(each) for rank, each in losses.items()},
+    )
+
+
+def _rising(by_update: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Return the largest value so far for each update.
+
+    >>> _rising({2: 1.0, 1: 3.0, 5: 4.0})
+    [(1, 3.0), (2, 3.0), (5, 4.0)]
+    """
+    most = 0.0
+    found = []
+    for update in sorted(by_update):
+        most = max(most, by_update[update])
+        found.append((update, most))
+    return found
+
+
+def beyond(found: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Difference]:
+    """Return what of FOUND is more than rounding and KNOWN noise, in the order of its updates.
+
+    RUNS has the parameters.
+    """
+    parted = []
+    for (update, place), each in found.weights.items():
+        parameter = runs.parameters[place.rank][place.optimizer, update][place.at]
+        unit = _UNITS.get(parameter.dtype, 0.0)
+        allowed = max(
+            _ULPS_PER_UPDATE * update * unit * parameter.largest,
+            _NOISE * _until(known.weights.get(place, ()), update),
+        )
+        if not each.apart <= allowed:
+            parted.append((update, place, each._replace(allowed=allowed)))
+    for (update, rank), each in found.losses.items():
+        ulps = max(_FEWEST_ULPS, _ULPS_PER_UPDATE * update)
+        allowed = max(
+            ulps * _UNITS["float32"] * each.largest,
+            _NOISE * _until(known.losses.get(rank, ()), update),
+        )
+        if not each.apart <= allowed:
+            # The loss of an update comes before its weights.
+            parted.append((update, ParameterPlace(rank, -1, 0), each._replace(allowed=allowed)))
+    return [each for _, _, each in sorted(parted, key=lambda one: one[:2])]
+
+
+def largest(found: Iterable[Difference]) -> Difference | None:
+    """Return the largest difference, in the numbers themselves."""
+    return max(found, key=lambda each: each.apart, default=None)
+
+
+def ranks_apart(runs: RunSnapshots, axes: RankAxes | None) -> Difference | None:
+    """Return where ranks of a run differ first of which AXES say that they hold the same."""
+    for update in runs.updates():
+        held: dict[object, tuple[int, Parameter]] = {}
+        for rank, own in sorted(runs.parameters.items()):
+            for (optimizer, made), parameters in own.items():
+                if made != update:
+                    continue
+                for index, each in enumerate(parameters):
+                    copy = (optimizer, index, each.size, _owner(rank, each.kind, axes))
+                    first, known = held.setdefault(copy, (rank, each))
+                    if first == rank or known.checksum == each.checksum:
+                        continue
+                    apart = _apart(known, each)
+                    unit = _UNITS.get(each.dtype, 0.0)
+                    if not apart <= _ULPS_PER_UPDATE * max(1, update) * unit * known.largest:
+                        return Difference(update, rank, each.name, apart, known.largest, first)
+    return None
+
+
+def _owner(rank: int, kind: int, axes: RankAxes | None) -> object:
+    """Return what ranks have in common that hold the same of a parameter of KIND."""
+    if kind < 0 or (axes is None and kind & _SLICED):
+        return rank
+    places = {} if axes is None else axes.places(rank)
+    return tuple(
+        (name, place)
+        for name, place in places.items()
+        if kind & _SPLITS.get(name, ~0) or name not in _SPLITS
+    )
+
+
+def _until(rising: Sequence[tuple[int, float]], update: int) -> float:
+    return max((most for made, most in rising if made <= update), default=0.0)
+
+
+def _apart(one: Parameter, other: Parameter) -> float:
+    return max(_distances(one.values, other.values), default=0.0)
+
+
+def _distances(one: Iterable[float], other: Iterable[float]) -> Iterator[float]:
+    return (_distance(mine, yours) for mine, yours in zip(one, other, strict=True))
+
+
+def _distance(one: float, other: float) -> float:
+    """Return how far apart two numbers are; two that are no numbers are the same.
+
+    >>> _distance(1.0, 1.5), _distance(math.nan, math.nan), _distance(1.0, math.nan)
+    (0.5, 0.0, inf)
+    """
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    apart = abs(one - other)
+    return math.inf if math.isnan(apart) else apart

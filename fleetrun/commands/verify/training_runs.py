@@ -1,0 +1,183 @@
+"""One run of `fleetrun verify`: the launch in a process of its own, and what its ranks recorded."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from array import array
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.commands.tune import trials
+from fleetrun.commands.verify.differences import Parameter, RunSnapshots
+from fleetrun.records import eventfile, names, progress, rankfile, reading, variables
+from fleetrun.records.strategyfiles import IN_EFFECT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.model import FieldVerdict
+    from fleetrun.records.eventfile import EventRecord
+    from fleetrun.records.rankfile import RankAxes
+
+# Fewer timed updates than this tell no speed.
+_FEWEST_TIMED = 3
+_MERGE = "gradient_merge_configs"
+
+
+class VerifySpec(NamedTuple):
+    """What to compare, for how long, and the launch."""
+
+    updates: int
+    repeats: int
+    timeout_s: float
+    out: str
+    # The options of a launch as plain Paddle and of one with the strategy, as words.
+    plain: tuple[str, ...]
+    strategy: tuple[str, ...]
+    # The script with its arguments, or the command of `fleetrun exec`.
+    script: tuple[str, ...]
+    is_exec: bool
+    # What the strategy is called, and its fields.
+    name: str
+    fields: tuple[str, ...]
+    # Steps of the script for an update, if it asks for that, and whether gradients are averaged.
+    merge: int = 1
+    averages: bool = True
+
+    @property
+    def snapshots(self) -> int:
+        """The last of the updates that are compared one by one; those after it are timed."""
+        return self.updates // 2
+
+
+class Kind(NamedTuple):
+    """How a run trains: with the strategy, or as plain Paddle that may add up gradients by hand.
+
+    `moves`: the last places of its gradients are others.
+    """
+
+    name: str
+    has_strategy: bool = False
+    merge: int = 1
+    moves: bool = False
+
+
+class VerifyRun(NamedTuple):
+    """What became of a run."""
+
+    kind: Kind
+    folder: str
+    # Why it counts for nothing, and whether it has proved that the ranks differ.
+    fault: str = ""
+    snapshots: RunSnapshots = RunSnapshots({}, {})
+    updates: int = 0
+    updates_per_s: float | None = None
+    peak_bytes: int | None = None
+    device_bytes: int | None = None
+    axes: RankAxes | None = None
+    verdicts: Mapping[str, FieldVerdict] = {}
+
+    @property
+    def merged(self) -> int:
+        """The steps of the script in an update that fleetrun has merged."""
+        merge = self.verdicts.get(_MERGE)
+        if merge is None or merge.status not in IN_EFFECT:
+            return 1
+        found = [word.partition("=")[2] for word in merge.in_effect.split() if "k_steps" in word]
+        return int(found[0]) if found and found[0].isdigit() else 1
+
+
+def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
+    """Launch what SPEC says as KIND does, in the folder NAME, and return what became of it."""
+    folder = Path(spec.out).absolute() / "runs" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    snapshots = folder / "snapshots"
+    snapshots.mkdir(parents=True)
+    options = spec.strategy if kind.has_strategy else spec.plain
+    words = [*options, f"--log_dir={folder / 'log'}", *spec.script]
+    wanted = {
+        "path": str(snapshots),
+        "updates": spec.updates,
+        "snapshots": spec.snapshots,
+        "merge": kind.merge,
+        "averages": spec.averages,
+        "moves": kind.moves,
+    }
+    environ = {variables.STOP_AFTER: str(spec.updates), variables.VERIFY: json.dumps(wanted)}
+    if not kind.has_strategy:
+        environ[variables.STRATEGY] = ""
+    code = trials.launch(["exec"] * spec.is_exec + words, environ, folder, spec.timeout_s)
+    parameters, paths, device_bytes = _read(snapshots)
+    # A command below `fleetrun exec` may have a log folder of its own.
+    latest = folder / "log" / names.LATEST
+    run_dir = Path(paths[0]).parent if paths else latest
+    events = list(eventfile.read(str(run_dir / names.EVENTS)))
+    done = VerifyRun(
+        *(kind, str(folder)),
+        snapshots=RunSnapshots(parameters, {}),
+        verdicts=trials.verdicts_of(events),
+    )
+    if code is None:
+        return done._replace(fault=f"it was stopped after {spec.timeout_s:g} s")
+    if code:
+        return done._replace(fault=trials.why(folder, run_dir, code, events))
+    at, losses = trials.read_updates(run_dir)
+    if not parameters:
+        return done._replace(
+            fault="it succeeded, but no update was seen: does it train with Paddle?"
+        )
+    timed = sorted(number for number in at if number > spec.snapshots)
+    per_s = None
+    if len(timed) >= _FEWEST_TIMED and at[timed[-1]] > at[timed[0]]:
+        per_s = (timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]])
+    return done._replace(
+        snapshots=RunSnapshots(parameters, losses or _printed(events, run_dir)),
+        updates=max(at, default=0),
+        updates_per_s=per_s,
+        peak_bytes=trials.peak_bytes(events),
+        device_bytes=device_bytes,
+        axes=rankfile.topology(paths),
+    )
+
+
+def _read(
+    folder: Path,
+) -> tuple[dict[int, dict[tuple[int, int], list[Parameter]]], list[str], int | None]:
+    """Return the snapshots in FOLDER, the files of the ranks' records, and their device memory."""
+    found: dict[int, dict[tuple[int, int], list[Parameter]]] = {}
+    paths = []
+    device_bytes = None
+    for path in sorted(folder.glob("*.jsonl"), key=lambda each: int(each.stem)):
+        for line in reading.lines(str(path)):
+            key = reading.whole(line.get("optimizer")), reading.whole(line.get("update"))
+            with suppress(KeyError, ValueError, TypeError):
+                if None not in key:
+                    found.setdefault(int(path.stem), {})[key] = _parameters(line)  # type: ignore[index]
+            paths.append(reading.text(line.get("records")))
+            device_bytes = (
+                max(device_bytes or 0, reading.whole(line.get("device_bytes")) or 0) or None
+            )
+    return found, list(dict.fromkeys(filter(None, paths))), device_bytes
+
+
+def _parameters(line: Mapping[str, Any]) -> list[Parameter]:
+    columns = ("names", "kinds", "dtypes", "sizes", "sums", "largest", "values")
+    return [
+        Parameter._make((*row, array("d", base64.b64decode(values))))
+        for *row, values in zip(*(line[each] for each in columns), strict=True)
+    ]
+
+
+def _printed(events: Sequence[EventRecord], run_dir: Path) -> dict[int, dict[int, float]]:
+    """Return the losses that ranks have printed, by their number, where Paddle showed none."""
+    found = {}
+    for rank in sorted({one.rank for one in events if one.rank is not None}):
+        with suppress(OSError):
+            text = (run_dir / f"{names.LOGS['TRAINER']}.{rank}").read_bytes()
+            losses = progress.losses(text)
+            if losses:
+                found[rank] = dict(enumerate(losses, 1))
+    return found

@@ -1,0 +1,171 @@
+"""Verifying real launches, of a script that only pretends to train but says so as `inject` does."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import fleetrun
+from processes import MARKER, assert_no_survivors
+
+from fleetrun.commands.verify import differences
+from fleetrun.commands.verify.differences import Parameter, RunSnapshots
+from fleetrun.records.rankfile import RankAxes
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+# Two parameters, a.weight and b.weight; the case says in what they differ.
+SCRIPT = """
+import array, base64, json, os, sys, uuid
+asked = json.loads(os.environ["FLEETRUN_VERIFY"])
+rank, case = os.environ["PADDLE_TRAINER_ID"], sys.argv[1]
+is_plain = "FLEETRUN_STRATEGY_FILE" not in os.environ
+assert not case.endswith("fails") or is_plain == (case != "plain fails"), "alas"
+if is_plain and case == "noisy":
+    noise = uuid.uuid4().int % 1000 / 1e4
+else:
+    noise = 0
+off = {
+    "wrong": 0 if is_plain else 1e-3,
+    "rounding": 0 if is_plain else 1e-9,
+    "chaotic": 1e-3 if asked["moves"] or not is_plain else 0,
+    "ranks": int(rank),
+}.get(case, 0)
+with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
+    for update in (*range(asked["snapshots"] + 1), asked["updates"]):
+        values = [[1.0, float(update)], [2.0, 3.0 + off * (update > 2) + noise * (update > 0)]]
+        record = {
+            "update": update, "optimizer": 0, "records": os.environ["FLEETRUN_RECORDS"],
+            "names": ["a.weight", "b.weight"], "kinds": [0, 0], "dtypes": ["float32"] * 2,
+            "sums": [hash(tuple(each)) for each in values], "sizes": [2, 2],
+            "largest": [max(each) for each in values],
+            "values": [base64.b64encode(array.array("d", each).tobytes()).decode()
+                       for each in values],
+        }
+        print(json.dumps(record), file=file)
+if case != "no record":
+    with open(os.environ["FLEETRUN_RECORDS"], "a") as file:
+        for number in range(1, asked["updates"] + 1):
+            loss = 1 / number + (off if case == "wrong" and number > 3 else 0)
+            at = 100 + number / (1 if is_plain else 2)
+            record = {"number": number, "at": at, "loss": loss}
+            print(json.dumps({"schema": 1, "kind": "update", **record}), file=file)
+"""
+PLAIN = "Two runs of plain Paddle differ themselves"
+CASES = {
+    "equal": (0, "Equal: the weights and losses are those of plain Paddle to the last bit, on 2"),
+    "wrong": (
+        5,
+        "comm_fusion and plain Paddle part at update 3: b.weight of rank 0 differs by 0.001 (",
+    ),
+    "rounding": (0, "those of plain Paddle within rounding, on 2 ranks"),
+    "chaotic": (0, "those of plain Paddle within rounding, on 2 ranks"),
+    "noisy": (0, f"{PLAIN}: b.weight of rank "),
+    "ranks": (0, "The ranks of plain Paddle differ themselves: rank 1 from rank 0 by 1 ("),
+    "strategy fails": (5, "Not equal: plain Paddle trains, and with comm_fusion rank "),
+    "plain fails": (1, "Nothing is proved: plain Paddle: rank "),
+}
+
+
+def verify(folder: Path, *words: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    marker = uuid.uuid4().hex
+    done = fleetrun("verify", "--updates=8", *words, folder=folder, **{MARKER: marker})
+    assert_no_survivors(marker)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path) -> None:
+    code, said = CASES[case]
+    options = ["--strategy=comm_fusion", "--nproc_per_node=2"]
+    done = verify(tmp_path, *options, "train.py", case)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert said in done.stdout
+    kept = json.loads((tmp_path / "verify" / "verify.json").read_text())
+    assert kept["equal"] == (None if code == 1 else code == 0)
+    if code == 0:
+        assert "speed                      2.000 times that of plain" in done.stdout
+        results = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
+        assert results[-1].startswith("Equal: ")
+    if case == "wrong":
+        assert kept["parts_at"] == {
+            "update": 3,
+            "rank": 0,
+            "parameter": "b.weight",
+            "apart": pytest.approx(1e-3),
+            "allowed": pytest.approx(0, abs=1e-4),
+        }
+
+
+@pytest.mark.slow
+def test_a_command_that_launches_is_verified_with_its_own_log_folder(tmp_path: Path) -> None:
+    command = ["python3", "-m", "paddle.distributed.launch", "--log_dir=its", "--nproc_per_node=2"]
+    done = verify(tmp_path, "--set=fuse_grad_size_in_MB=1", "exec", *command, "train.py", "equal")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2.000 times that of plain Paddle" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.py"], "nothing to verify: give --strategy, or --set."),
+        ([], "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."),
+        (["--log_dir=x", "train.py"], "verify takes no --log_dir: the logs of every run are kept"),
+    ],
+)
+def test_what_cannot_be_verified_is_said_before_anything_runs(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    done = verify(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert not (tmp_path / "verify").exists()
+
+
+def held(value: float, *, kind: int = 0) -> list[Parameter]:
+    return [Parameter("w", kind, "float32", 1, hash(value), abs(value), array("d", [value]))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "differing", "is_found"),
+    [
+        # Of dp 2, sharding 2, mp 2: rank 1 is the other half of what is distributed; rank 2 has
+        # another slice; rank 4 must be equal.
+        *((0, rank, True) for rank in (1, 2, 4)),
+        *((1, rank, rank != 1) for rank in (1, 2, 4)),
+        *((2, rank, rank != 2) for rank in (1, 2, 4)),
+        (-1, 4, False),
+    ],
+)
+def test_ranks_that_hold_other_parts_may_differ(
+    kind: int, differing: int, *, is_found: bool
+) -> None:
+    axes = RankAxes((("dp", 2), ("sharding", 2), ("mp", 2)))
+    own = {rank: {(0, 1): held(float(rank == differing), kind=kind)} for rank in range(8)}
+    # What has the same place as the other one differs with it.
+    found = differences.ranks_apart(RunSnapshots({0: own[0], differing: own[differing]}, {}), axes)
+    assert (found is not None) == is_found
+
+
+def test_numbers_that_are_none_are_equal_to_each_other_alone() -> None:
+    runs = [RunSnapshots({0: {(0, 1): held(each)}}, {0: {1: each}}) for each in (math.nan, 1.0)]
+    same = differences.between(runs[0], runs[0])
+    assert same.are_equal
+    other = differences.between(*runs)
+    assert [each.apart for each in (*other.weights.values(), *other.losses.values())] == [
+        math.inf
+    ] * 2
+    assert differences.beyond(other, differences.noise([]), runs[0])
+
+
+def test_runs_of_different_updates_are_not_compared() -> None:
+    one, other = (RunSnapshots({0: {(0, update): held(1.0)}}, {}) for update in (1, 2))
+    assert "has not made the same updates" in differences.between(one, other).fault
