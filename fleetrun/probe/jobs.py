@@ -7,6 +7,7 @@ FLEETRUN_JOB in their environment, which they cannot lose. Either is enough to f
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from fleetrun.records.variables import JOB, RUN_DIR
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 # Of the largest process id, 4194304 (PID_MAX_LIMIT in linux/threads.h).
 _PID_DIGITS = 7
@@ -112,6 +113,20 @@ def end(job: RunningJob) -> tuple[int, str] | None:
     """Return the exit code and the verdict with which JOB has ended; None: nobody wrote it down."""
     run = runs.read(job.run_dir)
     return None if run.exit_code is None else (run.exit_code, run.verdict)
+
+
+def ask_for_stacks(run_dirs: Iterable[str]) -> int:
+    """Ask the launchers of RUN_DIRS on this host for the stacks of their ranks; return how many."""
+    wanted = set(map(os.path.realpath, run_dirs))
+    launchers = [
+        job.launcher
+        for job in find()
+        if job.launcher is not None and os.path.realpath(job.run_dir) in wanted
+    ]
+    for pid in launchers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
+    return len(launchers)
 
 
 def running(job: RunningJob) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
 _STEP = re.compile(
     rb"(?i)(?<![a-z])(?:global[_ ]?step|step|iter(?:ation)?|batch)"
     rb"(?:[ \[\]:=#_]|\bid\b){0,4}(\d{1,12})(?![.\d])"
+    rb"(?:\s{0,2}(?:/|of)\s{0,2}(?P<total>\d{1,12})(?![.\d]))?"
 )
 _LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _NUMBER.encode())
 
@@ -30,29 +31,35 @@ class Progress(NamedTuple):
     step: int | None = None
     loss: float | None = None
     line: str = ""
+    # How many steps there will be.
+    total: int | None = None
 
 
 def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     r"""Return the last line, step and loss in TEXT, the end of a log.
 
-    PATTERN has a group `step` or `loss`, or both, for scripts that print them in another way.
+    PATTERN has a group `step` or `loss`, or both, for scripts that print them in another way, and
+    may have one `total` for the number of steps.
 
-    >>> of(b"epoch 1 step: 120, loss: 0.5\nsaved\n")
-    Progress(step=120, loss=0.5, line='saved')
+    >>> of(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
+    Progress(step=120, loss=0.5, line='saved', total=500)
     """
     lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
     if not lines:
         return Progress()
     step: int | None = None
+    total: int | None = None
     loss: float | None = None
     for line in reversed(lines):
         if step is None:
             step = _whole(_found(line, _STEP, pattern, "step"))
+            # Of the same line: another may count epochs.
+            total = None if step is None else _whole(_total(line, pattern))
         if loss is None:
             loss = _real(_found(line, _LOSS, pattern, "loss"))
         if step is not None and loss is not None:
             break
-    return Progress(step, loss, lines[-1].decode(errors="replace").strip())
+    return Progress(step, loss, lines[-1].decode(errors="replace").strip(), total)
 
 
 def losses(text: bytes) -> list[float]:
@@ -100,6 +107,14 @@ def _found(
     is_own = pattern is not None and group in pattern.groupindex
     found = (pattern if pattern is not None and is_own else usual).search(line)
     return None if found is None else found[group if is_own else 1]
+
+
+def _total(line: bytes, pattern: re.Pattern[bytes] | None) -> bytes | None:
+    """Return how many steps there will be by LINE."""
+    found = (pattern if pattern is not None and "step" in pattern.groupindex else _STEP).search(
+        line
+    )
+    return found["total"] if found is not None and "total" in found.re.groupindex else None
 
 
 def _whole(text: bytes | None) -> int | None:

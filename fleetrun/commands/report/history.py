@@ -40,7 +40,8 @@ _PIECES = 64
 _MOST_POINTS = 2000
 # Of 1,024 ranks, each moment is 1,024 numbers.
 _MOST_MOMENTS = 500
-_MOST_TRACES = 4
+# The last step of so many ranks is drawn; of so many it is read how long they waited.
+_MOST_TRACES, _MOST_PROFILED = 4, 256
 _GIB = 1 << 30
 _MIB_EACH = 1024
 _SHOWN = frozenset(
@@ -52,6 +53,7 @@ _SHOWN = frozenset(
 _CPU, _MEMORY = ("Processor use", "% of one"), ("Memory", "GiB")
 _GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
 _STEP = ("Time of a step", "s")
+_WAITING = "Waiting in profiled steps"
 _KINDS = (_STEP, _CPU, _MEMORY, _GPU, _GPU_MEMORY)
 WELL, FIRST, ALONG = "succeeded", "failed first", "stopped with it"
 ALIVE, OPEN = "running", "end unknown"
@@ -188,6 +190,7 @@ def read(
     failed = next((run for run in found if run.exit_code), first)
     manifest = reading.document(os.path.join(first.path, names.MANIFEST)) or {}
     metrics = [measured(run) for run in found]
+    traces = tuple(_traces(found))
     return RunHistory(
         name=first.name,
         script=_script(reading.texts(manifest.get("command"))),
@@ -200,13 +203,13 @@ def read(
         bars=tuple(bars),
         moments=tuple(sorted(moments)),
         curves=tuple(_curves(found, began, metrics, most_bytes)),
-        uses=tuple(_uses(found, began, metrics)),
+        uses=(*_uses(found, began, metrics), *_waiting(traces, began)),
         report=reportfile.read(os.path.join(failed.path, names.REPORT)),
         fields=fields,
         buckets=_buckets(first.path),
         facts=(("run", first.name), *_facts(manifest)),
         attempts=max(run.attempt for run in found) + 1,
-        traces=tuple(_traces(found)),
+        traces=traces[:_MOST_TRACES],
         is_running=bool(running),
     )
 
@@ -218,9 +221,30 @@ def _traces(found: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
         for process in sorted({log.process for log in run.logs}, key=_number_of):
             rank = process.removeprefix("trainer.")
             trace = tracefile.read(os.path.join(run.path, names.trace(rank)))
-            if trace is not None and count < _MOST_TRACES:
+            if trace is not None:
                 count += 1
                 yield trace
+            if count == _MOST_PROFILED:
+                return
+
+
+def _waiting(traces: Sequence[tracefile.TraceRecord], began: float) -> Iterator[Use]:
+    """Yield how long each rank waited for collectives in the steps that it recorded."""
+    rows: dict[str, dict[int, float]] = {}
+    begins: dict[int, float] = {}
+    for trace in traces:
+        steps = [span for span in trace.spans if span.kind == "step"]
+        waits = [span for span in trace.spans if span.kind == "wait"]
+        row = rows[f"rank {trace.rank}"] = {}
+        for number, step in enumerate(steps, trace.first_step):
+            end = step.begin + step.seconds
+            waited_s = sum(one.seconds for one in waits if step.begin <= one.begin < end)
+            row[number] = round(waited_s * 1e3, 3)
+            begins.setdefault(number, step.begin - began)
+    order = sorted(begins)
+    if any(value for row in rows.values() for value in row.values()):
+        values = tuple(tuple(map(row.get, order)) for row in rows.values())
+        yield Use(_WAITING, "ms", tuple(rows), tuple(begins[number] for number in order), values)
 
 
 def _number_of(process: str) -> tuple[str, int]:

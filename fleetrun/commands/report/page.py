@@ -87,10 +87,10 @@ def sections(
         "head": _head(run) + _cause(run, link),
         "progress": "".join(
             (
-                chart("Processes", "timeline", charts.timeline(run)),
-                _moments(run),
                 chart("Loss", "loss", charts.losses([run])),
                 chart("Steps", "steps", charts.steps([run])),
+                _moments(run),
+                chart("Processes", "timeline", charts.timeline(run)),
             )
         ),
         "uses": uses,

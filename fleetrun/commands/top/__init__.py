@@ -20,10 +20,12 @@ from rich.text import Text
 from fleetrun import colors
 from fleetrun.commands import parser
 from fleetrun.commands.logs import choose
+from fleetrun.commands.logs.clean import cleaned
 from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler
+from fleetrun.commands.top.view import LOG, STACKS, View, after, keys
 from fleetrun.printing import put
-from fleetrun.records import runs
+from fleetrun.records import reading, runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 # Processor time is told by two looks; in a pipe they are so far apart.
 _APART_S = 0.5
-_QUIT = (b"q", b"Q", b"\x03")
+# So much of the end of a log, or of stacks, is shown at most.
+_MOST_TEXT = 64 * 1024
 
 
 def _top(
@@ -67,17 +70,26 @@ def _top(
 def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
     """Show how it goes until the job ends or somebody presses q; then what was shown last stays."""
     console = _console(is_coloured=is_coloured)
+    view = View(has_bars="utf" in (sys.stdout.encoding or "").lower())
     with console.screen(hide_cursor=True), _keys(), _terminated():
         due = time.monotonic()
         while True:
             snapshot = sampler.sample()
             if snapshot.verdict:
                 break
-            _draw(console, snapshot)
+            _draw(console, snapshot, view)
             # A look that took longer than the interval makes the next one late, and no more.
             due = max(due + interval, time.monotonic() + 0.05)
-            if _wait(due - time.monotonic()):
-                return 0
+            while (typed := _wait(due - time.monotonic())) != b"":
+                before = view
+                for key in keys(typed or b"Q"):
+                    page = os.get_terminal_size(sys.stdout.fileno()).lines // 2
+                    view = after(view, key, snapshot.rows, page)
+                if view.is_over:
+                    return 0
+                if view.what == STACKS != before.what:
+                    sampler.ask_for_stacks()
+                _draw(console, snapshot, view)
     _print(snapshot, is_coloured=is_coloured)
     return 0
 
@@ -96,14 +108,25 @@ def _console(*, is_coloured: bool) -> Console:
     )
 
 
-def _draw(console: Console, snapshot: Snapshot) -> None:
-    """Show SNAPSHOT on the whole screen."""
+def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
+    """Show SNAPSHOT on the whole screen, as VIEW has it."""
     width, height = os.get_terminal_size(sys.stdout.fileno())
-    lines = screen.frame(snapshot, width, max(1, height - 1))
+    room = max(1, height - 1)
+    row = next((one for one in snapshot.rows if one.label == view.selected), None)
+    if row is not None and view.what in (LOG, STACKS):
+        paths = row.logs if view.what == LOG else (row.stacks,)
+        said = b"".join(reading.content(path, _MOST_TEXT, from_end=True) or b"" for path in paths)
+        text = cleaned(said).decode(errors="replace").replace("\r", "\n").rstrip("\n")
+        if view.what == STACKS and not text:
+            text = "The launcher has been asked for the stacks; they appear here."
+        # The newest lines of a log say most, of stacks the first ones, where the ranks are.
+        own = text.split("\n")
+        title = f"{view.what} of {row.label}: {paths[0]}"
+        lines = screen.text_of(own, title, width, room)
+    else:
+        lines = screen.frame(snapshot, width, room, view)
     lines += [Text(" " * width)] * (height - 1 - len(lines))
-    lines.append(
-        screen.cut(Text(" q quits; `fleetrun logs -f` shows what is printed", "dim"), width)
-    )
+    lines.append(screen.cut(Text(screen.footer(view), "dim"), width))
     console.control(Control.home())
     console.print(Text("\n").join(lines), end="", soft_wrap=True)
 
@@ -125,20 +148,15 @@ def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
     put(text.rstrip("\n") + "\n")
 
 
-def _wait(seconds: float) -> bool:
-    """Wait so long, or until a key is pressed that ends it; return whether one was."""
+def _wait(seconds: float) -> bytes | None:
+    """Wait so long, or until keys are pressed; return these, or None if the terminal is gone."""
     deadline = time.monotonic() + seconds
     # A launcher's own may be closed.
     keys = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
     while (left := deadline - time.monotonic()) > 0:
         for fd in select.select(keys, [], [], left)[0]:
-            typed = os.read(fd, 64)
-            if not typed:
-                # Its terminal is gone.
-                return True
-            if typed in _QUIT:
-                return True
-    return False
+            return os.read(fd, 64) or None
+    return b""
 
 
 @contextmanager
@@ -177,8 +195,8 @@ command = click.Command(
     "top",
     help="Show how the ranks of a running job are, on the whole screen: state, host, device, "
     "processor, memory, GPU, step, loss and last line of each; of the latest run into the log "
-    "folder, or of RUN, as in `fleetrun logs`. It ends with the job; q ends it before. In a pipe "
-    "it prints one table.",
+    "folder, or of RUN, as in `fleetrun logs`. Keys sort (s), filter (/) and show a rank's log (l) "
+    "or stacks (t). It ends with the job; q ends it before. In a pipe it prints one table.",
     callback=_top,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN]..."),

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import conversion
-from fleetrun.probe import usage
+from fleetrun.probe import jobs, usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import eventfile, metricsfile, names, progress, rankfile, reading, runs
 from fleetrun.run import proc
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Iterable, Sequence
 
+_TOTAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 # After so long without a step or a line, a rank is called silent.
 _SILENT_S = 10.0
 # A straggler is marked for so long; the watch says it once in a while only.
 _STRAGGLER_S = 60.0
 # What another host has measured counts for so long.
 _OLD_S = 60.0
+# So many looks are shown as a line.
+_MOST_LOOKS = 16
 # Steps are timed over so many seconds at least.
 _WINDOW_S = 10.0
 
@@ -50,6 +53,14 @@ class RankRow(NamedTuple):
     is_odd: bool = False
     # Where fleet's topology has it: `dp 1, mp 0`.
     place: str = ""
+    gpu_memory_total_bytes: int | None = None
+    # Of its GPU, or else of a processor, in percent: at the last looks, the newest last.
+    use: tuple[float, ...] = ()
+    # The steps that there will be.
+    total_steps: int | None = None
+    # The files of its output, and of its stacks.
+    logs: tuple[str, ...] = ()
+    stacks: str = ""
 
 
 class Snapshot(NamedTuple):
@@ -68,6 +79,10 @@ class Snapshot(NamedTuple):
     notice: str = ""
     verdict: str = ""
     exit_code: int | None = None
+    # Until the last step, if the number of steps and their speed are known.
+    eta_s: float | None = None
+    # Of this host.
+    memory_total_bytes: int | None = None
 
 
 class _LogState:
@@ -83,6 +98,7 @@ class _LogState:
         # Monotonic: when the last of them was seen. Clocks of other hosts may differ from ours.
         self.stepped_at = self.lived_at
         self.cpu: tuple[float, float] | None = None
+        self.use: tuple[float, ...] = ()
 
 
 class Sampler:
@@ -113,6 +129,10 @@ class Sampler:
         if self._meter is not None:
             self._meter.close()
             self._meter = None
+
+    def ask_for_stacks(self) -> int:
+        """Ask the launchers here for the stacks of their ranks; return how many there are."""
+        return jobs.ask_for_stacks([run.path for run in self._runs])
 
     def sample(self) -> Snapshot:
         """Look at everything."""
@@ -146,6 +166,8 @@ class Sampler:
             notice=self._notice(),
             verdict=_verdict(bad) if is_over else "",
             exit_code=bad.exit_code if is_over else None,
+            eta_s=None if is_over else eta_s(rows),
+            memory_total_bytes=_TOTAL_BYTES,
         )
 
     def _refresh(self) -> None:
@@ -227,6 +249,7 @@ class Sampler:
                 seen.progress.step if said.step is None else said.step,
                 seen.progress.loss if said.loss is None else said.loss,
                 said.line,
+                seen.progress.total if said.step is None else said.total,
             )
             seen.lived_at = now
         self._see_step(run, log, seen)
@@ -250,8 +273,15 @@ class Sampler:
             loss=seen.progress.loss,
             line=seen.progress.line,
             is_odd=is_odd,
+            total_steps=seen.progress.total,
+            logs=log.paths,
+            stacks=os.path.join(run.path, names.stacks(log.process.removeprefix("trainer."))),
         )
-        return _with_gpus(row, gpus)
+        row = _with_gpus(row, gpus)
+        used_percent = row.cpu_percent if row.gpu_percent is None else row.gpu_percent
+        if used_percent is not None:
+            seen.use = (*seen.use, used_percent)[-_MOST_LOOKS:]
+        return row._replace(use=seen.use)
 
     @staticmethod
     def _see_step(run: runs.Run, log: runs.LogRecord, seen: _LogState) -> None:
@@ -375,6 +405,7 @@ def _with_gpus(row: RankRow, gpus: Sequence[metricsfile.GpuUsage]) -> RankRow:
     return row._replace(
         gpu_percent=_total(one.use_percent for one in gpus),
         gpu_memory_bytes=_whole(_total(one.memory_used_bytes for one in gpus)),
+        gpu_memory_total_bytes=_whole(_total(one.memory_total_bytes for one in gpus)),
         power_w=_total(one.power_w for one in gpus),
     )
 
@@ -412,6 +443,54 @@ def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:
     # As if as many steps as the last time were made just now.
     at_best = (2 * last - before - first) / (last_at - first_at + waited_s)
     return min((last - first) / (last_at - first_at), at_best)
+
+
+def eta_s(rows: Sequence[RankRow]) -> float | None:
+    """Return the seconds until the last step of the slowest of ROWS; None: nobody can tell."""
+    left = [
+        (row.total_steps - row.step) / row.steps_per_s
+        for row in rows
+        if row.total_steps and row.step is not None and row.steps_per_s
+    ]
+    return max(left, default=None)
+
+
+def totals(rows: Sequence[RankRow]) -> list[RankRow]:
+    """Return what the ROWS of each host use in all, in the order of their first ranks.
+
+    Utilisation of GPUs is their average.
+    """
+    found = []
+    hosts = dict.fromkeys(row.host for row in rows)
+    for host in hosts:
+        own = [row for row in rows if row.host == host]
+        gpus = [row.gpu_percent for row in own if row.gpu_percent is not None]
+        looks = min((len(row.use) for row in own if row.use), default=0)
+        use = [row.use[-looks:] for row in own if row.use]
+        found.append(
+            RankRow(
+                label=host if len(hosts) > 1 else "total",
+                rank=None,
+                # Of the host as a whole, which the label names.
+                host="",
+                state=f"{len(own)} {'process' if len(own) == 1 else 'processes'}",
+                device="",
+                pid=None,
+                cpu_percent=_total(row.cpu_percent for row in own),
+                memory_bytes=_whole(_total(row.memory_bytes for row in own)),
+                gpu_percent=sum(gpus) / len(gpus) if gpus else None,
+                gpu_memory_bytes=_whole(_total(row.gpu_memory_bytes for row in own)),
+                gpu_memory_total_bytes=_whole(_total(row.gpu_memory_total_bytes for row in own)),
+                power_w=_total(row.power_w for row in own),
+                step=min((row.step for row in own if row.step is not None), default=None),
+                steps_per_s=min(
+                    (row.steps_per_s for row in own if row.steps_per_s is not None), default=None
+                ),
+                is_odd=any(row.is_odd for row in own),
+                use=tuple(sum(each) / len(use) for each in zip(*use, strict=True)),
+            )
+        )
+    return found
 
 
 def _total(values: Iterable[float | None]) -> float | None:

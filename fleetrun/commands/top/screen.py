@@ -9,13 +9,15 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from fleetrun import conversion
+from fleetrun.commands.top.sample import RankRow, totals
+from fleetrun.commands.top.view import HOSTS, LOG, STACKS, View, ordered
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import elided, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fleetrun.commands.top.sample import RankRow, Snapshot
+    from fleetrun.commands.top.sample import Snapshot
 
 _GAP = 2
 # The last line of a log is left out where there is no room for so much of it.
@@ -34,27 +36,37 @@ class _Column(NamedTuple):
 
 _COLUMNS = (
     _Column("rank", lambda row: row.label.removeprefix("rank "), 0),
-    _Column("place", lambda row: row.place, 13, is_right=False),
+    _Column("place", lambda row: row.place, 16, is_right=False),
     _Column("state", lambda row: row.state, 1, is_right=False),
-    _Column("host", lambda row: row.host, 9, is_right=False),
-    _Column("device", lambda row: row.device[:_WIDEST_DEVICE], 8, is_right=False),
-    _Column("pid", lambda row: _number(row.pid), 10),
+    _Column("host", lambda row: row.host, 10, is_right=False),
+    _Column("device", lambda row: row.device[:_WIDEST_DEVICE], 9, is_right=False),
+    _Column("pid", lambda row: _number(row.pid), 11),
     _Column("cpu%", lambda row: _number(row.cpu_percent), 3),
     _Column("mem", lambda row: _size(row.memory_bytes), 4),
     _Column("gpu%", lambda row: _number(row.gpu_percent), 5),
     _Column("gmem", lambda row: _size(row.gpu_memory_bytes), 6),
-    _Column("watt", lambda row: _number(row.power_w), 12),
+    _Column("watt", lambda row: _number(row.power_w), 15),
     _Column("step", lambda row: _number(row.step), 2),
-    _Column("step/s", lambda row: _rate(row.steps_per_s), 11),
+    _Column("step/s", lambda row: _rate(row.steps_per_s), 13),
     _Column("loss", lambda row: "" if row.loss is None else f"{row.loss:.4g}", 7),
 )
 _GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
+# Bars of utilisation and memory, where there is room, and what they are measured by.
+_BAR, _SPARK = 8, 16
+_EIGHTHS, _LEVELS = " ▏▎▍▌▋▊▉█", "▁▂▃▄▅▆▇█"
+# More hosts have a screen of their own.
+_MOST_TOTALS = 4
+_BARS = {"gpu use": "cyan", "cpu use": "cyan", "mem use": "magenta", "gmem use": "magenta"}
+_BARS["lately"] = "cyan"
 
 
-def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Text]:
+def frame(
+    snapshot: Snapshot, width: int, height: int | None, view: View | None = None
+) -> list[Text]:
     """Return what shows SNAPSHOT in WIDTH columns and at most HEIGHT lines; None: all of it.
 
-    A width of 0 is that of a file, in which nothing is cut.
+    A width of 0 is that of a file, in which nothing is cut. VIEW is what people have asked for by
+    keys; None: that of a file, without bars.
     """
     top = [_headline(snapshot, width), _counts(snapshot)]
     if snapshot.notice and not snapshot.verdict:
@@ -66,13 +78,101 @@ def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Text]:
         end = [Text(f"{visible(snapshot.verdict)}{code}", style)]
     # The heads of the columns, and what tells of rows that are left out.
     room = None if height is None else max(1, height - len(top) - len(end) - 2)
-    rows, hidden = chosen(snapshot.rows, room)
-    columns = _fitting(snapshot, rows, width)
-    table = _table(rows, columns, width)
+    rows, hidden, sums = list(snapshot.rows), list[RankRow](), list[RankRow]()
+    if view is not None:
+        sums = totals(snapshot.rows) if len(snapshot.rows) > 1 else []
+        rows = ordered(sums if view.what == HOSTS else rows, view)
+        sums = sums if len(sums) <= _MOST_TOTALS and view.what != HOSTS else []
+        room = None if room is None else max(1, room - len(sums))
+    if view is not None and view != View(has_bars=view.has_bars):
+        rows, hidden = _window(rows, room, view.selected)
+    else:
+        rows, hidden = chosen(rows, room)
+    columns = _fitting(snapshot, [*rows, *sums], width, has_bars=view is not None and view.has_bars)
+    table = _table(rows, columns, width, view, sums)
     if hidden:
-        table.append(Text(f"and {len(hidden)} more: {_described(hidden)}", _DIM))
+        states = "" if view is not None and view.what == HOSTS else f": {_described(hidden)}"
+        table.append(Text(f"and {len(hidden)} more{states}", _DIM))
     lines = [*top, *table, *end][:height]
     return [cut(line, width) for line in lines] if width else lines
+
+
+def _window(
+    rows: Sequence[RankRow], room: int | None, selected: str
+) -> tuple[list[RankRow], list[RankRow]]:
+    """Return the ROWS for which there is ROOM, with the one SELECTED among them, and the others."""
+    at = next((place for place, row in enumerate(rows) if row.label == selected), 0)
+    size = len(rows) if room is None else room
+    begin = min(max(0, at - size // 2), max(0, len(rows) - size))
+    return [*rows[begin : begin + size]], [*rows[:begin], *rows[begin + size :]]
+
+
+def bar(share: float | None, width: int = _BAR) -> str:
+    """Return SHARE of WIDTH columns as a bar.
+
+    >>> [bar(share, 2) for share in (0.0, 0.6, 1.0, 7.0, None)]
+    ['  ', '█▎', '██', '██', '']
+    """
+    if share is None:
+        return ""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    whole, part = divmod(eighths, 8)
+    return ("█" * whole + _EIGHTHS[part] * (part > 0)).ljust(width)
+
+
+def spark(values: Sequence[float], top: float) -> str:
+    """Return VALUES as a line of which TOP is the height.
+
+    >>> spark([0, 50, 100], 100)
+    '▁▅█'
+    """
+    steps = len(_LEVELS) - 1
+    return "".join(_LEVELS[round(min(max(one / (top or 1), 0), 1) * steps)] for one in values)
+
+
+def _share(value: float | None, total: float | None) -> float | None:
+    return None if value is None or not total else value / total
+
+
+def _bars(snapshot: Snapshot, rows: Sequence[RankRow]) -> tuple[_Column, ...]:
+    """Return the columns of bars: of GPUs where there are any, else of processors."""
+    has_gpus = any(row.gpu_percent is not None for row in rows)
+    # A rank may use several processors.
+    top = max((100.0, *(one for row in rows for one in row.use)))
+
+    def held(row: RankRow) -> float | None:
+        if has_gpus:
+            return _share(row.gpu_memory_bytes, row.gpu_memory_total_bytes)
+        return _share(row.memory_bytes, snapshot.memory_total_bytes)
+
+    of = "gpu" if has_gpus else "cpu"
+    memory = "gmem" if has_gpus else "mem"
+    return (
+        _Column(
+            f"{of} use", lambda row: bar(row.use[-1] / top if row.use else None), 8, is_right=False
+        ),
+        _Column(f"{memory} use", lambda row: bar(held(row)), 14, is_right=False),
+        _Column("lately", lambda row: spark(row.use, top), 12, is_right=False),
+    )
+
+
+def text_of(lines: Sequence[str], title: str, width: int, height: int) -> list[Text]:
+    """Return the last of LINES, which are somebody's output, below a TITLE."""
+    shown = [Text(visible(line.expandtabs())) for line in lines[-(height - 1) :]]
+    return [cut(line, width) for line in (Text(visible(title), "bold"), *shown)]
+
+
+def footer(view: View) -> str:
+    """Return which keys there are."""
+    if view.is_typing:
+        return f"filter: {view.words}_  (Enter keeps it, Esc drops it)"
+    if view.what in (LOG, STACKS):
+        return "arrows another rank  l log  t stacks  q back"
+    words = f"[{view.words}]" if view.words else ""
+    order = f"[{view.order}{' reversed' * view.is_reversed}]"
+    other = "ranks" if view.what == HOSTS else "hosts"
+    sort = f"s sort{order} r reverse  /{words} filter  o odd"
+    return f"q quit  l log  t stacks  {sort}  h {other}  arrows"
 
 
 def cut(line: Text, width: int) -> Text:
@@ -102,6 +202,8 @@ def _headline(snapshot: Snapshot, width: int) -> Text:
         line.append(restarts, _WARN if snapshot.attempt else "")
     if snapshot.hosts > 1:
         line.append(f"  {snapshot.hosts} hosts")
+    if snapshot.eta_s is not None:
+        line.append(f"  ETA {conversion.duration(snapshot.eta_s, is_short=True)}")
     run = visible(snapshot.run)
     # The end of a path says more than its beginning.
     run = elided(run, max(width - line.cell_len - 2, 0)) if width else run
@@ -130,11 +232,13 @@ def _described(rows: Sequence[RankRow]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counted.most_common())
 
 
-def _fitting(snapshot: Snapshot, rows: Sequence[RankRow], width: int) -> list[_Column]:
+def _fitting(
+    snapshot: Snapshot, rows: Sequence[RankRow], width: int, *, has_bars: bool
+) -> list[_Column]:
     """Return the columns that tell something and have room, in their order."""
     telling = [
         column
-        for column in _COLUMNS
+        for column in (*_COLUMNS, *(_bars(snapshot, rows) if has_bars else ()))
         if any(column.cell(row) for row in rows) and (column.head != "host" or snapshot.hosts > 1)
     ]
     if not width:
@@ -153,16 +257,22 @@ def _width(column: _Column, rows: Sequence[RankRow]) -> int:
     return max(len(column.head), *(cell_len(column.cell(row)) for row in rows), 1)
 
 
-def _table(rows: Sequence[RankRow], columns: Sequence[_Column], width: int) -> list[Text]:
-    widths = [_width(column, rows) for column in columns]
+def _table(
+    rows: Sequence[RankRow],
+    columns: Sequence[_Column],
+    width: int,
+    view: View | None,
+    sums: Sequence[RankRow],
+) -> list[Text]:
+    widths = [_width(column, [*rows, *sums]) for column in columns]
     room = width - sum(widths) - _GAP * len(widths)
     has_line = (not width or room >= _NARROWEST_LINE) and any(row.line for row in rows)
     heads = [_padded(one.head, each, one) for one, each in zip(columns, widths, strict=True)]
     lines = [Text((" " * _GAP).join([*heads, *(["last line"] if has_line else [])]), _DIM)]
-    for row in rows:
-        line = Text()
+    for row in (*rows, *sums):
+        line = Text(style="reverse" if view is not None and row.label == view.selected else "")
         for column, each in zip(columns, widths, strict=True):
-            style = style_of(row) if column.head == "state" else ""
+            style = style_of(row) if column.head == "state" else _BARS.get(column.head, "")
             line.append(_padded(column.cell(row), each, column) + " " * _GAP, style)
         lines.append(line.append(visible(row.line), _DIM) if has_line else line)
     return lines

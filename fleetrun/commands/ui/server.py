@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fleetrun.commands.report import page
-from fleetrun.commands.ui import view
+from fleetrun.commands.ui.views import Views
 from fleetrun.errors import FleetrunError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def serve(listening: socket.socket, token: str, log_dir: str) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     config = uvicorn.Config(
-        application(token, view.Views(log_dir)),
+        application(token, Views(log_dir)),
         access_log=False,
         interface="asgi3",
         lifespan="off",
@@ -67,7 +67,7 @@ def serve(listening: socket.socket, token: str, log_dir: str) -> None:
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def application(token: str, views: view.Views) -> ASGIApp:
+def application(token: str, views: Views) -> ASGIApp:
     """Return what answers, to those who know TOKEN, with VIEWS."""
 
     def file(name: str, kind: str) -> Route:

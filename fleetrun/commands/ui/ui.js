@@ -92,18 +92,18 @@ function drawMaps() {
   const [wide, high] = [chosen.at.length, chosen.rows.length];
   const known = chosen.values.filter(value => !Number.isNaN(value)).sort();
   // A few values far above the others would leave these in one colour.
-  const low = known[0], top = known[Math.floor((known.length - 1) * 0.99)];
-  drawn.low = low;
+  const [low, middle, top] = [0, 0.5, 0.99].map(share => known[Math.floor((known.length - 1) * share)]);
+  const isLog = low > 0 && top > 8 * middle, scaled = isLog ? Math.log : value => value;
   [canvas.width, canvas.height] = [wide, high];
   canvas.style.height = Math.max(120, Math.min(high * 18, 620)) + "px";
   const image = new ImageData(wide, high);
   chosen.values.forEach((value, place) => {
     if (!Number.isNaN(value))
-      image.data.set([...shade((value - low) / ((top - low) || 1)), 255], 4 * place);
+      image.data.set([...shade((scaled(value) - scaled(low)) / ((scaled(top) - scaled(low)) || 1)), 255], 4 * place);
   });
   canvas.getContext("2d").putImageData(image, 0, 0);
   const legend = chosen.title + ": dark " + number(low) + " to bright " + number(top) + " " + chosen.unit +
-    ", " + chosen.rows[0] + " at the top, from " + time(chosen.at[0]) + " to " + time(chosen.at[wide - 1]);
+    (isLog ? " (logarithmic)" : "") + ", " + chosen.rows[0] + " at the top, from " + time(chosen.at[0]) + " to " + time(chosen.at[wide - 1]);
   canvas.setAttribute("aria-label", legend);
   byId("cell").textContent = legend + ". " + outliers(chosen, wide);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -289,3 +290,25 @@ def test_what_is_not_there_is_a_sentence(
     done = report(tmp_path, *words)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
+
+
+def test_how_long_ranks_waited_in_profiled_steps_is_a_map(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    for rank in (1, 4):
+        spans = [
+            {"name": kind, "cat": kind, "ph": "X", "tid": 0, "ts": at * 1e6, "dur": dur * 1e6}
+            for kind, at, dur in (
+                *(("step", 1e9, 1), ("wait", 1e9 + 0.5, 0.1 * rank)),
+                *(("step", 1e9 + 2, 1), ("wait", 1e9 + 2.5, 0.01), ("wait", 1e9 + 2.9, 0.02)),
+            )
+        ]
+        name = {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "training"}}
+        about = {"rank": rank, "first_step": 3, "summary": {"steps": 2}}
+        document = {"schema": 1, "traceEvents": [name, *spans], "otherData": about}
+        (run_dir / f"trace.{rank}.json").write_text(json.dumps(document))
+    told = history.read([runs.read(str(run_dir))])
+    waited = told.uses[-1]
+    assert (waited.title, waited.unit) == ("Waiting in profiled steps", "ms")
+    assert waited.rows == ("rank 1", "rank 4")
+    assert waited.at == (0.0, 2.0)
+    assert waited.values == ((100.0, 30.0), (400.0, 30.0))

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.commands.top import screen
-from fleetrun.commands.top.sample import RankRow, Snapshot
+from fleetrun.commands.top.sample import RankRow, Snapshot, eta_s
+from fleetrun.commands.top.view import View, after, keys, ordered
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -142,14 +143,99 @@ def test_a_log_cannot_write_on_the_screen() -> None:
             is_odd=st.booleans(),
             loss=st.none() | st.floats(),
             step=st.none() | st.integers(0, 10**12),
+            use=st.lists(st.floats(0, 9000)).map(tuple),
         ),
         max_size=12,
     ),
     st.integers(1, 200),
     st.integers(1, 20),
+    st.lists(st.sampled_from([*b"sSrohlt/q\rj", *(b"\x1b[A", b"\x1b[6~", b"\x1b")])),
 )
-def test_no_line_runs_over(rows: list[RankRow], width: int, height: int) -> None:
-    lines = screen.frame(a_snapshot(*rows, notice="seen", hosts=2), width, height)
+def test_no_line_runs_over_whatever_is_pressed(
+    rows: list[RankRow], width: int, height: int, pressed: list[int | bytes]
+) -> None:
+    shown = View()
+    for key in pressed:
+        shown = after(shown, bytes([key]) if isinstance(key, int) else key, rows, 5)
+    asked = shown if pressed else None
+    lines = screen.frame(a_snapshot(*rows, notice="seen", hosts=2), width, height, asked)
     assert len(lines) <= height
     for line in lines:
         assert line.cell_len == width
+
+
+def cluster(ranks: int) -> Snapshot:
+    """Make a job on hosts of eight GPUs, of which rank 9's is half idle."""
+    rows = [
+        a_row(
+            rank,
+            host=f"node{rank // 8}",
+            gpu_memory_total_bytes=80 * GIB,
+            gpu_percent=40.0 if rank == 9 else 87.0,
+            use=(20.0, 40.0) if rank == 9 else (80.0, 87.0),
+        )
+        for rank in range(ranks)
+    ]
+    return a_snapshot(*rows, hosts=ranks // 8)
+
+
+def pressed(snapshot: Snapshot, typed: bytes) -> View:
+    view = View()
+    for key in keys(typed):
+        view = after(view, key, snapshot.rows, 10)
+    return view
+
+
+def shown(snapshot: Snapshot, typed: bytes, *, width: int = 200, height: int = 24) -> list[str]:
+    return text(screen.frame(snapshot, width, height, pressed(snapshot, typed)))
+
+
+@pytest.mark.parametrize(("ranks", "width"), [(2, 80), (2, 200), (16, 80), (16, 200), (256, 80)])
+def test_bars_show_what_is_used_and_each_host_has_its_total(ranks: int, width: int) -> None:
+    lines = shown(cluster(ranks), b"", width=width)
+    (head,) = [line for line in lines if "rank" in line and "state" in line]
+    assert "gpu use" in head
+    assert ("lately" in head) == (width == 200)
+    (first,) = [line for line in lines if line.split()[:1] == ["0"]]
+    assert "███████ " in first
+    totals = [line.split()[0] for line in lines if "8 processes" in line]
+    assert totals == (["node0", "node1"] if ranks == 16 else [])
+    assert ("2 processes" in lines[-1]) == (ranks == 2)
+
+
+def test_keys_sort_filter_and_choose() -> None:
+    snapshot = cluster(256)
+    by_gpu = shown(snapshot, b"sssr")
+    assert by_gpu[3].split()[0] == "9"
+    assert "▂▄" in by_gpu[3]
+    odd = snapshot.rows[100]._replace(state="behind 40s", is_odd=True)
+    found = [odd if row.rank == 100 else row for row in snapshot.rows]
+    assert [row.rank for row in ordered(found, pressed(snapshot, b"o"))] == [100]
+    filtered = pressed(snapshot, b"/NODE3 x\x7f\x7f\r")
+    assert [row.rank for row in ordered(found, filtered)] == [*range(24, 32), *range(240, 256)]
+    assert after(filtered, b"\x1b", found, 5) == View()
+    # Typed letters are no commands; unfinished ones are shown.
+    assert screen.footer(pressed(snapshot, b"/sq")).startswith("filter: sq_")
+    # The window follows the row.
+    lines = shown(snapshot, b"j" + b"\x1b[6~" * 20)
+    assert "200" in [line.split()[0] for line in lines[3:]]
+    assert pressed(snapshot, b"jjk").selected == "rank 0"
+    hosts = shown(snapshot, b"h", height=50)
+    assert [line.split()[0] for line in hosts[3:35]] == [f"node{number}" for number in range(32)]
+    assert pressed(snapshot, b"jl").what == "log"
+    assert pressed(snapshot, b"jlq").what == "ranks"
+    assert pressed(snapshot, b"q").is_over
+    assert after(View(), b"t", found, 5).selected == "rank 100"
+
+
+def test_a_terminal_without_block_characters_gets_no_bars() -> None:
+    lines = text(screen.frame(cluster(16), 200, 24, View(has_bars=False)))
+    assert "".join(lines).isascii()
+    assert screen.footer(View()).isascii()
+
+
+def test_the_end_of_known_steps_is_told() -> None:
+    rows = [a_row(rank, step=100, total_steps=1000, steps_per_s=2.0 + rank) for rank in (0, 1)]
+    assert eta_s(rows) == 450.0
+    assert eta_s([a_row(0)]) is None
+    assert "ETA 7m30s" in text(screen.frame(a_snapshot(*rows, eta_s=450.0), 120, 9))[0]

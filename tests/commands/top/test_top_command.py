@@ -84,6 +84,36 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
     assert terminal.settings() == before
 
 
+def test_keys_show_a_ranks_log_and_its_stacks_and_the_time_that_is_left(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    resize(terminal, 24, 120)
+    job = Command.python(tmp_path, TRAIN.replace("{step} loss", "{step}/100000 loss"))
+    launcher = begin(job)
+    viewer = terminal.start([*TOP, "--interval=0.2"], environ(TERM="xterm-256color"), tmp_path)
+    try:
+        until(terminal.shows(b"ETA "))
+        until(terminal.shows("▁".encode()))
+        terminal.shown = b""
+        terminal.type(b"jj\r")
+        until(terminal.shows(b"log of rank 1: "))
+        until(terminal.shows(b"/100000 loss 0."))
+        terminal.shown = b""
+        terminal.type(b"t")
+        until(terminal.shows(b"most recent call first"))
+        assert b"stacks of rank 1: " in terminal.shown
+        terminal.shown = b""
+        terminal.type(b"q/RANK 1\r")
+        until(terminal.shows(b"/[RANK 1] filter"))
+        terminal.type(b"q")
+        assert viewer.wait(LONG_S) == 0
+    finally:
+        viewer.kill()
+        viewer.wait()
+        (tmp_path / "go").touch()
+        assert job.finish(launcher).code == 0
+
+
 def last_screen(terminal: Terminal) -> bytes:
     """Return what was drawn last as a whole."""
     return terminal.shown.split(b"\x1b[H")[-2] if terminal.shown.count(b"\x1b[H") > 1 else b"device"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
-import signal
 import threading
 from array import array
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -156,18 +154,10 @@ class Views:
 
     def take_stacks(self, key: str) -> dict[str, object]:
         """Ask the launcher of the run KEY for the stacks of its ranks, as SIGQUIT does."""
-        here = {run.path for run in self._hosts(key)}
-        launchers = [
-            job.launcher
-            for job in jobs.find()
-            if job.launcher is not None and os.path.realpath(job.run_dir) in here
-        ]
-        if not launchers:
+        asked = jobs.ask_for_stacks([run.path for run in self._hosts(key)])
+        if not asked:
             raise EnvironmentFault("The launcher of this run does not run on this host.")
-        for pid in launchers:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGQUIT)
-        return {"asked": len(launchers)}
+        return {"asked": asked}
 
     def beside(self, run: str, other: str) -> dict[str, object]:
         """Return the runs RUN and OTHER beside each other."""

@@ -1,0 +1,160 @@
+"""What people have asked `fleetrun top` to show by keys: order, filter, a row, its log; pure."""
+
+from __future__ import annotations
+
+import re
+from math import isnan
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.commands.top.sample import RankRow
+
+# What rows can be in the order of, by the heads of the columns.
+_ORDERS: dict[str, Callable[[RankRow], float | None]] = {
+    "cpu%": lambda row: row.cpu_percent,
+    "mem": lambda row: row.memory_bytes,
+    "gpu%": lambda row: row.gpu_percent,
+    "gmem": lambda row: row.gpu_memory_bytes,
+    "step": lambda row: row.step,
+    "step/s": lambda row: row.steps_per_s,
+    "loss": lambda row: row.loss,
+}
+ORDERS = ("rank", *_ORDERS)
+RANKS, HOSTS, LOG, STACKS = "ranks", "hosts", "log", "stacks"
+# What a terminal sends, and what is meant.
+_KEYS = {
+    b"\x1b[A": "up",
+    b"\x1b[B": "down",
+    b"\x1bOA": "up",
+    b"\x1bOB": "down",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+    b"\r": "enter",
+    b"\n": "enter",
+    b"\x7f": "backspace",
+    b"\x08": "backspace",
+    b"\x1b": "escape",
+    b"k": "up",
+    b"j": "down",
+}
+_KEY = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)?|[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*", re.DOTALL
+)
+
+
+class View(NamedTuple):
+    """What is shown: `selected` is the label of a row, nothing before the first arrow key."""
+
+    what: str = RANKS
+    order: str = "rank"
+    is_reversed: bool = False
+    words: str = ""
+    is_typing: bool = False
+    selected: str = ""
+    is_over: bool = False
+    # Whether the terminal shows block characters.
+    has_bars: bool = True
+
+
+def keys(typed: bytes) -> list[bytes]:
+    r"""Return the keys that were TYPED since the last look.
+
+    >>> keys(b"s\x1b[Bq")
+    [b's', b'\x1b[B', b'q']
+    """
+    return _KEY.findall(typed)
+
+
+def ordered(rows: Sequence[RankRow], view: View) -> list[RankRow]:
+    """Return those of ROWS that VIEW wants, in its order; what is not known comes last."""
+    words = view.words.lower().split()
+    kept = [row for row in rows if all(word in _about(row) for word in words)]
+    measure = _ORDERS.get(view.order)
+    if measure is None:
+        return kept[::-1] if view.is_reversed else kept
+    known, unknown = [], []
+    for row in kept:
+        value = measure(row)
+        if value is None or isnan(value):
+            unknown.append(row)
+        else:
+            known.append((value, row))
+    # The largest first, which people look for.
+    known.sort(key=lambda pair: pair[0], reverse=not view.is_reversed)
+    return [row for _, row in known] + unknown
+
+
+def _about(row: RankRow) -> str:
+    odd = "odd" if row.is_odd else ""
+    return f"{row.label} {row.state} {row.host} {row.device} {row.place} {odd} {row.line}".lower()
+
+
+def after(view: View, key: bytes, rows: Sequence[RankRow], page: int) -> View:
+    """Return what is shown after KEY, where VIEW of ROWS was shown, a PAGE of lines at a time."""
+    name = _KEYS.get(key, "")
+    if view.is_typing:
+        return _typed(view, key, name)
+    moves = {"up": -1, "down": 1, "page up": -page, "page down": page}
+    if name in moves:
+        return _moved(view, moves[name], rows)
+    act = _ACTIONS.get(key)
+    return view if act is None else act(view, rows)
+
+
+def _back(view: View) -> View:
+    """Return to the table, and then leave."""
+    return view._replace(what=RANKS) if view.what in (LOG, STACKS) else view._replace(is_over=True)
+
+
+def _sorted(view: View, step: int) -> View:
+    place = (ORDERS.index(view.order) + step) % len(ORDERS)
+    return view._replace(order=ORDERS[place], is_reversed=False)
+
+
+def _opened(view: View, what: str, rows: Sequence[RankRow]) -> View:
+    """Return VIEW with the log or the stacks of the selected row of ROWS, else of an odd one."""
+    odd = next((row.label for row in rows if row.is_odd), rows[0].label if rows else "")
+    known = any(row.label == view.selected for row in rows)
+    return view._replace(what=what, selected=view.selected if known else odd)
+
+
+_ACTIONS: dict[bytes, Callable[[View, Sequence[RankRow]], View]] = {
+    b"q": lambda view, _: _back(view),
+    b"Q": lambda view, _: view._replace(is_over=True),
+    b"\x03": lambda view, _: view._replace(is_over=True),
+    b"\x1b": lambda view, _: (
+        _back(view) if view.what in (LOG, STACKS) else View(has_bars=view.has_bars)
+    ),
+    b"s": lambda view, _: _sorted(view, 1),
+    b"S": lambda view, _: _sorted(view, -1),
+    b"r": lambda view, _: view._replace(is_reversed=not view.is_reversed),
+    b"/": lambda view, _: view._replace(is_typing=True, words=""),
+    b"o": lambda view, _: view._replace(words="" if view.words == "odd" else "odd"),
+    b"h": lambda view, _: view._replace(what=RANKS if view.what == HOSTS else HOSTS),
+    b"l": lambda view, rows: _opened(view, LOG, rows),
+    b"\r": lambda view, rows: _opened(view, LOG, rows),
+    b"\n": lambda view, rows: _opened(view, LOG, rows),
+    b"t": lambda view, rows: _opened(view, STACKS, rows),
+}
+
+
+def _typed(view: View, key: bytes, name: str) -> View:
+    """Return VIEW whose filter is being typed after KEY."""
+    if key in (b"j", b"k"):
+        name = ""
+    if name in ("enter", "escape"):
+        return view._replace(is_typing=False, words="" if name == "escape" else view.words)
+    if name == "backspace":
+        return view._replace(words=view.words[:-1])
+    text = key.decode(errors="replace")
+    return view._replace(words=view.words + text) if text.isprintable() and not name else view
+
+
+def _moved(view: View, by: int, rows: Sequence[RankRow]) -> View:
+    labels = [row.label for row in ordered(rows, view)]
+    if not labels:
+        return view
+    at = labels.index(view.selected) + by if view.selected in labels else 0
+    return view._replace(selected=labels[min(max(at, 0), len(labels) - 1)])
