@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import ports
+import pytest
 from waiting import TRAINING_S, until
 from warming import WARM
 
@@ -30,8 +31,19 @@ PYTHONS = {
         os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
     ),
 }
+# Of launches whose ranks start warm.
+WARM_PATH = f"{ROOT}:{WARM}"
 # How long others may take to see that a rank has failed.
 _AFTERWARDS_S = 30.0
+
+
+def mostly(version: str) -> list[Any]:
+    """Return VERSION as a parameter, and the other Paddles' for --long.
+
+    For tests that train for long, of what others show with each Paddle, too.
+    """
+    marks = {one: () if one == version else pytest.mark.long for one in PYTHONS}
+    return [pytest.param(one, marks=mark) for one, mark in marks.items()]
 
 
 def told(asked: dict[str, Any]) -> dict[str, Any]:

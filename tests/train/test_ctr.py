@@ -104,63 +104,56 @@ def run(
     return done.returncode, done.stdout, left
 
 
-# As the two below do, with a strategy and on two hosts.
+def geo(folder: Path) -> tuple[str, ...]:
+    """Return the options for a strategy, written into FOLDER, that must be in effect."""
+    path = folder / "geo.yaml"
+    path.write_text("strategy:\n  a_sync_configs:\n    k_steps: 20\n")
+    return f"--strategy={path}", "--strategy_strict"
+
+
+def assert_geo(folder: Path, trainer: int, log: str) -> None:
+    """Check that the strategy was in effect in TRAINER, which wrote LOG, launched in FOLDER."""
+    # As Paddle itself says when it starts the communicator.
+    assert "'communicator_max_merge_var_num': '20'" in log
+    (knob,) = evidence(folder / "log" / "latest", trainer)["knobs"]
+    assert (knob["status"], knob["in_effect"]) == ("effective", {"k_steps": 20})
+
+
+# As the one below does on two hosts, with the strategy.
 @needs_paddle26
 @pytest.mark.long
-def test_two_servers_and_two_trainers_train(tmp_path: Path) -> None:
-    options = ("--server_num=2", "--worker_num=2", *AGAIN)
-    words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)
-    code, text, left = run(PYTHON, *words, folder=tmp_path, PYTHONPATH=str(ROOT))
-    assert code == 0, text
-    assert not left
-    assert_learned(logs_of(tmp_path, 2))
-
-
-@needs_paddle26
-def test_a_strategy_makes_the_same_script_exchange_every_20_steps(tmp_path: Path) -> None:
-    (tmp_path / "geo.yaml").write_text("strategy:\n  a_sync_configs:\n    k_steps: 20\n")
-    options = (
-        "--server_num=2",
-        "--worker_num=2",
-        *AGAIN,
-        "--strategy=geo.yaml",
-        "--strategy_strict",
-    )
+@pytest.mark.parametrize("has_strategy", [False, True])
+def test_two_servers_and_two_trainers_train(tmp_path: Path, *, has_strategy: bool) -> None:
+    options = ("--server_num=2", "--worker_num=2", *AGAIN, *(geo(tmp_path) if has_strategy else ()))
     words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)
     code, text, left = run(PYTHON, *words, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert code == 0, text
     assert not left
     logs = logs_of(tmp_path, 2)
     assert_learned(logs)
-    for trainer, log in enumerate(logs):
-        # As Paddle itself says when it starts the communicator.
-        assert "'communicator_max_merge_var_num': '20'" in log
-        (knob,) = evidence(tmp_path / "log" / "latest", trainer)["knobs"]
-        assert (knob["status"], knob["in_effect"]) == ("effective", {"k_steps": 20})
+    for trainer, log in enumerate(logs if has_strategy else ()):
+        assert_geo(tmp_path, trainer, log)
 
 
 @needs_paddle26
 @pytest.mark.multinode
 @pytest.mark.skipif(bool(lab.missing()), reason=lab.missing() or "")
-def test_servers_and_trainers_spread_over_two_hosts(tmp_path: Path) -> None:
+def test_on_two_hosts_a_strategy_makes_servers_and_trainers_exchange_every_20_steps(
+    tmp_path: Path,
+) -> None:
     both = f"{lab.SUBNET}.1,{lab.SUBNET}.2"
-    words = (
-        "-m",
-        "fleetrun",
-        f"--servers={both}",
-        f"--workers={both}",
-        *AGAIN,
-        str(SCRIPT),
-        *EPOCHS,
-    )
+    options = (f"--servers={both}", f"--workers={both}", *AGAIN, *geo(tmp_path))
+    words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)
     with lab.hosts(2, tmp_path) as hosts:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         launchers = [host.start(str(PYTHON), *words, env=env) for host in hosts]
         codes = [launcher.wait(TRAINING_S) for launcher in launchers]
         assert codes == [0, 0], "\n".join((host.folder / "output").read_text() for host in hosts)
-        assert_learned([log for host in hosts for log in logs_of(host.folder, 1)])
-        for host in hosts:
+        logs = [log for host in hosts for log in logs_of(host.folder, 1)]
+        assert_learned(logs)
+        for trainer, host in enumerate(hosts):
             assert host.processes() == []
+            assert_geo(host.folder, trainer, logs[trainer])
 
 
 def test_a_paddle_without_servers_says_which_has_them(tmp_path: Path) -> None:

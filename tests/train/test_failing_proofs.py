@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import devices
 import pytest
 from training import MODELS, PYTHONS, ROOT, SITE, evidence, run, told, train
+from warming import WARM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,11 +130,12 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
 def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -> None:
     asked = told({"strategy": {"fuse_all_reduce_ops": True}})
     (tmp_path / "strategy.json").write_text(json.dumps(asked))
+    (tmp_path / "train.py").write_text(STATIC)
     done = run(
         PYTHONS[version],
-        ["-c", STATIC],
+        ["train.py"],
         tmp_path,
-        PYTHONPATH=str(SITE),
+        PYTHONPATH=f"{SITE}:{WARM}",
         PADDLE_PSERVERS_IP_PORT_LIST="127.0.0.1:1",
         FLEETRUN_STOP_AFTER="2",
         FLEETRUN_STRATEGY_FILE=str(tmp_path / "strategy.json"),
