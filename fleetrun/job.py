@@ -368,9 +368,13 @@ class LaunchedJob(ObservedJob):
         request = self.request
         is_elastic = hosts.bounds(request.nnodes)[0] != hosts.bounds(request.nnodes)[1]
         may_restart = self.plan.rules.max_restarts or is_elastic or request.spares
-        if not may_restart or request.preload == (standby.NONE,):
+        if not may_restart:
             return ()
-        return (standby.StandBy(self, self._supervisor),)
+        from fleetrun.sources.recovery import Recovery
+
+        if request.preload == (standby.NONE,):
+            return (Recovery(self),)
+        return Recovery(self), standby.StandBy(self, self._supervisor)
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:
@@ -425,7 +429,9 @@ class LaunchedJob(ObservedJob):
         paths = [spec.env.get(variables.HEARTBEAT, "") for spec in self.plan.processes]
         steps = [step for step in map(heartbeat.read_step, paths) if step is not None]
         lasted_s, last = at - self.began_at, max(steps, default=None)
-        self._ending = ending.Ending(outcome, self.plan, lasted_s, self.began, last)
+        self._ending = ending.Ending(
+            outcome, self.plan, lasted_s, self.began, last, tuple(self.restarts)
+        )
         is_shown = not self.request.quiet and self.request.log_level in {"debug", "info"}
         return ending.line(self._ending) if is_shown else ""
 

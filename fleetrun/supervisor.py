@@ -31,6 +31,7 @@ from fleetrun.run.events import (
     Noticed,
     Outcome,
     Ready,
+    Recovered,
     SignalAll,
     SourceFailed,
     Spawn,
@@ -477,7 +478,7 @@ class Supervisor:
 
     def _declare(self, happening: Declared) -> None:
         """Notify the observers of what a source declares, and act on it."""
-        if isinstance(happening, Noticed | Judged):
+        if isinstance(happening, Noticed | Recovered | Judged):
             self._observers.on_event(happening)
         elif self._is_over:
             if isinstance(happening, SourceFailed) and happening.is_required:

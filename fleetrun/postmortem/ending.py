@@ -10,7 +10,7 @@ from fleetrun.run.events import Exited, Interrupted
 
 if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
-    from fleetrun.run.events import Outcome
+    from fleetrun.run.events import Outcome, Recovered
 
 SCHEMA = 1
 
@@ -24,6 +24,8 @@ class Ending(NamedTuple):
     # When it began, in seconds since 1970.
     began: float
     steps: int | None = None
+    # How it has started again.
+    restarts: tuple[Recovered, ...] = ()
 
 
 def line(ending: Ending) -> str:
@@ -46,8 +48,9 @@ def document(ending: Ending, host: str) -> dict[str, Any]:
     """Return the JSON document about ENDING, from the launcher on HOST.
 
     Its keys: schema, event (ended), job_id, host, nodes (how many hosts), processes (of all hosts),
-    began (seconds since 1970), seconds, steps (null: no rank told), attempts, exit_code, verdict,
-    rank and signal (of the process that failed first; null: none), and log (the run directory).
+    began (seconds since 1970), seconds, steps (null: no rank told), attempts, restarts (each with
+    its attempt, seconds, phases and lost steps), exit_code, verdict, rank and signal (of the
+    process that failed first; null: none), and log (the run directory).
     """
     outcome, plan = ending.outcome, ending.plan
     cause = outcome.cause
@@ -67,6 +70,11 @@ def document(ending: Ending, host: str) -> dict[str, Any]:
         "seconds": round(ending.seconds, 3),
         "steps": ending.steps,
         "attempts": outcome.attempts,
+        "restarts": [
+            {"attempt": one.attempt, "seconds": round(one.seconds, 3), "lost_steps": one.lost_steps}
+            | {"phases": {name: round(seconds, 3) for name, seconds in one.phases}}
+            for one in ending.restarts
+        ],
         "exit_code": outcome.exit_code,
         "verdict": outcome.describe(),
         "rank": rank,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # The kinds of records.
 EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
-TOPOLOGY = "topology"
+TOPOLOGY, IMPORTED = "topology", "imported"
 # The axes in the order in which they are said; others follow.
 _AXES = ("dp", "mp", "pp", "sharding", "sep")
 _MOST = 1024 * 1024

@@ -197,6 +197,34 @@ class Noticed(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+class Recovered(NamedTuple):
+    """The ranks of ATTEMPT run again: the phases since the failure, with the seconds of each."""
+
+    attempt: int
+    failed_at: float
+    # detected, stopped, agreed, started; and, where it is known, imported and first step.
+    phases: tuple[tuple[str, float], ...]
+    # None: unknown, as no script has told its steps.
+    lost_steps: int | None
+    at: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return sum(seconds for _, seconds in self.phases)
+
+    def describe(self) -> str:
+        """Return one line of text.
+
+        >>> Recovered(1, 9.0, (("detected", 0.01), ("first step", 1.2)), 3, 12.0).describe()
+        'Attempt 1 runs 1.21 s after the failure: detected 0.01, first step 1.20 s; 3 steps lost'
+        """
+        said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.phases)
+        steps = f"{self.lost_steps} step{'s' * (self.lost_steps != 1)}"
+        lost = "" if self.lost_steps is None else f"; {steps} lost"
+        return f"Attempt {self.attempt} runs {self.seconds:.2f} s after the failure: {said} s{lost}"
+
+
 class Judged(NamedTuple):
     """What the ranks' evidence says about the strategy, with no consequences."""
 
@@ -451,12 +479,16 @@ Event: TypeAlias = (
     | SourceFailed
 )
 # What sources may declare.
-Declared: TypeAlias = Hung | Noticed | Judged | Refuted | StopRequested | JobVerdict | SourceFailed
+Declared: TypeAlias = (
+    Hung | Noticed | Recovered | Judged | Refuted | StopRequested | JobVerdict | SourceFailed
+)
 Action: TypeAlias = (
     Gather | StopGathering | Spawn | Await | SignalAll | Examine | HostStopped | Sweep | Finish
 )
 # What sinks and sources are notified of.
-Happening: TypeAlias = Event | SignalAll | HostStopped | Finished | StacksWanted | Noticed | Judged
+Happening: TypeAlias = (
+    Event | SignalAll | HostStopped | Finished | StacksWanted | Noticed | Recovered | Judged
+)
 
 
 def assert_never(value: NoReturn) -> NoReturn:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fleetrun.errors import FleetrunError
     from fleetrun.model import Endpoint, LaunchPlan, Request
-    from fleetrun.run.events import Declared, Happening, Outcome
+    from fleetrun.run.events import Declared, Happening, Outcome, Recovered
     from fleetrun.run.guard import LossTeller
     from fleetrun.run.loop import Loop, Waiting
 
@@ -109,6 +109,8 @@ class ObservedJob:
         self.show = show or log
         self.progress = progress or log
         self.redact = redact
+        # How it has started again.
+        self.restarts: list[Recovered] = []
         # Servers of other hosts that will never listen.
         self.gone: set[Endpoint] = set()
 

@@ -22,6 +22,7 @@ from fleetrun.run.events import (
     Judged,
     Noticed,
     Ready,
+    Recovered,
     Refuted,
     SignalAll,
     SourceFailed,
@@ -135,6 +136,9 @@ class EventLog(Sink):
                 return "stacks_requested", {}
             case Noticed(what=what, text=text, labels=labels):
                 return "warning", {"what": what, "who": labels, "text": text}
+            case Recovered():
+                more = _fields(happening, "attempt", "failed_at", "lost_steps")
+                return "recovered", {**more, "phases": dict(happening.phases)}
             case Judged(silent=silent, ranks_equal=ranks_equal):
                 return "strategy_report", {
                     "verdicts": [verdict._asdict() for verdict in happening.verdicts],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,31 +66,45 @@ def test_s53_no_progress_ends_it_early(tmp_path: Path) -> None:
 
 IMPORTS = """
 import paddle
-attempt = os.environ['PADDLE_RESTART_COUNT']
+attempt = int(os.environ['PADDLE_RESTART_COUNT'])
+with open(os.environ['FLEETRUN_HEARTBEAT'], 'w') as file: file.write(str(41 - attempt))
 open(f"trains.{attempt}.{rank}", "w").close()
-while not os.path.exists(f"fail.{attempt}"): time.sleep(0.01)
-sys.exit(4 if rank else time.sleep(60))
+while not os.path.exists(f"end.{attempt}"): time.sleep(0.01)
+sys.exit(0 if attempt else 4 if rank else time.sleep(60))
 """
+PHASES = ("detected", "stopped", "agreed", "started", "imported", "first step")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preload", ["", "none"])
-def test_ranks_of_another_attempt_are_forked_from_a_process_with_paddle(
+def test_ranks_of_another_attempt_are_forked_and_its_phases_are_told(
     tmp_path: Path, preload: str
 ) -> None:
     options = [f"--preload={preload}"] if preload else []
-    job = Command.python(tmp_path, IMPORTS, "--max_restart=5", *options)
+    job = Command.python(tmp_path, IMPORTS, "--max_restart=5", "--on_end=cat >ended.json", *options)
+    job.argv.remove("--quiet")
     launcher = job.start(env={"PYTHONPATH": fake_paddle(tmp_path)})
     job.wait_for("trains.0.0", "trains.0.1")
     if not preload:
         until(lambda: any(event.get("what") == "fork server" for event in job.events()))
-    (tmp_path / "fail.0").touch()
+    (tmp_path / "end.0").touch()
     job.wait_for("trains.1.0", "trains.1.1")
+    until(lambda: any(event["event"] == "recovered" for event in job.events()))
     started = [event["is_forked"] for event in job.events() if event["event"] == "started"]
     assert started == [False, False, not preload, not preload]
-    launcher.kill()
-    launcher.communicate()
-    assert_no_survivors(job.marker)
+    recovered = next(event for event in job.events() if event["event"] == "recovered")
+    assert sorted(recovered["phases"]) == sorted(PHASES)
+    assert recovered["lost_steps"] == 2
+    if preload:
+        (tmp_path / "end.1").touch()
+        done = job.finish(launcher)
+        assert "Attempt 1 runs " in done.said
+        told = json.loads((tmp_path / "ended.json").read_text())["restarts"]
+        assert [(one["attempt"], one["lost_steps"]) for one in told] == [(1, 2)]
+    else:
+        launcher.kill()
+        launcher.communicate()
+        assert_no_survivors(job.marker)
 
 
 def test_s54_an_import_error_is_not_tried_again(tmp_path: Path) -> None:

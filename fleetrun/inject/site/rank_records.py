@@ -19,6 +19,8 @@ EXCEPTION, EXIT, STRATEGY = "exception", "exit", "strategy"
 UPDATE = "update"
 # The axes of fleet's topology, and their sizes.
 TOPOLOGY = "topology"
+# Paddle, by a rank that was started again.
+IMPORTED = "imported"
 _READ_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

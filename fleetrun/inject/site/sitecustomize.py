@@ -303,6 +303,38 @@ def _is_over_gloo():
     return is_gloo and ranks.isdigit() and int(ranks) > 1
 
 
+class _ImportRecorder:
+    """Appends to PATH when Paddle is imported; finds no module itself."""
+
+    def __init__(self, path):
+        # type: (str) -> None
+        self._path = path
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
+        """Return the spec of Paddle, whose loader then appends."""
+        if name != "paddle":
+            return None
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                execute = spec.loader.exec_module
+
+                def exec_module(module, execute=execute):
+                    # type: (ModuleType, Callable[[ModuleType], object]) -> None
+                    execute(module)
+                    try:
+                        _rank_records().append(self._path, "imported", {})
+                    except Exception:  # training goes on without
+                        pass
+
+                spec.loader.exec_module = exec_module
+                return spec  # type: ignore[no-any-return]
+        return None
+
+
 class _CrashHandlerFinder:
     """Restores faulthandler once Paddle has replaced it by its own crash handlers.
 
@@ -397,7 +429,7 @@ def _replace_launchers():
     _fleetrun_entrance.begin()
 
 
-def _begin():
+def _begin():  # noqa: C901 - one thing after the other
     # type: () -> None
     try:
         if os.environ.get("FLEETRUN_EXEC"):
@@ -423,6 +455,8 @@ def _begin():
             _show_stacks_on(int(signum))
         if _is_over_gloo() or any(map(os.environ.get, _FOR_PADDLE)):
             sys.meta_path.insert(0, _PaddleFinder())
+        if path and os.environ.get("PADDLE_RESTART_COUNT", "0") != "0":
+            sys.meta_path.insert(0, _ImportRecorder(path))
     except Exception:  # training goes on without
         pass
 

@@ -1,0 +1,160 @@
+"""Measures each restart: how long detecting, stopping, agreeing, starting, ... took."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.records import heartbeat, rankfile, variables
+from fleetrun.run.events import (
+    Examined,
+    Exited,
+    Finished,
+    Gathered,
+    Hung,
+    Recovered,
+    SignalAll,
+    Started,
+    StopRequested,
+)
+from fleetrun.run.observers import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
+
+# How often ranks that start again are looked at: what they have imported, and their first step.
+_LOOK_S = 0.1
+# The clock that dates files; Python does not name it.
+_CLOCK_REALTIME_COARSE = 5
+
+
+class Recovery(Source):
+    """Declares how long each restart of JOB took, phase by phase."""
+
+    name = "the record of restarts"
+    without = "without the phases of restarts"
+
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        # Monotonic moments, by phase in their order; the first is that of the failure.
+        self._moments: dict[str, float] = {}
+        self._attempt = 0
+        self._lost_steps: int | None = None
+        self._step_before: int | None = None
+        self._since_ns = 0
+
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+        """Begin."""
+        self._waiting, self._declare = waiting, declare
+
+    def on_event(self, happening: Happening) -> None:  # noqa: C901 - one case for each kind
+        """Note when each phase is over."""
+        match happening:
+            case Exited(status=status, at=at, attempt=attempt) if attempt == self._attempt:
+                self._conclude(at)
+                if status.exit_code:
+                    self._fail(at, at)
+                # The last one counts.
+                if self._moments:
+                    self._moments["stopped"] = at
+            case Hung(seconds=seconds, at=at):
+                self._conclude(at)
+                self._fail(at - seconds, at)
+            case StopRequested(at=at):
+                self._conclude(at)
+                self._fail(at, at)
+            case Examined(exits=exits):
+                known = [one.failed_at for one in exits if one.failed_at is not None]
+                if self._moments:
+                    self._moments["failed"] = min([self._moments["failed"], *known])
+            case Gathered(attempt=attempt, at=at) if attempt:
+                self._moments["agreed"] = at
+                self._attempt, self._since_ns = attempt, _file_clock_ns()
+            case Started(attempt=attempt, at=at) if attempt:
+                self._moments["started"] = at
+                self._waiting.timer("look", at + _LOOK_S, self._look)
+            case SignalAll() | Finished():
+                self._conclude(
+                    happening.at if isinstance(happening, Finished) else time.monotonic()
+                )
+            case _:
+                pass
+
+    def _fail(self, failed_at: float, at: float) -> None:
+        """Note the first failure of this attempt."""
+        if not self._moments:
+            self._moments = {"failed": failed_at, "detected": at}
+            self._step_before = self._step()
+
+    def _look(self) -> None:
+        """Note what the ranks that have started again have reached."""
+        if "started" not in self._moments:
+            return
+        specs = self._job.plan.processes
+        found = [
+            rankfile.last(rankfile.path_of(one), rankfile.IMPORTED, self._attempt) for one in specs
+        ]
+        moments = [float(one.get("monotonic", 0.0)) for one in found if one is not None]
+        if moments:
+            self._moments["imported"] = max(moments)
+        beats = [heartbeat.beat(path, self._since_ns) for path in self._heartbeats()]
+        if any(beats):
+            age_s = (_file_clock_ns() - min(filter(None, beats))) / 1e9
+            self._moments["first step"] = time.monotonic() - max(0.0, age_s)
+            self._lost_steps = self._lost()
+        has_steps = self._step_before is not None or self._reports_updates()
+        if any(beats) or (all(found) and not has_steps):
+            self._conclude(time.monotonic())
+        else:
+            self._waiting.timer("look", time.monotonic() + _LOOK_S, self._look)
+
+    def _conclude(self, at: float) -> None:
+        """Declare the restart that is over, if there was one; the next failure begins anew."""
+        moments, self._moments = self._moments, {}
+        if "started" not in moments:
+            # It has not started again yet.
+            self._moments = moments
+            return
+        self._waiting.timer("look", None, self._look)
+        before = moments.pop("failed")
+        failed_at = before
+        phases = []
+        for name, moment in sorted(moments.items(), key=lambda item: item[1]):
+            phases.append((name, max(0.0, moment - before)))
+            before = max(before, moment)
+        recovered = Recovered(self._attempt, failed_at, tuple(phases), self._lost_steps, at)
+        self._lost_steps = None
+        self._job.restarts.append(recovered)
+        self._job.log(f"{recovered.describe()}.")
+        self._declare(recovered)
+
+    def _heartbeats(self) -> list[str]:
+        paths = [one.env.get(variables.HEARTBEAT, "") for one in self._job.plan.processes]
+        return [path for path in paths if path]
+
+    def _reports_updates(self) -> bool:
+        names = (variables.REPORT_UPDATES, variables.STRATEGY_FILE)
+        return any(name in one.env for one in self._job.plan.processes for name in names)
+
+    def _step(self) -> int | None:
+        """Return the last step of this attempt, if any rank has told one."""
+        paths = [path for path in self._heartbeats() if heartbeat.beat(path, self._since_ns)]
+        steps = [heartbeat.read_step(path) for path in paths]
+        return max((step for step in steps if step is not None), default=None)
+
+    def _lost(self) -> int | None:
+        """Return how many steps are made again; None where updates count from 1 in each attempt."""
+        now = self._step()
+        if self._step_before is None or now is None:
+            return None
+        if not any(heartbeat.is_scripts(path) for path in self._heartbeats()):
+            return None
+        return max(0, self._step_before - now + 1)
+
+
+def _file_clock_ns() -> int:
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
