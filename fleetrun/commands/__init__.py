@@ -3,5 +3,5 @@
 # NAME is the click command `command` of fleetrun.commands.NAME.
 COMMANDS = (
     *("attach", "completion", "doctor", "exec", "logs", "on", "ps", "report", "stop"),
-    *("strategy", "submit", "top", "tune", "ui", "verify"),
+    *("stacks", "strategy", "submit", "top", "tune", "ui", "verify"),
 )

@@ -33,7 +33,7 @@ Most used:
   --dry-run           what would run, and why; nothing starts
 Exit codes: 0 success, N the first failed rank's, 128+N its signal, 124 hung,
   126, 127 no program, 2 usage, 3 host, 4 hosts did not meet, 5 strategy_strict
-Commands: logs, top, ui, report: look at jobs; ps, attach, stop: in background;
+Commands: logs, top, ui, report, stacks: look at jobs; ps, attach, stop them;
   doctor: check hosts; strategy, verify, tune: presets, proof and speed;
   on, submit: clusters; exec: programs that launch; completion: by Tab
 More: --help=all, or common, strategy, devices, hosts, job, servers, codes
@@ -60,6 +60,7 @@ EXAMPLES = (
     ("fleetrun verify --strategy=X train.py", "compare with plain Paddle: weights, losses, speed"),
     ("fleetrun tune --vary KEY=A,B train.py", "find the fastest values by training with each"),
     ("fleetrun ps|attach|stop [JOB]", "background jobs: list them, show a console, end one"),
+    ("fleetrun stacks [JOB]", "where the ranks of a running job stand, and in which collectives"),
     ("fleetrun on --hosts=a,b -- COMMAND", "run a command on each host by ssh"),
     ("fleetrun submit slurm|k8s ...", "submit a job to Slurm or Kubernetes"),
     ("fleetrun exec COMMAND...", "launch where COMMAND would start Paddle's launcher"),

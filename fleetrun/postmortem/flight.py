@@ -30,6 +30,8 @@ DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 # Where all ranks must send as many numbers.
 _SAME_SIZE = frozenset(("all_reduce", "reduce", "broadcast", "all_gather"))
 _OTHER = {"send": "recv", "recv": "send"}
+# In a job that runs, a collective that is open for longer is worth a look.
+LATE_S = 2.0
 # So many findings of a kind are told.
 _MOST = 4
 
@@ -68,11 +70,16 @@ class _OpenCollective(NamedTuple):
 
 
 def verdict(
-    records: Mapping[int, FlightRecord], job: JobRanks, *, has_failed: bool = False
+    records: Mapping[int, FlightRecord],
+    job: JobRanks,
+    *,
+    has_failed: bool = False,
+    until: float = math.inf,
 ) -> tuple[FlightFinding, ...]:
     """Return why the ranks of these RECORDS hang; nothing if the records do not tell.
 
-    HAS_FAILED: the job has not hung. What a rank has lost its peers in, it has waited in.
+    HAS_FAILED: the job has not hung. What a rank has lost its peers in, it has waited in. What was
+    called after UNTIL, in a job that runs, may just be going on.
     """
     known = {rank: one for rank, one in records.items() if not one.has_failed}
     if has_failed:
@@ -80,7 +87,7 @@ def verdict(
     found = desyncs(known, job)
     if found:
         return found
-    waits = [wait for rank in sorted(known) for wait in _waits(rank, known)]
+    waits = [wait for rank in sorted(known) for wait in _waits(rank, known, until)]
     culprits = _culprits(waits)
     if culprits:
         return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
@@ -146,7 +153,7 @@ def _desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
     told = [
         f"{_who(ranks, job)} called {_call(calls[ranks[0]])}" for ranks in (*ordered[:-1], most)
     ]
-    text = f"{', '.join(told[:-1])} where {told[-1]}: collective {sequence} {_of(channel, job)}"
+    text = f"{', '.join(told[:-1])} where {told[-1]}: collective {sequence} {of(channel, job)}"
     return FlightFinding(DESYNC, odd if is_majority else tuple(sorted(calls)), text)
 
 
@@ -166,11 +173,13 @@ def _at(one: Collective) -> str:
 # Who waits for whom -------------------------------------------------------------------------------
 
 
-def _waits(rank: int, records: Mapping[int, FlightRecord]) -> Iterator[_OpenCollective]:
+def _waits(
+    rank: int, records: Mapping[int, FlightRecord], until: float
+) -> Iterator[_OpenCollective]:
     """Yield the oldest open collective of each channel of RANK."""
     seen: set[CollectiveChannel] = set()
     for one in records[rank].collectives:
-        if one.is_open and one.channel not in seen:
+        if one.is_open and one.channel not in seen and one.issued_at <= until:
             seen.add(one.channel)
             yield _OpenCollective(rank, one, tuple(_absent(rank, one, records)))
 
@@ -217,7 +226,7 @@ def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> Flig
         what = f"made {other} {first.sequence} {way} {_who([there[0].rank], job)}"
         waiter = f", which waits in {channel.operation}{_at(first)} since {since}"
     else:
-        what = f"entered {first.operation} {first.sequence} {_of(channel, job)}"
+        what = f"entered {first.operation} {first.sequence} {of(channel, job)}"
         others = len(there)
         waiting = _who([there[0].rank], job) if others == 1 else f"{others} others"
         waiter = f"; {waiting} {'waits' if others == 1 else 'wait'} there{_at(first)} since {since}"
@@ -268,7 +277,7 @@ def _drawn(cycle: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
             way = "to" if one.channel.operation == "send" else "from"
             what = f"{one.operation} {one.sequence} {way} rank {awaited}"
         else:
-            what = f"{one.operation} {one.sequence} {_of(one.channel, job)}"
+            what = f"{one.operation} {one.sequence} {of(one.channel, job)}"
         parts.append(f"{_who([wait.rank], job)} in {what}{_at(one)}")
     text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
     return FlightFinding(CYCLE, tuple(sorted(set(ranks))), text)
@@ -288,7 +297,7 @@ def _unfinished(
         if (wait.collective.channel, wait.collective.sequence) == (first.channel, first.sequence)
     ]
     since = time.strftime("%H:%M:%S", time.localtime(first.issued_at))
-    what = f"{first.operation} {first.sequence} {_of(first.channel, job)}"
+    what = f"{first.operation} {first.sequence} {of(first.channel, job)}"
     verb = "waits" if len(there) == 1 else "wait"
     text = (
         f"all its ranks have entered {what}, and {_who(there, job)} {verb} there{_at(first)} since "
@@ -312,10 +321,10 @@ def _who(ranks: Sequence[int], job: JobRanks) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}{where}"
 
 
-def _of(channel: CollectiveChannel, job: JobRanks) -> str:
+def of(channel: CollectiveChannel, job: JobRanks) -> str:
     """Say of which group something is: `of mp [8-15]`, `of all ranks`.
 
-    >>> _of(CollectiveChannel((0, 1)), JobRanks(2)), _of(CollectiveChannel((0, 2)), JobRanks(4))
+    >>> of(CollectiveChannel((0, 1)), JobRanks(2)), of(CollectiveChannel((0, 2)), JobRanks(4))
     ('of all ranks', 'of ranks 0, 2')
     """
     if channel.operation:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.session.driver import Session
 
-# A collective that is open for longer is looked at.
-_LATE_S = 2.0
-
 
 class FlightRecords:
     """The records of the ranks of JOB: those of this host, and what other hosts of SESSION tell."""
@@ -68,11 +65,13 @@ class FlightRecords:
     def _look(self) -> None:
         self._wait()
         here = self._here()
-        self._compare({**self._told, **here})
+        # What was being written when it was read may have made no sense.
+        if flight.desyncs({**self._told, **here}, self._job_of({})):
+            self._compare({**self._told, **self._here()})
         now = time.time()
         for rank, record in here.items():
             late = next((one for one in record.collectives if one.is_open), None)
-            if late is not None and now - late.issued_at > _LATE_S:
+            if late is not None and now - late.issued_at > flight.LATE_S:
                 mark = record.pid, late.issued_at
                 if self._sent.get(rank) != mark:
                     self._sent[rank] = mark

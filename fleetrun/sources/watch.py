@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan
-    from fleetrun.postmortem.stacks import Collection
+    from fleetrun.postmortem.stackdumps import Collection
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
@@ -594,18 +594,18 @@ class Watch(Source):
         self, prefix: str, reason: str, done: Callable[[dict[int, str]], None]
     ) -> Collection:
         """Return what fetches all stacks to files whose names begin with PREFIX."""
-        from fleetrun.postmortem import stacks
+        from fleetrun.postmortem import stackdumps
 
-        return stacks.Collection(
+        return stackdumps.Collection(
             [
-                stacks.StackTarget(
+                stackdumps.StackTarget(
                     process, self._labels[process], rank.pid, self._stacks_path(process, prefix)
                 )
                 for process, rank in sorted(self._ranks.items())
             ],
             reason=reason,
             waiting=self._waiting,
-            spy=stacks.find_spy(os.environ),
+            spy=stackdumps.find_spy(os.environ),
             environ=os.environ,
             done=done,
         )

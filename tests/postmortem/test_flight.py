@@ -254,8 +254,17 @@ def test_what_runs_on_a_device_does_not_excuse_a_rank_that_sleeps() -> None:
     assert [one.ranks for one in flight.verdict(records, JobRanks(2))] == [(1,)]
 
 
-def test_what_has_raised_is_not_waited_for() -> None:
+def test_in_a_job_that_runs_nobody_is_late_for_what_has_just_begun() -> None:
+    records = play({0: [SUM, SUM], 1: [SUM]})
+    called = records[0].collectives[-1].issued_at
+    assert flight.verdict(records, JobRanks(2), until=called - 0.1) == ()
+    assert [one.ranks for one in flight.verdict(records, JobRanks(2), until=called)] == [(1,)]
+
+
+def test_what_has_raised_is_waited_for_only_where_the_job_has_failed() -> None:
     records = play({0: [SUM, SUM], 1: [SUM]})
     raised = records[0].collectives[-1]._replace(state=RAISED)
     records[0] = records[0]._replace(collectives=(*records[0].collectives[:-1], raised))
     assert flight.verdict(records, JobRanks(2)) == ()
+    found = flight.verdict(records, JobRanks(2), has_failed=True)
+    assert [one.ranks for one in found] == [(1,)]

@@ -14,7 +14,7 @@ from fleetrun.inject import heartbeats
 from fleetrun.inject.site import rank_records
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.model import FieldVerdict
-from fleetrun.postmortem import stacks
+from fleetrun.postmortem import stackdumps
 from fleetrun.records import names, rankfile, strategyfiles, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.strategyfiles import GradientCounts, RankEvidence
@@ -133,7 +133,7 @@ def test_both_sides_have_the_same_words_and_schema() -> None:
     for name in ("SCHEMA", "EXCEPTION", "EXIT", "STRATEGY", "UPDATE"):
         assert getattr(rank_records, name) == getattr(rankfile, name)
     source = (SITE / "sitecustomize.py").read_text(encoding="utf-8")
-    for text in (stacks.MEMORY, rankfile.EXCEPTION, rankfile.EXIT):
+    for text in (stackdumps.MEMORY, rankfile.EXCEPTION, rankfile.EXIT):
         assert f'"{text}"' in source
 
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commandline import Command
+from commandline import Command, fleetrun
+from waiting import until
 
 from fleetrun.records import eventfile, rankfile
 
@@ -35,7 +36,11 @@ dist.all_reduce(paddle.ones([4]))
     assert ended.code == 124
     assert "Rank 1 stands in load_batch" in ended.said
     assert "Ranks 0, 2 stand in _all_reduce_in_dygraph" in ended.said
-    assert "Rank 1 never entered all_reduce 1 of all ranks; 2 others wait there" in ended.said
+    late = "Rank 1 never entered all_reduce 1 of all ranks; 2 others wait there"
+    assert late in ended.said
+    shown = fleetrun("logs", "--collectives", folder=tmp_path)
+    assert shown.stdout.startswith(late), shown
+    assert shown.stdout.count("  all_reduce 1  ") == 2
 
 
 # More than a few are for --long.
@@ -92,3 +97,23 @@ for _ in paddle.io.DataLoader(Data(), num_workers=2): pass
     # In the main thread Paddle says only that; the reason is in the log, from another thread.
     assert said.kind == "SystemError"
     assert "bad sample" in job.log(0).read_text()
+
+
+def test_the_stacks_of_a_job_that_runs_are_shown_with_its_collectives(tmp_path: Path) -> None:
+    code = f"""{GLOO}
+def next_batch():
+    open(f"asleep.{{rank}}", "w").close()
+    time.sleep(600)
+dist.all_reduce(paddle.ones([4]))
+next_batch()
+"""
+    job = Command.python(tmp_path, code, "--flight_recorder")
+    launcher = job.start()
+    until(lambda: all((tmp_path / f"asleep.{rank}").exists() for rank in range(2)))
+    shown = fleetrun("stacks", str(launcher.pid), folder=tmp_path)
+    assert shown.stdout.count("in next_batch") == 2, shown
+    assert shown.stdout.count("  all_reduce 1  ") == 2
+    # They are late for nothing.
+    assert "never entered" not in shown.stdout
+    launcher.terminate()
+    assert job.finish(launcher).code == 143

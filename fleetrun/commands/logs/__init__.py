@@ -38,6 +38,7 @@ class _LogOptions(NamedTuple):
     color: str
     raw: bool
     runs: bool
+    collectives: bool
 
 
 def _logs(**own: object) -> int:
@@ -50,6 +51,11 @@ def _logs(**own: object) -> int:
     since = None if asked.since is None else choose.since(asked.since, datetime.now().astimezone())
     pattern = None if asked.grep is None else choose.pattern(asked.grep)
     found = choose.find_runs(asked.run, asked.log_dir)
+    if asked.collectives:
+        from fleetrun.commands.logs import collectives  # with what a hang needs
+
+        ranks = None if asked.rank is None else choose.processes(asked.rank)
+        return put(collectives.text(found, ranks))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     pick = partial(choose.find_logs, rank=asked.rank, attempt=asked.attempt, failed=asked.failed)
     wanted = show.LogFilter(
@@ -144,5 +150,11 @@ command = click.Command(
             ["--raw"], is_flag=True, help="On a terminal leave escape sequences in, as of colours."
         ),
         click.Option(["--runs"], is_flag=True, help="List the runs instead, the newest first."),
+        click.Option(
+            ["--collectives"],
+            is_flag=True,
+            help="Show the last collectives of the ranks instead, and who keeps whom waiting; "
+            "recorded with --flight_recorder or --hang_timeout.",
+        ),
     ],
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType  # noqa: F401
     from typing import Any, NoReturn  # noqa: F401
 
-# How the launcher knows this descriptor among the others; see fleetrun/postmortem/stacks.py.
+# How the launcher knows this descriptor among the others; see fleetrun/postmortem/stackdumps.py.
 _STACKS = "fleetrun-stacks"
 # The package beside this folder, under a name that nobody else has.
 _INJECT = "_fleetrun_inject"

@@ -1,0 +1,74 @@
+"""`fleetrun stacks`: where the ranks of a living job stand, and in which collectives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import click
+
+from fleetrun.commands import ps
+from fleetrun.commands.logs import collectives
+from fleetrun.errors import EnvironmentFault
+from fleetrun.plan.visible import visible_lines
+from fleetrun.printing import put
+from fleetrun.probe import jobs
+from fleetrun.records import eventfile, names, reading, runs
+
+# Ranks answer one after the other, and one that does not keeps us waiting for 13 s.
+_ANSWER_S = 120.0
+_AGAIN_S = 0.1
+
+
+@click.command(
+    "stacks",
+    help="Show the Python stacks of all ranks of a running job, and their last collectives if it "
+    "records them; the job goes on. JOB is its process id or name in `fleetrun ps`; without it, "
+    "the only one.",
+)
+@click.argument("word", required=False, metavar="[JOB]", shell_complete=ps.complete)
+def command(word: str | None) -> int:
+    """Ask the launcher of the job that WORD names for the stacks, and print them."""
+    found = tuple(job for job in jobs.find() if job.launcher is not None)
+    job = ps.one(word, found, "stacks")
+    run = job.run_dir
+    events = os.path.join(run, names.EVENTS)
+    before = _answers(events)
+    assert job.launcher is not None
+    try:
+        os.kill(job.launcher, signal.SIGQUIT)
+    except ProcessLookupError:
+        raise EnvironmentFault(f"{job.name} has just ended.") from None
+    until = time.monotonic() + _ANSWER_S
+    while _answers(events) == before:
+        if time.monotonic() > until or not runs.is_running(run):
+            raise EnvironmentFault(f"{job.name} has not answered; its console says why.")
+        time.sleep(_AGAIN_S)
+    for name in sorted(os.listdir(run)):
+        if name.startswith("stacks.") and name.endswith(".txt"):
+            whole = reading.content(os.path.join(run, name)) or b""
+            # A file has the stacks of each time; the last begins with its own heading.
+            put(visible_lines(_newest(whole.decode(errors="replace"))))
+    try:
+        put(collectives.text(runs.hosts(runs.read(run)), None))
+    except EnvironmentFault as error:
+        sys.stderr.write(f"fleetrun: {error}\n")
+    return 0
+
+
+def _answers(events: str) -> int:
+    """Count how often the launcher has said that stacks were collected."""
+    said = (one for one in eventfile.read(events) if one.event == "warning")
+    return sum(one.more.get("what") == "stacks" for one in said)
+
+
+def _newest(text: str) -> str:
+    r"""Return what was added last to a file of stacks.
+
+    >>> _newest("# 2026-01-02 03:04:05 rank 1: a\nx\n\n# 2026-01-02 03:04:06 rank 1: b\ny\n")
+    '# 2026-01-02 03:04:06 rank 1: b\ny\n'
+    """
+    begin = text.rfind("\n\n# 2")
+    return text[begin + 2 :] if begin >= 0 else text

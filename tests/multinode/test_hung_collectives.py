@@ -1,0 +1,70 @@
+"""Ranks of two hosts wait for one of them: the records of all say which, and in what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from lab import ends
+from training import PYTHONS
+from waiting import TRAINING_S
+
+from fleetrun.records import eventfile, flightfile, names
+
+if TYPE_CHECKING:
+    from lab import Host
+
+pytestmark = pytest.mark.multinode
+
+LATE = """
+import time
+import paddle, paddle.distributed as dist
+paddle.set_device("cpu")
+dist.init_parallel_env()
+def next_batch():
+    time.sleep(600)
+for step in range(3):
+    if (dist.get_rank(), step) == (3, 2):
+        next_batch()
+    dist.all_reduce(paddle.ones([4]))
+"""
+DESYNC = """
+import paddle, paddle.distributed as dist
+paddle.set_device("cpu")
+dist.init_parallel_env()
+dist.all_reduce(paddle.ones([4]))
+dist.all_reduce(paddle.ones([5 if dist.get_rank() == 2 else 4]))
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "who", "text"),
+    [
+        pytest.param(
+            *(LATE, "rank 3", "rank 3 never entered all_reduce 3 of all ranks; 3 others wait"),
+            id="late",
+        ),
+        pytest.param(
+            *(DESYNC, "rank 2", "rank 2 called all_reduce of float32 [5] in job.py:6 where ranks "),
+            id="desync",
+        ),
+    ],
+)
+def test_the_records_of_two_hosts_say_who_keeps_the_others_waiting(
+    two_hosts: tuple[Host, Host], script: str, who: str, text: str
+) -> None:
+    for host in two_hosts:
+        (host.folder / "job.py").write_text(script)
+    options = "--ips=10.88.0.1,10.88.0.2", "--nproc_per_node=2", "--hang_timeout=8"
+    launchers = [host.fleetrun(*options, "job.py", python=PYTHONS["3.3.1"]) for host in two_hosts]
+    assert ends(launchers, TRAINING_S) == [124, 124]
+    run = two_hosts[0].folder / "log" / "latest"
+    (hung,) = [one for one in eventfile.read(str(run / names.EVENTS)) if one.event == "hung"]
+    (found,) = hung.more["collectives"]
+    assert found["who"] == [who]
+    assert found["text"].startswith(text)
+    assert two_hosts[1].said.count(text[1:]) == 1
+    # Beside those of its own ranks it has those of the other host's.
+    for rank in range(4):
+        assert flightfile.read(str(run / names.collectives(str(rank))), 0) is not None
