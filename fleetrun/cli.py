@@ -71,7 +71,7 @@ def main(
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
-        _complain("fleetrun: There is too little memory to begin: look at `ulimit -v` and `free`.")
+        _complain("fleetrun: There is not enough memory to start: check `ulimit -v` and `free`.")
         return UNFIT
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
@@ -102,10 +102,10 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
     'Python 3.10 or newer is needed, and this is 3.9.2.'
     """
     if platform != "linux":
-        return f"only Linux has what is needed to supervise processes, and this is {platform}."
+        return f"fleetrun supervises processes on Linux only, and this is {platform}."
     if version < OLDEST_PYTHON:
         oldest, this = (".".join(map(str, each)) for each in (OLDEST_PYTHON, version))
-        return f"Python {oldest} or newer is needed, and this is {this}."
+        return f"fleetrun needs Python {oldest} or newer, and this is {this}."
     return None
 
 

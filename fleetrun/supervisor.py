@@ -383,8 +383,8 @@ class Supervisor:
         """Ctrl-Z: stop all processes, then the launcher, until SIGCONT."""
         if self._gathering.is_shared:
             self._say(
-                "Ctrl-Z stops nothing in a job on several hosts: the others would take this one's "
-                "silence for its loss. Ctrl-C ends the job."
+                "Ctrl-Z has no effect in a job on several hosts: the others would consider this "
+                "one lost. Ctrl-C ends the job."
             )
             return
         # Ranks lead sessions without a terminal, where TSTP has no effect. A process that reads the

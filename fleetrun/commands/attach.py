@@ -104,8 +104,8 @@ def last(fd: int, lines: int) -> int:
 
 command = click.Command(
     "attach",
-    help="Show the console of a job, started with --detach, until it ends, and return its exit "
-    "code. Ctrl-C leaves it alone. JOB is its process id or name in `fleetrun ps`.",
+    help="Show the console of a job started with --detach until it ends, and return its exit "
+    "code. Ctrl-C leaves the job running. JOB is a process id or name from `fleetrun ps`.",
     callback=_attach,
     params=[
         click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=ps.complete),

@@ -115,7 +115,7 @@ _SHELL = options.Option("shell", "choice", "", "", "", words=SHELLS)
 
 @click.command(
     "completion",
-    help="Print the script that teaches a shell to complete fleetrun's command line by Tab.",
+    help="Print the script that makes a shell complete fleetrun's command line.",
     epilog="\b\n" + "\n".join(f"{shell + ':':<6}{what}" for shell, what in help_text.COMPLETION),
 )
 @click.argument("shell", type=parser.Typed(_SHELL), metavar="|".join(SHELLS))

@@ -72,12 +72,12 @@ def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: 
 
 command = parser.LaunchCommand(
     "doctor",
-    help="Check this host for a job, in seconds and without starting it: GPUs and driver, Paddle, "
-    "PATH, memory, limits, disks, clock, names, interfaces, ports. Give the options of the launch, "
-    "and the script if you like. With --hosts or --hostfile all hosts are checked by ssh, with one "
-    "table; with --ips, run it on all of them at once. They meet on the ports of the job and "
-    "compare clocks and versions. The exit code is 0, or 3 where "
-    "something has to be fixed first.",
+    help="Check whether this host is fit for a job, in seconds and without starting it: GPUs "
+    "and driver, Paddle, PATH, memory, limits, disks, clock, names, interfaces, ports. Give the "
+    "options of the launch, and the script if you like. With --hosts or --hostfile, all hosts "
+    "are checked by ssh and reported in one table; with --ips, run it on all of them at once. "
+    "The hosts connect on the ports of the job and compare clocks and versions. The exit code "
+    "is 0, or 3 if something must be fixed first.",
     options_metavar="[OPTIONS] [LAUNCH OPTIONS] [SCRIPT [ARGUMENTS]...]",
     callback=click.pass_obj(_doctor),
     params=[

@@ -94,9 +94,10 @@ def _settle(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
 
 command = parser.LaunchCommand(
     "exec",
-    help="Run COMMAND. Wherever it starts Paddle's launcher (python -m paddle.distributed.launch, "
-    "Paddle's fleetrun, a call of launch()), fleetrun launches instead, with the launch options as "
-    "defaults. Exit code, signals and output are COMMAND's.",
+    help="Run COMMAND. Wherever it starts Paddle's launcher (python -m "
+    "paddle.distributed.launch, Paddle's own fleetrun, a call of launch()), fleetrun launches "
+    "instead, with the launch options as defaults. The exit code, signals and output are those "
+    "of COMMAND.",
     options_metavar="[LAUNCH OPTIONS] COMMAND [ARGUMENTS]...",
     callback=click.pass_obj(_exec),
     params=[

@@ -103,9 +103,9 @@ def _on(words: tuple[str, ...], **given: object) -> int:
 
 command = click.Command(
     "on",
-    help="Run one command on all hosts at the same time, by ssh, in this folder where it is there. "
-    "Each line of its output is prefixed with the host. A single word is run by the shell there. "
-    "The exit code is the first that is not 0, in the order of the hosts.",
+    help="Run a command on all hosts at once, by ssh, in the current folder if it exists there. "
+    "Each line of output is prefixed with its host. A single word is interpreted by the shell "
+    "there. The exit code is the first nonzero one, in the order of the hosts.",
     callback=_on,
     # What follows the first word belongs to the command.
     context_settings={"allow_interspersed_args": False},

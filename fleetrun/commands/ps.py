@@ -160,11 +160,11 @@ def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
 
 command = click.Command(
     "ps",
-    help="List the jobs that run on this host as this user, or on the hosts of --hosts or "
-    "--hostfile, which are asked by ssh. JOB is a process id or a name.",
+    help="List your jobs on this host, or on the hosts of --hosts or --hostfile, by ssh. JOB is "
+    "a process id or a name.",
     callback=_ps,
     params=[
-        click.Option(["--json", "is_json"], is_flag=True, help="One JSON object a line."),
+        click.Option(["--json", "is_json"], is_flag=True, help="Print one JSON object per line."),
         *map(parser.launch_option, ("hosts", "hostfile", "ssh")),
         click.Argument(["words"], nargs=-1, metavar="[JOB]...", shell_complete=complete),
     ],

@@ -27,11 +27,11 @@ _AGAIN_S = 0.1
 
 @click.command(
     "stop",
-    help="Ask a job to stop, as SIGTERM does, and wait until nothing of it runs here. "
-    "JOB is its process id or name in `fleetrun ps`; without it, the only one with a launcher.",
+    help="Stop a job as SIGTERM does, and wait until nothing of it is left on this host. JOB is "
+    "a process id or name from `fleetrun ps`; omit it if only one job has a launcher.",
 )
-@click.option("--now", "is_now", is_flag=True, help="Kill its processes without --grace.")
-@click.option("--all", "is_all", is_flag=True, help="All jobs of this user on this host.")
+@click.option("--now", "is_now", is_flag=True, help="Kill the processes at once, without --grace.")
+@click.option("--all", "is_all", is_flag=True, help="Stop all your jobs on this host.")
 @click.argument("word", required=False, metavar="[JOB]", shell_complete=ps.complete)
 def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     """Stop the job that WORD names."""

@@ -45,9 +45,9 @@ def command() -> None:
     """Look at strategies: what --strategy turns on in a script that knows nothing of it."""
 
 
-@command.command("list", help="List the presets, or every field that there is.")
+@command.command("list", help="List the presets, or all fields.")
 @click.option(
-    "--fields", "is_fields", is_flag=True, help="Every field with its type, range and default."
+    "--fields", "is_fields", is_flag=True, help="Show every field with its type, range and default."
 )
 def _list(*, is_fields: bool) -> int:
     # The presets fit on any screen.
@@ -55,7 +55,7 @@ def _list(*, is_fields: bool) -> int:
     return through_pager(text(tables.width()), colors.NEVER, os.environ)
 
 
-@command.command("show", help="Show a preset as it is written, or all about one field.")
+@command.command("show", help="Show a preset file, or all about one field.")
 @click.argument("name", metavar="PRESET|FIELD", shell_complete=_names)
 def _show(name: str) -> int:
     # A preset alone, so that it can be kept as a file.
@@ -68,7 +68,7 @@ def _show(name: str) -> int:
     return code
 
 
-@command.command("validate", help="Check files; the exit code is 2 when one is wrong.")
+@command.command("validate", help="Check strategy files; the exit code is 2 if there is an error.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=_presets)
 def _validate(files: tuple[str, ...]) -> int:
     """Return all errors of each of FILES."""
@@ -106,7 +106,7 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
 command.add_command(
     click.Command(
         "explain",
-        help="Tell what each field comes to, before any run.",
+        help="Predict for each field whether it takes effect, without a run.",
         callback=_explain,
         params=[
             click.Argument(["name"], metavar="FILE|NAME", shell_complete=_presets),
@@ -132,9 +132,9 @@ def listed(width: int = 0) -> str:
         "Presets",
         tables.layout(list(load.PRESETS.items()), indent=2, width=width),
         "",
-        "fleetrun --strategy NAME train.py     turns one on; several add up, later ones win",
-        "fleetrun strategy show NAME           what is in it",
-        "fleetrun strategy list --fields       every field that a strategy can have",
+        "fleetrun --strategy NAME train.py     apply one; repeatable, later ones win",
+        "fleetrun strategy show NAME           show its contents",
+        "fleetrun strategy list --fields       list every field",
     ]
     return "\n".join(lines) + "\n"
 
@@ -155,7 +155,7 @@ def listed_fields(width: int = 0) -> str:
         lines.append("")
     lines += [
         "Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.",
-        "All about a field, with an example: fleetrun strategy show FIELD",
+        "Details of a field, with an example: fleetrun strategy show FIELD",
     ]
     return "\n".join(lines) + "\n"
 

@@ -69,6 +69,6 @@ def _remark(what: str, error: Exception) -> None:
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
     # Paddle's own errors end in what is wrong, after a stack in C++.
     why = next((line for line in lines if line.startswith("(")), (lines or [""])[0])
-    text = f"{what} has failed, and is left out: {type(error).__name__}: {why}"
+    text = f"{what} has failed and is skipped: {type(error).__name__}: {why}"
     for callback in _remark_callbacks:
         callback(text)

@@ -178,7 +178,7 @@ class Evidence:
             return knob
         reason = "no update of the optimizer was made"
         if self.failures:
-            reason = "what would show it has failed"
+            reason = "the check that would show it has failed"
             return {**knob, "status": NO_WORD, "in_effect": None, "reason": reason}
         return {**knob, "status": NO_EFFECT, "in_effect": None, "reason": reason}
 

@@ -38,8 +38,8 @@ _POLL_S = 0.002
 _FIRST_PORT, _LAST_PORT = 10240, 29999
 _report: Callable[[str], None] = print
 _SENTENCE = (
-    "each gloo group connects through a store of its own: in the one that Paddle shares among them,"
-    " ranks find addresses of other groups, and often no peers"
+    "each gloo group uses a store of its own: in the store that Paddle shares among groups,"
+    " ranks would read the addresses of other groups"
 )
 # The stores of groups that did not all connect.
 _unfinished: list[Any] = []

@@ -276,7 +276,7 @@ class _Check:
                 # A rank that compared alone would wait for the others for ever.
                 self._every = NEVER
                 self._proof.note(
-                    f"the ranks are not compared any more: rank {failed[0]} could not do its part"
+                    f"the ranks are no longer compared: rank {failed[0]} could not do its part"
                 )
             elif outcome is not None and own is not None:
                 self._report(trained, outcome, is_begun=self._begun.get(trained) == own.totals)
@@ -342,8 +342,8 @@ class _Check:
         self._proof.write()
         if is_ours:
             raise border.Disproved(
-                f"The ranks do not train the same model any more: {text}."
-                " --check_ranks=-1 leaves this check out."
+                f"The ranks no longer train the same model: {text}."
+                " --check_ranks=-1 disables this check."
             )
 
     def _changes_sums(self, trained: Any) -> bool:
@@ -358,8 +358,8 @@ class _Check:
         """Note the models whose weights no update has changed, which proves nothing."""
         if self._unchanged:
             self._proof.note(
-                "no update has changed the weights: that the ranks are equal proves nothing"
-                " (a GradScaler skips updates whose gradients are not finite)"
+                "no update has changed the weights, so equal ranks prove nothing (a GradScaler "
+                "skips updates whose gradients are not finite)"
             )
             self._proof.write()
 

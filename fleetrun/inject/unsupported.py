@@ -170,7 +170,7 @@ class _RemainingFields:
         if obstacle or known.get("status") == NO_EFFECT or not self._proof.failures:
             self._proof.knob(name, NO_EFFECT, reason=obstacle or self._reason(name, known))
         else:
-            self._proof.knob(name, NO_WORD, reason="what would show it has failed")
+            self._proof.knob(name, NO_WORD, reason="the check that would show it has failed")
 
     def _report_argument(self, name: str, value: Any) -> None:
         if name == "last_comm_group_size_MB":
@@ -226,7 +226,7 @@ class _RemainingFields:
         if known.get("status") == NO_EFFECT:
             return str(known["reason"])
         if name in self._spec.build_strategy:
-            return "it has changed nothing in this program"
+            return "it changed nothing in this program"
         where = "dynamic" if self._proof.graph == "dygraph" else "static"
         return f"nothing in Paddle's {where} graphs is known to read it"
 

@@ -45,7 +45,7 @@ KNOWN_FAILURES = (
             "CUDA error(100)",
             "no CUDA-capable device",
         ),
-        "The GPU that this rank was given does not exist here: compare --gpus and "
+        "The GPU assigned to this rank does not exist here: compare --gpus and "
         "CUDA_VISIBLE_DEVICES with nvidia-smi -L.",
     ),
     KnownFailure(
@@ -58,7 +58,7 @@ KNOWN_FAILURES = (
             "not compile with CUDA",
             "Cannot use GPU because you have installed CPU version PaddlePaddle",
         ),
-        "This Paddle is the build for CPUs: install paddlepaddle-gpu, or train on the CPU with "
+        "This Paddle is a CPU build: install paddlepaddle-gpu, or train on the CPU with "
         "CUDA_VISIBLE_DEVICES='' and paddle.set_device('cpu').",
     ),
     KnownFailure(
@@ -68,7 +68,7 @@ KNOWN_FAILURES = (
             "Flag FLAGS_dynamic_static_unified_comm cannot get its value",
             "c_gen_xccl_id's infer_shape is not registered",
         ),
-        "Paddle has data parallel of static graphs on GPUs and XPUs only: train a dynamic graph, "
+        "Paddle supports data parallel static graphs on GPUs and XPUs only: train a dynamic graph, "
         "or on CPUs with any --strategy, such as comm_fusion, which connects the ranks over gloo.",
         places=("in _init_communicator", "in init_communicator"),
     ),
@@ -81,8 +81,8 @@ KNOWN_FAILURES = (
     KnownFailure(
         "gpu-library",
         ("The third-party dynamic library (",),
-        "A library of NVIDIA's that this Paddle wants and does not bring is missing; the text "
-        "before names it. `fleetrun doctor` says the line that installs it.",
+        "An NVIDIA library that this Paddle needs and does not contain is missing; the text "
+        "above names it. `fleetrun doctor` prints the command that installs it.",
     ),
     KnownFailure(
         "gpu-switches",
@@ -137,7 +137,7 @@ KNOWN_FAILURES = (
     KnownFailure(
         "not-a-number",
         ("There are NAN or INF", "contains NaN/Inf", "There are `nan` or `inf` in tensor"),
-        "Paddle's own check found NaN or Inf in a tensor (FLAGS_check_nan_inf); the text before "
+        "Paddle's own check found NaN or Inf in a tensor (FLAGS_check_nan_inf); the text above "
         "names the operator.",
     ),
     KnownFailure(
@@ -202,7 +202,7 @@ KNOWN_FAILURES = (
     KnownFailure(
         "disk-full",
         ("No space left on device", "[Errno 28]", "Disk quota exceeded"),
-        "The disk is full: free space where checkpoints and logs go (df -h).",
+        "The disk is full: free space for checkpoints and logs (df -h).",
     ),
     KnownFailure(
         "host-memory",
@@ -285,14 +285,14 @@ LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
 
 SIGNAL_MEANINGS = {
     "SIGABRT": "the program aborted itself, often after a failed check in C++ code",
-    "SIGBUS": "memory behind a file vanished, most often because /dev/shm is too small",
+    "SIGBUS": "a mapped file lost its memory, usually because /dev/shm is too small",
     "SIGFPE": "a division by zero in native code",
-    "SIGHUP": "the terminal or the ssh connection went away",
-    "SIGILL": "the program uses instructions that this processor lacks",
+    "SIGHUP": "the terminal or the ssh connection was closed",
+    "SIGILL": "the program uses instructions that this processor does not support",
     "SIGINT": "interrupted, as by Ctrl-C",
-    "SIGKILL": "killed from outside, most often by the kernel's out-of-memory killer",
-    "SIGPIPE": "the reader of a pipe went away",
-    "SIGSEGV": "native code used memory that it must not access",
+    "SIGKILL": "killed from outside, usually by the kernel's out-of-memory killer",
+    "SIGPIPE": "the reader of a pipe was closed",
+    "SIGSEGV": "native code accessed invalid memory",
     "SIGTERM": "asked to stop",
     "SIGXCPU": "the CPU time limit was reached",
     "SIGXFSZ": "the file size limit was reached",
@@ -341,7 +341,7 @@ def meaning(signum: int) -> str:
     """Return the name of a signal and its usual meaning.
 
     >>> meaning(9)
-    "SIGKILL (killed from outside, most often by the kernel's out-of-memory killer)"
+    "SIGKILL (killed from outside, usually by the kernel's out-of-memory killer)"
     """
     from signal import Signals  # only the report of a failure needs it
 

@@ -34,7 +34,9 @@ _RAW_LINES = 5
 _SHARED = frozenset(("shared-memory", "shared-memory-full"))
 # Crashes that Paddle's reducer makes of the loss of a peer, and what a rank says that lost one so.
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
-_EARLY = "This rank lost a peer that had ended early: all ranks must make as many updates."
+_EARLY = (
+    "This rank lost a peer that had ended early: all ranks must make the same number of updates."
+)
 # The most processes to list that had ended before; an exit is seen a little after it happened.
 _MOST_EARLY = 4
 _SEEN_S = 0.1

@@ -80,8 +80,8 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
         )
     elif _rose(before.on_host, on_host):
         said.append(
-            "The kernel's out-of-memory killer struck on this host meanwhile: its count rose from "
-            f"{before.on_host} to {on_host} (/proc/vmstat)."
+            "The kernel's out-of-memory killer was active on this host meanwhile: its count rose "
+            f"from {before.on_host} to {on_host} (/proc/vmstat)."
         )
     elif before.on_host is not None and on_host == before.on_host:
         said.append(
@@ -93,7 +93,7 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
 
 def _memory(culprit: Exited, group: Cgroup | None) -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    peak = f"At most it held {size(culprit.peak_bytes)} of memory; " if culprit.peak_bytes else ""
+    peak = f"Its peak memory use was {size(culprit.peak_bytes)}; " if culprit.peak_bytes else ""
     limit = f", our cgroup may use {size(group.limit)}" if group and group.limit else ""
     return sentence(f"{peak}this host has {size(total)}{limit}.")
 
@@ -220,7 +220,7 @@ def _core(culprit: Exited) -> list[str]:
         handler = os.path.basename(pattern[1:].split(" ", 1)[0])
         if handler == "systemd-coredump":
             return [f"It left a core: coredumpctl info {culprit.pid}."]
-        return [f"It left a core, which the system gave to {handler}."]
+        return [f"It left a core, which the system passed to {handler}."]
     found = core_file(pattern, culprit.pid or 0, os.getcwd())
     return [f"It left a core: {found}."] if found else []
 

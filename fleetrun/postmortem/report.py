@@ -120,7 +120,7 @@ def left_running(left: Sequence[Leftover]) -> str:
         parts.append(f"pid {pid} ({shown[:_LINE]}{'…' if len(shown) > _LINE else ''})")
     if len(reported) > _LEFT:
         parts.append(f"and {len(reported) - _LEFT} more")
-    return f"The job is done; ended what it had left running: {', '.join(parts)}."
+    return f"The job is done; ended processes that it had left running: {', '.join(parts)}."
 
 
 def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> list[str]:
@@ -139,7 +139,7 @@ def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> l
         lines.append(f"It was not started again: {known}")
     if outcome.stuck:
         who = listed([labels[index] for index in outcome.stuck])
-        lines.append(f"Even SIGKILL did not end {who}: a driver or a file system does not answer.")
+        lines.append(f"Even SIGKILL did not end {who}: a driver or a file system does not respond.")
     return lines
 
 
@@ -150,13 +150,13 @@ def _where(rank: RankSpec, findings: Investigation) -> str:
 
 
 def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
-    """Return where the ranks stand, with their DEVICES; those elsewhere than the rest first."""
+    """Return where the ranks stand, with their DEVICES; those unlike the rest first."""
     missed = _MISSED.get(hang.sign, _MISSED["life"])
     lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
     lines += [f"    {sentence(text)}." for _, text in hang.collectives]
     for who, where in hang.places[:_PLACES]:
         stand = "stands" if len(who) == 1 else "stand"
-        alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""
+        alone = ", unlike the rest" if set(who) <= set(hang.odd) else ""
         held = [devices[label] for label in who if devices.get(label)]
         # A place has commas, devices have none.
         on = (
@@ -169,7 +169,7 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
     lines += [f"    {sentence(one)}." for one in hang.unreached[:_PLACES]]
     if len(hang.unreached) > _PLACES:
-        lines.append(f"    There are more: {len(hang.unreached) - _PLACES}.")
+        lines.append(f"    {len(hang.unreached) - _PLACES} more.")
     lines += [
         f"    A forked child of {label}, pid {pid}, is deadlocked: all its threads wait for locks, "
         f"in {where}."
@@ -179,15 +179,15 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         lines.append(f"    So are {len(hang.deadlocked) - _PLACES} more.")
     if hang.deadlocked:
         lines.append(_FORK)
-    return [*lines, f"The stacks of all are in {hang.stacks}."]
+    return [*lines, f"All stacks are in {hang.stacks}."]
 
 
 def _refuted(faults: Sequence[str]) -> list[str]:
     """Return which fields of the strategy are not in effect, and on which ranks."""
-    lines = ["The strategy is not in effect as asked, and --strategy_strict wants it to be:"]
+    lines = ["The strategy is not in effect as asked, and --strategy_strict requires it:"]
     lines += [f"    {sentence(fault)}." for fault in faults[:_FAULTS]]
     if len(faults) > _FAULTS:
-        lines.append(f"    There is more: {len(faults) - _FAULTS}.")
+        lines.append(f"    {len(faults) - _FAULTS} more faults.")
     return lines
 
 

@@ -237,8 +237,8 @@ class _Asking:
         memory = proc.descriptor(one.pid, MEMORY)
         if memory is None or not proc.catches(one.pid, STACK_SIGNAL):
             return (
-                "it cannot be asked: it ignores PYTHONPATH (python -I, -E, -S), or has closed its "
-                "files; py-spy, where it is installed, needs nothing of that"
+                "it cannot be asked: it ignores PYTHONPATH (python -I, -E, -S), or has closed "
+                "its files; py-spy, if installed, works anyway"
             )
         try:
             self._fd = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)

@@ -145,7 +145,7 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
     try:
         asked = protocol.read(begin, protocol.Inquiry)
     except ValueError:
-        other = protocol.Answer(fault="its fleetrun is another than the one here.")
+        other = protocol.Answer(fault="its fleetrun differs from the one here.")
         _tell(protocol.line(other))
         return _UNUSED
     if shipped is not None:

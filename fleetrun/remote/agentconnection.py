@@ -103,8 +103,8 @@ class AgentConnection(SshConnection):
         self._chatter += len(part)
         if self._chatter > _MOST_CHATTER:
             self.give_up(
-                "it prints without end before fleetrun can answer: see what its shell does at a "
-                "start, as in ~/.bashrc."
+                "its shell prints endlessly before fleetrun can answer: check its start-up "
+                "files, such as ~/.bashrc."
             )
 
     def why(self) -> str:

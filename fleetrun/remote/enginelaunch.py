@@ -44,8 +44,8 @@ def _spread(request: Request, found: Detected) -> int:
     if request.detach or request.ui:
         option = "--detach" if request.detach else "--ui"
         raise UsageError(
-            f"{option} does not go with an allocation of several hosts: leave it out, or hand the "
-            "job in by `fleetrun submit slurm`."
+            f"{option} cannot be used in an allocation of several hosts: omit it, or submit the "
+            "job with `fleetrun submit slurm`."
         )
     return srun.run(request.typed, found)
 

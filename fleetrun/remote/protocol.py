@@ -163,12 +163,12 @@ def faults(
                 )
                 found.append((name, sentence))
         if one.digest != like.digest:
-            found.append((name, f"the script is another than on {first}."))
+            found.append((name, f"the script differs from that on {first}."))
         if abs(skews[name]) > _SKEW_S:
             found.append((name, f"its clock differs by {skews[name]:+.0f} s from the one here."))
         # Where no host has one, training runs on CPUs.
         if wanted is not None and have[most] > 0 <= one.gpus < (wanted[name] or 1):
-            ranks = f"{wanted[name]} ranks are wanted there, and " if one.gpus else ""
+            ranks = f"{wanted[name]} ranks are requested there, and " if one.gpus else ""
             than = "" if one.gpus else f", and {most} has {have[most]}"
             found.append((name, f"{ranks}it has {_gpus(one.gpus)}{than}."))
     return tuple(found)

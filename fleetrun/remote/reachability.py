@@ -58,7 +58,7 @@ def missing(
                 place.address, place.port, _socket.AF_INET, _socket.SOCK_STREAM
             )[0]
         except OSError as error:
-            faults[place.name] = f"its name leads nowhere: {error.strerror}"
+            faults[place.name] = f"its name cannot be resolved: {error.strerror}"
             continue
         made = _socket.socket(family, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
         code = made.connect_ex(where)

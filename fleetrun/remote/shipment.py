@@ -145,7 +145,7 @@ def _check_size(folder: str, names: Sequence[str]) -> None:
     said = ", ".join(f"{part} {size(count)}" for part, count in largest)
     raise UsageError(
         f"--ship sends at most {size(_MOST_BYTES)}, and {folder} has {size(whole)} ({said}): name "
-        "in .gitignore what the job does not need, or bring it to the hosts otherwise."
+        "in .gitignore what the job does not need, or copy it to the hosts in another way."
     )
 
 

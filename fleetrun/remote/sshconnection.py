@@ -41,7 +41,7 @@ def ssh_command(request: Request) -> list[str]:
     try:
         found = shlex.split(request.ssh)
     except ValueError:
-        raise UsageError(f"--ssh={request.ssh}: a quotation mark in it has no other.") from None
+        raise UsageError(f"--ssh={request.ssh}: a quotation mark is not closed.") from None
     if request.ssh == "ssh" and shutil.which("ssh") is None:
         raise EnvironmentFault(
             "There is no ssh here, by which --hosts and --hostfile reach the hosts: install it "

@@ -45,15 +45,13 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
             ("include", request.include) if request.include else ("exclude", request.exclude)
         )
         raise UsageError(
-            f"--{option}={text} chooses among the hosts of --hosts or --hostfile; for devices of "
+            f"--{option}={text} selects from the hosts of --hosts or --hostfile; for devices of "
             "this host write --gpus=0,1."
         )
     option = "--hosts" if request.hosts else "--hostfile"
     for one in argv.scan(request.typed).settings:
         if one.option.target in _GIVEN:
-            raise UsageError(
-                f"{one.typed} and {option} both say which hosts there are: leave {one.typed} out."
-            )
+            raise UsageError(f"{one.typed} and {option} both name the hosts: omit {one.typed}.")
     if request.hostfile:
         try:
             with open(request.hostfile, encoding="utf-8") as file:
@@ -83,7 +81,7 @@ def as_listed(request: Request) -> Request:
     """Return REQUEST as a dry run shows it: with the hosts that it lists as those of --ips."""
     hosts = listed(request)
     if len({(host.slots, host.devices) for host in hosts}) > 1:
-        raise UsageError("--dry-run shows only hosts that all have the same slots.")
+        raise UsageError("--dry-run requires the same number of slots on all hosts.")
     names = tuple(host.name for host in hosts)
     asked, needed = request.nproc_per_node, least(request, len(names))
     return request._replace(

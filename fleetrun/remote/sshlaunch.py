@@ -137,7 +137,7 @@ class Head(Fanout[AgentConnection]):
             # A large folder over a slow network.
             self._started(one)
         elif one.answer is None:
-            one.give_up(f"it gave no answer within {_CHECK_S:g} s.")
+            one.give_up(f"it did not answer within {_CHECK_S:g} s.")
         elif one.unreached is None:
             one.give_up(f"it did not say within {_REACH_S:g} s which hosts it reaches.")
 
@@ -226,7 +226,7 @@ class Head(Fanout[AgentConnection]):
         out = [one for one in self._remotes if one not in left]
         self._remotes = left
         self._say(
-            f"The job begins without {listed([one.host.name for one in out])}: "
+            f"The job starts without {listed([one.host.name for one in out])}: "
             f"{self._least} of its hosts are enough."
         )
         for one in out:
@@ -337,5 +337,5 @@ class Head(Fanout[AgentConnection]):
                 self._loop.timer(one, at, partial(self._cut, one))
 
     def _cut(self, one: AgentConnection) -> None:
-        self._say(f"ssh to {one.host.name} does not end by itself, and is killed.")
+        self._say(f"ssh to {one.host.name} does not exit, so it is killed.")
         one.give_up("its ssh did not end")

@@ -66,8 +66,8 @@ class Background(Sink):
         """Do as `open`, without a loop."""
         pid = os.getpid()
         self._log(
-            f"in the background as process {pid}: `fleetrun attach {pid}` shows its console, "
-            f"`fleetrun stop {pid}` ends it."
+            f"running in the background as process {pid}: `fleetrun attach {pid}` shows its "
+            f"console, `fleetrun stop {pid}` ends it."
         )
         if self._ready >= 0:
             os.write(self._ready, _READY)

@@ -145,7 +145,7 @@ class Hung(NamedTuple):
     seconds: float
     at: float
     places: tuple[tuple[tuple[str, ...], str], ...] = ()
-    # The labels of processes that stand elsewhere than the rest.
+    # The labels of processes that stand unlike the rest.
     odd: tuple[str, ...] = ()
     # The files that have all stacks.
     stacks: str = ""
@@ -164,13 +164,13 @@ class Hung(NamedTuple):
         """Return one line of text.
 
         >>> Hung(30.0, at=99.0, odd=("rank 1",)).describe()
-        'the job hung for 30 s, rank 1 elsewhere than the rest'
+        'the job hung for 30 s, rank 1 unlike the rest'
         >>> Hung(30.0, at=99.0, unreached=("rank 1 does not reach 10.0.0.1:6070",)).describe()
         'the job hung for 30 s, rank 1 does not reach 10.0.0.1:6070'
         >>> Hung(30.0, 9.0, collectives=((("rank 1",), "rank 1 never entered ..."),)).describe()
         'the job hung for 30 s: rank 1 never entered ...'
         """
-        where = f", {' and '.join(self.odd)} elsewhere than the rest" if self.odd else ""
+        where = f", {' and '.join(self.odd)} unlike the rest" if self.odd else ""
         if self.collectives:
             where = f": {self.collectives[0][1]}"
         if self.unreached:

@@ -296,7 +296,7 @@ def _why(program: str, number: int | None) -> str:
         case errno.ENOEXEC:
             why = f"{program} is not a program: a script needs a first line such as #!/bin/sh."
         case errno.E2BIG:
-            why = "its command and environment are larger than the system takes."
+            why = "its command and environment exceed the system's limit."
         case errno.EAGAIN:
             why = "no more processes are allowed (ulimit -u, or the pids limit of the container)."
         case errno.ECANCELED:

@@ -31,11 +31,11 @@ class Objection(NamedTuple):
 
 
 OVER = Objection("the job has ended")
-_IMPOSTOR = Objection("its name is that of another launcher")
+_IMPOSTOR = Objection("another launcher has the same name")
 _STALE = Objection("it belongs to another job of this name, whose coordinator was lost")
-_LOST = Objection("it was silent for too long, and counts as lost")
+_LOST = Objection("it was silent for too long and is considered lost")
 _STRANGER = Objection(
-    f"the job has begun, and without {TOKEN} it takes back only hosts that have taken part: "
+    f"the job has begun, and without {TOKEN} it readmits only hosts that have taken part: "
     "set the same on every host"
 )
 
@@ -108,7 +108,7 @@ def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
         {} if local is None else rank_assignment.differences(local.offer, join.offer, where=where)
     )
     if event.has_same_script is False:
-        found = {"the script": f"the script is another one there than on {where}", **found}
+        found = {"the script": f"its script differs from that on {where}", **found}
     return found
 
 

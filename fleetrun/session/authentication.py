@@ -92,7 +92,7 @@ class Seal:
         """Return the payload of SEALED, or raise AuthenticationError: it is not the next frame."""
         payload = sealed[MAC_BYTES:]
         if not hmac.compare_digest(sealed[:MAC_BYTES], self.mac(payload)):
-            raise AuthenticationError("what came is not what its sender has sent")
+            raise AuthenticationError("the message was changed on its way")
         return payload
 
 

@@ -81,7 +81,7 @@ class Frames:
                     # Mostly HTTP, or the greeting of an ssh server.
                     said = begin.decode().split("\r")[0].split("\n")[0]
                     raise Malformed(
-                        f"{said!r}, as no launcher does: that port is another program's"
+                        f"{said!r}, which no launcher sends: another program uses that port"
                     )
                 raise Malformed(f"a frame of {length} bytes, where {self.limit} are allowed")
             end = _HEAD + length
@@ -174,7 +174,7 @@ def _no_constant(name: str) -> float:
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise Malformed("a key that comes twice")
+        raise Malformed("a duplicate key")
     return values
 
 
@@ -224,7 +224,7 @@ class Codec:
         word = values.pop(_WORD, None)
         kind = self._types.get(word) if isinstance(word, str) else None
         if kind is None:
-            raise Malformed("no message that is known here")
+            raise Malformed("an unknown message")
         return _typed(kind, values, str(word))
 
 

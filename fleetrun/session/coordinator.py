@@ -674,7 +674,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
     # Where a connection breaks, its launcher has ended then. Silence says nothing of the ranks:
     # what others report before a host counts as lost came first.
     since = at if host.broken_at is None or host.is_redialing else host.broken_at
-    silence = f"nothing was heard of the launcher for {at - host.heard_at:.0f} s"
+    silence = f"the launcher has been silent for {at - host.heard_at:.0f} s"
     how = "fleetrun was lost" if host.broken_at is not None else silence
     failure = Failure(
         host.name,
@@ -717,7 +717,7 @@ def _killed(state: State, event: Received) -> Step:
 def _wait(state: State, at: float) -> Step:
     """Report which hosts are missing, or that the timeout has passed."""
     who, is_late = _missing(state), state.phase == PREPARING
-    verb = "took too long: not done" if is_late else "did not come"
+    verb = "took too long" if is_late else "did not come"
     if at >= state.deadline:
         what = f"{who} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)

@@ -169,7 +169,7 @@ class Dialer:
         if not found:
             self.troubles[target] = "the name cannot be resolved on this host"
         elif not usable:
-            self.troubles[target] = f"the name means {found[0].address}, which is this host"
+            self.troubles[target] = f"the name resolves to {found[0].address}, which is this host"
         if not self._lookups:
             self._call_all()
 
@@ -311,7 +311,7 @@ class _Attempt:
         if self._connection is None:
             self._fail(f"no answer within {_CONNECT_S:g} s (is a firewall in between?)")
         else:
-            self._fail("what listens there does not answer as fleetrun")
+            self._fail("a program other than fleetrun listens there")
 
     def _fail_to_connect(self, number: int) -> None:
         self.is_closed = number == errno.ECONNREFUSED

@@ -573,7 +573,7 @@ class Session:
         found = differences(asked, config)
         if found and self._member is not None:
             where = self._member.coordinator
-            self.shown(f"{where} coordinates the job, with its own options: {', '.join(found)}")
+            self.shown(f"{where} coordinates the job, and its options apply: {', '.join(found)}")
         self.handler.obey()
 
     def _perform(self, action: member.Action) -> None:

@@ -193,7 +193,7 @@ class ElectedSession(Session):
 
     def resign(self, why: str, renewed_at: float) -> None:
         """Coordinate no more; the ranks here end in time."""
-        self._log(f"This host coordinates the job no more: {why}.")
+        self._log(f"This host no longer coordinates the job: {why}.")
         self._serve_no_more()
         if self._member is not None:
             self._member = self._member._replace(is_local=False, alive_at=renewed_at)

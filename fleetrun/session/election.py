@@ -194,7 +194,7 @@ class Election:
         record = jobrecord.read_record(recorded)
         if self._job is not None and (record is None or record.job != self._job):
             self.rest()
-            self._callbacks.end("the job has ended, or etcd has lost what it knew of it")
+            self._callbacks.end("the job has ended, or etcd has lost its record")
             return
         if record is not None and record.job not in {self._job, self._followed}:
             # Its hosts would be faster. Those that are cut off have ended their ranks by then.
@@ -214,7 +214,7 @@ class Election:
         if leader is not None and leader.launcher != self._launcher:
             self._rests_until, self._short_at = 0.0, None
         if leader is None:
-            self.trouble = "what stands there is not from fleetrun"
+            self.trouble = "the value there is not from fleetrun"
         elif self._job is not None and leader.job != self._job:
             self.rest()
             self._callbacks.end("another job of the same name has begun")
@@ -281,14 +281,14 @@ class Election:
         elif answer.value:
             self._renewed(answer.asked_at)
         elif self._is_replaceable:
-            self._resign("etcd has given this coordinator up")
+            self._resign("etcd no longer accepts this coordinator")
 
     def check(self) -> None:
         """Resign where others may be elected soon."""
         if self.is_overdue:
             silence_s = self._clock() - self.renewed_at
             why = f" ({self.trouble})" if self.trouble else ""
-            self._resign(f"nothing was heard of etcd for {silence_s:.0f} s{why}")
+            self._resign(f"etcd has not answered for {silence_s:.0f} s{why}")
 
     def give_way(self, why: str) -> None:
         """Let a launcher lead that may reach more hosts, and do so again if none comes.

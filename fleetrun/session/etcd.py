@@ -165,8 +165,8 @@ class Client:
         if not has_hung_up:
             return ""
         if not self._is_secure:
-            return "; one that wants TLS is given as etcds://HOST:PORT"
-        return f"; where it asks for a certificate, {_CERTIFICATE} and {_KEY} name one"
+            return "; for etcd with TLS give etcds://HOST:PORT"
+        return f"; if it requires a client certificate, set {_CERTIFICATE} and {_KEY}"
 
     def _post(self, host: str, port: int, path: str, body: bytes) -> dict[str, Any]:
         link = self._link
@@ -190,7 +190,7 @@ class Client:
             raise http.client.HTTPException(message)
         found = json.loads(text)
         if not isinstance(found, dict):
-            message = "it does not answer as etcd"
+            message = "its answer is not etcd's"
             raise http.client.HTTPException(message)
         return found
 
@@ -243,10 +243,10 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, http.client.RemoteDisconnected):
-        return "it hangs up without an answer"
+        return "it closes the connection without an answer"
     doubt = getattr(error, "verify_message", "")
     if doubt:
-        return f"its certificate does not count ({doubt}); {_AUTHORITY} names its authority"
+        return f"its certificate is not trusted ({doubt}); set {_AUTHORITY} to its authority"
     if isinstance(error, json.JSONDecodeError | http.client.BadStatusLine):
         return "what listens there is not etcd"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from fleetrun.session import messages
 
 _UNPROTECTED = (
-    f"{TOKEN} is not set: until all hosts were there, whoever knew --job_id and ran the same "
+    f"{TOKEN} is not set: until all hosts had joined, anyone with the --job_id and the same "
     "script could take part."
 )
 # Fewer letters are found by trying.
 _LEAST_TOKEN = 16
 _SHORT = (
-    f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be found by trying: make one "
+    f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be guessed: make one "
     "with `openssl rand -hex 32`, the same on every host."
 )
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call

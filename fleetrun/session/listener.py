@@ -197,7 +197,7 @@ class Listener:
     def _admit(self, link: _socket.socket, address: str) -> None:
         if self.allowed is not None and address not in self.allowed:
             link.close()
-            self._refused(address, "is not among the addresses of this job's hosts")
+            self._refused(address, "is not an address of this job's hosts")
             return
         if len(self._pending) >= self._most_pending:
             self._refuse(self._least_wanted(), "gave way to others that call")
@@ -231,7 +231,7 @@ class Listener:
             if until > now:
                 self._waiting.timer((id(self), "deadline"), until, self._expire)
                 return
-            self._refuse(caller, "said nothing that a launcher says in time")
+            self._refuse(caller, "sent nothing that a launcher sends in time")
 
     def _ready(self, caller: Connection) -> None:
         del self._pending[caller]

@@ -403,8 +403,10 @@ def _loss(state: MemberState, *, is_gone: bool) -> Failure:
 
 def _stood_still(state: MemberState) -> str:
     """Return why the others have given this launcher up, which was stopped for a while."""
-    stood_still = f"stood still for {state.stood_still_s:.0f} s (stopped, or without a processor)"
-    return f"this launcher {stood_still}, and counts as lost"
+    stood_still = (
+        f"was not running for {state.stood_still_s:.0f} s (stopped, or without a processor)"
+    )
+    return f"this launcher {stood_still} and is considered lost"
 
 
 def _set_timer(state: MemberState, at: float) -> MemberState:

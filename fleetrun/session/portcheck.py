@@ -147,7 +147,7 @@ class PortCheck:
             return ""
         return (
             f"This host does not reach ports of other hosts' ranks: {in_words(self.failures)}. The "
-            "job starts all the same, but may hang. --port_check=off tries no ports."
+            "job starts anyway, but may hang. --port_check=off skips this check."
         )
 
 

@@ -138,7 +138,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._is_hooking = False
         if trouble:
             what = f"{_HOOK} failed ({self._redact(trouble)})"
-            self._log(f"{sentence(what)}. This host joins all the same.")
+            self._log(f"{sentence(what)}. This host joins anyway.")
         self._look_at_host()
 
     def _look_at_host(self) -> None:
@@ -223,7 +223,7 @@ class Rendezvous(Gathering, SessionHandler):
     def _say_fault(self, fault: FleetrunError) -> None:
         """Say at once what keeps this host from taking part, while the others have to be told."""
         if not self._is_over:
-            self._log(f"{fault} The other hosts are told, for up to {_REPORT_S - _SAY_S:g} s more.")
+            self._log(f"{fault} Telling the other hosts, for up to {_REPORT_S - _SAY_S:g} s more.")
 
     def _wait(self, seconds: float) -> None:
         """Give up after so many SECONDS from now."""
@@ -342,7 +342,7 @@ class Rendezvous(Gathering, SessionHandler):
         if not trouble:
             self._plan(roster)
             return
-        what = f"it stood by, and {self._redact(trouble)}"[:_LONGEST]
+        what = f"it was a spare, and {self._redact(trouble)}"[:_LONGEST]
         host = self._bare.named()
         self._session.planned(Failure(host, what, RendezvousError.exit_code, is_departure=True))
 

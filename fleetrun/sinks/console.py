@@ -367,7 +367,7 @@ class Console(Sink):
             self._give_up(f"standard output cannot be written ({error.strerror})")
             return -1
         if self._outlet.is_closed:
-            self._give_up("nobody reads standard output any more")
+            self._give_up("standard output was closed")
             return -1
         self._pending = self._pending[taken:]
         self._recent_bytes += taken
@@ -395,7 +395,7 @@ class Console(Sink):
 
     def _on_timeout(self) -> None:
         if self._progress_at + _TIMEOUT_S <= time.monotonic():
-            self._give_up(f"standard output took nothing for {_TIMEOUT_S:g} s")
+            self._give_up(f"standard output accepted nothing for {_TIMEOUT_S:g} s")
 
     def _rest(self) -> None:
         """Wait for more output, for a shorter time while the files grow at a readable pace."""

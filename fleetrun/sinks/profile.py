@@ -49,6 +49,6 @@ class ProfileSink(Sink):
             self._job.log(f"Profile: open {path} and others in https://ui.perfetto.dev.")
         if silent:
             self._job.log(
-                f"Profile: no trace of {names.listed(silent)}: the steps asked for were not made, "
+                f"Profile: no trace of {names.listed(silent)}: the requested steps were not run, "
                 "or not in Python with Paddle."
             )

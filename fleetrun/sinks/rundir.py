@@ -72,7 +72,7 @@ class RunDirectory(Sink):
             self._lock_fd = self._folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             # Not only the file systems that know no owners say the same of both.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
-                raise PermissionError(errno.EPERM, "another user has put his own folder there")
+                raise PermissionError(errno.EPERM, "another user has a folder there")
             lockfile.is_locked(self._lock_fd)
             os.write(self._lock_fd, lockfile.mark(os.getpid(), os.path.basename(self._run_dir)))
             self._is_made = True
@@ -204,7 +204,7 @@ class RunDirectory(Sink):
         if pid is not None and lockfile.is_locked(fd):
             self._job.log(
                 f"{name} (process {pid}) still runs in this folder: {self._log_dir}/latest and "
-                f"workerlog.N are this launch's from now on; its own logs are in "
+                f"workerlog.N now belong to this launch; its own logs are in "
                 f"{self._log_dir}/runs/{name}."
             )
         os.close(fd)

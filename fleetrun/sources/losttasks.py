@@ -29,8 +29,8 @@ class LostTasks(Source):
     may fail: a job that trains well is not ended because tasks are not watched any more.
     """
 
-    name = "the watch over the engine's tasks"
-    without = "without notice of tasks that are killed"
+    name = "watching the engine's tasks"
+    without = "without noticing killed tasks"
 
     def __init__(self, tasks: Mapping[int, int], *, log: Callable[[str], None]) -> None:
         self._tasks = tasks

@@ -282,7 +282,7 @@ class Proof(Source):
         """Decide whether this source is required, which --strategy_strict makes it."""
         self.is_required = is_strict
         asked_for = ", which --strategy_strict requires" if is_strict else ""
-        self.without = f"without proof of what its strategy does{asked_for}"
+        self.without = f"without evidence of what its strategy does{asked_for}"
 
     def _judge(self, *, is_last: bool) -> None:
         from fleetrun.sources import overview  # only with a strategy

@@ -213,7 +213,7 @@ class JobSession(Source, SessionHandler):
     def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
         """Stop, as the others do, or kill the ranks: the others may start again without them."""
         if is_fenced:
-            self._log("Cut off from the other hosts: the ranks here are killed.")
+            self._log("Cut off from the other hosts: killing the ranks here.")
         else:
             self._stopped_for = failure.what
         now = time.monotonic()

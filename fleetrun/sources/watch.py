@@ -90,8 +90,8 @@ class Watch(Source):
     It may fail: a job that trains well is not ended because hangs are not noticed any more.
     """
 
-    name = "the watch over the ranks"
-    without = "without notice of stopped and slow ranks"
+    name = "watching the ranks"
+    without = "without reporting stopped and slow ranks"
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Watch(Source):
         self._reports_stragglers = job.request.debug is None
         self._timeout_s = job.plan.rules.hang_timeout_s if self._reports_stragglers else 0.0
         if self._timeout_s:
-            self.without = "without notice of hangs: --hang_timeout has no effect any more"
+            self.without = "without detecting hangs: --hang_timeout no longer has an effect"
         # With other hosts it takes all of them to say that the job hangs.
         self._session = session
         self._judge: HangJudge | None = None
@@ -386,7 +386,7 @@ class Watch(Source):
             if not self._has_said_unsampled:
                 self._has_said_unsampled = True
                 self._job.log(
-                    f"Stacks cannot be sampled ({error.strerror}), so ranks that spin look busy."
+                    f"Stacks cannot be sampled ({error.strerror}), so spinning ranks look busy."
                 )
 
     def _remove_samples(self) -> None:

@@ -156,6 +156,6 @@ def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> N
     assert len({one.group for one in last}) == counts["communicators"]
     usage = [one for one in seen if one.dtype == "int32" and one.order > last[0].order]
     assert len(usage) == counts["usage_allreduces"]
-    # Paddle's own reducer, which cannot be watched, may overlap.
+    # Paddle's own reducer, which cannot be observed, may overlap.
     if not any("as built" in one["evidence"] for one in proof["knobs"]):
         assert any(one.beside for one in buckets) == (counts["early"] > 0)

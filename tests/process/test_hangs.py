@@ -57,7 +57,7 @@ def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
     assert "The job hung: for " in ended.said
     assert "Rank 1 stands in wait (threading.py:" in ended.said
     assert "called from load_batch (script-" in ended.said
-    assert "elsewhere than the rest" in ended.said
+    assert "unlike the rest" in ended.said
     assert "Ranks 0, 2 stand in meet (script-" in ended.said
     assert "stacks.*.txt" in ended.said
     assert "in load_batch" in stacks(job, 1)

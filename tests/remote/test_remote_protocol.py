@@ -62,7 +62,7 @@ def test_hosts_that_are_alike_are_well() -> None:
         ({"fleetrun": "0.2.0"}, "fleetrun is 0.2.0, and on a 0.1.0."),
         ({"paddle": ""}, "Paddle is not there, and on a 3.3.1."),
         ({"python": "3.10.1"}, "Python is 3.10, and on a 3.11."),
-        ({"digest": "bb"}, "the script is another than on a."),
+        ({"digest": "bb"}, "the script differs from that on a."),
     ],
 )
 def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None:

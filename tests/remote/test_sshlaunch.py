@@ -143,7 +143,7 @@ def test_an_elastic_job_begins_without_a_host_that_is_not_fit(tmp_path: Path) ->
     assert ended.code == 0, ended.said
     assert {path.name for path in tmp_path.glob("up.*")} == {"up.0.of.2", "up.1.of.2"}
     assert "nowhere  ssh: " in ended.said
-    assert "The job begins without nowhere: 2 of its hosts are enough." in ended.said
+    assert "The job starts without nowhere: 2 of its hosts are enough." in ended.said
 
 
 @pytest.mark.parametrize("hosts", ["nowhere,127.0.0.1,127.0.0.2", "127.0.0.1,nowhere,nowhere2"])
@@ -313,7 +313,7 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
         # It quotes nothing of what it does not understand.
         (
             b'{"version": 0, "environ": {"FLEETRUN_TOKEN": "hunter2"}}\n',
-            b"its fleetrun is another than the one here.",
+            b"its fleetrun differs from the one here.",
         ),
     ],
 )

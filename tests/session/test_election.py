@@ -191,7 +191,7 @@ def test_whom_a_roster_is_refused_or_whose_lease_has_ended_resigns(lab: Lab) -> 
     lab.did()
     lab.pass_time(2.0)
     lab.answer(value=False)
-    assert lab.did()[0][:2] == ("resign", "etcd has given this coordinator up")
+    assert lab.did()[0][:2] == ("resign", "etcd no longer accepts this coordinator")
 
 
 def test_the_coordinator_of_a_job_that_never_starts_again_stays_without_etcd() -> None:
@@ -230,7 +230,7 @@ def test_who_had_a_part_in_a_job_that_is_over_ends(lab: Lab) -> None:
     lab.did()
     lab.election.seek()
     lab.answer(FREE)
-    assert lab.did()[1:] == [("end", "the job has ended, or etcd has lost what it knew of it")]
+    assert lab.did()[1:] == [("end", "the job has ended, or etcd has lost its record")]
     lab.election.seek()
     lab.answer((jobrecord.write(OTHER._replace(job="y")), 5, "", 0, ""))
     assert lab.did() == [("end", "another job of the same name has begun")]

@@ -177,7 +177,7 @@ def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
     assert failure is not None
-    assert (failure.what, failure.is_departure) == ("it stood by, and its disk is full", True)
+    assert (failure.what, failure.is_departure) == ("it was a spare, and its disk is full", True)
     gathering.conclude(Verdict(1, "me", failure, is_final=False))
     turn_until(loop, lambda: told.offers == 2)
     assert told.troubles == ["", "its disk is full"]
@@ -226,9 +226,7 @@ def test_the_users_command_runs_before_a_host_joins(command: str, why: str | Non
     assert gathering.missing() == "the command of --elastic_pre_hook"
     turn_until(loop, lambda: told.offers)
     assert gathering.missing() == "a place"
-    all_the_same = (
-        f"The command of --elastic_pre_hook failed ({why}). This host joins all the same."
-    )
+    all_the_same = f"The command of --elastic_pre_hook failed ({why}). This host joins anyway."
     assert told.said == ([] if why is None else [all_the_same])
     gathering._abandon()
     loop.close()

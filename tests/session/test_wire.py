@@ -372,7 +372,7 @@ def test_an_address_that_is_not_listed_is_caller_refused_at_once(net: Net) -> No
     listener = net.listen(allowed={"10.0.0.1"})
     dialer, _ = net.call()
     turn_until(net.loop, lambda: net.server.refused and dialer.trouble)
-    assert net.server.refused[0] == (HERE, "is not among the addresses of this job's hosts")
+    assert net.server.refused[0] == (HERE, "is not an address of this job's hosts")
     listener.allowed = {HERE}
     turn_until(net.loop, lambda: net.server.connections)
 
@@ -468,7 +468,7 @@ def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
         turn_until(net.loop, lambda: len(net.server.refused) == 2)
         assert one.recv(1) == other.recv(1) == b""
     assert listener.pending == 0
-    assert {why for _, why in net.server.refused} == {"said nothing that a launcher says in time"}
+    assert {why for _, why in net.server.refused} == {"sent nothing that a launcher sends in time"}
 
 
 def test_a_flood_of_idle_callers_drives_out_itself(net: Net) -> None:

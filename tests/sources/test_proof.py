@@ -636,7 +636,7 @@ def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
     ended = job.run()
     assert ended.returncode == 5
     said = ended.stderr.decode()
-    assert "The strategy is not in effect as asked, and --strategy_strict wants it to be:" in said
+    assert "The strategy is not in effect as asked, and --strategy_strict requires it:" in said
     assert "    Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in said
     assert [one["event"] for one in job.events()].count("strategy_rejected") == 1
     assert job.events()[-1]["exit_code"] == 5

@@ -155,7 +155,7 @@ def fault(
     first, *others = result["numbers"]
     if any(each != first for each in others):
         return "the ranks differ"
-    told = [note for note in result["proof"]["notes"] if "is not as fleetrun knows it" in note]
+    told = [note for note in result["proof"]["notes"] if "differs from the versions" in note]
     if bool(told) is not is_asked or any(
         not any(text in note for text in FALLBACKS.values()) for note in told
     ):

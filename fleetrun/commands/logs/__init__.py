@@ -127,18 +127,18 @@ def _runs(
 
 command = click.Command(
     "logs",
-    help="Show what the ranks of a run have printed: of the latest run into the log folder, or of "
-    "each RUN, which is (a part of) its name, its folder, or a log folder. Several ranks are "
-    "merged in the order in which their lines came, within a tenth of a second, each line with its "
-    "rank before it; of one rank the log is shown as it is.",
+    help="Show the output of the ranks of the latest run, or of each RUN: its name or a part of "
+    "it, its folder, or a log folder. Several ranks are merged in the order of their output, to "
+    "a tenth of a second, each line prefixed with its rank; the log of a single rank is shown "
+    "unchanged.",
     callback=_logs,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN]...", shell_complete=_runs),
         click.Option(
-            ["-f", "--follow"], is_flag=True, help="Go on with what comes until the job ends."
+            ["-f", "--follow"], is_flag=True, help="Follow the output until the job ends."
         ),
         parser.option("rank", "text", "Only these: 0,3-5 or server.0.", metavar="LIST"),
-        click.Option(["--failed"], is_flag=True, help="Only those that failed first."),
+        click.Option(["--failed"], is_flag=True, help="Only the ranks that failed first."),
         parser.option("attempt", "int", "Only this attempt; the first is 0.", minimum=0),
         parser.option(
             "since", "text", "Only what came since: 90s, 10m, 2h, or a time.", metavar="TIME"
@@ -147,9 +147,9 @@ command = click.Command(
         parser.log_dir(),
         parser.color("Whether prefixes are coloured."),
         click.Option(
-            ["--raw"], is_flag=True, help="On a terminal leave escape sequences in, as of colours."
+            ["--raw"], is_flag=True, help="Keep escape sequences, such as colours, on a terminal."
         ),
-        click.Option(["--runs"], is_flag=True, help="List the runs instead, the newest first."),
+        click.Option(["--runs"], is_flag=True, help="List the runs, newest first."),
         click.Option(
             ["--collectives"],
             is_flag=True,

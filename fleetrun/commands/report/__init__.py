@@ -39,10 +39,11 @@ def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
 
 command = click.Command(
     "report",
-    help="Write a run as one HTML file that needs no network: the timeline of processes, why it "
-    "ended, losses and steps that ranks printed, memory, the strategy in effect, where it came "
-    "from, links to the logs. RUN is as for `fleetrun logs`; two are put side by side. The file is "
-    "report.html in the run's folder, for two in this one.",
+    help="Write one HTML file about a run, which opens without a network: the timeline of "
+    "processes, why it ended, losses and steps that ranks printed, memory, the strategy in "
+    "effect, versions and settings, links to the logs. RUN is as for `fleetrun logs`; two runs "
+    "are compared side by side. The file is report.html in the folder of the run, or for two "
+    "runs in the current folder.",
     callback=_report,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN [RUN]]"),

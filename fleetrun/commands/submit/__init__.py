@@ -10,7 +10,7 @@ from fleetrun.commands.submit import kubernetes, slurm
 
 @click.group("submit", cls=parser.CommandGroup, no_args_is_help=False)
 def command() -> None:
-    """Hand a job in to Slurm or Kubernetes; what stands after `--` is what fleetrun runs there."""
+    """Submit a job to Slurm or Kubernetes; the words after `--` are the fleetrun command there."""
 
 
 command.add_command(slurm.command)

@@ -228,51 +228,61 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
 
 command = click.Command(
     "k8s",
-    help="Print the resources of a job (an Indexed Job with its service and token, or Kubeflow's "
-    "PaddleJob), or create them by kubectl. ARGUMENTS are those of a launch without hosts: "
-    "`fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. What is always the same "
-    "at a site may stand in fleetrun.yaml under `submit: k8s:`.",
+    help="Print the resources of a job (an Indexed Job with its service and token, or a "
+    "PaddleJob of Kubeflow), or create them with kubectl. ARGUMENTS are those of a launch "
+    "without hosts: `fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. Put the "
+    "options that never change at your site into fleetrun.yaml under `submit: k8s:`.",
     callback=_run,
     params=[
-        common.option("image", common.WORD, "NAME", "The image: Paddle, fleetrun and the script."),
-        parser.option("nodes", "int", "How many pods.", metavar="N", default="1", minimum=1),
-        parser.option("gpus", "int", "GPUs of each pod.", metavar="N", minimum=0),
-        common.option("cpus", _QUANTITY, "QUANTITY", "CPUs of each pod."),
-        common.option("memory", _QUANTITY, "QUANTITY", "Memory of each pod."),
+        common.option(
+            "image", common.WORD, "NAME", "Container image with Paddle, fleetrun and the script."
+        ),
+        parser.option("nodes", "int", "Number of pods.", metavar="N", default="1", minimum=1),
+        parser.option("gpus", "int", "GPUs per pod.", metavar="N", minimum=0),
+        common.option("cpus", _QUANTITY, "QUANTITY", "CPUs per pod."),
+        common.option("memory", _QUANTITY, "QUANTITY", "Memory per pod."),
         common.option("shm", _QUANTITY, "QUANTITY", "Size of /dev/shm, for data loaders.", "16Gi"),
-        common.option("name", _NAME, "NAME", "The job's name; the script's."),
-        common.option("namespace", common.WORD, "NAME", "Kubernetes' namespace."),
+        common.option("name", _NAME, "NAME", "Job name.  [default: the script]"),
+        common.option("namespace", common.WORD, "NAME", "Kubernetes namespace."),
         parser.option(
             "kind",
             "choice",
-            "Kubernetes' own Job, or Kubeflow's.",
+            "A Kubernetes Job, or a PaddleJob of Kubeflow.",
             words=("job", "paddlejob"),
             default="job",
         ),
         parser.option(
-            "retries", "int", "Attempts after a failure.", metavar="N", default="0", minimum=0
+            "retries", "int", "Retries after a failure.", metavar="N", default="0", minimum=0
         ),
-        common.option("env", _VARIABLE, "NAME=VALUE", "A variable of the pods (repeatable)."),
-        common.option("volume", _VOLUME, "CLAIM=/PATH", "Mount a claim (repeatable)."),
         common.option(
-            "node_selector", _LABEL, "KEY=VALUE", "Only nodes that have this label (repeatable)."
+            "env", _VARIABLE, "NAME=VALUE", "Environment variable of the pods (repeatable)."
+        ),
+        common.option(
+            "volume", _VOLUME, "CLAIM=/PATH", "Mount a persistent volume claim (repeatable)."
+        ),
+        common.option(
+            "node_selector", _LABEL, "KEY=VALUE", "Use only nodes with this label (repeatable)."
         ),
         common.option(
             "toleration",
             _TAINT,
             "KEY[=VALUE][:EFFECT]",
-            "Also nodes with this taint (repeatable).",
+            "Tolerate this taint of nodes (repeatable).",
         ),
         parser.option(
-            "ttl", "duration", "Delete the job so long after its end.", metavar="SECONDS", minimum=0
+            "ttl",
+            "duration",
+            "Delete the job this long after it ends.",
+            metavar="SECONDS",
+            minimum=0,
         ),
-        common.option("kueue", _QUEUE, "QUEUE", "Kueue's queue for it."),
-        common.option(
-            "volcano", _QUEUE, "QUEUE", "Volcano's queue for it; all pods start at once."
-        ),
+        common.option("kueue", _QUEUE, "QUEUE", "Kueue queue."),
+        common.option("volcano", _QUEUE, "QUEUE", "Volcano queue; all pods start together."),
         parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
-        click.Option(["--apply", "is_applied"], is_flag=True, help="Create it by kubectl."),
-        click.Option(["--dry-run"], is_flag=True, help="Print the resources, as without --apply."),
+        click.Option(
+            ["--apply", "is_applied"], is_flag=True, help="Create the resources with kubectl."
+        ),
+        click.Option(["--dry-run"], is_flag=True, help="Print the resources (the default)."),
         common.config(),
         common.command_line(),
     ],

@@ -115,41 +115,44 @@ _SIGNAL = common.Form(
 _LINE = common.Form(str.isprintable, "give one line of shell")
 command = click.Command(
     "slurm",
-    help="Write a script for sbatch and hand it in. ARGUMENTS are those of a launch without hosts: "
-    "`fleetrun submit slurm --nodes 4 --gpus 8 -- train.py`. What is always the same at a site "
-    "(partition, account, module, ...) may stand in fleetrun.yaml under `submit: slurm:`.",
+    help="Write a batch script and submit it with sbatch. ARGUMENTS are those of a launch "
+    "without hosts: `fleetrun submit slurm --nodes 4 --gpus 8 -- train.py`. Put the options "
+    "that never change at your site (partition, account, module, ...) into fleetrun.yaml under "
+    "`submit: slurm:`.",
     callback=_run,
     params=[
-        parser.option("nodes", "int", "How many hosts.", metavar="N", default="1", minimum=1),
-        parser.option("gpus", "int", "GPUs on each host.", metavar="N", minimum=0),
-        parser.option("cpus", "int", "CPUs on each host.", metavar="N", minimum=1),
-        common.option("memory", common.WORD, "SIZE", "Memory on each host: 64G; 0: all."),
-        common.option("time", common.WORD, "TIME", "Time limit, as 12:00:00 or 2-00."),
-        common.option("partition", common.WORD, "NAME", "Slurm's partition."),
-        common.option("account", common.WORD, "NAME", "The account that is charged."),
-        common.option("name", common.WORD, "NAME", "The job's name; the script's."),
+        parser.option("nodes", "int", "Number of hosts.", metavar="N", default="1", minimum=1),
+        parser.option("gpus", "int", "GPUs per host.", metavar="N", minimum=0),
+        parser.option("cpus", "int", "CPUs per host.", metavar="N", minimum=1),
+        common.option("memory", common.WORD, "SIZE", "Memory per host: 64G; 0: all."),
+        common.option("time", common.WORD, "TIME", "Time limit: 12:00:00 or 2-00."),
+        common.option("partition", common.WORD, "NAME", "Slurm partition."),
+        common.option("account", common.WORD, "NAME", "Account to charge."),
+        common.option("name", common.WORD, "NAME", "Job name.  [default: the script]"),
+        common.option("module", common.WORD, "NAME", "Load this environment module (repeatable)."),
         common.option(
-            "module", common.WORD, "NAME", "Load this environment module first (repeatable)."
+            "setup", _LINE, "LINE", "Run this shell line before the launch (repeatable)."
         ),
-        common.option("setup", _LINE, "LINE", "Run this line of shell first (repeatable)."),
         common.option(
-            "sbatch", common.WORD, "OPTION[=VALUE]", "Another option of sbatch (repeatable)."
+            "sbatch", common.WORD, "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."
         ),
         common.option(
             "signal",
             _SIGNAL,
             "SIGNAL@SECONDS",
-            "Send this so many seconds before the time limit: TERM ends the ranks with --grace, "
-            "USR1 is passed on to them.",
+            "Send a signal this many seconds before the time limit: TERM ends the ranks within "
+            "--grace, USR1 is passed on to them.",
         ),
-        click.Option(["--requeue"], is_flag=True, help="Begin again after preemption."),
+        click.Option(["--requeue"], is_flag=True, help="Requeue the job after preemption."),
         click.Option(
             ["--no-kill"],
             is_flag=True,
-            help="Keep the job when a host is lost; with --nnodes=LEAST:N after --, it goes on.",
+            help="Keep the job if a host is lost; with --nnodes=MIN:N after --, it continues.",
         ),
-        parser.option("python", "text", "Python on the hosts; this one.", metavar="PATH"),
-        click.Option(["--dry-run"], is_flag=True, help="Print the script."),
+        parser.option(
+            "python", "text", "Python on the hosts.  [default: this one]", metavar="PATH"
+        ),
+        click.Option(["--dry-run"], is_flag=True, help="Print the script without submitting it."),
         common.config(),
         common.command_line(),
     ],

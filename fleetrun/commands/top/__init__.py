@@ -193,10 +193,10 @@ def _terminated() -> Iterator[None]:
 
 command = click.Command(
     "top",
-    help="Show how the ranks of a running job are, on the whole screen: state, host, device, "
-    "processor, memory, GPU, step, loss and last line of each; of the latest run into the log "
-    "folder, or of RUN, as in `fleetrun logs`. Keys sort (s), filter (/) and show a rank's log (l) "
-    "or stacks (t). It ends with the job; q ends it before. In a pipe it prints one table.",
+    help="Show the ranks of a running job on the whole screen: state, host, device, processor, "
+    "memory, GPU, step, loss and last line of each; of the latest run, or of RUN, as in "
+    "`fleetrun logs`. Keys sort (s), filter (/) and show a rank's log (l) or stacks (t). It ends "
+    "with the job, or when you press q. In a pipe it prints one table.",
     callback=_top,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN]..."),
@@ -217,6 +217,6 @@ command = click.Command(
             metavar="REGEX",
         ),
         parser.color("Whether it is coloured."),
-        click.Option(["--once"], is_flag=True, help="Print one table and end."),
+        click.Option(["--once"], is_flag=True, help="Print one table and exit."),
     ],
 )

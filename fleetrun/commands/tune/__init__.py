@@ -56,9 +56,9 @@ def make_folder(folder: str) -> None:
 
 command = parser.LaunchCommand(
     "tune",
-    help="Train a few steps with every combination of the values, the better half longer, and rank "
-    "them. The script is launched as it is, with the launch options and one --set KEY=VALUE for "
-    "each --vary.",
+    help="Train a few steps with every combination of the values, train the better half longer, "
+    "and rank them. The script runs unmodified, with the launch options and one --set KEY=VALUE "
+    "for each --vary.",
     options_metavar="--vary KEY=A,B,... [--vary ...] [OPTIONS] [LAUNCH OPTIONS] SCRIPT "
     "[ARGUMENTS]...",
     callback=click.pass_obj(_tune),

@@ -135,7 +135,7 @@ class GradientCheck:
         self._proof.note(f"{text}.")
         self._proof.claim()
         self._proof.write()
-        raise border.Disproved(f"fleetrun: {text}. --check_ranks=-1 leaves this check out.")
+        raise border.Disproved(f"fleetrun: {text}. --check_ranks=-1 disables this check.")
 
 
 def agree(expected: float, found: float, allowed: float) -> bool:

@@ -140,13 +140,13 @@ class ReducerReport:
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
         if any(model["is_built"] for model in models):
-            fused += "; as built: Paddle's own reducer sends them, which cannot be watched"
+            fused += "; as built: Paddle's own reducer sends them, which cannot be observed"
         if counts["usage_allreduces"]:
             several = plural(counts["usage_allreduces"], "small allreduce")
-            fused += f"; besides, {several} to tell which gradients other ranks have"
+            fused += f"; plus {several} to learn which gradients other ranks have"
         if counts["sparse_collectives"]:
             several = plural(counts["sparse_collectives"], "collective")
-            fused += f"; besides, {several} for sparse gradients"
+            fused += f"; plus {several} for sparse gradients"
         if setup.is_at_step:
             fused += "; sent when the optimizer steps"
         are_paddles = all(
@@ -173,9 +173,9 @@ class ReducerReport:
         if not setup.overlaps:
             return "each allreduce was waited for at once"
         if setup.is_at_step:
-            return "allreduces went out beside each other when the optimizer stepped"
+            return "allreduces ran concurrently when the optimizer stepped"
         if any(model["is_built"] for model in self._models.values()):
-            return "Paddle's own reducer sends them while backward goes on, as without it"
+            return "Paddle's own reducer sends them during the backward pass, as without it"
         early = (
             f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
             " last gradient was ready"

@@ -72,7 +72,8 @@ def sentence(clauses: Iterable[str]) -> str:
     paddle = sys.modules.get("paddle")
     version = getattr(paddle, "__version__", "of unknown version")
     known = ", ".join(TESTED)
-    return f"Paddle {version} is not as fleetrun knows it ({known}). {'; '.join(clauses)}."
+    differs = f"Paddle {version} differs from the versions that fleetrun knows ({known})"
+    return f"{differs}. {'; '.join(clauses)}."
 
 
 def refusal(capability: str) -> str:
@@ -102,7 +103,7 @@ def _fault(name: PrivateName) -> str:
         return ""
     code = _code(found)
     if code is None:
-        return f"{name} is no Python function"
+        return f"{name} is not a Python function"
     if name.parameters is not None:
         taken = code.co_varnames[: code.co_argcount]
         if taken[: len(name.parameters)] != name.parameters:

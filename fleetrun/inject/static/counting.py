@@ -191,7 +191,7 @@ class Watcher:
             "gradient_merge",
             done=merges,
             evidence=f"updates and {inside} allreduces are in a block that each {steps}. step runs",
-            reason="one step is no merging" if steps == 1 else "Paddle has merged nothing",
+            reason="one step is not merged" if steps == 1 else "Paddle has merged nothing",
         )
 
     def _report_computation(self, running: Any, merges: str) -> None:

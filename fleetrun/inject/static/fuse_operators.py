@@ -25,7 +25,7 @@ PASSES = {
 }
 # Their operators have no other kernels; builds for GPUs have the passes on CPUs, too.
 _ON_GPUS = ("fuse_gemm_epilogue", "enable_auto_fusion")
-NOTHING = "Paddle's pass found nothing in this program that it could fuse"
+NOTHING = "Paddle's pass found nothing to fuse in this program"
 _SUMS = "fuse_elewise_add_act_ops"
 _MISREAD = (
     "Paddle's fused operator reads beyond a bias of the shape [1, C, 1, 1], as convolutions add it:"

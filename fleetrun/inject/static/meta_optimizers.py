@@ -58,8 +58,8 @@ def _casts(running: Any, found: dict[str, int]) -> str:
 
 def _no_casts(_running: Any, found: dict[str, int]) -> str:
     if "check_finite_and_unscale" not in found:
-        return "Paddle has not put it into the program"
-    return "Paddle scales the loss only, and computes all in 32 bits here"
+        return "Paddle has not applied it to the program"
+    return "Paddle only scales the loss here, and computes in 32 bits"
 
 
 def _again(running: Any, _found: dict[str, int]) -> str:
@@ -67,13 +67,13 @@ def _again(running: Any, _found: dict[str, int]) -> str:
         any(".subprog_" in name for name in op.output_arg_names)
         for op in running.global_block().ops
     )
-    return f"{again} operators compute again in backward" if again else ""
+    return f"{again} operators are recomputed in the backward pass" if again else ""
 
 
 def _no_checkpoints(_running: Any, _found: dict[str, int]) -> str:
     if not (settings.effective("recompute_configs") or {}).get("checkpoints"):
         return "recompute_configs names no checkpoints, and Paddle finds none by itself"
-    return "Paddle has not put it into the program"
+    return "Paddle has not applied it to the program"
 
 
 def _averages(running: Any, _found: dict[str, int]) -> str:
@@ -98,13 +98,13 @@ def _still_sums(_running: Any, found: dict[str, int]) -> str:
 def _only_for(kinds: str) -> Callable[[Any, dict[str, int]], str]:
     def reason(running: Any, _found: dict[str, int]) -> str:
         here = ", ".join(sorted({op.type for op in program.updates(running)}))
-        return f"Paddle puts it in the place of {kinds} only; here: {here}"
+        return f"Paddle replaces {kinds} only; here: {here}"
 
     return reason
 
 
 def _absent(_running: Any, _found: dict[str, int]) -> str:
-    return "Paddle has not put it into the program"
+    return "Paddle has not applied it to the program"
 
 
 _COUNTS: dict[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..evidence import Evidence
 
 PIR = (
-    "Static fleet of Paddle {version} works with its older representation of programs only: start "
+    "Static fleet of Paddle {version} works only with its older program representation: start "
     "with fleetrun --env=FLAGS_enable_pir_api=0, or put FLAGS_enable_pir_api: 0 into the section "
     "`flags` of the strategy."
 )
@@ -44,7 +44,7 @@ _STOPS = (
     KnownError(
         _OLDER,
         ("amp", "localsgd", "adaptive_localsgd"),
-        "Paddle {version} cannot build this in its older representation of programs, which static "
+        "Paddle {version} cannot build this in its older program representation, which static "
         "fleet needs and which is without paddle.{function}",
     ),
     KnownError("DGC is only support GPU", ("dgc",), _DGC),
@@ -56,7 +56,7 @@ _STOPS = (
     KnownError(
         "not in this block",
         ("recompute",),
-        "recompute_configs names a checkpoint that is no variable of this program ({error})",
+        "recompute_configs names a checkpoint that is not a variable of this program ({error})",
     ),
 )
 

@@ -56,7 +56,7 @@ class Metrics(Sink):
         except OSError as error:
             self._socket.close()
             raise EnvironmentFault(
-                f"--metrics_port={self._port} cannot be had ({error.strerror}): give another port."
+                f"--metrics_port={self._port} cannot be used ({error.strerror}): give another port."
             ) from None
 
     def withdraw(self) -> None:

@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 _Rows = tuple[tuple[str, str, str], ...]
 # Name, help, and field of a record; bytes and seconds as Prometheus wants them.
 _RANK_GAUGES: _Rows = (
-    ("memory_bytes", "Resident memory of a rank and all that it has started.", "memory_bytes"),
-    ("threads", "Threads of a rank and all that it has started.", "threads"),
+    ("memory_bytes", "Resident memory of a rank and its child processes.", "memory_bytes"),
+    ("threads", "Threads of a rank and its child processes.", "threads"),
     ("processes", "Processes of a rank.", "processes"),
-    ("step", "The step that a rank made last.", "step"),
-    ("loss", "The loss that a rank printed last.", "loss"),
+    ("step", "The last step of a rank.", "step"),
+    ("loss", "The last loss that a rank printed.", "loss"),
 )
 _RANK_COUNTERS: _Rows = (
-    ("cpu_seconds", "Processor time of a rank and all that it has started.", "cpu_s"),
-    ("read_bytes", "What a rank has read from disks.", "read_bytes"),
-    ("written_bytes", "What a rank has written to disks.", "written_bytes"),
+    ("cpu_seconds", "Processor time of a rank and its child processes.", "cpu_s"),
+    ("read_bytes", "Bytes that a rank has read from disks.", "read_bytes"),
+    ("written_bytes", "Bytes that a rank has written to disks.", "written_bytes"),
 )
 _GPU_GAUGES: _Rows = (
-    ("memory_used_bytes", "Memory of a GPU in use.", "memory_used_bytes"),
-    ("memory_bytes", "All memory of a GPU.", "memory_total_bytes"),
-    ("power_watts", "Power that a GPU draws.", "power_w"),
+    ("memory_used_bytes", "Used memory of a GPU.", "memory_used_bytes"),
+    ("memory_bytes", "Total memory of a GPU.", "memory_total_bytes"),
+    ("power_watts", "Power draw of a GPU.", "power_w"),
     ("temperature_celsius", "Temperature of a GPU.", "temperature_c"),
 )
 _SYSTEM_GAUGES: _Rows = (
-    ("load", "Load average of a minute.", "load"),
-    ("memory_used_bytes", "Memory of the host in use.", "memory_used_bytes"),
-    ("memory_bytes", "All memory of the host.", "memory_total_bytes"),
+    ("load", "Load average over one minute.", "load"),
+    ("memory_used_bytes", "Used memory of the host.", "memory_used_bytes"),
+    ("memory_bytes", "Total memory of the host.", "memory_total_bytes"),
 )
 _SYSTEM_COUNTERS: _Rows = (
     ("disk_read_bytes", "Read from the host's disks.", "disk_read_bytes"),
@@ -108,7 +108,7 @@ def families(run: Run, record: MetricsRecord) -> Iterator[Any]:
                 _add(family, [*base, one.process, rank], getattr(one, field))
             yield family
     labels = ["job", "host", "gpu", "uuid", "name", "ranks"]
-    use = gauge("fleetrun_gpu_use_ratio", "How much of the time a GPU computes.", labels=labels)
+    use = gauge("fleetrun_gpu_use_ratio", "Utilisation of a GPU.", labels=labels)
     rest = [
         (gauge(f"fleetrun_gpu_{n}", about, labels=labels), field) for n, about, field in _GPU_GAUGES
     ]

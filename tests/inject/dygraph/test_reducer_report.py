@@ -138,8 +138,8 @@ def test_fields_make_no_difference_where_paddle_alone_does_the_same(
 def test_collectives_beside_the_buckets_are_told(tmp_path: Path) -> None:
     said = told(tmp_path, {"fuse_all_reduce_ops": True}, (8,), calls=(1,), agreements=1)
     assert said["fuse_all_reduce_ops"][3].endswith(
-        "; besides, 1 small allreduce to tell which gradients other ranks have"
-        "; besides, 3 collectives for sparse gradients"
+        "; plus 1 small allreduce to learn which gradients other ranks have"
+        "; plus 3 collectives for sparse gradients"
     )
 
 
@@ -150,7 +150,7 @@ def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
     assert row[:2] == ("effective", 2)
     assert row[3] == (
         "6 gradients in 2 allreduces (Paddle's own: 1); largest 1.53e-05 MB; as built: Paddle's own"
-        " reducer sends them, which cannot be watched; besides, 3 collectives for sparse gradients"
+        " reducer sends them, which cannot be observed; plus 3 collectives for sparse gradients"
     )
 
 
