@@ -1,7 +1,7 @@
 """The command line: arguments become a request, and each error one line and an exit code."""
 
-# Nothing but sys here, and no syntax younger than Python 3.7: an old Python must come as far as
-# the sentence that it is too old.
+# Only sys here, and no syntax newer than Python 3.7: an old Python must get as far as the
+# sentence that it is too old.
 from __future__ import annotations
 
 import os
@@ -27,9 +27,9 @@ UNFIT = 3
 INTERRUPTED = 130
 # 128 + SIGPIPE, as other commands end in `command | head`.
 BROKEN_PIPE = 141
-# A command is mistyped by so many letters at most, and is so much alike.
+# The most letters that differ in a mistyped command, and the least similarity.
 _SLIP, _ALIKE = 1, 0.7
-# What other tools call what is done here.
+# The names of other tools for commands of ours.
 _COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("run", "launch", "start"), ""),
     **dict.fromkeys(("list", "status", "jobs"), "ps"),
@@ -54,7 +54,7 @@ def main(
     launch: Launch | None = None,
     caller: Caller | None = None,
 ) -> int:
-    """Run the command line ARGV and return its exit code; a CALLER in Python is told of it."""
+    """Run the command line ARGV and return its exit code; report to a CALLER in Python."""
     problem = unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None:
         _complain(f"fleetrun: {problem}")
@@ -86,7 +86,7 @@ def _fail(
     from fleetrun.plan.visible import visible
     from fleetrun.records.secrets import Hider
 
-    # It may quote the value of any option.
+    # The message may quote the value of any option.
     said = Hider(environ, words)(str(error))
     if caller is not None:
         caller.failed(error, said)
@@ -160,7 +160,7 @@ def _dispatch(
 def _resolved(
     parsed: ParsedCommand, environ: Mapping[str, str]
 ) -> tuple[Request, Mapping[str, str], detect.Detected | None]:
-    """Return what PARSED asks for, in which environment, and the engine that has started us."""
+    """Return the request of PARSED, its environment, and the engine that has started us."""
     from fleetrun import request
 
     restored: tuple[tuple[str, str | None], ...] = ()
@@ -176,7 +176,7 @@ def _resolved(
     _check_script(parsed)
     rows: Sequence[detect.ClusterRow] = ()
     if not ENGINE_MARKS.isdisjoint(environ):
-        from fleetrun.engines import detect  # only where an engine may have started us
+        from fleetrun.engines import detect  # needed only below an engine
 
         rows = detect.rows(environ)
     found: list[detect.Detected] = []
@@ -197,7 +197,7 @@ def _launch(
     launch: Launch | None,
     caller: Caller | None,
 ) -> int:
-    """Launch what is WANTED."""
+    """Launch the job WANTED."""
     if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude or wanted.ship:
         from fleetrun.remote import sshjob, sshlaunch  # only for jobs by ssh
 
@@ -220,7 +220,7 @@ def _launch(
 
 
 def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
-    """Show the help text that PARSED asks for."""
+    """Show the help text that PARSED requests."""
     from fleetrun import colors
     from fleetrun.commands import help as text
 
@@ -232,7 +232,7 @@ def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
 
 
 def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return what an error begins with, in colour where that is wanted."""
+    """Return the prefix of an error, coloured if requested."""
     from fleetrun import colors  # only for an error
 
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -257,7 +257,7 @@ def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
 
 
 def _check_script(parsed: ParsedCommand) -> None:
-    """Refuse a script that is not there and looks like the rest of an option."""
+    """Refuse a missing script that looks like the rest of an option."""
     from fleetrun import argv
     from fleetrun.errors import UsageError
 
@@ -287,7 +287,7 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
 
     meant = _COMMANDS_ELSEWHERE.get(word)
     if meant is None:
-        # Most programs are not that like a command, and pay for no search.
+        # Most programs are unlike any command, and skip the search.
         near = [
             one
             for one in COMMANDS
@@ -314,7 +314,7 @@ def _text(path: str) -> str:
 
 
 def _complain(text: str) -> None:
-    """Print on standard error what went wrong; the exit code says it if that is closed."""
+    """Print an error on standard error; if that is closed, the exit code must do."""
     if sys.stderr is not None:
         from contextlib import suppress
 

@@ -11,7 +11,7 @@ _LARGEST = 1e300
 
 
 def boolean(value: object) -> bool | None:
-    """Return what VALUE means as true or false; None if it means neither.
+    """Return VALUE as a boolean; None if it is not one.
 
     >>> boolean("Yes"), boolean(0), boolean(False), boolean("2")
     (True, False, False, None)
@@ -27,7 +27,7 @@ def boolean(value: object) -> bool | None:
 def number(
     value: object, *, is_whole: bool, minimum: float | None, maximum: float
 ) -> int | float | None:
-    """Return VALUE as a number from MINIMUM to MAXIMUM; None if it is none, or loses a part.
+    """Return VALUE as a number from MINIMUM to MAXIMUM; None if that is impossible or lossy.
 
     >>> number("8", is_whole=True, minimum=1, maximum=9), number(8.5, is_whole=True, minimum=1,
     ...        maximum=9), number("nan", is_whole=False, minimum=None, maximum=9)
@@ -65,7 +65,7 @@ def _real(value: object) -> float | None:
 def number_in_words(
     *, is_whole: bool, minimum: float | None, maximum: float | None, unit: str = ""
 ) -> str:
-    """Return which number is wanted, for an error message.
+    """Return the allowed numbers in words, for an error message.
 
     >>> number_in_words(is_whole=True, minimum=1, maximum=65536, unit="MB")
     'a whole number of MB from 1 to 65536'
@@ -79,7 +79,7 @@ def number_in_words(
 # -- sizes, durations, ranges ---------------------------------------------------------------------
 
 _UNITS_S = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1, "ms": 0.001}
-# More digits than that are a slip.
+# More digits are a typing error.
 _DIGITS = r"\d{1,12}(?:\.\d{0,12})?"
 _DURATION = rf"(?:{_DIGITS}\s*(?:ms|s|min|m|h|d)\s*)+"
 
@@ -104,7 +104,7 @@ def size(count: float, *, is_short: bool = False) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """Return the bytes that TEXT means, whose units are powers of 1024; None if it means none.
+    """Return the bytes of TEXT, whose units are powers of 1024; None if invalid.
 
     >>> parse_size("1.5G"), parse_size("100 MiB"), parse_size("much")
     (1610612736, 104857600, None)
@@ -133,7 +133,7 @@ def duration(seconds: float, *, is_short: bool = False) -> str:
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds that TEXT means; None if it means none. A number alone is seconds.
+    """Return the seconds of TEXT; None if invalid. A plain number is seconds.
 
     >>> [parse_duration(text) for text in ("90", "1h30m", "1.5 min", "soon")]
     [90.0, 5400.0, 90.0, None]
@@ -146,7 +146,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def ranges(numbers: Iterable[int], between: str = ", ") -> str:
-    """Write NUMBERS in order, those that follow each other as ranges.
+    """Write NUMBERS in order, consecutive ones as ranges.
 
     >>> ranges([0, 1, 2, 5, 7, 6]), ranges((0, 1, 32), ",")
     ('0-2, 5-7', '0-1,32')
@@ -161,7 +161,7 @@ def ranges(numbers: Iterable[int], between: str = ", ") -> str:
 
 
 def parse_range(text: str) -> range | None:
-    """Return the numbers that TEXT means, one or a range; None if it is none, or backwards.
+    """Return the numbers of TEXT, one or a range; None if invalid or descending.
 
     >>> parse_range("0-3"), parse_range("7"), parse_range("3-1"), parse_range("a")
     (range(0, 4), range(7, 8), None, None)

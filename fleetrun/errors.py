@@ -16,13 +16,13 @@ class UsageError(FleetrunError):
 
 
 class EnvironmentFault(FleetrunError):  # a fault of the machine, not of the command
-    """The machine is not as the command needs it: no such device, port taken, script missing."""
+    """The machine lacks what the command needs: no such device, port taken, script missing."""
 
     exit_code = 3
 
 
 class RendezvousError(FleetrunError):
-    """Peers did not come, or came with a different idea of the job."""
+    """Peers did not join, or disagree about the job."""
 
     exit_code = 4
 
@@ -37,7 +37,7 @@ class JobError(FleetrunError):
 
 
 def shell_code(code: int) -> int:
-    """Return what a shell reports for CODE, which Python gives for an end; -N: by signal N.
+    """Return the exit code that a shell reports for Python's return CODE; -N means signal N.
 
     >>> shell_code(7), shell_code(-15)
     (7, 143)

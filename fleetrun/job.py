@@ -77,7 +77,7 @@ def launch(
     try:
         facts = probe.read(request, environ, engine.hosts)._replace(tasks=tasks)
         if request.debug is not None:
-            from fleetrun.plan import debug  # only where a debugger is wanted
+            from fleetrun.plan import debug  # needed only with --debug
 
             request = debug.at_terminal(request, facts)
         share = planner.share(request, facts)
@@ -124,7 +124,7 @@ class _Attempts:
         plan = planner.plan(self.request, self._facts, self._share, roster)
         if self.request.debug is None:
             return plan
-        from fleetrun.plan import debug  # only where a debugger is wanted
+        from fleetrun.plan import debug  # needed only with --debug
 
         # Others may have chosen the same ports at the same moment.
         taken = self._engine.hold(debug.ports(plan))

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleetrun.namedtuples import NamedTuple
 
-# The --job_id of those who give none, as in Paddle.
+# The default --job_id, as in Paddle.
 UNNAMED_JOB = "default"
 
 
@@ -35,19 +35,19 @@ KnobValue = bool | int | float | str | tuple[int | float | str, ...]
 
 
 class Knob(NamedTuple):
-    """One thing that a strategy asks for; `name` is dotted inside of a field's configs."""
+    """One setting of a strategy; `name` is dotted inside a field's configs."""
 
     section: str
     name: str
     value: KnobValue
     # A file and its line, or --set.
     source: str
-    # How `auto`, or no value, became this value.
+    # Why `auto`, or no value, became this value.
     reason: str = ""
 
 
 class Layer(NamedTuple):
-    """What one preset or file asks for, in its order: `name` is as it was asked for."""
+    """The settings of one preset or file, in its order; `name` is as the user wrote it."""
 
     name: str
     knobs: tuple[Knob, ...]
@@ -68,21 +68,21 @@ class Strategy(NamedTuple):
     mode: str = "defaults"
     is_strict: bool = False
     check_ranks: int | str = "auto"
-    # What becomes of a last, partial gradient merge: drop or step.
+    # What to do with a last, partial gradient merge: drop or step.
     merge_tail: str = "drop"
-    # What the presets and files said, before they were put over each other.
+    # The presets and files before they were combined.
     layers: tuple[Layer, ...] = ()
 
 
 class Request(NamedTuple):
-    """What the user asked for, typed, after CLI > environment > file > default."""
+    """The user's request, typed, after CLI > environment > file > default."""
 
     script: Script
     devices: str | None = None
     device_kind: str | None = None
     nproc_per_node: int | str | None = None
     oversubscribe: bool = False
-    # Whether each rank sees its own devices alone.
+    # Whether each rank sees only its own devices.
     virtual_local_rank: bool = False
     ips: tuple[str, ...] = ()
     host: str | None = None
@@ -93,7 +93,7 @@ class Request(NamedTuple):
     rdzv_timeout_s: float = 600.0
     heartbeat_timeout_s: float = 10.0
     elastic_timeout_s: float = 30.0
-    # Hosts beyond those of nnodes that stand by.
+    # Spare hosts, in addition to nnodes.
     spares: int = 0
     # A shell command that a host of an elastic job runs before each start.
     elastic_pre_hook: str | None = None
@@ -126,7 +126,7 @@ class Request(NamedTuple):
     webhook: str | None = None
     # Check the host before the first start.
     preflight: bool = False
-    # 0: hangs are not looked for.
+    # 0: hangs are not detected.
     hang_timeout_s: float = 0.0
     # Whether ranks record their collectives, without that, too.
     flight_recorder: bool = False
@@ -138,7 +138,7 @@ class Request(NamedTuple):
     log_keep: int = 20
     # tail, all; None: logs stay where they are.
     gather_logs: str | None = None
-    # 0: logs grow as they like.
+    # 0: logs are not limited.
     log_max_bytes: int = 0
     log_max_files: int = 3
     # 0: nothing is measured.
@@ -157,7 +157,7 @@ class Request(NamedTuple):
     # Ranks, as above, and the steps that they record: `0,2:3-7`.
     profile: str | None = None
     quiet: bool = False
-    # Whether the launcher goes on in the background.
+    # Whether the launcher continues in the background.
     detach: bool = False
     # brief, full or none.
     banner: str = "brief"
@@ -188,7 +188,7 @@ class Request(NamedTuple):
     restored: tuple[tuple[str, str | None], ...] = ()
 
 
-# What counts where nobody asks for anything else, by the fields of the request.
+# The defaults, by the fields of the request.
 DEFAULTS: Mapping[str, Any] = Request._field_defaults
 
 
@@ -217,7 +217,7 @@ class Processors(NamedTuple):
 
 
 class GpuUse(NamedTuple):
-    """How much of a GPU's memory is taken, and which processes compute on it: pid and command."""
+    """The used memory of a GPU, and the processes that compute on it: pid and command."""
 
     used_bytes: int
     total_bytes: int
@@ -225,7 +225,7 @@ class GpuUse(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is the own of one of an engine's tasks: its CPUs, and its own variables."""
+    """The CPUs and the variables that belong to one task of an engine."""
 
     cpus: tuple[int, ...]
     env: Mapping[str, str]
@@ -246,11 +246,11 @@ class Facts(NamedTuple):
     # Only read when there are several hosts: every address of ours, and the way to the peers.
     addresses: tuple[Address, ...] = ()
     peer_interface: str | None = None
-    # Our address in the network that --network names.
+    # Our address in the network given by --network.
     network: Address | None = None
     # Interfaces that lead to no other host: no link, or only to containers of this host.
     dead_ends: frozenset[str] = frozenset()
-    # What the host names in the lists resolve to, where that was needed.
+    # The addresses of the host names in the lists, where needed.
     resolved: Mapping[str, tuple[str, ...]] = {}
     # RDMA devices with an active port, and all there are.
     hcas: tuple[str, ...] = ()
@@ -273,7 +273,7 @@ class Facts(NamedTuple):
     # Paddle that is here if it lacks it, and whether the script itself says that it imports Paddle.
     paddle_lacking: str | None = None
     script_imports_paddle: bool = False
-    # Only read where a debugger is wanted: whether Python has debugpy, whether we are in the
+    # Only read if a debugger is requested: whether Python has debugpy, whether we are in the
     # foreground of a terminal, and the TCP ports in use.
     has_debugpy: bool = False
     is_at_terminal: bool = False
@@ -293,7 +293,7 @@ class Facts(NamedTuple):
     absent: Mapping[str, str] = {}
     # The engine's tasks on this host where it has started one for each rank.
     tasks: tuple[Task, ...] = ()
-    # What else the user should know of this host.
+    # Other remarks about this host for the user.
     notes: tuple[str, ...] = ()
 
 
@@ -317,7 +317,7 @@ class Member(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """The one process that a cluster wants of this host."""
+    """The one process that a cluster requests on this host."""
 
     role: str
     rank: int
@@ -354,7 +354,7 @@ class Roster(NamedTuple):
     assigned: Assigned | None = None
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None
-    # What the hosts of the job go by; None: it has but this one, whose options say it.
+    # The settings shared by the hosts of the job; None: the job has one host.
     rules: "Rules | None" = None
 
 
@@ -391,13 +391,13 @@ class ProcessSpec(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How to react: seconds between TERM and KILL, how often to start again, and when it hangs."""
+    """How to react: seconds between TERM and KILL, the number of restarts, and the hang timeout."""
 
     grace_s: float = 10.0
     max_restarts: int = 0
     # Seconds before the second attempt; each later one waits twice as long, with jitter.
     backoff_s: float = 1.0
-    # After so many seconds without a sign of life; 0: hangs are not looked for.
+    # Seconds without a sign of life after which the job hangs; 0: hangs are not detected.
     hang_timeout_s: float = 0.0
 
 
@@ -422,9 +422,9 @@ class LaunchPlan(NamedTuple):
     links: Mapping[str, str] = {}
     # One-line remarks for the user: what was derived, what was overridden.
     notes: tuple[str, ...] = ()
-    # As the request has it, with every auto that this job's hosts and ranks decide.
+    # The requested one, with every auto that depends on hosts and ranks resolved.
     strategy: Strategy | None = None
-    # Whether there are other hosts, with which it is agreed how the job ends.
+    # Whether there are other hosts, which must agree on how the job ends.
     has_session: bool = False
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None

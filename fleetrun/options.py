@@ -321,7 +321,7 @@ def _wrapper(text: str) -> str:
     >>> _wrapper("0-1:nsys  profile")
     '0,1: nsys profile'
     """
-    import shlex  # few launches have it
+    import shlex  # needed by few launches
 
     ranks, colon, command = text.partition(":")
     try:
@@ -359,7 +359,7 @@ def _reading_rank(text: str) -> str:
 def _pattern(text: str) -> str:
     if is_rank_list(text):
         raise ValueError(f"give a regular expression; --tee={text} chooses ranks.")
-    import re  # few launches have it
+    import re  # needed by few launches
 
     try:
         re.compile(text.encode(errors="surrogateescape"))

@@ -1,6 +1,6 @@
 """From a request and the facts of this host to the plan of its launcher.
 
-What a mode wants goes to an engine as slots, and comes back as a roster, which the mode lays out.
+A mode gives an engine its slots; the engine returns a roster, which the mode lays out.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def mode(request: Request) -> str:
 
 
 def share(request: Request, facts: Facts) -> Share:
-    """Share this host's devices out among its ranks."""
+    """Distribute this host's devices over its ranks."""
     mode = modes.BY_WORD[request.run_mode]
     return devices.share(request, facts, takes_all=mode.is_uniform)
 
 
 def slots(request: Request, facts: Facts, share: Share) -> Slots:
-    """Return the processes that REQUEST asks for, if the Paddle here can do what they need."""
+    """Return the processes that REQUEST needs, if this host's Paddle supports them."""
     _lacking(request, facts)
     return modes.BY_WORD[request.run_mode].rules.slots(request, share)
 
 
 def first_port(request: Request) -> int:
-    """Return the port from which hosts count that cannot ask each other, whatever is here."""
+    """Return the first port for hosts that cannot consult each other."""
     nothing = devices.Share("cpu", ((),), "gloo")
     return modes.BY_WORD[request.run_mode].rules.slots(request, nothing).first_port
 
@@ -63,7 +63,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
     run_dir = f"{log_dir}/{names.RUNS}/{_run_folder(request, facts, roster)}"
     mode = modes.BY_WORD[request.run_mode]
     layout = mode.rules.layout(request, facts, share, roster)
-    # Of an elastic job some ranks may come only later, or not any more.
+    # In an elastic job some ranks may join later or leave.
     if roster.assigned is None and roster.first_me is None:
         _check_ranks(request, "tee", (request.tee or "").split(","), layout)
         _check_ranks(request, "stdin", (request.stdin or "",), layout)
@@ -147,7 +147,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
 
 
 def _check_readable(roster: Roster) -> None:
-    """Raise EnvironmentFault where Paddle could not read the endpoints of ranks."""
+    """Raise EnvironmentFault if Paddle could not parse the ranks' endpoints."""
     unread = [member.host for member in roster.members if ":" in member.host]
     if unread:
         raise EnvironmentFault(
@@ -157,7 +157,7 @@ def _check_readable(roster: Roster) -> None:
 
 
 def _check_free(request: Request, roster: Roster) -> None:
-    """Raise an error when each of several hosts would count its free GPUs for itself."""
+    """Raise an error if several hosts would each count their own free GPUs."""
     counted = isinstance(request.nproc_per_node, int)
     if len(roster.members) > 1 and request.devices == use.FREE and not counted:
         raise UsageError(
@@ -167,7 +167,7 @@ def _check_free(request: Request, roster: Roster) -> None:
 
 
 def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
-    """Note, or refuse, that this host's Paddle lacks what the mode needs."""
+    """Warn or refuse if this host's Paddle lacks what the mode needs."""
     feature, version = modes.BY_WORD[request.run_mode].feature, facts.paddle_lacking
     if feature is None or version is None:
         return ()
@@ -175,7 +175,7 @@ def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
         f"Paddle {version} here was built without {feature.name}: use paddlepaddle 2.6.2, which "
         f"has {feature.pronoun} (pip install paddlepaddle==2.6.2)."
     )
-    # A script that does not name Paddle may do without it, and a dry run may be for elsewhere.
+    # A script that does not name Paddle may not need it, and a dry run may be for another host.
     if facts.script_imports_paddle and request.dry_run is None:
         raise EnvironmentFault(said)
     return (said,)
@@ -188,7 +188,7 @@ def _commands(
     commands, notes = _unwrapped(request, facts, specs)
     if request.wrap is None:
         return commands, notes
-    import shlex  # few launches have it
+    import shlex  # needed by few launches
 
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
@@ -211,7 +211,7 @@ def _unwrapped(
     plain = command.argv(request, facts)
     if request.debug is None:
         return (plain,) * len(specs), ()
-    from fleetrun.plan import debug  # only where a debugger is wanted
+    from fleetrun.plan import debug  # needed only with --debug
 
     before, notes = debug.debugging(request, facts, specs)
     return tuple(
@@ -223,7 +223,7 @@ def _unwrapped(
 
 
 def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:
-    """Raise an error about an OPTION that names trainers' ranks which the job does not have."""
+    """Raise an error if OPTION names ranks of trainers that the job does not have."""
     there = [spec.rank for spec in layout.ranks if spec.role == TRAINER]
     missing = [word for word in words if word.isdigit() and int(word) not in there]
     if missing and there:
@@ -234,10 +234,10 @@ def _check_ranks(request: Request, option: str, words: Sequence[str], layout: La
 
 
 def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, HostTopology | None]:
-    """Return the request's strategy as it is for the trainers of LAYOUT, and where those are."""
+    """Return the request's strategy resolved for the trainers of LAYOUT, and their topology."""
     if request.strategy is None:
         return None, None
-    from fleetrun.strategy import resolve  # only those who have one pay for it
+    from fleetrun.strategy import resolve  # needed only with a strategy
 
     nodes = [spec.node_rank for spec in layout.ranks if spec.role == TRAINER]
     ranks = resolve.topology(nodes)
@@ -245,10 +245,10 @@ def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, HostTo
 
 
 def _asked(strategy: Strategy | None) -> Mapping[str, Knob]:
-    """Return the variables that STRATEGY asks for."""
+    """Return the variables that STRATEGY sets."""
     if strategy is None:
         return {}
-    from fleetrun.strategy import document  # only those who have one pay for it
+    from fleetrun.strategy import document  # needed only with a strategy
 
     return document.variables(strategy)
 
@@ -262,17 +262,17 @@ def _files(
     """Return the files of ENV, and the one with STRATEGY for the training processes."""
     if strategy is None or ranks is None:
         return env.files
-    from fleetrun.strategy import document  # only those who have one pay for it
+    from fleetrun.strategy import document  # needed only with a strategy
 
     path = f"{run_dir}/{names.STRATEGY}"
     return {**env.files, path: document.text(strategy, ranks, env.of_strategy)}
 
 
 def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:
-    """Return why STRATEGY cannot get into the script, when it is clear that it cannot."""
+    """Return why STRATEGY cannot reach the script, if that is certain."""
     if strategy is None:
         return ()
-    from fleetrun.strategy import reach  # only those who have one pay for it
+    from fleetrun.strategy import reach  # needed only with a strategy
 
     reason = reach.obstacle(request.script)
     return () if reason is None else (reason,)
@@ -292,7 +292,7 @@ def _bound(
     if facts.processors is None:
         masks = tuple(task.cpus for task in facts.tasks)
         return variables, masks if len(set(masks)) > 1 else ((),) * len(ranks), ()
-    from fleetrun.plan import affinity  # only those who bind pay for it
+    from fleetrun.plan import affinity  # needed only with --bind
 
     processors, notes = facts.processors, tuple[str, ...]()
     if processors.near and not devices.is_drivers_order(request, facts.environ):
@@ -311,7 +311,7 @@ def _bound(
 
 
 def _of_task(task: Task) -> Mapping[str, str]:
-    """Return the variables of TASK that its rank gets; devices are shared out to ranks anyway."""
+    """Return the variables of TASK that its rank gets, without those for devices."""
     return {name: value for name, value in task.env.items() if not name.endswith("_DEVICES")}
 
 
@@ -332,7 +332,7 @@ def _own_name(request: Request, facts: Facts) -> str:
 
 
 def run_name(request: Request, started_utc: str, pid: int) -> str:
-    """Return the name of the launch of PID at STARTED_UTC: unique on this host, and telling."""
+    """Return the name of the launch of PID at STARTED_UTC, unique on this host."""
     job = request.job_id
     if job == UNNAMED_JOB:
         # What people call it.

@@ -436,7 +436,7 @@ def _check_elastic(
     *,
     is_placed: bool,
 ) -> None:
-    """Complain where a job cannot be elastic that shall."""
+    """Raise UsageError if the job cannot be elastic."""
     nnodes = chosen["nnodes"].given
     is_elastic = ":" in hosts.nnodes
     if is_elastic and (is_placed or mode != "collective"):

@@ -93,7 +93,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(10**6) if chosen.seed is None else chosen.seed
     # Who started us in the background ignores Ctrl-C, and so would every launch.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Under nohup we go on ignoring this one, but launches shall not inherit that.
+    # Under nohup we go on ignoring this one, but launches must not inherit that.
     signal.signal(signal.SIGHUP, lambda *_: None)
     numbers = range(chosen.launches) if chosen.only is None else [chosen.only]
     if chosen.engine:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from fleetrun.probe.jobs import RunningJob
 
 _CHUNK = 1 << 16
-# So often is looked for more; the end of the job is noticed at once.
+# The polling interval; the end of the job is noticed at once.
 _PACE_S = 0.1
-# The exit code of a job whose launcher could not say one: it was killed.
+# The exit code of a job whose launcher was killed.
 _LOST = 137
 
 
@@ -48,14 +48,14 @@ def _attach(word: str | None, *, lines: int) -> int:
             sys.stdout.buffer.flush()
             if has_ended:
                 break
-            # One more look, at what was written last.
+            # Read once more what was written last.
             has_ended = bool(select.select([pidfd], [], [], _PACE_S)[0])
     end = jobs.end(job)
     return _LOST if end is None else end[0]
 
 
 def console(job: RunningJob) -> str:
-    """Return the file that holds the console of JOB; a terminal's text is nobody's, so a log's."""
+    """Return the file with the console of JOB; UsageError if it runs on a terminal."""
     own = f"{job.run_dir}/{names.CONSOLE}"
     if os.path.exists(own):
         return own
@@ -82,7 +82,7 @@ def console(job: RunningJob) -> str:
 
 
 def last(fd: int, lines: int) -> int:
-    """Return where the last LINES lines of the file FD begin, and one that has no end yet.
+    """Return the offset of the last LINES lines of the file FD, including an unfinished one.
 
     It reads no further back than that, and holds one piece of the file at a time.
     """

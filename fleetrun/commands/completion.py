@@ -125,7 +125,7 @@ def command(shell: str) -> int:
 
 
 def complete(instruction: str) -> int:
-    """Do what a shell asks for by INSTRUCTION, click's word for it: bash_complete, zsh_source."""
+    """Answer a shell's INSTRUCTION, in click's words: bash_complete, zsh_source."""
     shell, _, task = instruction.partition("_")
     if shell not in _SHELL_CLASSES or task not in ("source", "complete"):
         raise UsageError(
@@ -149,7 +149,7 @@ def complete(instruction: str) -> int:
 
 
 def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
-    """Return what may stand where INCOMPLETE stands, after WORDS.
+    """Return the completions of INCOMPLETE after WORDS.
 
     >>> [item.value for item in candidates(["--gpus=0"], "--nproc")]
     ['--nproc_per_node']
@@ -170,7 +170,7 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
 def _of_command(
     command: click.Command, words: list[str], incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return what click knows may stand after WORDS, of which the first means COMMAND."""
+    """Return click's completions after WORDS, the first of which names COMMAND."""
     click_s = _Bash(command, dict(parser.SETTINGS), f"{_PROGRAM} {words[0]}", COMPLETE)
     found = click_s.get_completions(words[1:], incomplete)
     typed, equals, _ = incomplete.partition("=")
@@ -184,11 +184,11 @@ def _of_command(
 def _launch(
     words: list[str], incomplete: str, table: tuple[options.Option, ...]
 ) -> list[CompletionItem[str]] | None:
-    """Return options of TABLE or their values; None where a file or the script's words stand."""
+    """Return options of TABLE or their values; None for a file or the script's words."""
     try:
         head = argv.scan(words, table)
     except UsageError:
-        # A slip earlier in the line is no reason to fall silent; running it will tell.
+        # Complete after an earlier mistake, too; running the line reports it.
         head = argv.ParsedOptions((), (), None)
     if head.script_at is not None or words[-1:] == ["--"]:
         return None
@@ -202,7 +202,7 @@ def _launch(
 
 
 def _of_kinds() -> list[options.Option]:
-    """Return the options of the kinds that are known, and of the one that is exported."""
+    """Return the options of the known kinds, and of the exported one."""
     names = dict.fromkeys((*kinds.VENDORS, os.environ.get(kinds.XCCL, "")))
     known = options.by_name()
     found = [options.of_kind(f"{kind}s", "all") for kind in names if f"{kind}s" not in known]
@@ -210,12 +210,12 @@ def _of_kinds() -> list[options.Option]:
 
 
 def _normalize(name: str) -> str:
-    """Write NAME as the table does."""
+    """Normalize NAME to the spelling of the table."""
     return name.replace("-", "_")
 
 
 def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[CompletionItem[str]]:
-    """Return the options that start as INCOMPLETE does, written with its kind of hyphen."""
+    """Return the options that start with INCOMPLETE, with its kind of hyphens."""
     found = []
     for option in table:
         if option.status == "later":
@@ -230,7 +230,7 @@ def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[Complet
 
 
 def _rejoin(words: list[str], incomplete: str) -> tuple[list[str], str]:
-    """Put together what bash cut at = and :.
+    """Rejoin the words that bash split at = and :.
 
     >>> _rejoin(["--master", "a", ":", "1", "--dry-run"], "=")
     (['--master', 'a:1'], '--dry-run=')

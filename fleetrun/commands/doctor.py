@@ -1,4 +1,4 @@
-"""`fleetrun doctor`: whether this host is fit for the job, and what fixes it if not."""
+"""`fleetrun doctor`: checks whether this host is fit for the job, and names the fixes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
 
 
 def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: bool) -> int:
-    """Check all hosts of --hosts at once; return 0, or 3 where one of them has an error."""
+    """Check all hosts of --hosts at once; return 0, or 3 if one has an error."""
     from fleetrun.remote import checkups  # only for them
 
     say = checkup.remark(os.environ)

@@ -1,4 +1,4 @@
-"""`fleetrun exec`: runs a command whose launches by Paddle's launcher are launches by fleetrun."""
+"""`fleetrun exec`: runs a command, and launches wherever it would start Paddle's launcher."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 # Options that are not about a launch, or that only make sense where it is typed.
 _NOT_HERE = ("from_manifest", "version", "dry_run", "detach")
-# What names files, which the command may start from another folder.
+# Options that name files; the command may run in another folder.
 _PATHS = ("config", "hostfile", "log_dir")
 
 
 def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
-    """Become the command, or do what INSTALL or UNINSTALL asks for."""
+    """Become the command, or install or uninstall the .pth file."""
     if install or uninstall:
         return _settle(launch, install=install, uninstall=uninstall)
     words = launch.script[1:] if launch.script[:1] == ("--",) else launch.script
@@ -58,7 +58,7 @@ def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
 
 
 def _as_word(given: RawOption) -> str:
-    """Return GIVEN as a word of a command line that means the same from every folder."""
+    """Return GIVEN as a word of a command line that is valid in every folder."""
     option, raw = given.option, given.raw
     if option.name in _NOT_HERE:
         raise UsageError(f"exec: {given.typed} cannot be the default of launches; leave it out.")

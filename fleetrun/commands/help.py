@@ -106,19 +106,19 @@ def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
 
 
 def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
-    """Return what translates texts for those who read Chinese; messages stay English."""
+    """Return a function that translates texts if the locale is Chinese; messages stay English."""
     asked = next((environ[name] for name in _LANGUAGES if environ.get(name)), "")
-    # Of `a:b` the first is meant, and English texts are here, so it is not looked further.
+    # Of `a:b` only the first counts: English needs no translation.
     language = asked.partition(":")[0]
     if not language.startswith("zh"):
         return str
-    import gettext  # others do not pay for it
+    import gettext  # needed only in Chinese
 
     return gettext.translation(DOMAIN, LOCALES, [language], fallback=True).gettext
 
 
 def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
-    """Return the help text, or the SECTION of it, as wide as the terminal; TRANSLATE makes it."""
+    """Return the help text, or one SECTION, as wide as the terminal, translated by TRANSLATE."""
     from click import HelpFormatter  # slow, and the screen lacks it
 
     from fleetrun import options
@@ -136,7 +136,7 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
         rows = [row(each, translate) for each in options.TABLE if each.group == group]
         if group == options.LATER:
             with formatter.section(translate(group)):
-                # Only so that people find the name they know; no use can be made of it yet.
+                # Listed only so that people find the name; these options have no effect yet.
                 formatter.write_text(", ".join(term for term, _ in rows))
         else:
             _write_rows(formatter, translate(group), rows)
@@ -172,12 +172,12 @@ def _write_rows(
 
 
 def _lines(said: str, room: int) -> str:
-    """Break SAID into lines, which click leaves alone: it knows no character of two columns."""
+    """Break SAID into lines for click, which does not know characters of two columns."""
     return "\n".join(("\b", *wrapped(said, room)))
 
 
 def row(option: "Option", translate: Callable[[str], str] = str) -> tuple[str, str]:
-    """Return OPTION's line of a help text: how it is written, and what it does."""
+    """Return OPTION's line of a help text: its spelling and its meaning."""
     spellings = [option.flag, *(f"--{alias}" for alias in option.aliases)]
     if option.kind == "flag":
         value = ""

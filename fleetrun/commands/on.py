@@ -1,4 +1,4 @@
-"""`fleetrun on`: one command on all hosts, by ssh, each line of what it prints after its host."""
+"""`fleetrun on`: runs one command on all hosts by ssh, and prefixes its output with the host."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _OnHosts(Fanout[SshConnection]):
 
     @property
     def code(self) -> int:
-        """The first bad exit code in the order of the hosts."""
+        """The first nonzero exit code, in the order of the hosts."""
         codes = [self._codes.get(one, 0) for one in self._all]
         return 128 + self.signum if self.signum else next(filter(None, codes), 0)
 
@@ -76,7 +76,7 @@ class _OnHosts(Fanout[SshConnection]):
         self._codes[one] = code
 
     def _interrupted(self, number: int) -> None:  # noqa: ARG002 - each ends the command
-        """End the command on all hosts: by hanging up, and when asked again by ending the ssh."""
+        """End the command on all hosts: first by hanging up, then by ending the ssh."""
         self._unstarted.clear()
         for one in self._all:
             if one.is_open:

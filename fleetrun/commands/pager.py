@@ -1,4 +1,4 @@
-"""Long texts on a terminal: coloured where wanted, and through a pager where they do not fit."""
+"""Long texts on a terminal: coloured if requested, and paged if they do not fit."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
@@ -10,7 +10,7 @@ from fleetrun.printing import put
 
 
 def page(text: str, choice: str, environ: Mapping[str, str]) -> int:
-    """Print TEXT, in colour where wanted, through a pager on a terminal too small for it."""
+    """Print TEXT, in colour if requested, through a pager if the terminal is too small."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     shown = text
     if colors.is_wanted(choice, environ, is_terminal=is_terminal):
@@ -28,7 +28,7 @@ def _is_long(text: str) -> bool:
 
 
 def _pagers(environ: Mapping[str, str]) -> list[str]:
-    """Return the commands to try, in order; none where a terminal can do nothing but scroll."""
+    """Return the pagers to try, in order; none on a dumb terminal."""
     if environ.get("TERM", "") in {"", "dumb"}:
         return []
     wanted = environ.get("PAGER")
@@ -51,5 +51,5 @@ def _paged(text: str, pager: str, environ: Mapping[str, str]) -> bool:
         process.communicate(text.encode(errors="surrogateescape"))
     finally:
         signal.signal(signal.SIGINT, before)
-    # 126 and 127 are the shell's words for a command that cannot be run.
+    # The shell's exit codes for a command that cannot be run.
     return process.returncode not in {126, 127}

@@ -1,4 +1,4 @@
-"""How click reads the words of a command: typed options, launch options, and one kind of answer."""
+"""How click parses a command: typed options, launch options, and uniform errors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 
 
 class _Context(click.Context):
-    """A context whose help is printed as everything is: whole, or with a sentence why not."""
+    """A context whose help is printed completely, or with a sentence that says why not."""
 
     def get_help(self) -> str:
-        """Print the help text and end; click's own printing knows no full disk."""
+        """Print the help text and exit; click's own printing ignores a full disk."""
         put(super().get_help() + "\n")
         self.exit()
 
@@ -58,7 +58,7 @@ class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
         param: click.Parameter,  # noqa: ARG002 - click's
         incomplete: str,
     ) -> list[CompletionItem[str]]:
-        """Return the row's values that start as INCOMPLETE does."""
+        """Return the row's values that start with INCOMPLETE."""
         return values.of(self.row, incomplete, "")
 
 
@@ -84,35 +84,35 @@ def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa
 
 
 def log_dir() -> click.Option:
-    """Return the option of commands that look at runs: where they are."""
+    """Return --log_dir for commands that read runs."""
     return option("log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir")
 
 
 def color(text: str) -> click.Option:
-    """Return the option of commands that colour what they print, helped by TEXT."""
+    """Return --color for commands that colour their output, with the help TEXT."""
     words = (colors.AUTO, colors.ALWAYS, colors.NEVER)
     return option("color", "choice", text, default=colors.AUTO, words=words)
 
 
 def launch_option(name: str) -> click.Option:
-    """Return the option NAME of a launch for a command that knows it, too."""
+    """Return the launch option NAME for another command."""
     row = options.find(name)
     return click.Option([row.flag], type=Typed(row), metavar=row.metavar, help=row.help)
 
 
 def launch_request(words: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Return the request of the launch of WORDS, with what the config file says."""
+    """Return the request of the launch WORDS, including the config file."""
     parsed = argv.split(list(words))
     return request.resolve(parsed, environ, configfile.find(parsed, environ))
 
 
 class CommandGroup(click.Group):
-    """A command of several views, which suggests the one that was meant."""
+    """A command with subcommands, which suggests one for a misspelling."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the view that ARGS begin with; UsageError if there is none."""
+        """Return the subcommand that ARGS begin with; UsageError if there is none."""
         if not ctx.resilient_parsing and args[0] not in self.commands:
             listed = f"there are {', '.join(self.commands)}."
             meant = suggestions.ending(args[0], self.commands, listed)
@@ -132,12 +132,12 @@ class LaunchCommand(click.Command):
     """A command before a launch's command line; its callback gets a Launch as the context's obj."""
 
     def rows(self) -> tuple[options.Option, ...]:
-        """Return what may stand before the script: our own options, and those of a launch."""
+        """Return the options allowed before the script: our own, and those of a launch."""
         own = [param.type.row for param in self.params if isinstance(param.type, Typed)]
         return (*own, *options.TABLE)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take our own options out of ARGS, as a launch's are read, and keep the rest."""
+        """Extract our own options from ARGS, parsed as a launch's, and keep the rest."""
         own = {param.name for param in self.params}
         head = argv.scan(args, self.rows())
         if any(given.option.name == "help" for given in head.settings):
@@ -154,7 +154,7 @@ class LaunchCommand(click.Command):
 
 
 def _for_click(given: RawOption) -> tuple[str, ...]:
-    """Return GIVEN as click reads it: a flag has no value there."""
+    """Return GIVEN in click's syntax: a flag has no value there."""
     if given.option.kind != "flag":
         return (f"{given.option.flag}={given.raw}",)
     return (given.option.flag,) if given.value() is True else ()
@@ -170,7 +170,7 @@ def load(name: str) -> click.Command:
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Do what `fleetrun NAME WORDS` asks for, and return the exit code; UsageError for a slip."""
+    """Run `fleetrun NAME WORDS` and return its exit code; UsageError if invalid."""
     command = load(name)
     try:
         with command.make_context(f"fleetrun {name}", list(words), None, **SETTINGS) as context:
@@ -183,12 +183,12 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 def _where(context: click.Context | None) -> str:
-    """Return which command a mistake is about; `fleetrun: ` comes before it anyway."""
+    """Return the command in which a mistake was made; `fleetrun: ` precedes it anyway."""
     return "" if context is None else f"{context.command_path.removeprefix('fleetrun ')}: "
 
 
 def _sentence(error: click.UsageError) -> str:
-    """Return what click has against the command line as fleetrun says it."""
+    """Return click's complaint about the command line in fleetrun's words."""
     context = error.ctx
     where = _where(context)
     if isinstance(error, click.NoSuchOption) and context is not None:

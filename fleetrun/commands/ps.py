@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Of several hosts, the one that a job runs on comes first.
 ON = "ON"
 HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "COMMAND", "FOLDER")
-# So long a host may take to answer, with ssh and Python to start.
+# The seconds a host has to answer, including the start of ssh and Python.
 _ANSWER_S = 60.0
 
 
@@ -56,7 +56,7 @@ def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
 
 
 def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
-    """Print the jobs on the hosts that TOLD lists; return 3 where one of them does not answer."""
+    """Print the jobs on the hosts that TOLD lists; return 3 if one does not answer."""
     from fleetrun.remote import sshjob  # only for them
     from fleetrun.remote.everywhere import Everywhere
     from fleetrun.remote.protocol import Inquiry
@@ -103,7 +103,7 @@ def _show(found: Sequence[Mapping[str, Any]], *, is_json: bool, where: str = "th
 
 
 def row(found: Mapping[str, Any], now: float) -> list[str]:
-    """Return the line of the table for the record FOUND, at the time NOW."""
+    """Return the row of the table for the record FOUND, at the time NOW."""
     # The head of a job by ssh has none of its own.
     processes = str(len(found["processes"]) or ("0" if found["wanted"] else "-"))
     if found["wanted"]:
@@ -126,7 +126,7 @@ def row(found: Mapping[str, Any], now: float) -> list[str]:
 
 
 def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
-    """Return what is known of JOB, for programs."""
+    """Return the record of JOB, for programs."""
     return {
         "job": about.job_id,
         "name": job.name,
@@ -144,7 +144,7 @@ def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
 
 
 def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
-    """Return the one of FOUND that WORD means, for the command WHAT; UsageError if none or many."""
+    """Return the job of FOUND that WORD names, for the command WHAT; else UsageError."""
     meant = tuple(found) if word is None else jobs.named(found, word)
     if word is None and len(meant) > 1:
         here = os.getcwd()

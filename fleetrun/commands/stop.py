@@ -20,7 +20,7 @@ from fleetrun.records.variables import JOB
 if TYPE_CHECKING:
     from fleetrun.probe.jobs import RunningJob
 
-# What a launcher left behind that was killed does not die later than this.
+# Processes of a killed launcher are gone within this time.
 _SWEEP_S = 30.0
 _AGAIN_S = 0.1
 
@@ -39,7 +39,7 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     if is_all and word is not None:
         raise UsageError("stop: give a JOB or --all, not both.")
     chosen = found if is_all else (meant(word, found),)
-    # All are asked before one is waited for.
+    # Ask all before waiting for any.
     asked = [(job, _ask(job)) for job in chosen]
     for job, pidfd in asked:
         _wait(job, pidfd, is_now=is_now)
@@ -49,7 +49,7 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
 
 
 def meant(word: str | None, found: tuple[RunningJob, ...]) -> RunningJob:
-    """Return the job of FOUND that WORD means; what a killed launcher left behind has to be named.
+    """Return the job of FOUND that WORD names; the rest of a killed launcher must be named.
 
     Its processes are killed without grace, and a shell that was opened in a job is one of them.
     """
@@ -64,7 +64,7 @@ def meant(word: str | None, found: tuple[RunningJob, ...]) -> RunningJob:
 
 
 def _ask(job: RunningJob) -> int | None:
-    """Send the launcher of JOB SIGTERM, and return what becomes readable when it has ended."""
+    """Send SIGTERM to the launcher of JOB; return a descriptor that is readable at its end."""
     if job.launcher is None:
         return None
     try:
@@ -85,7 +85,7 @@ def _send(pidfd: int) -> None:
 
 
 def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
-    """Wait until nothing of JOB is left, and say how it has ended."""
+    """Wait until nothing of JOB is left, and print how it ended."""
     if pidfd is not None:
         # Asked again, a launcher kills at once; two signals that wait for it are one.
         while not select.select([pidfd], [], [], _AGAIN_S if is_now else None)[0]:

@@ -1,4 +1,4 @@
-"""`fleetrun strategy ...`: presets and fields to look at, files to check, verdicts to expect."""
+"""`fleetrun strategy ...`: shows presets and fields, checks files, predicts their effect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _names(
 
 @click.group("strategy", cls=parser.CommandGroup, no_args_is_help=False)
 def command() -> None:
-    """Look at strategies: what --strategy turns on in a script that knows nothing of it."""
+    """Show, check and explain strategies: what --strategy enables in an unmodified script."""
 
 
 @command.command("list", help="List the presets, or all fields.")
@@ -119,7 +119,7 @@ command.add_command(
 
 
 def _say(text: str) -> int:
-    """Print TEXT, whatever a file made it hold."""
+    """Print TEXT, with control characters made visible."""
     return put(visible_lines(text))
 
 
@@ -127,7 +127,7 @@ def _say(text: str) -> int:
 
 
 def listed(width: int = 0) -> str:
-    """Return all presets, each with what it is for."""
+    """Return all presets, each with its purpose."""
     lines = [
         "Presets",
         tables.layout(list(load.PRESETS.items()), indent=2, width=width),
@@ -161,8 +161,8 @@ def listed_fields(width: int = 0) -> str:
 
 
 def shown(name: str) -> str:
-    """Return the preset or the file NAME as it is written, or all about the field NAME."""
-    # amp and gradient_merge are fields, too, and are told about as strategy.amp.
+    """Return the text of the preset or file NAME, or everything about the field NAME."""
+    # amp and gradient_merge are fields, too: write strategy.amp for those.
     if name in load.PRESETS:
         return _text(load.preset_path(name))
     if name in fields.VARIABLE_SECTIONS:
@@ -181,7 +181,7 @@ def shown(name: str) -> str:
 
 
 def _fields(name: str) -> list[fields.Field]:
-    """Return the field called NAME, or all that have a part of this name."""
+    """Return the field NAME, or all fields with a part of that name."""
     known = fields.by_name(fields.STRATEGY)
     if name in known:
         return [known[name]]
@@ -207,12 +207,12 @@ def _fault_prefix() -> str:
 
 
 def _checked(name: str) -> tuple[Layer | None, list[UsageError]]:
-    """Read NAME as far as it goes, and refuse what a launch would, line by line."""
+    """Read NAME as far as possible, and report what a launch would refuse, line by line."""
     faults: list[UsageError] = []
     try:
         layer = load.read(name, faults.append)
     except UsageError as error:
-        # Not a line of it can be read.
+        # It cannot be parsed at all.
         return None, [error]
     faults += load.refusals(layer.knobs)
     # Of one file all; so the numbers of lines are what differs.
@@ -231,7 +231,7 @@ def _line(message: str) -> int:
 
 
 def _combined(name: str) -> tuple[Layer, tuple[str, ...]]:
-    """Read NAME and refuse what a launch would."""
+    """Read NAME and raise what a launch would."""
     layer = load.read(name)
     return layer, load.combine([layer]).notes
 
@@ -247,14 +247,14 @@ def explained(
     devices: Sequence[str],
     width: int = 0,
 ) -> str:
-    """Return what each knob of NAME comes to, alike places in one row."""
+    """Return the outcome of each knob of NAME, with equal places in one row."""
     layer, notes = _combined(name)
     places = [
         (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
     ]
     if not layer.knobs:
         return f"{name} sets nothing.\n"
-    # Of a field with parts there is one verdict.
+    # A field with parts has one verdict.
     knobs: dict[tuple[str, str], Knob] = {}
     for knob in layer.knobs:
         knobs.setdefault((knob.section, knob.name.partition(".")[0]), knob)
@@ -273,7 +273,7 @@ def explained(
 def _explained(
     knob: Knob, section: str, name: str, places: list[tuple[str, str, str]]
 ) -> list[tuple[str, ...]]:
-    """Return the rows of the field NAME, of which KNOB may be a part; its name is in the first."""
+    """Return the rows of the field NAME, of which KNOB may be a part; the first has its name."""
     if section in fields.VARIABLE_SECTIONS:
         value = secrets.redact(name, str(knob.value))
         return [(f"{name}: {value}", "set", "everywhere", "in every rank; what is exported wins")]

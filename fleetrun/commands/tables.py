@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from rich.console import JustifyMethod
 
-# Wider than any row; rich makes columns only as wide as what is in them.
+# Wider than any row; rich makes columns only as wide as needed.
 _UNLIMITED = 1 << 16
 _GAP = 2
-# A column that is narrower says nothing.
+# A narrower column is useless.
 _NARROWEST = 8
 
 
 def width() -> int:
-    """Return the columns of the terminal that standard output is; 0: it is none."""
+    """Return the width of the terminal on standard output; 0 if it is not a terminal."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     return shutil.get_terminal_size().columns if is_terminal else 0
 
@@ -40,7 +40,7 @@ def layout(
     width: int = 0,
     whole: Sequence[int] = (),
 ) -> str:
-    """Return ROWS in columns under HEADS, within WIDTH where words allow; 0: no limit.
+    """Return ROWS in columns under HEADS, within WIDTH if words allow; 0: no limit.
 
     The first NUMBERS columns are aligned at their right, and no cell of the columns WHOLE is
     broken. No line ends in blanks.
@@ -61,7 +61,7 @@ def layout(
         justify: JustifyMethod = "right" if place < numbers else "left"
         table.add_column(head, justify=justify, overflow="fold", no_wrap=place in whole)
     for row in rows:
-        # As Text: what stands in brackets or between colons is no markup of rich.
+        # As Text: brackets and colons are not rich markup.
         table.add_row(*map(Text, row))
     out = io.StringIO()
     # Nothing of the environment counts: a file gets what a terminal shows, without its colours.
@@ -79,7 +79,7 @@ def _widest(rows: Sequence[Sequence[str]], heads: Sequence[str], place: int) -> 
 def fitted(
     rows: Sequence[Sequence[str]], heads: Sequence[str], *, cut: Sequence[int], width: int
 ) -> list[list[str]]:
-    """Return ROWS whose cells in the columns CUT are elided so far that a line has WIDTH columns.
+    """Return ROWS with the cells of the columns CUT elided so that a line fits into WIDTH.
 
     >>> fitted([["7", "python train.py", "/home/me/job"]], ["n", "a", "b"], cut=[1, 2], width=28)
     [['7', 'pyth...n.py', '/ho.../job']]

@@ -1,4 +1,4 @@
-"""The values that an option may take, for the shells' completion."""
+"""The possible values of options, for shell completion."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]]:
-    """Return what OPTION's value may be where INCOMPLETE stands.
+    """Return the completions of INCOMPLETE, a value of OPTION.
 
-    BEFORE is what stands before it in the same word, and comes back with it.
+    BEFORE precedes it in the same word and is part of the result.
     """
     match option.name:
         case "strategy":
@@ -55,7 +55,7 @@ def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionIt
 
 
 def _settable() -> dict[str, fields.Field]:
-    """Return what --set takes: fields, and parts of those that have parts."""
+    """Return the keys of --set: fields, and the parts of fields that have parts."""
     found: dict[str, fields.Field] = {}
     for field in fields.TABLE:
         # A field of the strategy's sections needs no name of its section.
@@ -70,5 +70,5 @@ def files(incomplete: str) -> list[CompletionItem[str]]:
 
 
 def among(words: Iterable[str], incomplete: str, *, before: str = "") -> list[CompletionItem[str]]:
-    """Return those of WORDS that start as INCOMPLETE does, after BEFORE in the same word."""
+    """Return the WORDS that start with INCOMPLETE, after BEFORE in the same word."""
     return [CompletionItem(before + word) for word in words if word.startswith(incomplete)]

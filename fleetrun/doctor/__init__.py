@@ -1,1 +1,1 @@
-"""What the facts of a host mean for a job: findings, each with the command that fixes it; pure."""
+"""Findings about a host for a job, each with the command that fixes it; pure."""

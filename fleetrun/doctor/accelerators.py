@@ -1,4 +1,4 @@
-"""What the devices of Paddle's plug-ins, and signs of some that cannot be used, mean; pure."""
+"""Findings about devices of Paddle's plug-ins, usable or not; pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def judge(counts: Mapping[str, int], absent: Mapping[str, str]) -> Iterator[Find
 
 
 def _absent(kind: str, why: str, *, has_plugin: bool) -> Finding:
-    """Return what it means that a KIND of which there are signs cannot be used, and WHY."""
+    """Return the finding about a KIND that is present but cannot be used, and WHY."""
     means = "ranks do not use them"
     if kind not in kinds.VENDORS and not has_plugin:
         fix = f"install the plug-in for this Paddle's version, or unset {kinds.ROOT}"

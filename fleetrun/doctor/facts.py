@@ -1,4 +1,4 @@
-"""What was read of a host for a check-up: plain values without a judgement."""
+"""The facts of a host for a check-up: plain values without a judgement."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class ResourceLimits(NamedTuple):
     processes: tuple[int | None, int | None]
     locked_bytes: tuple[int | None, int | None]
     virtual_bytes: tuple[int | None, int | None]
-    # Threads that our user has now.
+    # The number of threads of our user.
     threads: int
-    # Whether the limit of processes does not hold for us.
+    # Whether the process limit does not apply to us.
     is_root: bool
 
 
@@ -34,16 +34,16 @@ class CgroupLimits(NamedTuple):
 
     memory_bytes: int | None
     memory_used: int
-    # CPUs that it may use at a time; 1.5 is one and a half.
+    # The CPU quota; 1.5 is one and a half CPUs.
     cpus: float | None
     processes: int | None
     processes_used: int
-    # How often the kernel has killed a process of it for its memory.
+    # The number of its processes that the out-of-memory killer has killed.
     kills: int
 
 
 class ClockOffset(NamedTuple):
-    """The wall clock against another one: seconds that ours is ahead of it.
+    """The offset of the wall clock: the seconds by which ours is ahead of another.
 
     `other` says what was compared with; empty where there was nothing.
     """
@@ -55,7 +55,7 @@ class ClockOffset(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What a host offers its processes."""
+    """The resources that a host offers its processes."""
 
     shm: Room
     logs: Room
@@ -109,7 +109,7 @@ class Software(NamedTuple):
 
 
 class User(NamedTuple):
-    """A process that has memory of a GPU; bytes are None where the driver does not tell."""
+    """A process that uses memory of a GPU; bytes are None if the driver does not report them."""
 
     pid: int
     name: str
@@ -117,7 +117,7 @@ class User(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU; None is what the driver did not tell."""
+    """One GPU; None means that the driver does not report the value."""
 
     number: int
     name: str
@@ -153,7 +153,7 @@ class Xid(NamedTuple):
 
 
 class CudaStart(NamedTuple):
-    """How CUDA's driver library starts, in a child: the code of cuInit (0: well), and its name.
+    """The result of cuInit in a child process: its code (0: success) and its name.
 
     `trouble` is why it has no code: it cannot be loaded, it crashed, or it hangs.
     """
@@ -194,7 +194,7 @@ class GpuProof(NamedTuple):
 
 
 class Gpus(NamedTuple):
-    """What NVIDIA's driver says; `trouble` is why it says nothing, `is_stuck` that it never may."""
+    """What NVIDIA's driver reports; `trouble`: why it does not, `is_stuck`: it may never answer."""
 
     has_driver: bool
     # Whether there is a device file to ask it by: a container without GPUs has none.
@@ -238,7 +238,7 @@ class RdmaPort(NamedTuple):
 
 
 class NameLookup(NamedTuple):
-    """What a host's name resolved to, and how long that took."""
+    """The addresses of a host name, and the time that resolving it took."""
 
     name: str
     addresses: tuple[str, ...]
@@ -275,7 +275,7 @@ class Connect(NamedTuple):
 
 
 class HostDescription(NamedTuple):
-    """What hosts tell each other when they meet."""
+    """The properties that hosts exchange and compare."""
 
     host: str
     fleetrun: str
@@ -287,7 +287,7 @@ class HostDescription(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Another host of the job; `card` is None where nobody there met us."""
+    """Another host of the job; `card` is None if it did not answer."""
 
     host: str
     connects: tuple[Connect, ...]
@@ -306,7 +306,7 @@ class Transfer(NamedTuple):
 
 
 class Transfers(NamedTuple):
-    """What the two ranks measured, and what a plain TCP connection between them carries (B/s)."""
+    """The measurements of the two ranks, and the bandwidth of a plain TCP connection (B/s)."""
 
     backend: str
     ranks: int

@@ -1,4 +1,4 @@
-"""A finding: what was seen of one thing, how bad it is, what it means and what fixes it."""
+"""A finding: what was observed, its severity, its consequence and the fix."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Finding(NamedTuple):
 
 
 def ok(check: str, seen: str) -> Finding:
-    """Return that CHECK found nothing wrong."""
+    """Return the finding that CHECK found nothing wrong."""
     return Finding(check, OK, seen)
 
 
 def warning(check: str, seen: str, means: str, fix: str) -> Finding:
-    """Return that a job may run, but worse than it could."""
+    """Return the finding that a job may run, but worse than it could."""
     return Finding(check, WARNING, seen, means, fix)
 
 
 def error(check: str, seen: str, means: str, fix: str) -> Finding:
-    """Return that a job will not run, or not to its end."""
+    """Return the finding that a job will not run, or not to its end."""
     return Finding(check, ERROR, seen, means, fix)
 
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the GPUs, and what it means for a job; pure."""
+"""Findings about GPUs, by what NVIDIA's driver reports; pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIBRARY = (
     "the machine itself: install the driver's libraries again"
 )
 _UVM = "sudo nvidia-modprobe -u -c=0  # or modprobe nvidia_uvm; a container: docker run --gpus all"
-# What NVML says where it does not start, what that means, and what mends it.
+# The errors of NVML at its start, their consequences, and the fixes.
 _NVML = (
     (
         "river/library version mismatch",
@@ -43,7 +43,7 @@ _NVML = (
         "docker restart CONTAINER  # and docker run --device=/dev/nvidiactl ... to keep them",
     ),
 )
-# Codes of cuInit (cuda.h), what each means, and what mends it.
+# The codes of cuInit (cuda.h), their meaning, and the fixes.
 _STARTS = {
     100: (
         "it sees no GPU",
@@ -62,12 +62,12 @@ _STARTS = {
         "ldconfig -p | grep libcuda; echo $LD_LIBRARY_PATH  # take the folder compat out",
     ),
 }
-# What a driver keeps to itself.
+# Values that a driver does not report.
 _OWN_SHARE = 0.05
 
 
 def judge(found: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
-    """Yield what FOUND means on a host that HAS_OTHERS, devices of another kind."""
+    """Yield the findings about FOUND; HAS_OTHERS: there are devices of another kind."""
     if not found.has_driver:
         yield ok("GPUs", f"no NVIDIA driver{'' if has_others else ': ranks run on the CPU'}")
         return
@@ -116,7 +116,7 @@ def judge(found: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
 
 
 def _cuda(start: CudaStart, found: Gpus) -> Iterator[Finding]:
-    """Yield whether CUDA starts, and has the GPUs that NVML has."""
+    """Yield whether CUDA starts, and sees the GPUs that NVML sees."""
     check, means = "CUDA", "no rank can use a GPU"
     if start.trouble:
         fix = _LIBRARY if "libcuda" in start.trouble else "nvidia-smi; sudo dmesg | tail"
@@ -174,7 +174,7 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _memory(gpu: Gpu) -> Iterator[Finding]:
-    """Yield who has memory of GPU, and what is wrong with the memory."""
+    """Yield who uses the memory of GPU, and what is wrong with it."""
     if gpu.users:
         shown = ", ".join(
             f"pid {user.pid}"
@@ -275,7 +275,7 @@ def _connections(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _topology(found: Gpus) -> Iterator[Finding]:
-    """Yield by what the GPUs reach each other."""
+    """Yield how the GPUs are connected."""
     if not found.links:
         return
     levels = list(dict.fromkeys(found.links.values()))

@@ -1,4 +1,4 @@
-"""What room, limits, clock and libraries of a host mean for a job; pure."""
+"""Findings about disk space, limits, clock and libraries of a host; pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BASE_THREADS = 128
 
 
 def judge(machine: Machine, *, ranks: int, has_peers: bool, has_rdma: bool) -> Iterator[Finding]:
-    """Yield what MACHINE means for RANKS processes here."""
+    """Yield the findings about MACHINE for RANKS processes."""
     yield _shm(machine.shm)
     yield _logs(machine.logs)
     yield _libgomp(machine.libgomp)

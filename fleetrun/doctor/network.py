@@ -1,4 +1,4 @@
-"""What names, interfaces and ports of a host mean for a job; pure."""
+"""Findings about names, interfaces and ports of a host; pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAST_ENOUGH_MBIT = 10_000
 
 
 def judge(network: Network) -> Iterator[Finding]:
-    """Yield what NETWORK means."""
+    """Yield the findings about NETWORK."""
     yield from _names(network)
     yield _interface(network)
     yield from _rdma(network)
@@ -68,7 +68,7 @@ def _slow(lookup: NameLookup) -> Finding | None:
 
 
 def nccl_interface(network: Network) -> Interface | None:
-    """Return the interface that NCCL takes for its sockets; None where it finds none.
+    """Return the interface that NCCL uses for its sockets; None if it finds none.
 
     NCCL's order: NCCL_SOCKET_IFNAME, names that begin with ib, others, docker's, loopback. With
     several hosts fleetrun sets the variable to the interface on the way to them.

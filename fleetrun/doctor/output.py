@@ -1,4 +1,4 @@
-"""Findings as a page for people and as a document for programs; pure."""
+"""Findings as text for people and as JSON for programs; pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text(
     width: int = 0,
     is_coloured: bool = False,
 ) -> str:
-    """Return FINDINGS, one below the other, in lines of WIDTH columns; 0: as long as they are.
+    """Return FINDINGS as text, in lines of WIDTH columns; 0: unlimited.
 
     >>> from fleetrun.doctor.findings import ok, warning
     >>> print(text([ok("port", "free"), warning("clock", "slow", "bad", "fix it")]), end="")

@@ -1,4 +1,4 @@
-"""What meeting the other hosts of a job has shown; pure."""
+"""Findings about the other hosts of a job; pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Certificates, file times and the order of lines in logs survive less.
 CLOCK_S = 1.0
-# What must be alike, what happens otherwise, and whether it ends the job.
+# What must be equal, the consequence otherwise, and whether it ends the job.
 _ALIKE = (
     ("fleetrun", "hosts may plan the job differently", True),
     ("paddle", "ranks may hang at the first allreduce, or differ in their results", True),
@@ -25,7 +25,7 @@ _ALIKE = (
 
 
 def judge(peers: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
-    """Yield what PEERS and OWN mean for a job of all of them."""
+    """Yield the findings about PEERS and OWN."""
     for peer in peers:
         yield from _connections(peer)
     met = [peer for peer in peers if peer.card is not None]

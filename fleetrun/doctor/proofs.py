@@ -1,4 +1,4 @@
-"""What it means that Paddle did, or could not do, on GPUs what training does; pure."""
+"""Findings about Paddle's test computation on GPUs; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fleetrun.doctor.facts import Build, GpuProof
 
 _CHECK = "Paddle on the GPUs"
-# What ends without a library.
+# The consequences of a missing library.
 _ENDS = {
     "libnccl": "training on several GPUs ends at its start",
     "libcudnn": "the first convolution ends the job",
@@ -21,7 +21,7 @@ _SUM = "sum of the ranks"
 
 
 def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
-    """Yield what PROOF says of BUILD, the Paddle of PYTHON."""
+    """Yield the findings of PROOF about BUILD, the Paddle of PYTHON."""
     if proof.trouble:
         yield warning(
             _CHECK,
@@ -51,7 +51,7 @@ def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
 
 
 def _library(library: str, package: str, build: Build, command: str) -> Finding:
-    """Say that LIBRARY is missing, with the line that installs it and links it under its name."""
+    """Return the finding that LIBRARY is missing, with the command that installs and links it."""
     python = command.partition(" ")[0]
     fix = f"find / -name '{library}*' 2>/dev/null  # put its folder into LD_LIBRARY_PATH"
     if package:

@@ -1,4 +1,4 @@
-"""What the programs of a host and its Paddle mean for a job; pure."""
+"""Findings about the programs of a host and its Paddle; pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTALL = "scripts/setup  # or pip install paddlepaddle-gpu of a fitting CUDA"
 def judge(
     software: Software, gpus: Gpus, *, feature: str | None = None, is_proven: bool = False
 ) -> Iterator[Finding]:
-    """Yield what SOFTWARE means beside GPUS; FEATURE is the part of Paddle that the job needs.
+    """Yield the findings about SOFTWARE with GPUS; FEATURE is a part of Paddle that the job needs.
 
     IS_PROVEN: its kernels have run on these GPUs.
     """
@@ -61,7 +61,7 @@ def judge(
 
 
 def _commands(software: Software) -> Iterator[Finding]:
-    """Yield which fleetrun a shell starts."""
+    """Yield the findings about the fleetrun that a shell starts."""
     check = "fleetrun on PATH"
     found = software.commands
     python = software.python
@@ -161,7 +161,7 @@ def _driver(build: Build, driver: str, cuda: tuple[int, int]) -> Finding:
 
 
 def _capabilities(build: Build, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Yield whether CUDA of BUILD makes code for each kind of GPU."""
+    """Yield whether the CUDA of BUILD supports each kind of GPU."""
     cuda = version(build.cuda)
     for name, capability in dict.fromkeys((gpu.name, gpu.capability) for gpu in gpus):
         if capability is None:
@@ -185,7 +185,7 @@ def _capabilities(build: Build, gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 
 def _kernels(name: str, capability: tuple[int, int], kernels: Sequence[str]) -> Finding:
-    """Say whether KERNELS run on the GPU NAME."""
+    """Return whether KERNELS run on the GPU NAME."""
     check = "Paddle for this GPU"
     seen = f"{name} is sm_{capability[0]}{capability[1]}, Paddle's kernels are {', '.join(kernels)}"
     if any(runs(kernel, capability) for kernel in kernels):

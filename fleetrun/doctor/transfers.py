@@ -1,4 +1,4 @@
-"""What measured allreduces mean for a job; pure."""
+"""Findings about measured allreduces; pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATENCY_S = 0.02
 
 
 def bandwidth(row: Transfer, ranks: int) -> float:
-    """Return the bytes a second that each rank's link carried in ROW.
+    """Return the bandwidth of each rank's link in ROW, in bytes per second.
 
     As NCCL's tests count it: a ring allreduce moves 2 (n - 1) / n of the data over each link.
     """
@@ -30,7 +30,7 @@ def bandwidth(row: Transfer, ranks: int) -> float:
 
 
 def judge(found: Transfers, gpus: Gpus) -> Iterator[Finding]:
-    """Yield what FOUND means."""
+    """Yield the findings about FOUND."""
     check = "allreduce"
     if found.trouble:
         yield error(
@@ -76,7 +76,7 @@ def judge(found: Transfers, gpus: Gpus) -> Iterator[Finding]:
 
 
 def link_speed(found: Transfers, gpus: Gpus) -> float | None:
-    """Return the bytes a second that the way between the ranks carries; None: nobody knows."""
+    """Return the bandwidth between the ranks in bytes per second; None if unknown."""
     if found.backend != "nccl":
         return found.link
     speeds = [
@@ -88,7 +88,7 @@ def link_speed(found: Transfers, gpus: Gpus) -> float | None:
 
 
 def rows(found: Transfers) -> tuple[tuple[str, str, str], ...]:
-    """Return size, latency and bandwidth of each row, as people read them."""
+    """Return size, latency and bandwidth of each row as text."""
     return tuple(
         (size(row.nbytes), f"{row.seconds * 1e6:.0f} us", _rate(bandwidth(row, found.ranks)))
         for row in found.rows

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class EngineFactory(Protocol):
-    """What the file of an engine offers."""
+    """The interface of an engine's module."""
 
     @abstractmethod
     def find(
         self, request: "Request", environ: Mapping[str, str], places: "ModeHosts"
     ) -> tuple[str, ...] | None:
-        """Return the hosts that are known by name; None where this engine is not the one."""
+        """Return the hosts known by name; None if this engine does not apply."""
 
     @abstractmethod
     def gather(
@@ -32,11 +32,11 @@ class EngineFactory(Protocol):
         facts: "Facts",
         slots: "Slots",
     ) -> "Roster":
-        """Return the hosts with a port for each of SLOTS, once they are HELD, and our place."""
+        """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
 
 
 class EngineRow(NamedTuple):
-    """A row of the table: the engine is asked only where all VARIABLES are set, and an OPTION."""
+    """A row of the table: the engine applies only if all VARIABLES and one OPTION are set."""
 
     file: str
     variables: tuple[str, ...] = ()
@@ -63,13 +63,13 @@ class SelectedEngine(NamedTuple):
     hosts: tuple[str, ...]
     places: "ModeHosts"
     dry: bool
-    # Where free ports are looked for, if the user has said it.
+    # The range of free ports, if the user has given one.
     within: tuple[int, int] | None = None
 
     def engine(self, pid: int, attempt: int = 0) -> "Engine":
         """Return the engine; a dry one opens nothing.
 
-        Each ATTEMPT looks for free ports elsewhere: the last one's may still be in TIME_WAIT.
+        Each ATTEMPT uses other ports: those of the last one may still be in TIME_WAIT.
         """
         seed = pid + attempt
         ports = GuessedPorts if self.dry else HeldPorts
@@ -84,11 +84,11 @@ class Engine:
         self._ports = ports
 
     def gather(self, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
-        """Return the hosts with a port for each of SLOTS, and the place of this one."""
+        """Return the hosts with a port for each of SLOTS, and the index of this one."""
         return self._found.factory.gather(self._found, self._ports, request, facts, slots)
 
     def hold(self, ports: Sequence[int]) -> frozenset[int]:
-        """Reserve PORTS until the next attempt, or none of them; return those that others have."""
+        """Reserve all PORTS until the next attempt, or none; return those that are in use."""
         return self._ports.hold(ports)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Engine:
 
 
 def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:
-    """Return the engine of the job that REQUEST asks for, by what it and ENVIRON say."""
+    """Return the engine for REQUEST and ENVIRON."""
     from importlib import import_module  # so it is asked for in one place only
 
     for row in ENGINES:

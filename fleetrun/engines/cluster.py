@@ -1,7 +1,6 @@
-"""Turns what a cluster's engine says about a job into options, and refuses contradicting ones.
+"""Turns the variables of a cluster's engine into options, and refuses contradictory ones.
 
-Pure. In a step of Slurm `fleetrun train.py` asks for what `fleetrun --ips=n1,n2 --host=n1 train.py`
-does.
+Pure. In a Slurm step `fleetrun train.py` equals `fleetrun --ips=n1,n2 --host=n1 train.py`.
 """
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
@@ -25,7 +24,7 @@ _LONGEST = 40
 def detected_options(
     said: Mapping[str, RawOption], found: Detected, notes: list[str], *, is_dry: bool
 ) -> tuple[RawOption, ...]:
-    """Return the options that FOUND stands for, beside those that are SAID; remarks go to NOTES.
+    """Return the options that FOUND implies, in addition to those SAID; remarks go to NOTES.
 
     Raises UsageError where FOUND contradicts what is said, or has started too many or too few.
     """
@@ -58,7 +57,7 @@ def detected_options(
 def _of_tasks(
     said: Mapping[str, RawOption], found: Detected, notes: list[str]
 ) -> tuple[RawOption, ...]:
-    """Return how many ranks are here where the engine has started a task for each."""
+    """Return the number of ranks here if the engine has started a task for each."""
     if not detect.has_tasks(found):
         return ()
     started = f"{found.engine} has started {found.here} tasks here ({found.here_from}), one a rank"
@@ -81,7 +80,7 @@ def _port(found: Detected) -> int | None:
 
 
 def first_port(job: str, step: int = 0) -> int | None:
-    """Return where the ports of a STEP of JOB begin, by its number; None where it has none.
+    """Return the first port of a STEP of JOB; None if it has no number.
 
     >>> first_port("4711.server"), first_port("4712"), first_port("4712", 1), first_port("train")
     (21888, 22016, 26752, None)
@@ -94,7 +93,7 @@ def first_port(job: str, step: int = 0) -> int | None:
 
 
 def is_left_out(said: Mapping[str, RawOption]) -> bool:
-    """Whether the engine is not asked: the job is of one host, or lists its processes."""
+    """Whether to ignore the engine: the job has one host, or lists its processes."""
     nnodes, ips = said["nnodes"], said["ips"]
     if _is_set(nnodes) and nnodes.raw.strip() == "1":
         return True
@@ -104,7 +103,7 @@ def is_left_out(said: Mapping[str, RawOption]) -> bool:
 
 
 def _check(said: Mapping[str, RawOption], found: Detected) -> None:
-    """Refuse what is SAID of the hosts where FOUND says otherwise."""
+    """Refuse options SAID about hosts that contradict FOUND."""
     if found.nnodes is not None:
         gives = f"{found.engine} gives this job {found.nnodes} hosts ({found.nnodes_from})"
         ips, nnodes = said["ips"], said["nnodes"]
@@ -142,7 +141,7 @@ def _listed(given: RawOption) -> list[str]:
 
 
 def _given(name: str, raw: str, said: SourcedValue | None) -> list[RawOption]:
-    """Return the option NAME as SAID stands for it."""
+    """Return the option NAME with the text SAID."""
     option = options.find(name)
     source = f"${said.source}" if said else "default"
     return [RawOption(option, raw, option.flag, source)]

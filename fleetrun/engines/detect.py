@@ -1,4 +1,4 @@
-"""What a cluster's variables say about a job: its hosts, this host's index, how many launchers.
+"""What a cluster's variables say about a job: its hosts, this host's index, its launchers.
 
 Pure: it is handed the variables, and what reads the files that they name.
 """
@@ -11,7 +11,7 @@ from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import hostlist
 from fleetrun.records.variables import JOB
 
-# What a number of hosts may be at most: a larger one is no number of hosts.
+# The largest plausible number of hosts.
 _DIGITS = 6
 # The steps of Slurm that are no srun: interactive, batch, extern (slurm/slurm.h,
 # SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT, SLURM_EXTERN_CONT). One process runs there, on the
@@ -49,13 +49,13 @@ class ClusterRow(NamedTuple):
     is_alone: bool = False
     # And where fleetrun starts the others itself (remote/steps.py).
     can_spread: bool = False
-    # The job's number, which tells its ports from those of other jobs of the host.
+    # The job's number, which separates its ports from those of other jobs on the host.
     job: tuple[str, ...] = ()
     # That of the step within the job: steps may share a host, too.
     step: tuple[str, ...] = ()
     # How to start one fleetrun on each host; "" where every host has one anyway.
     spread: str = ""
-    # Which of our modules reads what it says; "": this one.
+    # The module that reads its variables; "": this one.
     reader: str = ""
 
 
@@ -175,7 +175,7 @@ TABLE = (
 # Those whose daemons start the tasks, and end without a word to them.
 MPIS = ("Open MPI", "MPICH")
 
-# Every variable that counts.
+# All variables that are read.
 VARIABLES = frozenset(
     name
     for row in TABLE
@@ -207,7 +207,7 @@ class SourcedValue(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """What a cluster says about this job; None and () where it says nothing."""
+    """The facts of a cluster about this job; None and () if unknown."""
 
     engine: str
     # In the order of the hosts' places.
@@ -229,7 +229,7 @@ class Detected(NamedTuple):
     own: tuple[str, ...] = ()
     # What nobody else knows, where the job has more hosts than this one.
     token: str = ""
-    # How to start one on each host, and whether fleetrun does it.
+    # How to start one on each host, and whether fleetrun does that.
     spread: str = ""
     can_spread: bool = False
     job: SourcedValue | None = None
@@ -237,7 +237,7 @@ class Detected(NamedTuple):
 
 
 def rows(environ: Mapping[str, str]) -> tuple[ClusterRow, ...]:
-    """Return the engines that ENVIRON speaks of, the one first that has started us."""
+    """Return the engines that ENVIRON names; the first has started us."""
     # A rank is part of a job that is known.
     if environ.get(JOB):
         return ()
@@ -248,9 +248,9 @@ def rows(environ: Mapping[str, str]) -> tuple[ClusterRow, ...]:
 def read(
     rows: Sequence[ClusterRow], environ: Mapping[str, str], text: Callable[[str], str]
 ) -> Detected:
-    """Return what the engines ROWS say; TEXT returns the text of a file.
+    """Return the facts of the engines ROWS; TEXT reads a file.
 
-    Raises EnvironmentFault where a variable is not what its engine writes, or contradicts another.
+    Raises EnvironmentFault if a variable is malformed or contradicts another.
     """
     first = rows[0]
     # Below an mpirun the hosts see different steps, or none.
@@ -274,7 +274,7 @@ def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
 def _with_hosts(
     found: Detected, row: ClusterRow, environ: Mapping[str, str], text: Callable[[str], str]
 ) -> Detected:
-    """Complete FOUND with the hosts that ROW names."""
+    """Add the hosts that ROW names to FOUND."""
     found = found._replace(job=found.job or _first(environ, row.job))
     for name, form in row.hosts:
         said = _first(environ, (name,))
@@ -308,7 +308,7 @@ def _names(said: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[s
 
 
 def _with_numbers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
-    """Complete FOUND with the number of hosts and our place among them, as ROW has them."""
+    """Add the number of hosts and our index, by ROW, to FOUND."""
     counted = _first(environ, row.nnodes)
     if counted is not None:
         count = _number(counted, least=1)
@@ -325,7 +325,7 @@ def _with_numbers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) 
 
 
 def _with_launchers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
-    """Complete FOUND with how many processes ROW's engine has started."""
+    """Add the number of processes that ROW's engine has started to FOUND."""
     if row.is_alone:
         return found._replace(launchers=1, here=1)
     tasks, here = _first(environ, row.tasks), _first(environ, row.tasks_here)
@@ -358,7 +358,7 @@ def _with_launchers(found: Detected, row: ClusterRow, environ: Mapping[str, str]
 
 
 def _here(each: SourcedValue, node: int) -> int:
-    """Return how many tasks the host number NODE has by EACH, which is like `4(x2),1`."""
+    """Return the number of tasks of host NODE by EACH, such as `4(x2),1`."""
     for part in each.value.split(","):
         count, _, times = part.partition("(x")
         repeated = _number(each._replace(value=times.rstrip(")")), least=1) if times else 1
@@ -369,7 +369,7 @@ def _here(each: SourcedValue, node: int) -> int:
 
 
 def _checked(found: Detected) -> Detected:
-    """Return FOUND if its place is one of its hosts."""
+    """Return FOUND if its index is one of its hosts."""
     if found.node is not None and found.nnodes is not None and found.node >= found.nnodes:
         raise EnvironmentFault(
             f"{found.node_from}, but {found.nnodes_from} makes {_hosts(found.nnodes)}: "
@@ -393,7 +393,7 @@ def has_tasks(found: Detected) -> bool:
 
 
 def unspread(found: Detected) -> str | None:
-    """Return why FOUND's engine has not started one fleetrun on each host; None if it has."""
+    """Return why there is not one fleetrun per host; None if there is."""
     if found.here is not None and found.here > 1 and found.nnodes is None:
         started = f"{found.here} fleetruns on this host ({found.here_from})"
     elif found.launchers is None or found.nnodes in {None, found.launchers} or has_tasks(found):
@@ -421,7 +421,7 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> SourcedValue |
 
 
 def _number(said: SourcedValue, least: int = 0) -> int:
-    """Return the number that SAID is; EnvironmentFault if it is none."""
+    """Return SAID as a number; EnvironmentFault if it is not one."""
     text = said.value
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or int(text) < least:
         raise EnvironmentFault(

@@ -1,4 +1,4 @@
-"""One host: the ranks are all here."""
+"""One host, which has all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def find(request: Request, _environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...]:
-    """Return the one host that is named, if any; UsageError for several without names."""
+    """Return the one named host, if any; UsageError for several without names."""
     if request.nnodes != "1":
         raise UsageError(
             f"{origin.option(request, 'nnodes')} names no hosts; give --ips, or the address where "

@@ -17,21 +17,21 @@ class ModeRules(Protocol):
 
     @abstractmethod
     def places(self, request: "Request") -> "ModeHosts":
-        """Return what REQUEST says about hosts."""
+        """Return the hosts that REQUEST names."""
 
     @abstractmethod
     def slots(self, request: "Request", share: "Share") -> "Slots":
-        """Return the processes that REQUEST asks for, with this host's devices."""
+        """Return the processes of REQUEST, with this host's devices."""
 
     @abstractmethod
     def layout(
         self, request: "Request", facts: "Facts", share: "Share", roster: "Roster"
     ) -> "Layout":
-        """Return the ranks that the slots became on the hosts of ROSTER."""
+        """Return the ranks of the slots on the hosts of ROSTER."""
 
 
 class Feature(NamedTuple):
-    """A part of Paddle that some builds lack; `symbol` is a text of the library that has it."""
+    """A part of Paddle that some builds lack; `symbol` is a text in libraries that have it."""
 
     name: str
     pronoun: str
@@ -44,11 +44,11 @@ class Mode(NamedTuple):
     name: str
     words: tuple[str, ...]
     file: str
-    # Any of these options, or all of these variables, ask for this mode.
+    # Any of these options, or all of these variables, select this mode.
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     feature: Feature | None = None
-    # Whether all ranks do the same; a host's only one has all its devices then.
+    # Whether all ranks do the same; a single rank of a host then gets all its devices.
     is_uniform: bool = True
 
     @property

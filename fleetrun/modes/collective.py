@@ -16,7 +16,7 @@ FIRST_PORT = 6070
 
 
 def places(_request: Request) -> ModeHosts:
-    """Return that no option of this mode names hosts."""
+    """Return no hosts: no option of this mode names any."""
     return ModeHosts()
 
 
@@ -26,7 +26,7 @@ def slots(_request: Request, share: Share) -> Slots:
 
 
 def layout(_request: Request, _facts: Facts, share: Share, roster: Roster) -> Layout:
-    """Return every rank of the job, and what this host starts of them."""
+    """Return all ranks of the job, and the processes that this host starts."""
     found = ranks(roster)
     processes = [
         LocalProcess(
@@ -84,7 +84,7 @@ def _rank(share: Share, spec: RankSpec) -> dict[str, str]:
 
 
 def _indexes(devices: tuple[Device, ...], separator: str, share: Share) -> str:
-    """Join the devices' indexes into the mask that the worker inherits, or has of its own."""
+    """Join the devices' indexes into the mask of the worker."""
     if share.has_own_masks:
         return separator.join(map(str, range(len(devices))))
     return separator.join([str(device.ordinal) for device in devices])

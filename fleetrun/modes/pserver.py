@@ -42,7 +42,7 @@ _GLOO = ("0", "1", "2")
 
 
 class Ranks(NamedTuple):
-    """Every rank of the job, role by role, and where the trainers' gloo meets."""
+    """All ranks of the job by role, and the rendezvous address of the trainers' gloo."""
 
     ranks: tuple[RankSpec, ...]
     meeting: Endpoint
@@ -78,7 +78,7 @@ def places(request: Request) -> ModeHosts:
 def slots(request: Request, share: Share) -> Slots:
     """Return a slot for each process; those of trainers have devices.
 
-    A host's first trainer gets the first group of SHARE, and so on, over and over.
+    A host's first trainer gets the first group of SHARE, and so on, cyclically.
     """
     found = roles.roles(request).slots
     before: Counter[tuple[str, str | None]] = Counter()
@@ -121,7 +121,7 @@ def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layo
 
 
 def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) -> Layout:
-    """Return the one process of this node, which keeps the variables that the cluster has set."""
+    """Return the one process of this node, with the variables that the cluster has set."""
     role = assigned.role
     devices = share.groups[0] if role in _COMPUTES else ()
     (here,) = roster.members
@@ -159,7 +159,7 @@ def ranks(slots: Slots, roster: Roster) -> Ranks:
 
 
 def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tuple[Device, ...]]]:
-    """Return each slot with its place: in the lists' order, or host by host within a role."""
+    """Return each slot with its rank order: that of the lists, or by host within a role."""
     free = [iter(zip(one.ports, one.groups, strict=True)) for one in roster.members]
     nodes = {member.host: node_rank for node_rank, member in enumerate(roster.members)}
     order = [(nodes[slot.host], slot) for slot in slots.slots if slot.host is not None]
@@ -177,7 +177,7 @@ def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tup
 
 
 def is_essential(spec: RankSpec) -> bool:
-    """Whether the job waits for SPEC to finish; the others are stopped then."""
+    """Whether the job waits for SPEC to finish before it stops the others."""
     return spec.role == TRAINER
 
 
@@ -187,7 +187,7 @@ def log(spec: RankSpec) -> str:
 
 
 def awaited(spec: RankSpec, found: Ranks) -> tuple[tuple[Endpoint, ...], ...]:
-    """Return what must listen before SPEC starts: one endpoint of each group.
+    """Return the endpoints that must listen before SPEC starts: one of each group.
 
     With gloo the first server does not listen before the trainers have met at its other port.
     """

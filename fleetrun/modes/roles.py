@@ -27,12 +27,12 @@ class Roles(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """How many stages there are: 1 without heterogeneous trainers."""
+        """The number of stages; 1 without heterogeneous trainers."""
         return max(slot.stage for slot in self.slots.slots)
 
 
 def roles(request: Request) -> Roles:
-    """Return the slots that REQUEST asks for; UsageError where its options disagree."""
+    """Return the slots of REQUEST; UsageError if its options contradict each other."""
     servers = _slots(request, SERVER, "server_num", "servers")
     trainers = _slots(request, TRAINER, "trainer_num", "trainers")
     # As in Paddle, a side without number and list is one process, on the other's first host.
@@ -48,7 +48,7 @@ def roles(request: Request) -> Roles:
 
 
 def check_stages(request: Request, found: Roles) -> None:
-    """Raise UsageError when the mode needs heterogeneous trainers, and FOUND has none."""
+    """Raise UsageError if the mode needs heterogeneous trainers and FOUND has none."""
     if request.run_mode in _HETER_MODES and found.stages == 1:
         raise UsageError(
             f"{origin.option(request, 'run_mode')} needs heterogeneous trainers: give "
@@ -126,7 +126,7 @@ def _heter(request: Request) -> tuple[Slot, ...]:
 
 
 def _stage_counts(request: Request) -> tuple[int, ...]:
-    """Return how many heterogeneous trainers each stage has, by number; () for none."""
+    """Return the number of heterogeneous trainers of each stage; () if not given."""
     if request.heter_worker_num is None or request.heter_worker_num.strip() == "0":
         return ()
     texts = [text.strip() for text in request.heter_worker_num.split(";")]
@@ -139,7 +139,7 @@ def _stage_counts(request: Request) -> tuple[int, ...]:
 
 
 def _heter_devices(request: Request, stages: int) -> tuple[str, ...]:
-    """Return what each of the heterogeneous STAGES runs on; () when nobody says."""
+    """Return the device of each of the heterogeneous STAGES; () if not given."""
     if request.heter_devices is None:
         return ()
     devices = tuple(text.strip().lower() for text in request.heter_devices.split(";"))
@@ -156,7 +156,7 @@ def _heter_devices(request: Request, stages: int) -> tuple[str, ...]:
 
 
 def _meeting_port(request: Request) -> int | None:
-    """Return the port where gloo meets, which Paddle's two launchers call by two names."""
+    """Return the port of gloo's rendezvous, for which Paddle's launchers have two names."""
     if request.http_port and request.gloo_port and request.http_port != request.gloo_port:
         raise UsageError(
             f"{origin.option(request, 'http_port')} and {origin.option(request, 'gloo_port')} are "
@@ -166,7 +166,7 @@ def _meeting_port(request: Request) -> int | None:
 
 
 def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    """Give every slot a host if any has one, and check what the lists say together."""
+    """Give every slot a host if any has one, and check the lists for contradictions."""
     named = tuple(dict.fromkeys(slot.host for slot in slots if slot.host is not None))
     for host in request.ips if named else ():
         if host not in named:
@@ -198,7 +198,7 @@ def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
 
 
 def _check_distinct(slots: tuple[Slot, ...]) -> None:
-    """Raise UsageError when two slots have the same endpoint."""
+    """Raise UsageError if two slots have the same endpoint."""
     given = [(slot.host, slot.port) for slot in slots if slot.port is not None]
     for host, port in given:
         if given.count((host, port)) > 1:

@@ -1,4 +1,4 @@
-"""Remote procedure calls: every rank is a worker with a name, and all meet at the master."""
+"""Remote procedure calls: every rank is a named worker, and all rendezvous at the master."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def places(_request: Request) -> ModeHosts:
-    """Return that no option of this mode names hosts."""
+    """Return no hosts: no option of this mode names any."""
     return ModeHosts()
 
 

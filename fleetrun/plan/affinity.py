@@ -1,4 +1,4 @@
-"""Which CPUs each local rank may use, and how many threads that makes."""
+"""Which CPUs each local rank may use, and its number of threads."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Mask = tuple[int, ...]
 
 
 class Binding(NamedTuple):
-    """The CPUs of each local rank, how many threads it should have, and remarks for the user."""
+    """The CPUs and number of threads of each local rank, and remarks for the user."""
 
     masks: tuple[Mask, ...]
     threads: tuple[int, ...]
@@ -21,7 +21,7 @@ class Binding(NamedTuple):
 
 
 def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...]]") -> Binding:
-    """Share PROCESSORS out among the ranks that have GROUPS of devices, as HOW says.
+    """Distribute PROCESSORS over the ranks with GROUPS of devices, as HOW requests.
 
     `cores`: all of them, near each rank's device where that leaves nobody without.
     `numa`: to each rank those of its device's node; without devices nobody gets two nodes.
@@ -61,7 +61,7 @@ def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...
 def with_threads(
     env: Mapping[str, str], threads: int, exported: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return ENV with as many OpenMP threads as there are CPUs, unless the user has decided.
+    """Return ENV with one OpenMP thread per CPU, unless the user has set the number.
 
     >>> with_threads({"A": "1"}, 4, {})
     {'A': '1', 'OMP_NUM_THREADS': '4'}
@@ -77,8 +77,8 @@ def _numa_nodes(
     near: Mapping[str, int],
     room: Mapping[int, int],
 ) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Return the NUMA node that each rank's device is near; None, and why, if that will not do."""
-    if len(room) < 2 or not all(groups):  # with one node there is no choice
+    """Return the NUMA node near each rank's device, or None and the reason."""
+    if len(room) < 2 or not all(groups):  # a single node leaves no choice
         return None, ()
     # A rank with devices on two nodes is driven from the first one.
     found = [_near(group[0], near) for group in groups]
@@ -105,7 +105,7 @@ def _near(device: "Device", near: Mapping[str, int]) -> int | None:
 
 
 def _dealt(ranks: int, room: Mapping[int, int]) -> list[int]:
-    """Deal RANKS over the nodes in blocks, as many to each as it has room for."""
+    """Distribute RANKS over the nodes in blocks, to each as many as fit."""
     ends: list[tuple[int, int]] = []
     total = 0
     for node in sorted(room):
@@ -116,7 +116,7 @@ def _dealt(ranks: int, room: Mapping[int, int]) -> list[int]:
 
 
 def _split(cores: Sequence[Mask], ranks: int) -> list[Mask]:
-    """Divide CORES among RANKS in blocks: whole cores if they suffice, then CPUs, then all to all.
+    """Divide CORES among RANKS in blocks: whole cores if they suffice, else CPUs, else all to each.
 
     >>> _split([(0, 4), (1, 5), (2, 6), (3, 7)], 2)
     [(0, 1, 4, 5), (2, 3, 6, 7)]

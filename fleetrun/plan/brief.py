@@ -1,4 +1,4 @@
-"""What people see first: at most five lines of what starts where, and where its logs are.
+"""The banner: at most five lines about what starts where, and where its logs are.
 
 The ranks have just been started, so nothing is imported here that a launch does not have already.
 """
@@ -53,7 +53,7 @@ def brief(
 
 
 def _what(request: Request, plan: LaunchPlan, room: int) -> str:
-    """Return which of the job's processes start here."""
+    """Return the processes of the job that start here."""
     place = "this host"
     if len(plan.nodes) > 1:
         host = plan.nodes[plan.node_rank]
@@ -111,7 +111,7 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
 
 
 def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
-    """Name the log files of this host's PROCESSES, in as many words as there is room for."""
+    """Name the log files of this host's PROCESSES, as far as there is room."""
     names: dict[str, list[str]] = {}
     for log in [log for one in processes for log in (one.log, one.error_log) if log]:
         names.setdefault(log.rstrip("0123456789"), []).append(log)
@@ -130,7 +130,7 @@ def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
 
 
 def _short(path: str, cwd: str) -> str:
-    """Return PATH as it is typed in the folder CWD.
+    """Return PATH relative to the folder CWD.
 
     >>> _short("/job/log", "/job"), _short("/data/log", "/job")
     ('log', '/data/log')
@@ -139,7 +139,7 @@ def _short(path: str, cwd: str) -> str:
 
 
 def _fitted(before: str, value: str, after: str, room: int) -> str:
-    """Put VALUE between BEFORE and AFTER, shortened where the line takes more than ROOM columns."""
+    """Put VALUE between BEFORE and AFTER, shortened so that the line fits into ROOM columns."""
     least = 12
     line = before + elided(value, max(least, room - columns(before) - columns(after))) + after
     return elided(line, room)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, Request, Script
 
 
-# Paddle's check of its installation, which Paddle's launcher takes instead of a script, too.
+# Paddle's check of its installation, which Paddle's launcher accepts instead of a script.
 CHECK = "run_check"
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "run_check.py")
 
@@ -24,9 +24,9 @@ def is_python(script: Script) -> bool:
 
 
 def argv(request: Request, facts: Facts, debugger: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the command line of a rank; what follows the script stays as typed.
+    """Return the command line of a rank; the script's arguments are unchanged.
 
-    DEBUGGER is what stands before the script where one holds it.
+    DEBUGGER precedes the script if a debugger holds it.
     """
     script = request.script
     # Python would take a name that starts with a hyphen for an option of its own.
@@ -37,7 +37,7 @@ def argv(request: Request, facts: Facts, debugger: tuple[str, ...] = ()) -> tupl
     if not debugger and facts.environ.get("WITH_COVERAGE") == "ON":
         before = ("-m", "coverage", "run", "--branch", "-p")
     if script.form == "module":
-        # Not buffered, so that a log is complete up to the moment of a crash.
+        # Unbuffered, so that a log is complete up to a crash.
         return (facts.python, "-u", *before, "-m", script.target, *script.args)
     if script.target.endswith(".py"):
         return (facts.python, "-u", *before, path, *script.args)

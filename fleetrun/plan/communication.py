@@ -1,12 +1,12 @@
-"""How ranks reach each other: the variables of NCCL and gloo that the user has not set."""
+"""How ranks reach each other: the NCCL and gloo variables that the user has not set."""
 
 from fleetrun.model import Facts, Request, Roster
 from fleetrun.plan import hosts
 from fleetrun.plan.devices import Share
 
-# What NCCL takes only if there is nothing else, by the beginning of the name.
+# Prefixes of interfaces that NCCL uses as a last resort.
 _NCCL_AVOIDS = ("docker", "lo")
-# What it takes before anything else: IP over InfiniBand.
+# The prefix that it prefers: IP over InfiniBand.
 _NCCL_PREFERS = "ib"
 
 _LOOPBACK = "lo"
@@ -15,12 +15,12 @@ _NCCL, _GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
 
 def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> dict[str, str]:
-    """Return which interfaces the ranks use, and whether InfiniBand."""
+    """Return the variables that select the ranks' interfaces, and InfiniBand."""
     found: dict[str, str] = {}
     several = len(roster.members) > 1
     own = _own_interface(facts, roster) if several else _LOOPBACK
     if own is not None:
-        # Left alone, gloo takes whatever address our host name resolves to.
+        # By default gloo uses whatever address our host name resolves to.
         found[_GLOO] = own
     if share.kind == "gpu":
         found["NCCL_DEBUG"] = "WARN"
@@ -50,9 +50,9 @@ def _interface_of(host: str, facts: Facts) -> str | None:
 
 
 def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None:
-    """Return the interfaces for NCCL; None where its own choice is as good.
+    """Return the interfaces for NCCL; None if its own choice is as good.
 
-    It uses all that it finds: naming one would leave the others, which may be faster, unused.
+    It uses all that it finds: naming one would exclude the others, which may be faster.
     """
     names = tuple(dict.fromkeys(address.interface for address in facts.addresses))
     named = None if request.host is None else _interface_of(request.host, facts)
@@ -72,7 +72,7 @@ def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None
 
 
 def _exactly(names: tuple[str, ...], among: set[str]) -> str:
-    """Write NAMES for NCCL, to which `eth1` means eth10 too, unless a `=` stands before it."""
+    """Write NAMES for NCCL, which reads `eth1` as a prefix unless a `=` precedes it."""
     ambiguous = any(
         other.startswith(name) for name in names for other in among if other not in names
     )

@@ -1,4 +1,4 @@
-"""`--debug`: which ranks start under a debugger, under which one, and how long others wait."""
+"""`--debug`: which ranks start under which debugger, and how long others wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAST_PORT = 65535
 _LOOPBACK = "127.0.0.1"
 _LISTEN = ("-m", "debugpy", "--listen")
 _UNDER_PDB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "under_pdb.py")
-# What may wait for a user waits a week.
+# Timeouts are a week while somebody debugs.
 _TIMEOUT_S = 7 * 24 * 3600
 VARIABLES = {
     # Of the store behind paddle.distributed.rpc, in seconds.
@@ -31,7 +31,7 @@ VARIABLES = {
 
 
 class Debugging(NamedTuple):
-    """What stands before the script in the commands of ranks, by rank, and remarks."""
+    """The words before the script in the commands of ranks, by rank, and remarks."""
 
     before: Mapping[int, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ def at_terminal(request: Request, facts: Facts) -> Request:
 
 
 def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debugging:
-    """Decide how those of SPECS, this host's ranks, that REQUEST names start under a debugger."""
+    """Decide how the ranks of SPECS that REQUEST names start under a debugger."""
     if request.debug is None:
         return Debugging()
     asked = origin.option(request, "debug")

@@ -1,4 +1,4 @@
-"""Which devices each local rank gets, and the backend that follows from them."""
+"""Which devices each local rank gets, and the resulting backend."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ class Share(NamedTuple):
 
 
 def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
-    """Share the host's devices out among its ranks as REQUEST says.
+    """Distribute the host's devices over its ranks as REQUEST says.
 
     TAKES_ALL: one process alone has all devices.
     """
@@ -83,7 +83,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
 
 
 def _check_masked(request: Request, facts: Facts, kind: str) -> None:
-    """Refuse to show each rank its own devices of KIND where no mask can."""
+    """Refuse a mask for each rank if KIND has none."""
     if request.virtual_local_rank and kind in facts.unmasked:
         raise EnvironmentFault(
             f"--virtual_local_rank: Paddle sees all {label(kind)}s whatever "
@@ -95,7 +95,7 @@ def _check_masked(request: Request, facts: Facts, kind: str) -> None:
 def _instances(
     request: Request, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
 ) -> tuple[str, ...]:
-    """Refuse GROUPS that CUDA cannot see because GPUs are divided, and say what NCCL cannot."""
+    """Refuse GROUPS that CUDA cannot see as GPUs are partitioned, and warn of NCCL's limits."""
     for group in groups:
         if len(group) > 1 and any(masks.is_instance(device.id) for device in group):
             raise UsageError(
@@ -115,7 +115,7 @@ def _instances(
 
 
 def _unseen(request: Request, kind: str) -> tuple[str, ...]:
-    """Return that nobody can tell whether devices of KIND compute, where hangs are looked for."""
+    """Warn that hangs of devices of KIND cannot be told from computing."""
     if kind == "gpu" or not request.hang_timeout_s:
         return ()
     said = f"ranks that only wait for theirs count as hung after {request.hang_timeout_s:g} s"
@@ -123,13 +123,13 @@ def _unseen(request: Request, kind: str) -> tuple[str, ...]:
 
 
 def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:
-    """Whether the ranks' numbers of GPUs are those that the driver has."""
+    """Whether the ranks number GPUs as the driver does."""
     chosen = {**environ, **dict(request.env)}.get(ORDER, DRIVERS_ORDER)
     return chosen == DRIVERS_ORDER
 
 
 def _processes(request: Request) -> int | str:
-    """Return the number of processes, or the word that stands for it."""
+    """Return the number of processes, or the word for it."""
     wanted = request.nproc_per_node
     if wanted is None:
         return "auto"
@@ -150,7 +150,7 @@ def _processes(request: Request) -> int | str:
 
 
 def _kind(request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
-    """Return the kind of device that is meant, and what is to be said of it.
+    """Return the kind of device to use, and remarks about it.
 
     It is the one named, or the first this host has: Paddle prefers those of its plug-ins.
     """
@@ -175,7 +175,7 @@ def _kind(request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
 
 
 def _there(facts: Facts) -> list[str]:
-    """Return the kinds of which this host has devices, hidden or not; Paddle's come first."""
+    """Return the kinds of devices of this host, hidden or not, in Paddle's order of preference."""
     counts = {**facts.device_counts, **facts.paddle_counts}
     order = dict.fromkeys((*facts.paddle_counts, *kinds.BUILT_IN, *counts))
     return [kind for kind in order if counts.get(kind)]
@@ -187,7 +187,7 @@ def _is_exact(request: Request) -> bool:
 
 
 def _check_known(request: Request, kind: str, facts: Facts) -> None:
-    """Raise UsageError for an option such as --gups that names a KIND of which nobody has heard."""
+    """Raise UsageError for an option such as --gups that names an unknown KIND."""
     known = {*kinds.BUILT_IN, *kinds.VENDORS, *facts.device_counts, *facts.paddle_counts}
     if kind in {"cpu", *known, *facts.absent} or _is_exact(request):
         return
@@ -207,7 +207,7 @@ def _on_cpu(request: Request, processes: int, notes: tuple[str, ...]) -> Share:
 
 
 def _backend(request: Request, kind: str) -> str:
-    """Return the backend asked for, if KIND of device can have it."""
+    """Return the requested backend, if KIND of device supports it."""
     if request.backend == "auto":
         return kinds.backends(kind)[0]
     if request.backend not in kinds.backends(kind):
@@ -221,7 +221,7 @@ def _backend(request: Request, kind: str) -> str:
 
 
 def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) -> None:
-    """Raise an error when devices were asked for and there are none."""
+    """Raise an error if devices are requested and there are none."""
     if request.devices is not None:
         asked = origin.option(request, "devices")
     elif processes == "gpu":
@@ -239,7 +239,7 @@ def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) 
 
 
 def _without(visible: masks.Visible, why: str, facts: Facts) -> str:
-    """Return WHY nothing is VISIBLE, and which mask it is against expectation."""
+    """Return WHY nothing is VISIBLE, and the unexpected mask."""
     mask = visible.mask and facts.environ[visible.mask].strip()
     return f"{visible.mask}={mask} is set, but {why}" if mask and "hides" not in why else why
 
@@ -350,7 +350,7 @@ def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tup
 def _groups(
     request: Request, chosen: tuple[Device, ...], processes: int | str, kind: str
 ) -> tuple[tuple[Device, ...], ...]:
-    """Share CHOSEN devices out among PROCESSES."""
+    """Distribute CHOSEN devices over PROCESSES."""
     count = len(chosen)
     if not isinstance(processes, int) or processes == count:
         return tuple((device,) for device in chosen)
@@ -392,7 +392,7 @@ def _idle(
 
 
 def _listed(ids: list[str]) -> str:
-    """Write IDS as people do: a range where they are one.
+    """Write IDS, consecutive ones as a range.
 
     >>> _listed(["2", "3"]), _listed(["3", "1"]), _listed(["GPU-a", "GPU-b"])
     ('2-3', '3, 1', 'GPU-a, GPU-b')

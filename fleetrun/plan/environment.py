@@ -36,7 +36,7 @@ LONG_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
 # What every Python of a rank runs first is found there; see its own docstring.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ISLAND = f"{_PACKAGE}/inject/site"
-# At this signal (SIGRTMAX-4) the island writes the stacks of all threads.
+# On this signal (SIGRTMAX-4) the code in the rank writes the stacks of all threads.
 STACK_SIGNAL = 60
 
 # Who a process is, as some launcher says it. What we do not set ourselves is removed, so that
@@ -81,7 +81,7 @@ IDENTITY = (
 
 
 def is_identity(name: str) -> bool:
-    """Whether the variable NAME says who a process is.
+    """Whether the variable NAME identifies a process.
 
     >>> is_identity("PADDLE_TRAINER_ID"), is_identity("FLAGS_selected_mlus"), is_identity("HOME")
     (True, True, False)
@@ -105,13 +105,13 @@ _NONE: Mapping[str, Knob] = {}
 
 
 class Environment(NamedTuple):
-    """What the ranks of this host get: one mapping each, and the names that are removed."""
+    """The environment of this host's ranks: one mapping each, and the removed names."""
 
     ranks: tuple[Mapping[str, str], ...]
     unset: tuple[tuple[str, ...], ...]
     files: Mapping[str, str]
     notes: tuple[str, ...]
-    # What the variables that a strategy asks for came to.
+    # The values of the variables that a strategy sets.
     of_strategy: Mapping[str, str] = {}
 
 
@@ -128,7 +128,7 @@ def variables(
 ) -> Environment:
     """Return the environment of this host's processes of LAYOUT.
 
-    ASKED are the variables that STRATEGY asks for.
+    ASKED are the variables that STRATEGY sets.
 
     Strongest first: --env, --nccl, the rank's identity, what the user exported, the strategy's
     variables, our defaults.
@@ -194,7 +194,7 @@ def variables(
 
 
 def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:
-    """Return which variables of STRATEGY are overridden, and by what."""
+    """Return the variables of STRATEGY that are overridden, and by what."""
     if strategy is None:
         return ()
     return tuple(
@@ -242,7 +242,7 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
 
 
 def _own_mask(facts: Facts, share: Share, spec: RankSpec) -> dict[str, str]:
-    """Show a rank its devices alone, where it is to see no others, or could not choose."""
+    """Hide other devices from a rank, if requested or if it could not choose."""
     if not share.has_own_masks or not spec.devices:
         return {}
     # Of several MIG instances in a mask, CUDA shows a process only one.
@@ -285,7 +285,7 @@ def with_island(path: str | None) -> str:
 def _defaults(
     request: Request, facts: Facts, share: Share, roster: Roster, run_dir: str
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what we set unless the user exported it, and where that differs from an option."""
+    """Return the defaults that are not exported, and remarks on exports that override an option."""
     defaults = {
         "PADDLE_WITH_GLOO": "0",
         "PADDLE_GLOO_RENDEZVOUS": "3",
@@ -296,7 +296,7 @@ def _defaults(
         "POD_NAME": f"{request.job_id}-{roster.me}",
     }
     if request.debug is not None:
-        from fleetrun.plan import debug  # only where a debugger is wanted
+        from fleetrun.plan import debug  # needed only with --debug
 
         defaults |= debug.VARIABLES
     is_cuda = share.kind == "gpu" and not facts.is_rocm
@@ -318,7 +318,7 @@ def _defaults(
 
 
 def _check_allocator(request: Request, facts: Facts, shared: Mapping[str, str]) -> None:
-    """Raise UsageError if --gpu_memory_fraction is asked of an allocator that does not read it."""
+    """Raise UsageError if --gpu_memory_fraction is used with an allocator that ignores it."""
     allocator = shared.get(ALLOCATOR, facts.environ.get(ALLOCATOR))
     if request.gpu_memory_fraction is not None and allocator in _GROWING:
         raise UsageError(
@@ -339,7 +339,7 @@ def _freeing(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
-    """Keep the peers out of the user's proxies; the proxies themselves stay for the script."""
+    """Exempt the peers from the user's proxies, which stay in place for the script."""
     if not any(facts.environ.get(name) for name in _PROXIES):
         return {}
     entries: list[str] = []
@@ -353,7 +353,7 @@ def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
 
 
 def _chosen(request: Request) -> dict[str, str]:
-    """Return what --nccl and --env say, checked."""
+    """Return the variables of --nccl and --env, checked."""
     chosen: dict[str, str] = {}
     for key, value in request.nccl:
         chosen[key if key.startswith("NCCL_") else f"NCCL_{key}"] = value
@@ -385,7 +385,7 @@ def string_size(name: str, value: str) -> int:
 def _move_long(
     shared: dict[str, str], chosen: frozenset[str], run_dir: str
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Move what is too long for one variable out of SHARED into the file Paddle reads instead."""
+    """Move values that are too long for a variable from SHARED into a file that Paddle reads."""
     # Only lists grow with the number of ranks; reading all lengths keeps this true for new ones.
     long = [name for name, value in shared.items() if string_size(name, value) > STRING_LIMIT]
     if not long:
@@ -395,7 +395,7 @@ def _move_long(
             f"--env {LONG_VARIABLE}: {' and '.join(long)} are too long for a variable and need "
             "this one themselves; leave it out."
         )
-    import json  # 15 ms that only a job of thousands of ranks has to pay
+    import json  # 15 ms, needed only with thousands of ranks
 
     path = f"{run_dir}/{names.LONG_ENVIRONMENT}"
     text = json.dumps({name: shared.pop(name) for name in long}, indent=1)
@@ -417,7 +417,7 @@ def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_size(process: ProcessSpec, facts: Facts) -> None:
-    """Raise an error when PROCESS's command line and environment are too large for exec."""
+    """Raise an error if the command line and environment of PROCESS are too large for exec."""
     inherited = {
         name: value
         for name, value in facts.environ.items()

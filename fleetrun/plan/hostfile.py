@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import UsageError
 
-# More ranks than any host has: a slip of the keyboard.
+# More ranks than any host has: a typing error.
 _MOST_SLOTS = 4096
 
 
@@ -28,7 +28,7 @@ class HostEntry(NamedTuple):
 
 
 def parse(text: str, option: str = "--hosts") -> tuple[HostEntry, ...]:
-    """Return the hosts that TEXT lists: NAME or NAME:SLOTS, with commas; UsageError for a slip.
+    """Return the hosts of TEXT, `NAME` or `NAME:SLOTS` with commas; UsageError if invalid.
 
     >>> parse("a:8, me@b:8,c")
     (HostEntry(target='a', slots=8, devices=()), HostEntry(target='me@b', slots=8, devices=()), \

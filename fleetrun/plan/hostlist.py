@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-# More hosts than any cluster has: beyond it is a slip of the keyboard, not worth expanding.
+# More hosts than any cluster has: a typing error, not worth expanding.
 MOST = 100_000
 
 
@@ -29,7 +29,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Part TEXT at the commas outside of brackets."""
+    """Split TEXT at the commas outside brackets."""
     start, is_inside = 0, False
     for at, letter in enumerate(text):
         if letter in "[]":
@@ -52,7 +52,7 @@ def _named(word: str, text: str) -> str:
 
 
 def _pieces(word: str) -> Iterator[str]:
-    """Part WORD into plain text and what stands in brackets, with its opening bracket.
+    """Split WORD into plain text and bracketed parts, with their opening brackets.
 
     >>> list(_pieces("n[1-2]x"))
     ['n', '[1-2', 'x']
@@ -63,7 +63,7 @@ def _pieces(word: str) -> Iterator[str]:
 
 
 def _choices(piece: str) -> tuple[str, ...]:
-    """Return what PIECE may be: itself, or each number of its ranges, with leading zeros."""
+    """Return the expansions of PIECE: itself, or each number of its ranges, with leading zeros."""
     if not piece.startswith("["):
         return (piece,)
     found: list[str] = []

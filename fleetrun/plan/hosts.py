@@ -1,4 +1,4 @@
-"""Which hosts take part, as the user names them, and which of them we are."""
+"""Which hosts take part, as the user names them, and which one this is."""
 
 from collections.abc import Mapping, Sequence
 
@@ -55,7 +55,7 @@ def listed(request: Request) -> tuple[str, ...]:
 
 
 def meeting_point(text: str) -> Endpoint | None:
-    """Return where hosts meet, as --master has it; None where that is no host and port.
+    """Return the rendezvous address of --master; None if it is not HOST:PORT.
 
     >>> meeting_point("http://node1:6170"), meeting_point("[fd00::1]:6170"), meeting_point("node1")
     (Endpoint(host='node1', port=6170), Endpoint(host='fd00::1', port=6170), None)
@@ -63,13 +63,13 @@ def meeting_point(text: str) -> Endpoint | None:
     host, colon, port = text.strip().removeprefix("http://").rstrip("/").rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_number = port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= LAST_PORT
-    # Without brackets nobody knows where an IPv6 address ends.
+    # Without brackets the end of an IPv6 address is ambiguous.
     is_known = is_host(bare) if bare == host else is_ipv6(bare)
     return Endpoint(bare, int(port)) if colon and is_number and is_known else None
 
 
 def own_port(master: str | None) -> int | None:
-    """Return the port of this host at which the others meet it, 0 for any; None: MASTER names one.
+    """Return the port of a MASTER without a host, 0 for any; None if it names a host.
 
     >>> own_port(":8080"), own_port(":0"), own_port("node1:8080"), own_port(":many")
     (8080, 0, None, None)
@@ -80,7 +80,7 @@ def own_port(master: str | None) -> int | None:
 
 
 def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
-    """Return the members of the etcd that --master names; None where it names none.
+    """Return the members of the etcd in --master; None if there is none.
 
     >>> store_endpoints("etcd://node1:2379,[fd00::1]:2379")[1], store_endpoints("node1:2379")
     (Endpoint(host='fd00::1', port=2379), None)
@@ -96,7 +96,7 @@ def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
 
 
 def meets_at(request: Request) -> Endpoint | None:
-    """Return where the hosts of REQUEST find each other; None where they are known by name."""
+    """Return where the hosts of REQUEST find each other; None if they are known by name."""
     if request.master is None or request.nnodes == "1" or request.ips:
         return None
     endpoints = store_endpoints(request.master)
@@ -104,7 +104,7 @@ def meets_at(request: Request) -> Endpoint | None:
 
 
 def bounds(nnodes: str) -> tuple[int, int]:
-    """Return how many hosts a job has at least and at most.
+    """Return the minimum and maximum number of hosts.
 
     >>> bounds("2:4"), bounds("3")
     ((2, 4), (3, 3))
@@ -114,7 +114,7 @@ def bounds(nnodes: str) -> tuple[int, int]:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether NAME means this host wherever it is read.
+    """Return whether NAME is a loopback address or name.
 
     >>> is_loopback("127.0.0.2"), is_loopback("localhost"), is_loopback("10.0.0.1")
     (True, True, False)
@@ -123,7 +123,7 @@ def is_loopback(name: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Return whether NAME is an IPv4 address and not a host's name.
+    """Return whether NAME is an IPv4 address, not a host name.
 
     >>> is_address("10.0.0.1"), is_address("10.0.0"), is_address("node1")
     (True, False, False)
@@ -182,9 +182,9 @@ def place(
     options: Sequence[str] = (),
     dry: bool = False,
 ) -> tuple[int, tuple[str, ...]]:
-    """Find which of NAMES, given by OPTIONS or --ips, this host is, and what to say about it.
+    """Find this host in NAMES, given by OPTIONS or --ips, and return remarks about that.
 
-    A dry run may be done from any machine: one that is not listed plans as the first host.
+    A dry run works on any machine: one that is not listed plans as the first host.
     """
     mine = [index for index, name in enumerate(names) if is_own(name, facts)]
     notes: tuple[str, ...] = ()
@@ -224,14 +224,14 @@ def place(
 
 
 def _from_environment(request: Request, name: str) -> bool:
-    """Return whether an option came from a variable, which may be meant for something else."""
+    """Return whether an option came from a variable, which may have another purpose."""
     return any(
         setting.name == name and setting.source.startswith("$") for setting in request.settings
     )
 
 
 def _own(facts: Facts) -> str:
-    """Name our addresses and their interfaces; loopback and IPv6 cannot be meant."""
+    """List our addresses and their interfaces, without loopback and IPv6."""
     own = [
         f"{address.ip} ({address.interface})"
         for address in facts.addresses
@@ -241,6 +241,6 @@ def _own(facts: Facts) -> str:
 
 
 def _unresolved(names: Sequence[str], facts: Facts) -> str:
-    """Name those of NAMES that nobody could resolve, in a sentence."""
+    """Return a sentence with the NAMES that cannot be resolved."""
     lost = [name for name in names if facts.resolved.get(name) == ()]
     return f" {', '.join(lost)} cannot be resolved." if lost else ""

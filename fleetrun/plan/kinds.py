@@ -1,4 +1,4 @@
-"""The kinds of devices: a rule for all that Paddle's plug-ins bring, and what vendors do otherwise.
+"""The kinds of devices: one rule for Paddle's plug-ins, and the exceptions of vendors.
 
 A kind is what Paddle calls it: `gpu` and `xpu` are built into wheels of Paddle, every other one is
 of a plug-in (`mlu`). From its name follow the option --mlus, the variables FLAGS_selected_mlus and
@@ -7,7 +7,7 @@ MLU_VISIBLE_DEVICES, and the backend xccl.
 
 from fleetrun.namedtuples import NamedTuple
 
-# The variable that says of which kind the plug-in's devices are, and the one with their folder.
+# The variables with the kind of the plug-in's devices, and with their folder.
 XCCL, ROOT = "PADDLE_XCCL_BACKEND", "CUSTOM_DEVICE_ROOT"
 
 # What a rank's own devices are, as indexes.
@@ -16,10 +16,10 @@ SELECTED = "FLAGS_selected_"
 # Built into Paddle itself.
 BUILT_IN = ("gpu", "xpu")
 
-# Paddle's launchers take them for the same, whatever kind a host has.
+# Paddle's launchers accept these for any kind.
 GENERAL = ("gpus", "npus", "xpus")
 
-# What tools make containers by; nothing below reads them.
+# Variables of container tools, which runtimes do not read.
 _CONTAINERS = (
     "ASCEND_VISIBLE_DEVICES",
     "ENFLAME_VISIBLE_DEVICES",
@@ -34,7 +34,7 @@ SYNONYMS = {"dcu": "gpu", "hcu": "gpu"}
 
 
 class Vendor(NamedTuple):
-    """What one vendor's kind has of its own.
+    """The exceptions of one vendor's kind.
 
     `masks` come before <KIND>_VISIBLE_DEVICES, and the first that is set counts. `file` is what its
     device files in /dev begin with; `package` has Paddle's plug-in.
@@ -114,7 +114,7 @@ def is_mask(name: str) -> bool:
 
 
 def backends(kind: str) -> tuple[str, ...]:
-    """Return the backends with which KIND can communicate; the first is what `auto` means.
+    """Return the backends of KIND; `auto` means the first.
 
     >>> backends("mlu")
     ('xccl', 'gloo')

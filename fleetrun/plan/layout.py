@@ -1,4 +1,4 @@
-"""From the slots that a mode wants to the ranks of a job, and the ports in between."""
+"""From the slots of a mode to the ranks of a job, and their ports."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _SESSION_PORTS = range(96, 100)
 
 
 def session_ports(first: int) -> tuple[int, ...]:
-    """Return at which ports launchers of several hosts may meet that count from FIRST.
+    """Return the ports at which launchers of several hosts may meet, counted from FIRST.
 
     >>> session_ports(6070)
     (6166, 6167, 6168, 6169)
@@ -30,14 +30,14 @@ def session_ports(first: int) -> tuple[int, ...]:
 
 
 class ModeHosts(NamedTuple):
-    """What the options of a mode say about hosts, before the devices are known."""
+    """The hosts in the options of a mode, before the devices are known."""
 
     # The hosts that the options name, in order, and those options.
     hosts: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     # Whether processes may have other roles than trainer.
     has_roles: bool = False
-    # Whether no option says who takes part, so that a cluster's variables may.
+    # Whether no option names the hosts, so that a cluster's variables may.
     is_open: bool = False
 
 
@@ -69,7 +69,7 @@ class Slots(NamedTuple):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that are named, in the order that they have in the job."""
+        """The named hosts, in the order of the job."""
         return tuple(dict.fromkeys(slot.host for slot in self.slots if slot.host is not None))
 
     def on(self, host: str) -> tuple[Slot, ...]:
@@ -104,7 +104,7 @@ def ports(
 
 
 class LocalProcess(NamedTuple):
-    """One process of this host: its log, whether the job waits for it, and what it waits for.
+    """One process of this host: its log, whether the job waits for it, and its dependencies.
 
     `identity` are the variables that say which rank it is.
     """

@@ -1,4 +1,4 @@
-"""The devices that a process would see: those of the host, or those that a mask leaves."""
+"""The devices that a process would see: those of the host, or those in a mask."""
 
 import re
 
@@ -14,15 +14,15 @@ HIP_MASK = "HIP_VISIBLE_DEVICES"
 # Hides GPUs below HIP, which counts those that are left from 0.
 ROCR_MASK = "ROCR_VISIBLE_DEVICES"
 
-# More than any host has: a range beyond it is a slip of the keyboard, not worth expanding.
+# More than any host has: a longer range is a typing error, not worth expanding.
 LONGEST_RANGE = 4096
 
-# What people write to hide all devices.
+# Values that hide all devices.
 _HIDING = re.compile(r"|-.*|none|void|NoDev\w*", re.IGNORECASE)
 
 
 class Visible(NamedTuple):
-    """The devices a process would see, in its order, and what made it so."""
+    """The devices that a process would see, in its order, and the mask."""
 
     devices: tuple[Device, ...]
     mask: str | None
@@ -33,7 +33,7 @@ class Visible(NamedTuple):
 
 
 def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
-    """Return the devices of KIND that a process would see, or none and why."""
+    """Return the devices of KIND that a process would see, or none and the reason."""
     if kind in facts.paddle_counts:
         return _seen(facts, kind)
     count = facts.device_counts.get(kind, 0)
@@ -91,7 +91,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
 
 
 class _Behind(NamedTuple):
-    """A device behind an entry of a mask, or one of the instances that it is divided into."""
+    """A device behind an entry of a mask, or one of its instances (MIG)."""
 
     id: str
     number: str
@@ -99,7 +99,7 @@ class _Behind(NamedTuple):
 
 
 def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
-    """Return the device that ENTRY names, or its instances if it is divided (MIG)."""
+    """Return the device that ENTRY names, or its instances if it is partitioned (MIG)."""
     known = facts.device_ids.get(kind, ())
     number = entry if entry.isdigit() else ""
     if number:
@@ -115,12 +115,12 @@ def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
 
 
 def is_uuid(text: str) -> bool:
-    """Whether TEXT may be a UUID, whose forms differ among vendors, or the beginning of one."""
+    """Whether TEXT may be a UUID of some vendor, or a prefix of one."""
     return text.find("-") > 0 and not text.strip("-").isdigit()
 
 
 def is_instance(device: str) -> bool:
-    """Whether DEVICE names an instance of a GPU that is divided (MIG), not a whole one."""
+    """Whether DEVICE names a MIG instance, not a whole GPU."""
     return device.startswith("MIG-")
 
 
@@ -136,12 +136,12 @@ def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
 
 
 def variable(facts: Facts, kind: str) -> str:
-    """Return the variable by which a process of this host is shown some devices of KIND."""
+    """Return the variable that limits the devices of KIND for a process of this host."""
     return _mask(facts, kind)[0] or kinds.masks(kind)[0]
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return a mask's entries as drivers read it: up to the first that names no device.
+    """Return a mask's entries as drivers read them: up to the first invalid one.
 
     >>> listed("0,05,-1,2"), listed("4-6"), listed("GPU-a1,DRS-b2"), listed("none")
     (('0', '5'), ('4', '5', '6'), ('GPU-a1', 'DRS-b2'), ())
@@ -161,7 +161,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def _check_numbers(name: str, text: str, kind: str) -> None:
-    """Raise an error about an entry of which a built-in KIND's driver reads the first digits."""
+    """Raise an error for an entry of which a built-in KIND's driver reads only the first digits."""
     for entry in (piece.strip() for piece in text.split(",")):
         if kind in kinds.BUILT_IN and entry[:1].isdigit() and not entry.isdigit():
             raise EnvironmentFault(
@@ -171,7 +171,7 @@ def _check_numbers(name: str, text: str, kind: str) -> None:
 
 
 def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) -> None:
-    """Raise an error about a mask that the driver would cut short or refuse."""
+    """Raise an error for a mask that the driver would truncate or refuse."""
     shown = f"{name}={','.join(entries)}"
     count = facts.device_counts[kind]
     ids = facts.device_ids.get(kind, ())

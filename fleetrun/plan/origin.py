@@ -1,4 +1,4 @@
-"""How an option is called in a message: as it was written, and where it came from."""
+"""How messages write an option: as the user did, with its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def option(request: Request, name: str) -> str:
-    """Write the option that fills NAME: `--gpus=0,9`, or `--gpus=0,9 (from $PADDLE_DEVICES)`."""
+    """Write the option for NAME: `--gpus=0,9`, or `--gpus=0,9 (from $PADDLE_DEVICES)`."""
     value = getattr(request, name)
     if isinstance(value, tuple):
         value = ",".join(value)
@@ -24,12 +24,12 @@ def option(request: Request, name: str) -> str:
 
 
 def is_given(request: Request, name: str) -> bool:
-    """Whether anybody has given the option NAME, which has no default."""
+    """Whether the option NAME, which has no default, was given."""
     return any(each.name == name and each.source != "default" for each in request.settings)
 
 
 def _of_devices(request: Request) -> str:
-    """Return the name of the option by which the devices were named."""
+    """Return the name of the option that gave the devices."""
     own = f"{request.device_kind}s"
     names = {"devices", own, *kinds.GENERAL}
     is_chosen = request.device_kind is None or is_given(request, "device_kind")

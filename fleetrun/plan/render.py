@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 SCHEMA = 1
 
-# Shown even when nobody set them: what a reader of the banner looks for first.
+# Always shown: what a reader of the banner looks for first.
 _MAIN_SETTINGS = frozenset(
     {
         "backend",
@@ -46,7 +46,7 @@ _RULE_WIDTH = _NAME_WIDTH + 2 + _VALUE_WIDTH
 
 
 def banner(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> str:
-    """Return what Paddle's users know: the settings, rank 0's environment, where the logs are."""
+    """Return Paddle's banner: the settings, rank 0's environment, the logs."""
     logs = plan.log_dir if has_links else plan.run_dir
     lines = ["-----------  Configuration Arguments -----------"]
     shown = {setting.name: _setting_value(setting) for setting in _worth_showing(request)}
@@ -70,14 +70,14 @@ def banner(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> str
 
 
 def again(plan: LaunchPlan) -> str:
-    """Return what is new in another attempt: its number, as log files have it, and environment."""
+    """Return the banner of another attempt: its number and its environment."""
     if not plan.processes:
         return ""
     return "\n".join([f"\nAttempt {plan.generation}", *_environment_table(plan)]) + "\n"
 
 
 def _first(plan: LaunchPlan) -> ProcessSpec:
-    """Return the process whose environment and log are shown: the first trainer, if any is here."""
+    """Return the process whose environment and log to show: the first trainer, if there is one."""
     trainers = (p for p in plan.processes if _title(p).startswith("rank "))
     return next(trainers, plan.processes[0])
 
@@ -105,7 +105,7 @@ def _banner_row(name: str, value: str) -> str:
 
 
 def _elided(value: str) -> str:
-    """Return VALUE, or its end when it does not fit, as Paddle elides it.
+    """Return VALUE, elided as Paddle does if it does not fit.
 
     >>> _elided("127.0.0.1:6070")
     '127.0.0.1:6070'
@@ -118,7 +118,7 @@ def _elided(value: str) -> str:
 
 
 def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
-    """Return what would run, to be read: settings with their source, then every node and rank.
+    """Return the dry run as text: settings with their source, then every node and rank.
 
     HERE is the place of this host's plan among PLANS.
     """
@@ -152,7 +152,7 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
 
 
 def _strategy_lines(plan: LaunchPlan) -> list[str]:
-    """Return what the strategy asks for, who said so, and what auto has become."""
+    """Return the settings of the strategy, their sources, and the values of auto."""
     strategy = plan.strategy
     if strategy is None:
         return []
@@ -208,8 +208,8 @@ def _node_lines(
 
 
 def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
-    """Return what would run, for programs; SCHEMA goes up when a key changes or goes away."""
-    import json  # 15 ms that a launch does not spend
+    """Return the dry run as JSON; SCHEMA increases when a key changes or is removed."""
+    import json  # 15 ms that only a dry run needs
 
     first = plans[0]
     document = {
@@ -279,12 +279,12 @@ def _json_rank(rank: RankSpec | None) -> dict[str, object] | None:
 
 
 def as_sh(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
-    """Return what would run as text to paste into a shell."""
+    """Return the dry run as a script to paste into a shell."""
     return shell.script(plans, request, here=here)
 
 
 def _command(argv: Sequence[str]) -> str:
-    import shlex  # only a dry run pays for it
+    import shlex  # needed only for a dry run
 
     return shlex.join(arguments.conceal(argv)[0])
 
@@ -317,7 +317,7 @@ def _env_lines(env: Mapping[str, str], *, indent: str) -> list[str]:
 def _common_env(plans: Sequence[LaunchPlan]) -> dict[str, str]:
     """Return the variables that every process of the job gets with the same value."""
     environments = [process.env for plan in plans for process in plan.processes]
-    if len(environments) < 2:  # with one process nothing is "per rank"
+    if len(environments) < 2:  # with one process there is nothing per rank
         return dict(environments[0]) if environments else {}
     first, *others = environments
     return {k: v for k, v in first.items() if all(env.get(k) == v for env in others)}
@@ -333,7 +333,7 @@ def _worth_showing(request: Request) -> list[Setting]:
 
 
 def _setting_value(setting: Setting) -> str:
-    """Return SETTING's value as it may be shown; `env.HF_TOKEN` is named like its variable."""
+    """Return SETTING's value without secrets; `env.HF_TOKEN` is named like its variable."""
     return secrets.redact(setting.name.rpartition(".")[2], setting.value)
 
 

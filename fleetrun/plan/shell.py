@@ -160,7 +160,7 @@ def quoted(text: str) -> str:
     >>> print(quoted("caf\udce9"))
     caf"$(printf '\351')"
     """
-    import re  # only a dry run pays for these two
+    import re  # needed only for a dry run
     import shlex
 
     # Bytes that are no UTF-8, and control characters: a tab would ask the shell for completions.

@@ -1,4 +1,4 @@
-"""The use of GPUs by others: which are free, and notes about those that are not."""
+"""The use of GPUs by others: the free ones, and remarks about the rest."""
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, GpuUse, Request
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 class Choice(NamedTuple):
-    """Devices that were chosen, and why."""
+    """The chosen devices, and the reason."""
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ def free(
 def remarks(
     facts: Facts, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
 ) -> tuple[str, ...]:
-    """Return which devices of GROUPS have less memory than one expects, because others use it."""
+    """Return remarks about devices of GROUPS whose memory others use."""
     if not facts.gpu_uses:
         return ()
     said = []
@@ -74,7 +74,7 @@ def remarks(
 
 
 def before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, GpuUse]:
-    """Return how the GPUs of GROUPS were used when the launcher began, as far as is known."""
+    """Return the use of the GPUs of GROUPS when the launcher started, as far as known."""
     gpus = [device for group in groups for device in group if device.kind == "gpu"]
     if not gpus:
         return {}

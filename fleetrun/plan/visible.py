@@ -13,7 +13,7 @@ _PIECE = rf"\uff08*(?:[^\s{_WIDE}]+|[{_WIDE}])[{_STOPS}]*|\s+"
 
 
 def visible(text: str) -> str:
-    r"""Return TEXT with everything a terminal would act on, or could not show, as an escape.
+    r"""Return TEXT with control and unprintable characters escaped.
 
     >>> print(visible("a\nb\x1b[1m\udce9 é"))
     a\nb\x1b[1m\xe9 é
@@ -40,7 +40,7 @@ def _escape(char: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Return how many columns of a terminal TEXT takes.
+    """Return the width of TEXT in columns of a terminal.
 
     >>> columns("job"), columns("训练")
     (3, 4)
@@ -77,7 +77,7 @@ def wrapped(text: str, room: int, indent: str = "") -> list[str]:
 
 
 def sentence(words: str) -> str:
-    """Return WORDS as a sentence begins; a name of a file or an option stays as it is.
+    """Return WORDS with a capital letter, unless they begin with a file or an option.
 
     >>> sentence("rank 0 is late."), sentence("fleetrun.yaml:1: grace=soon")
     ('Rank 0 is late.', 'fleetrun.yaml:1: grace=soon')
@@ -87,7 +87,7 @@ def sentence(words: str) -> str:
 
 
 def elided(text: str, room: int) -> str:
-    """Return TEXT, or its beginning and its end around dots when it takes more than ROOM columns.
+    """Return TEXT, elided in the middle if it takes more than ROOM columns.
 
     >>> elided("/home/me/a/very/long/way/log", 16)
     '/home/...way/log'

@@ -146,7 +146,7 @@ def _with_network(request: Request, facts: Facts, names: Sequence[str], root: st
 
 def _with_debuggers(facts: Facts) -> Facts:
     """Complete FACTS with what a debugger could use."""
-    from importlib.util import find_spec  # only where a debugger is wanted
+    from importlib.util import find_spec  # needed only with --debug
 
     from fleetrun.probe import tcp
     from fleetrun.run import terminal

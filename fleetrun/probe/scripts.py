@@ -57,7 +57,7 @@ def _check_way(target: str, path: str) -> None:
 
 def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     """Return why the command of WRAP, `RANKS: COMMAND`, cannot be run; None if it can."""
-    import shlex  # few launches have it
+    import shlex  # needed by few launches
 
     name = shlex.split(wrap.partition(": ")[2])[0]
     if "/" not in name:
@@ -135,7 +135,7 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
 
 def _meant(target: str, cwd: str, otherwise: str) -> str:
     """End a sentence with the file that TARGET, which is none, nearly names, or OTHERWISE."""
-    from fleetrun.probe import nearby  # only a mistake pays for it
+    from fleetrun.probe import nearby  # needed only for a mistake
 
     meant = nearby.find(target, cwd)
     return otherwise if meant is None else f"; did you mean {meant}?"

@@ -92,7 +92,7 @@ def _be_launcher(
     except SystemExit as end:
         # A profiler or a debugger watches it.
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException as error:  # noqa: BLE001 - the agent's part of the stack shall not run
+    except BaseException as error:  # noqa: BLE001 - the agent's part of the stack must not run
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(code)

@@ -49,7 +49,7 @@ def run(words: Sequence[str], found: Detected) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
 
     def prepare() -> None:
-        # Whatever ends us shall end the job; srun takes this as an order to kill it.
+        # Whatever ends us must end the job; srun takes this as an order to kill it.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
             """Print TEXT, once."""
 
 
-# Between two looks at the key: at first often, as hosts that start together shall find each other.
+# Between two looks at the key: short at first, so that hosts that start together find each other.
 _FIRST_S, _LONGEST_S, _GROWTH = 0.05, 0.5, 1.3
 # Between two attempts to renew a lease while etcd does not answer.
 _AGAIN_S = 0.2

@@ -62,7 +62,7 @@ class SilentHost(NamedTuple):
 
 
 class WantStacks(NamedTuple):
-    """No host has shown any life for SECONDS: all shall fetch the stacks of their ranks."""
+    """No host has shown any life for SECONDS: all must fetch the stacks of their ranks."""
 
     generation: int
     seconds: float

@@ -215,7 +215,7 @@ class RosterMessage(NamedTuple):
 
 
 class Start(NamedTuple):
-    """All hosts are ready: the ranks of the generation shall run."""
+    """All hosts are ready: start the ranks of the generation."""
 
     generation: int
 

@@ -140,7 +140,7 @@ class State(NamedTuple):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What everybody shall know about those who cannot take part."""
+        """What every host must know about hosts that cannot take part."""
         return tuple(one.line for one in self.refused)
 
     @property

@@ -439,7 +439,7 @@ def _pattern(text: str | None) -> re.Pattern[bytes] | None:
     """Return what the lines that are shown have in them; None: anything."""
     if text is None:
         return None
-    import re  # few launches have it
+    import re  # needed by few launches
 
     return re.compile(text.encode(errors="surrogateescape"))
 

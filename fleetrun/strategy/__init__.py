@@ -1,1 +1,1 @@
-"""Strategies: what a job wants of Paddle's distributed training, from files to one document."""
+"""Strategies: settings for Paddle's distributed training, from files to one document."""

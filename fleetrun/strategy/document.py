@@ -1,4 +1,4 @@
-"""`strategy.json`, by which the training process learns what is asked for; schema 1."""
+"""`strategy.json`, which tells the training process what is requested; schema 1."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]) -> str:
-    """Return the document of STRATEGY for RANKS; ENVIRONMENT is what its variables came to."""
-    import json  # only those who have a strategy pay for it
+    """Return the document of STRATEGY for RANKS; ENVIRONMENT has the values of its variables."""
+    import json  # needed only with a strategy
 
     asked = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
     document = {
@@ -43,7 +43,7 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
 
 
 def nested(strategy: Strategy, section: str) -> dict[str, object]:
-    """Return what STRATEGY asks for in SECTION, parts inside of their configs."""
+    """Return the settings of STRATEGY in SECTION, parts inside their configs."""
     found: dict[str, object] = {}
     parts: dict[str, dict[str, object]] = {}
     for knob in strategy.knobs:
@@ -61,7 +61,7 @@ def nested(strategy: Strategy, section: str) -> dict[str, object]:
 def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
     """Return the outcomes of each field ASKED for by section, and of the switches of details.
 
-    The training process, which has no such table, takes from them what it cannot measure. Each
+    The training process, which has no such table, reads from them what it cannot measure. Each
     field has lines for what it is when on and, if it is true or false, when off; the first that
     fits the graph, Paddle and device counts.
 
@@ -82,7 +82,7 @@ def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, obj
 
 
 def _line(outcome: fields.FieldOutcome) -> dict[str, object]:
-    """Return OUTCOME as JSON: what stands for all is left out, and a status is one word."""
+    """Return OUTCOME as JSON: empty values are omitted, and a status is one word."""
     said: dict[str, object] = {key: value for key, value in outcome._asdict().items() if value}
     return {**said, "status": outcome.status.replace(" ", "_")}
 
@@ -92,5 +92,5 @@ def _mapping(section: object) -> Mapping[str, object]:
 
 
 def variables(strategy: Strategy) -> dict[str, Knob]:
-    """Return the environment variables that STRATEGY asks for."""
+    """Return the environment variables that STRATEGY sets."""
     return {knob.name: knob for knob in strategy.knobs if knob.section in fields.VARIABLE_SECTIONS}

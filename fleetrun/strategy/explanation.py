@@ -1,4 +1,4 @@
-"""All that is known of a strategy's field, as a page to read; pure."""
+"""Everything about a strategy field, as text; pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAMPLES: dict[str, KnobValue] = {
     "texts": ("name_0", "name_1"),
     "text": "name",
 }
-# Of a feature with many parts an example shows so many.
+# The number of parts that an example shows.
 _PARTS = 2
 EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
@@ -44,9 +44,9 @@ VARIABLES = {
 
 
 def page(field: Field, presets: Mapping[str, Layer]) -> str:
-    """Return what FIELD is, what it comes to and why that is known, and how it is written.
+    """Return the meaning of FIELD, where it takes effect and how that is known, and an example.
 
-    PRESETS are all there are, to say which of them use it.
+    PRESETS are all presets, to list those that use it.
     """
     lines = [f"{field.section}:", *(f"  {line}" for line in listed(field, ""))]
     if field.aliases:
@@ -70,7 +70,7 @@ def page(field: Field, presets: Mapping[str, Layer]) -> str:
 
 
 def variables(section: str) -> str:
-    """Return what there is to say of the SECTION whose names are environment variables."""
+    """Return the text about the SECTION, whose names are environment variables."""
     meaning, line = VARIABLES[section]
     lines = [
         f"{section}: environment variables of every rank. {meaning}",
@@ -87,7 +87,7 @@ def variables(section: str) -> str:
 
 
 def listed(field: Field, indent: str) -> list[str]:
-    """Return FIELD with type, unit, range, default and meaning, and so each of its parts."""
+    """Return FIELD and each of its parts with type, unit, range, default and meaning."""
     lines = [f"{indent}{field.name}: {kind(field)}", f"{indent}    {schema.describe(field)}"]
     for key in field.keys:
         lines += listed(key, indent + "    ")
@@ -103,7 +103,7 @@ def kind(field: Field) -> str:
 
 
 def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> list[str]:
-    """Return what becomes of FIELD in PLACES (Paddle, graph, device), alike ones together."""
+    """Return the outcomes of FIELD in PLACES (Paddle, graph, device), equal ones together."""
     found = outcomes(field, places, is_off=is_off)
     return [
         line
@@ -126,7 +126,7 @@ def outcomes(
 
 
 def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
-    """Return which of PRESETS set FIELD, or parts of it, to what."""
+    """Return the PRESETS that set FIELD or parts of it, with the values."""
     found = []
     for name, layer in presets.items():
         said = [
@@ -143,7 +143,7 @@ def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
 
 
 def example(field: Field) -> list[str]:
-    """Return a strategy file, line by line, that sets FIELD to what it is not by itself."""
+    """Return the lines of a strategy file that sets FIELD to another value than its default."""
     lines = [f"{field.section}:"]
     for name, value in _settings(field).items():
         if isinstance(value, dict):
@@ -156,7 +156,7 @@ def example(field: Field) -> list[str]:
 
 
 def sets(field: Field) -> list[str]:
-    """Return the same as --set takes it."""
+    """Return the same for --set."""
     prefix = "" if field.section == fields.STRATEGY else f"{field.section}."
     words = []
     for name, value in _settings(field).items():
@@ -168,10 +168,10 @@ def sets(field: Field) -> list[str]:
 
 
 def _settings(field: Field) -> dict[str, KnobValue | dict[str, KnobValue]]:
-    """Return what turns FIELD on: with parts, also the switch that they belong to."""
+    """Return the settings that enable FIELD, including the switch of a field with parts."""
     if field.kind != "configs":
         return {field.name: other_than_default(field)}
-    # A switch among the parts is mostly best as it is.
+    # The default of a switch among the parts is usually best.
     shown = [key for key in field.keys if key.kind != "bool"][:_PARTS] or field.keys[:1]
     parts: dict[str, KnobValue] = {key.name: other_than_default(key) for key in shown}
     switch = fields.by_name(field.section).get(field.name.removesuffix("_configs"))
@@ -181,7 +181,7 @@ def _settings(field: Field) -> dict[str, KnobValue | dict[str, KnobValue]]:
 
 
 def other_than_default(field: Field) -> KnobValue:
-    """Return a value of FIELD that is allowed: another than the default, unless that is refused."""
+    """Return an allowed value of FIELD, other than the default unless that is refused."""
     if field.kind in _SAMPLES:
         return _SAMPLES[field.kind]
     if field.kind == "choice":

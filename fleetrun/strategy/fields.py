@@ -17,7 +17,7 @@ FLAGS, NCCL, ENV = "flags", "nccl", "env"
 FIELD_SECTIONS = (STRATEGY, BUILD, EXECUTION)
 VARIABLE_SECTIONS = (FLAGS, NCCL, ENV)
 SECTIONS = (*FIELD_SECTIONS, *VARIABLE_SECTIONS)
-# What the names of a section's variables begin with.
+# The prefixes of the variables of each section.
 PREFIXES = {FLAGS: "FLAGS_", NCCL: "NCCL_", ENV: ""}
 
 AUTO = "auto"
@@ -44,14 +44,14 @@ _ITEMS = {"ints": "int", "floats": "float", "texts": "text"}
 
 
 class FieldOutcome(NamedTuple):
-    """What a field comes to, and why, in some places: an empty one stands for all."""
+    """The outcome of a field and its reason in some places; an empty place stands for all."""
 
     status: str
     reason: str
     graph: str = ""
     paddle: str = ""
     device: str = ""
-    # The reason where a run does not show what this says.
+    # The reason if a run does not confirm it.
     unseen: str = ""
 
 
@@ -86,7 +86,7 @@ class Field(NamedTuple):
     off: tuple[FieldOutcome, ...] = ()
 
 
-# What fits no line of the table, by section; and what is off by itself is off.
+# The outcomes of fields without a matching line, by section, and of fields that are off.
 _ELSEWHERE = {
     BUILD: FieldOutcome(
         NO_EFFECT, "not available in dygraph: it fuses operators of a static program", "dygraph"
@@ -98,7 +98,7 @@ _NUMBER = re.compile(r"(-?[\d.]+)(?: (\w+))?(?:, (-?\d+)\.\.(\d*))?")
 
 
 def _entries(text: str) -> list[list[str]]:
-    """Return the whole lines of each field and section of TEXT."""
+    """Return the lines of each field and section of TEXT."""
     entries: list[list[str]] = []
     for line in text.strip().split("\n"):
         indent = len(line) - len(line.lstrip())
@@ -130,7 +130,7 @@ def _parsed(text: str) -> Iterator[Field]:
 
 
 def _headed(text: str, section: str) -> Field:
-    """Return the field of a first line.
+    """Return the field that a first line declares.
 
     >>> _headed("k_steps = 2 steps, 0..9  How many.", "strategy")[2:8]
     ('int', 'How many.', 2, 'steps', 0, 9)
@@ -163,7 +163,7 @@ def _headed(text: str, section: str) -> Field:
 
 
 def _with(field: Field, line: str, known: dict[str, Field]) -> Field:
-    """Return FIELD with what a LINE below it says."""
+    """Return FIELD with a LINE below it applied."""
     what, _, text = line.partition(": ")
     changes: dict[str, object]
     match what:
@@ -186,7 +186,7 @@ def _with(field: Field, line: str, known: dict[str, Field]) -> Field:
 
 
 def _outcome(places: list[str], text: str) -> FieldOutcome:
-    """Return the outcome that TEXT is about, in PLACES.
+    """Return the outcome TEXT for PLACES.
 
     >>> _outcome(["static", "gpu"], "no effect: why (unseen: why not)")[:6]
     ('no effect', 'why', 'static', '', 'gpu', 'why not')
@@ -204,7 +204,7 @@ TABLE = tuple(_parsed(table.TEXT.format(**table.WORDS)))
 
 
 def outcomes(field: Field, *, is_off: bool = False) -> tuple[FieldOutcome, ...]:
-    """Return what is known of FIELD, IS_OFF: of its being false; the first that fits counts.
+    """Return the outcomes of FIELD, or with IS_OFF of the value false; the first match counts.
 
     >>> [outcome.status for outcome in outcomes(find("strategy", "asp"))]
     ['refused']
@@ -228,7 +228,7 @@ def outcomes(field: Field, *, is_off: bool = False) -> tuple[FieldOutcome, ...]:
 def outcome(
     field: Field, *, paddle: str, graph: str, device: str, is_off: bool = False
 ) -> FieldOutcome:
-    """Return what becomes of FIELD in one place; IS_OFF: when it is false.
+    """Return the outcome of FIELD in one place; IS_OFF: if it is false.
 
     >>> nccl = find("strategy", "nccl_comm_num")
     >>> outcome(nccl, paddle="3.3.1", graph="dygraph", device="cpu").status
@@ -242,7 +242,7 @@ def outcome(
 
 
 def by_name(section: str, known: Iterable[Field] = TABLE) -> dict[str, Field]:
-    """Map what may be written under SECTION to its field; `strategy` takes those of the others.
+    """Map the names allowed under SECTION to their fields; `strategy` accepts all.
 
     >>> by_name("strategy")["thread_num"].section
     'execution_strategy'
@@ -267,7 +267,7 @@ def find(section: str, name: str) -> Field:
 
 
 def wanted(field: Field) -> str:
-    """Return what FIELD takes, for an error message.
+    """Return the allowed values of FIELD, for an error message.
 
     >>> wanted(find("strategy", "fuse_grad_size_in_MB"))
     'give a whole number of MB from 1 to 65536, auto or plan'
@@ -297,7 +297,7 @@ def wanted(field: Field) -> str:
 
 
 def special_values(field: Field) -> tuple[str, ...]:
-    """Return the words that stand for a value of FIELD that is found out later.
+    """Return the words for values of FIELD that are determined later.
 
     >>> special_values(find("strategy", "nccl_comm_num"))
     ('auto',)
@@ -307,7 +307,7 @@ def special_values(field: Field) -> tuple[str, ...]:
 
 
 def convert(field: Field, value: object) -> KnobValue:
-    """Return VALUE as FIELD's type if nothing is lost by it; ValueError with what is wanted.
+    """Return VALUE as FIELD's type if that loses nothing; ValueError says what is allowed.
 
     >>> convert(find("strategy", "fuse_grad_size_in_MB"), 16.0)
     16
@@ -326,7 +326,7 @@ def convert(field: Field, value: object) -> KnobValue:
 
 
 def _single(field: Field, kind: str, value: object) -> bool | int | float | str | None:
-    """Return VALUE as KIND within FIELD's bounds; None if it is none."""
+    """Return VALUE as KIND within FIELD's bounds; None if invalid."""
     match kind:
         case "bool":
             return conversion.boolean(value)

@@ -36,7 +36,7 @@ _NOTHING = "null"
 
 
 class UnplacedStrategy(NamedTuple):
-    """A strategy as the user has it, before its place is known; and remarks about it."""
+    """A strategy before its hosts and ranks are known, and remarks about it."""
 
     strategy: Strategy
     notes: tuple[str, ...]
@@ -52,7 +52,7 @@ def preset_path(name: str) -> str:
 
 
 def find(name: str) -> str:
-    """Return the file that NAME means: a preset of that name, or else a file."""
+    """Return the path of the preset NAME, or else of the file NAME."""
     if name in PRESETS:
         return preset_path(name)
     if os.path.isfile(name):
@@ -69,19 +69,19 @@ def _stop(error: UsageError) -> None:
 
 
 def read(name: str, report: Callable[[UsageError], None] = _stop) -> Layer:
-    """Read the preset or file NAME; UsageError as file:line where it cannot be meant.
+    """Read the preset or file NAME; UsageError with file:line if it is invalid.
 
-    TELL gets what is wrong line by line, and the other lines are read if it returns.
+    TELL gets each error; if it returns, the other lines are read.
     """
     path = find(name)
-    # What a preset says is told by its name alone; a file's place is what people look for.
+    # Messages name a preset, and the path of a file.
     shown = name if name in PRESETS else path
     text = yamlfile.text_of(path, "this strategy")
     return Layer(name, tuple(parse(text, shown, report)))
 
 
 def parse(text: str, path: str, report: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
-    """Yield what TEXT, the YAML of PATH, asks for; TELL what is wrong with it."""
+    """Yield the settings of TEXT, the YAML of PATH; TELL its errors."""
     loaded = _load(text, path)
     if loaded is None:
         return
@@ -125,7 +125,7 @@ def parse_set(text: str) -> Knob:
 
 
 def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> UnplacedStrategy:
-    """Put LAYERS over each other, later ones and then SETS winning, part by part."""
+    """Combine LAYERS part by part; later ones override earlier ones, and SETS override all."""
     last: dict[tuple[str, str], Knob] = {}
     for knob in (*(knob for layer in layers for knob in layer.knobs), *sets):
         last[knob.section, knob.name] = knob
@@ -138,15 +138,15 @@ def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> UnplacedStrat
 
 
 def digest(knobs: Iterable[Knob]) -> str:
-    """Return what is the same for KNOBS that ask for the same, in whatever order."""
-    import hashlib  # only those who have a strategy pay for it
+    """Return a digest of KNOBS that does not depend on their order."""
+    import hashlib  # needed only with a strategy
 
     lines = sorted(f"{knob.section}.{knob.name}={knob.value!r}" for knob in knobs)
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def refusals(knobs: Iterable[Knob]) -> Iterator[UsageError]:
-    """Yield an error for each of KNOBS that is known to ruin a training without one."""
+    """Yield an error for each of KNOBS that is known to ruin a training silently."""
     for knob in knobs:
         if knob.section in fields.VARIABLE_SECTIONS:
             continue
@@ -157,7 +157,7 @@ def refusals(knobs: Iterable[Knob]) -> Iterator[UsageError]:
 
 
 def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
-    """Remark on configs of what is not switched on."""
+    """Remark on the configs of features that are not enabled."""
     reported = set[str]()
     for section, dotted in last:
         configs, dot, _ = dotted.partition(".")
@@ -177,7 +177,7 @@ def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
 def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
     """Return TEXT as nodes, which know their lines, and the value of each node by its id."""
     with yamlfile.loading(text, path) as loader:
-        from yaml import MappingNode  # only those who have a strategy pay for it
+        from yaml import MappingNode  # needed only with a strategy
 
         root = loader.get_single_node()
         values: dict[int, object] = {}
@@ -209,7 +209,7 @@ def _constructed(loader: "SafeLoader", node: "Node", path: str) -> object:
 
 
 class _Document:
-    """A file that is being read: its nodes know their lines, VALUES what they mean."""
+    """A file being read: its nodes have line numbers, VALUES their values."""
 
     def __init__(
         self, path: str, values: Mapping[int, object], report: Callable[[UsageError], None]
@@ -223,7 +223,7 @@ class _Document:
         return f"{self._path}:{node.start_mark.line + 1}"
 
     def pairs(self, node: "Node", wanted: str) -> "Iterator[tuple[Node, Node]]":
-        """Yield the lines of the mapping NODE, none of them twice; WANTED says what to write."""
+        """Yield the entries of the mapping NODE without duplicates; WANTED says what is allowed."""
         from yaml import MappingNode
 
         if not isinstance(node, MappingNode):
@@ -240,12 +240,12 @@ class _Document:
             yield key, value
 
     def section(self, section: str, node: "Node") -> Iterator[Knob]:
-        """Yield what NODE, the section called SECTION, asks for."""
+        """Yield the settings of NODE, the section SECTION."""
         said: dict[tuple[str, str], str] = {}
         for key, value in self.pairs(node, f"{section}: write one `name: value` a line"):
             name = str(key.value)
             if section == fields.STRATEGY and name in (fields.BUILD, fields.EXECUTION):
-                # As people know it from Python: strategy.build_strategy = ...
+                # As in Python: strategy.build_strategy = ...
                 yield from self.section(name, value)
                 continue
             try:
@@ -261,7 +261,7 @@ class _Document:
                 self._report(error)
 
     def _knobs(self, section: str, name: str, node: "Node", *, where: str) -> Iterator[Knob]:
-        """Yield what the line `NAME: NODE` of SECTION asks for."""
+        """Yield the settings of the line `NAME: NODE` of SECTION."""
         from yaml import ScalarNode
 
         if section in fields.VARIABLE_SECTIONS:
@@ -326,8 +326,8 @@ def _listed_keys(field: Field) -> str:
 def _suggest(
     name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list --fields` shows all."
 ) -> str:
-    """End a sentence with the name most like NAME."""
-    from fleetrun.suggestions import ending  # only a mistake pays for it
+    """Return the end of a sentence that suggests the name most like NAME."""
+    from fleetrun.suggestions import ending  # needed only for a mistake
 
     return ending(name, known, otherwise)
 
@@ -345,7 +345,7 @@ def _unknown_section(name: str) -> str:
 
 
 def _section_of(key: str) -> str:
-    """Return the section of --set's KEY, which may leave it out."""
+    """Return the section of --set's KEY, which may be omitted."""
     for section, prefix in fields.PREFIXES.items():
         if prefix and key.startswith(prefix):
             return section
@@ -374,6 +374,6 @@ def _variable(section: str, name: str, where: str) -> str:
 
 
 def _variable_text(section: str, raw: str) -> str:
-    """Return a variable's text as it was written; NCCL reads no words but numbers."""
+    """Return a variable's text as written; NCCL reads numbers, not words."""
     numbers = {"true": "1", "false": "0"}
     return numbers.get(raw.strip().lower(), raw) if section == fields.NCCL else raw

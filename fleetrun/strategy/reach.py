@@ -1,4 +1,4 @@
-"""Whether a strategy can get into a script at all, as far as its command line tells; pure."""
+"""Whether a strategy can reach a script, as far as its command line tells; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
@@ -9,12 +9,12 @@ from fleetrun.model import Script
 _DEAF = {"I": "isolated", "E": "without its environment", "S": "without the module site"}
 # These take the next word.
 _WITH_VALUE = frozenset("WX")
-# What follows these is no option of Python any more.
+# Words after these are not options of Python.
 _LAST = frozenset("cm")
 
 
 def obstacle(script: Script) -> str | None:
-    """Return why no strategy reaches SCRIPT; None when nothing is known that keeps it out.
+    """Return why no strategy can reach SCRIPT; None if nothing prevents it.
 
     >>> obstacle(Script("file", "python3", ("-uI", "train.py")))
     'the strategy cannot reach the script: python3 -I runs isolated; leave -I out.'
@@ -45,7 +45,7 @@ def obstacle(script: Script) -> str | None:
 
 
 def is_python(name: str) -> bool:
-    """Whether NAME is what a Python interpreter is called.
+    """Whether NAME is the name of a Python interpreter.
 
     >>> is_python("python3.11"), is_python("pythonic"), is_python("train.py")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""The strategy of a command line: files, --set and options, and what is shown of them."""
+"""The strategy of a command line: files, --set and options, and how they are shown."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,14 +11,14 @@ from fleetrun.strategy import load
 
 
 class NamedStrategy(NamedTuple):
-    """One preset or file, and who asked for it."""
+    """One preset or file, and where it was requested."""
 
     name: str
     given: RawOption
 
 
 def names(given: Iterable[RawOption]) -> list[NamedStrategy]:
-    """Return what GIVEN, all from one tier, name: commas part names, in a variable colons too."""
+    """Return the names in GIVEN, all from one tier; separated by commas, or colons in a variable."""
     found = []
     for each in given:
         raw = each.raw.replace(":", ",") if each.source.startswith("$") else each.raw
@@ -29,7 +29,7 @@ def names(given: Iterable[RawOption]) -> list[NamedStrategy]:
 def strategy(
     wanted: Sequence[NamedStrategy], sets: Iterable[RawOption], known: Mapping[str, Layer]
 ) -> load.UnplacedStrategy:
-    """Put WANTED and SETS together; a layer that is KNOWN already is not read again."""
+    """Combine WANTED and SETS; a layer that is already KNOWN is not read again."""
     layers = [known.get(each.name) or _read(each) for each in wanted]
     return load.combine(layers, [_set(each) for each in sets])
 
@@ -68,7 +68,7 @@ def settle(
     check_ranks: int | str | None,
     merge_tail: str,
 ) -> Strategy:
-    """Return what was ASKED for with the options that say how to deal with it."""
+    """Return the strategy ASKED for, with the options that apply to it."""
     return asked.strategy._replace(
         mode=mode,
         is_strict=is_strict,

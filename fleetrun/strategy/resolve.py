@@ -1,4 +1,4 @@
-"""What `auto` means in a job of these hosts and ranks, and why; pure."""
+"""Resolves `auto` for the hosts and ranks of a job, with the reason; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import math
@@ -31,7 +31,7 @@ class HostTopology(NamedTuple):
 
     @property
     def group(self) -> int:
-        """The largest number of ranks of which no group of neighbours is on two hosts.
+        """The largest group size for which no group of neighbours spans two hosts.
 
         >>> HostTopology((8, 8)).group, HostTopology((4, 2)).group
         (8, 2)
@@ -49,7 +49,7 @@ def topology(nodes: Sequence[int]) -> HostTopology:
 
 
 def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
-    """Return STRATEGY with every auto decided that RANKS decide, each with its reason."""
+    """Return STRATEGY with every auto resolved that depends on RANKS, each with its reason."""
     values = {(knob.section, knob.name): knob.value for knob in strategy.knobs}
     knobs = [_resolved(knob, ranks, values) for knob in strategy.knobs]
     on = next(

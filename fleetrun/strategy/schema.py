@@ -1,4 +1,4 @@
-"""The table of fields as a JSON Schema, for editors that check and complete YAML; pure."""
+"""The table of fields as a JSON Schema, for editors; pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ITEMS = {"ints": "integer", "floats": "number", "texts": "string"}
 
 
 def schema() -> dict[str, object]:
-    """Return the schema of a strategy file; what is converted on reading is allowed, too."""
+    """Return the schema of a strategy file; values that reading converts are allowed, too."""
     sections: dict[str, object] = {
         section: _mapping(fields.by_name(section)) for section in fields.FIELD_SECTIONS
     }
@@ -65,7 +65,7 @@ def _property(field: Field) -> dict[str, object]:
 
 
 def describe(field: Field) -> str:
-    """Return FIELD's meaning, what auto is, what is refused, and which Paddle has it."""
+    """Return FIELD's meaning, its auto, refused values, and the Paddle versions that have it."""
     parts = [field.doc]
     if field.auto:
         parts.append(f"auto: {field.auto}.")

@@ -1,4 +1,4 @@
-"""`fleetrun logs`: what the ranks of a run have printed, merged, chosen, and while it goes on."""
+"""`fleetrun logs`: shows the output of the ranks of a run, merged, filtered or followed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _LogOptions(NamedTuple):
-    """The command line, as click has read it."""
+    """The parsed command line."""
 
     run: tuple[str, ...]
     follow: bool
@@ -42,7 +42,7 @@ class _LogOptions(NamedTuple):
 
 
 def _logs(**own: object) -> int:
-    """Show what is asked for; UsageError for what is not there."""
+    """Show the requested logs; UsageError if there are none."""
     asked = _LogOptions(**own)  # type: ignore[arg-type]
     if asked.runs:
         if asked.run:
@@ -76,7 +76,7 @@ def _logs(**own: object) -> int:
 
 
 def _say_why_nothing(found: Sequence[runs.Run], asked: _LogOptions) -> None:
-    """Print why nothing is shown; EnvironmentFault if there should be something."""
+    """Print why nothing is shown; raise EnvironmentFault if there should be something."""
     if asked.failed and any(run.logs for run in found):
         verdict = found[0].verdict or "it still runs" if runs.is_running(found[0].path) else ""
         reported = f" ({verdict or found[0].verdict})" if verdict or found[0].verdict else ""
@@ -117,7 +117,7 @@ def _runs(
     param: click.Parameter,  # noqa: ARG001 - click's
     incomplete: str,
 ) -> list[CompletionItem[str]]:
-    """Return the names of runs that begin as INCOMPLETE does."""
+    """Return the names of runs that begin with INCOMPLETE."""
     from click.shell_completion import CompletionItem  # only for completion
 
     log_dir = str(context.params.get("log_dir") or "log")

@@ -1,4 +1,4 @@
-"""Which logs of which runs are meant."""
+"""Which logs of which runs to show."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether what the run directory PATH tells may be read by another user only."""
+    """Whether only another user may read the run directory PATH."""
     events = os.path.join(path, names.EVENTS)
     return os.path.exists(events) and not os.access(events, os.R_OK)
 
@@ -64,7 +64,7 @@ def _read(path: str) -> runs.Run:
 
 
 def _one(word: str, log_dir: str) -> str:
-    """Return the run directory that WORD means."""
+    """Return the run directory that WORD names."""
     paths = runs.find(word, log_dir)
     if len(paths) == 1:
         return paths[0]
@@ -79,7 +79,7 @@ def _one(word: str, log_dir: str) -> str:
 def find_logs(
     found: Sequence[runs.Run], *, rank: str | None, attempt: int | None, failed: bool
 ) -> list[runs.LogRecord]:
-    """Return the logs of FOUND that are meant, ranks in order; UsageError for a rank not there."""
+    """Return the requested logs of FOUND, ranks in order; UsageError for a missing rank."""
     logs = [log for run in found for log in run.logs]
     logs.sort(key=lambda log: (log.attempt, _order(log)))
     if rank is not None:
@@ -99,7 +99,7 @@ def _order(log: runs.LogRecord) -> tuple[bool, int, str]:
 
 
 def _of_ranks(logs: list[runs.LogRecord], text: str) -> list[runs.LogRecord]:
-    """Return those of LOGS that TEXT names; nothing has begun if there are none at all."""
+    """Return the LOGS that TEXT names; if there are none at all, nothing has started."""
     wanted = processes(text)
     known = {log.process for log in logs}
     missing = sorted(wanted - known, key=lambda name: (len(name), name))
@@ -135,7 +135,7 @@ def processes(text: str) -> set[str]:
 
 
 def since(text: str, now: datetime) -> float:
-    """Return the moment TEXT means, in seconds since 1970: so long before NOW, or a time.
+    """Return the time TEXT in seconds since 1970: a duration before NOW, or a time.
 
     >>> now = datetime(2026, 11, 22, 12, 0)
     >>> [datetime.fromtimestamp(since(text, now)).strftime("%d. %H:%M:%S")
@@ -152,7 +152,7 @@ def since(text: str, now: datetime) -> float:
         except ValueError:
             continue
         moment = now.replace(hour=at.hour, minute=at.minute, second=at.second, microsecond=0)
-        # Of yesterday, if it has not come today.
+        # Yesterday's, if it is later than now.
         return moment.timestamp() - (86400 if moment > now else 0)
     try:
         # As events.jsonl and people write it; before Python 3.11 it knows no Z.
@@ -165,9 +165,9 @@ def since(text: str, now: datetime) -> float:
 
 
 def pattern(text: str, option: str = "--grep", groups: Sequence[str] = ()) -> re.Pattern[bytes]:
-    """Return the regular expression TEXT of OPTION, for bytes; UsageError if it is none.
+    """Return the regular expression TEXT of OPTION, for bytes; UsageError if invalid.
 
-    One of GROUPS must be in it, if there are any.
+    It must contain one of GROUPS, if there are any.
     """
     try:
         found = re.compile(text.encode(errors="surrogateescape"))

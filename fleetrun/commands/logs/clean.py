@@ -1,4 +1,4 @@
-"""What ranks have printed without what a terminal would act on: colours, titles, moves, bells."""
+"""The output of ranks without control sequences: colours, titles, cursor moves, bells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BEGUN = re.compile(rb"(?:\xc2|\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?
 
 
 def cleaned(text: bytes) -> bytes:
-    r"""Return TEXT without what a terminal would act on.
+    r"""Return TEXT without control sequences.
 
     >>> cleaned(b"\x1b[1;31mloss\x1b[0m \x1b]0;title\x07is 3\r\n")
     b'loss is 3\r\n'
@@ -24,13 +24,13 @@ def cleaned(text: bytes) -> bytes:
 
 
 class Cleaner:
-    """Cleans what comes in pieces, which may end anywhere."""
+    """Cleans text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._begun = b""
 
     def feed(self, piece: bytes, *, is_last: bool = False) -> bytes:
-        """Return what of PIECE, and of what was held back before, can be shown."""
+        """Return the text of PIECE, and of what was held back, that can be shown."""
         text = self._begun + piece
         begun = None if is_last else _BEGUN.search(text)
         end = len(text) if begun is None else begun.start()

@@ -1,4 +1,4 @@
-"""Shows logs as they are, or their lines merged, and goes on while the job does."""
+"""Shows logs unchanged or merged, and follows them while the job runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLORS = (36, 33, 32, 35, 34)
 
 
 class LogFilter(NamedTuple):
-    """What is to be shown of each log."""
+    """The parts of each log to show."""
 
     pattern: re.Pattern[bytes] | None
     # Wall clock, in seconds; None: from the beginning.
@@ -35,7 +35,7 @@ class LogFilter(NamedTuple):
     is_coloured: bool
     # Whether the prefix has the attempt.
     tells_attempt: bool
-    # Whether what a terminal would act on is taken out.
+    # Whether control sequences are removed.
     is_clean: bool = False
     # Of each file its end only, so many bytes; None: all of it.
     most_bytes: int | None = None
@@ -73,7 +73,7 @@ class Viewer:
         self._is_split = False
 
     def show(self) -> int:
-        """Show what there is, and return how many logs it was."""
+        """Show the logs, and return their number."""
         logs = self._choose(self._runs)
         self._is_prefixed = len(logs) > 1
         self._open(logs)
@@ -84,7 +84,7 @@ class Viewer:
         return len(self._shown)
 
     def merge(self) -> None:
-        """Give all lines there are to OUT, each with its prefix, and close the files."""
+        """Write all lines to OUT, each with its prefix, and close the files."""
         self._open(self._choose(self._runs))
         merge.joined(self._history(is_last=True), self._out)
         for one in self._shown.values():
@@ -92,7 +92,7 @@ class Viewer:
         self._shown.clear()
 
     def follow(self, *, is_one: bool) -> int:
-        """Show what there is and what comes, until the launchers end; return how many logs it was.
+        """Show the logs and follow them until the launchers end; return their number.
 
         IS_ONE: there will never be more than one process to show.
         """
@@ -122,7 +122,7 @@ class Viewer:
         return not self._is_prefixed and self._wanted.pattern is None and not self._is_split
 
     def _refresh(self) -> None:
-        """Know of processes that have been started since."""
+        """Update the list of processes."""
         for place, run in enumerate(self._runs):
             size = reading.size(os.path.join(run.path, names.EVENTS))
             if size != self._sizes.get(run.path):
@@ -134,7 +134,7 @@ class Viewer:
         return any(runs.is_running(run.path) for run in self._runs)
 
     def _copy(self, *, is_over: bool) -> None:
-        """Show what was written since the last look as it is.
+        """Show new output unchanged.
 
         Unless all IS_OVER a launcher may cut a log between two calls, which only reading notices.
         """
@@ -155,7 +155,7 @@ class Viewer:
             one.stream.at = end
 
     def _news(self, *, is_last: bool) -> Iterator[bytes]:
-        """Yield what was written since the last look, the log first that was written to first."""
+        """Yield new output, in the order in which the logs were written."""
         for one in sorted(self._shown.values(), key=lambda one: one.file.written_at()):
             end = one.file.end()
             yield from one.stream.lines(end)

@@ -1,4 +1,4 @@
-"""`fleetrun submit`: writes what a cluster's queue wants for a job, and hands it in."""
+"""`fleetrun submit`: writes a job for a cluster's queue, and submits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the queues have in common: the words after `--`, and the site's settings."""
+"""Common to all queues: the words after `--`, and the site's settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetrun.records import arguments
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# Options of a launch that say what the queue says here.
+# Launch options that the queue decides here.
 _OURS = (
     *("ips", "master", "nnodes", "rank", "host", "detach", "from_manifest"),
     *("hosts", "hostfile", "include", "exclude"),
@@ -29,7 +29,7 @@ def config() -> click.Option:
 
 
 def command_line() -> click.Argument:
-    """Return the argument for what stands after `--`: the words of `fleetrun` on each host.
+    """Return the argument for the words after `--`: the `fleetrun` command on each host.
 
     With it `submit:` of the config file, which --config names before `--` or behind it, becomes
     what is not typed; the launch reads the rest of that file.
@@ -50,7 +50,7 @@ def _with_site(
     _param: click.Parameter,
     words: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Return WORDS, and take the site's settings as defaults."""
+    """Return WORDS with the site's settings as defaults."""
     given = argv.scan(words).settings
     named = [one.raw for one in given if one.option.name == "config" and one.raw][-1:]
     named = [*filter(None, [ctx.params.get("config")]), *named]
@@ -99,7 +99,7 @@ def name(parsed: argv.ParsedCommand) -> str:
 
 
 class Form(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
-    """Text that FITS; UsageError says what is WANTED, and of a SECRET value only the name."""
+    """Text that FITS; UsageError says what is WANTED, and names a SECRET value only."""
 
     def __init__(
         self, fits: Callable[[str], object], wanted: str, *, is_secret: bool = False
@@ -147,7 +147,7 @@ def option(
 
 
 def site(named: str | None, command: click.Command) -> Mapping[str, str | list[str]]:
-    """Return the settings for COMMAND in the file NAMED: `submit:`, its name, options as lines.
+    """Return the settings for COMMAND in the file NAMED, under `submit:` and its name.
 
     None is fleetrun.yaml, if it is there. What it lacks is taken from the user's own. Raises
     UsageError as file:line.
@@ -203,7 +203,7 @@ def shown(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def remark_on_secrets(words: Sequence[str]) -> None:
-    """Say so where `shown` has hidden something of WORDS."""
+    """Remark if `shown` has hidden a part of WORDS."""
     if shown(words) != tuple(words):
         print(
             "fleetrun: secret values are shown as ***; without --dry-run they are handed in.",

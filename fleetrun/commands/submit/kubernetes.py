@@ -1,4 +1,4 @@
-"""`fleetrun submit k8s`: an Indexed Job with what it needs, or Kubeflow's PaddleJob."""
+"""`fleetrun submit k8s`: an Indexed Job with its resources, or Kubeflow's PaddleJob."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
 
 WHAT = "submit k8s"
-# How the values of options are written.
+# The syntax of option values.
 _QUANTITY = common.Form(
     re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?").fullmatch,
     "give a quantity, as 8, 500m or 64Gi",
@@ -57,7 +57,7 @@ _TAINT = common.Form(
     ).fullmatch,
     "give KEY[=VALUE][:EFFECT]",
 )
-# Where the hosts meet.
+# The rendezvous port.
 _PORT = 6070
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "kubernetes.yaml")
 # In arguments Kubernetes replaces $(NAME), and takes $$ for a $.
@@ -65,7 +65,7 @@ _EXPANDED = re.compile(r"\$(?=[$(])")
 
 
 def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
-    """Return the resources of the job that is GIVEN, those first that others need."""
+    """Return the resources of the job GIVEN, dependencies first."""
     import yaml  # only to write
 
     with open(_TEMPLATE, encoding="utf-8") as file:
@@ -79,7 +79,7 @@ def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
 
 
 def _filled(node: Any, values: Document) -> Any:  # noqa: ANN401 - YAML
-    """Return NODE with VALUES for its words, without those of None and what has nothing else."""
+    """Return NODE with VALUES substituted, without entries that are None or empty."""
     if isinstance(node, list):
         return [_filled(item, values) for item in node]
     if not isinstance(node, dict):
@@ -89,7 +89,7 @@ def _filled(node: Any, values: Document) -> Any:  # noqa: ANN401 - YAML
 
 
 def _values(given: Mapping[str, Any]) -> Document:
-    """Return what stands in the template for the job that is GIVEN; None: nothing."""
+    """Return the values of the template for the job GIVEN; None: omit the entry."""
     name, nodes, retries, volcano = (given[key] for key in ("name", "nodes", "retries", "volcano"))
     is_indexed = given["kind"] == "job"
     hosts = {
@@ -173,7 +173,7 @@ def text(found: Sequence[Document]) -> str:
 
 
 def apply(found: Sequence[Document]) -> int:
-    """Create what is FOUND by kubectl, first the job that the rest belongs to; return its code."""
+    """Create the resources FOUND with kubectl, first the job that owns them; return its code."""
     if shutil.which("kubectl") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no kubectl on this host; without --apply the resources are printed."
@@ -190,7 +190,7 @@ def apply(found: Sequence[Document]) -> int:
         done = _kubectl("create", owned)
         put(done.stdout)
         if done.returncode:
-            # What belongs to it goes, too.
+            # The resources that it owns are deleted, too.
             _kubectl("delete", job, "--wait=false")
             return done.returncode
     return 0

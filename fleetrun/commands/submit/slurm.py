@@ -1,4 +1,4 @@
-"""`fleetrun submit slurm`: a readable script for sbatch, printed or handed in."""
+"""`fleetrun submit slurm`: a readable batch script, printed or submitted."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ $directives
 
 ${modules}${setup}cd $folder || exit
 # One launcher on each host, which starts the ranks there and ends when the job does. The
-# exit code is that of the rank that failed first: Slurm shall not make it another by
+# exit code is that of the rank that failed first: Slurm must not replace it by
 # ending the rest itself, as the site's settings may have it.
 ${exec}srun $srun \\
     $command
 $again""")
-# Slurm 22.05 begins a preempted job again only if it had to kill it.
+# Slurm 22.05 requeues a preempted job only if it had to kill it.
 _AGAIN = """\
 code=$?
 # Who is preempted and ends within the partition's GraceTime has failed for Slurm, and would
@@ -62,9 +62,9 @@ _DIRECTIVES = {
 
 
 def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
-    """Return the script that runs `fleetrun WORDS` in FOLDER, by the options that are GIVEN."""
+    """Return the script that runs `fleetrun WORDS` in FOLDER, with the options GIVEN."""
     directives = [f"{flag}={given[name]}" for name, flag in _DIRECTIVES.items() if given[name]]
-    # A job that begins again goes on in the same file.
+    # A requeued job appends to the same file.
     directives += ["requeue", "open-mode=append"] if given["requeue"] else ["no-requeue"]
     directives += ["no-kill"] if given["no_kill"] else []
     directives += [one.lstrip("-") for one in given["sbatch"]]
@@ -87,7 +87,7 @@ def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
 
 
 def submit(text: str) -> int:
-    """Hand the script TEXT in, and return sbatch's exit code."""
+    """Submit the script TEXT, and return sbatch's exit code."""
     if shutil.which("sbatch") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no sbatch on this host; use a host with Slurm, or "

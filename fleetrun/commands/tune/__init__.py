@@ -1,4 +1,4 @@
-"""`fleetrun tune`: find the fastest values of a strategy's fields by training with each of them."""
+"""`fleetrun tune`: finds the fastest values of strategy fields by training with each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetrun.printing import put
 
 
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.TuneOptions has them
-    """Return 0, or 1 where no candidate works; UsageError for what cannot be tuned."""
+    """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
     wanted = candidates.make(launch, candidates.TuneOptions(**own))
     probe.current_folder()
     wanted = candidates.settle(wanted, os.environ)
@@ -42,7 +42,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
 
 
 def make_folder(folder: str) -> None:
-    """Make FOLDER; EnvironmentFault where nothing can be kept in it."""
+    """Create FOLDER; EnvironmentFault if it is not writable."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `fleetrun tune` is asked for: candidates, how long each runs, and the launch; pure."""
+"""The request of `fleetrun tune`: candidates, their number of steps, and the launch; pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fleetrun.commands.parser import Launch
     from fleetrun.model import Knob
 
-# Fewer timed updates than this tell nothing.
+# Fewer timed updates are meaningless.
 FEWEST_TIMED = 3
 
 _BUCKETS = "fuse_grad_size_in_MB"
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 
 class TuneOptions(NamedTuple):
-    """What tune's own options say."""
+    """The values of tune's own options."""
 
     vary: tuple[str, ...]
     steps: int
@@ -51,7 +51,7 @@ class TuneOptions(NamedTuple):
 
 
 class TuneSpec(NamedTuple):
-    """What to try, for how long, and the launch that is varied."""
+    """The candidates, their number of steps, and the launch to vary."""
 
     candidates: tuple[Candidate, ...]
     # Updates of the last round, and those of each run that are not timed.
@@ -81,7 +81,7 @@ class TuneSpec(NamedTuple):
 
 
 def make(launch: Launch, own: TuneOptions) -> TuneSpec:
-    """Return what LAUNCH and our OWN options ask for; UsageError for what cannot be tuned."""
+    """Return the request of LAUNCH and our OWN options; UsageError if it cannot be tuned."""
     refuse_taken(launch, "tune")
     if not launch.script:
         raise UsageError(
@@ -153,7 +153,7 @@ def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
 
 
 def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
-    """Return what is asked for whatever is varied."""
+    """Return the settings that are not varied."""
     head = argv.scan(spec.launch, options.TABLE)
     given = [one for one in head.settings if one.option.name == "strategy"]
     if not given and variables.get(STRATEGY):
@@ -166,7 +166,7 @@ def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
 
 
 def _full(key: str, switches: set[str]) -> str:
-    """Return the name of the part KEY of what is switched on; KEY itself where it is none, or many.
+    """Return the full name of the part KEY of an enabled feature; KEY itself if not unique.
 
     >>> _full("k_steps", {"gradient_merge"}), _full("nccl_comm_num", set())
     ('gradient_merge_configs.k_steps', 'nccl_comm_num')

@@ -1,4 +1,4 @@
-"""Successive halving: all candidates run shortly, the better half longer, the last ones in full."""
+"""Successive halving: all candidates run briefly, the better half longer, the last ones in full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fleetrun.commands.tune.candidates import Candidate, TuneSpec
 
-# So few are not halved any more.
+# Fewer candidates are not halved.
 _FINALISTS = 2
 # A field whose name begins so changes what is computed, not only how.
 MEANINGFUL = (
@@ -37,7 +37,7 @@ _UNKNOWN = "which is right is unknown"
 
 
 class Trial(NamedTuple):
-    """One run of a candidate: `fault` says why it counts for nothing."""
+    """One run of a candidate; `fault` says why it does not count."""
 
     updates_per_s: float = 0.0
     loss: float | None = None
@@ -57,7 +57,7 @@ class Trial(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a candidate in the last round that it took part in, and its trials there."""
+    """The result of a candidate in its last round, and its trials there."""
 
     candidate: Candidate
     round: int
@@ -77,7 +77,7 @@ class Result(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """How far apart its runs are, as a share of the median."""
+        """The spread of its runs, as a share of the median."""
         if self.fault or not self.speed:
             return 0.0
         speeds = [one.speed for one in self.trials]
@@ -85,12 +85,12 @@ class Result(NamedTuple):
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory that a rank of any run held."""
+        """The peak memory of a rank in any run."""
         return max((one.peak_bytes for one in self.trials if one.peak_bytes), default=None)
 
 
 def rounds(count: int, steps: int, warmup: int) -> list[int]:
-    """Return how many updates each round has for COUNT candidates: twice as many each time.
+    """Return the number of updates of each round for COUNT candidates; it doubles each time.
 
     >>> rounds(8, steps=40, warmup=5), rounds(2, steps=40, warmup=5)
     ([10, 20, 40], [40])
@@ -115,7 +115,7 @@ def run(
     for number, steps in enumerate(rounds(len(left), spec.steps, spec.warmup), 1):
         say(f"Round {number}: {len(left)} candidates, {steps} updates")
         trials: dict[Candidate, list[Trial]] = {candidate: [] for candidate in left}
-        # In turns: a machine that slows down slows down everybody.
+        # In turns, so that a slower machine affects all candidates alike.
         for repeat in range(spec.repeats):
             for candidate in left:
                 if any(one.fault for one in trials[candidate]):
@@ -140,7 +140,7 @@ def run(
 
 
 def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]]) -> list[Result]:
-    """Add what is not in effect, and whose loss is not that of others that compute the same.
+    """Add remarks about fields without effect, and about losses that differ from equal candidates'.
 
     Losses are compared within each of ROUNDS_RUN, because other numbers of updates give others.
     """
@@ -163,7 +163,7 @@ def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]
 
 
 def _strange(group: Sequence[Result]) -> dict[Candidate, str]:
-    """Return a sentence for each of GROUP whose loss is not the others'."""
+    """Return a sentence for each of GROUP whose loss differs from the others'."""
     found = {
         one.candidate: [trial.loss for trial in one.trials if trial.loss is not None]
         for one in group

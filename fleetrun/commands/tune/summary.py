@@ -1,4 +1,4 @@
-"""What a tuning came to: a ranking to read, best.yaml to use, tune.json and tune.html to keep."""
+"""The results of a tuning: a ranking, best.yaml, tune.json and tune.html."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def best_of(results: Sequence[Result]) -> Result | None:
 
 
 def doubts(results: Sequence[Result]) -> list[str]:
-    """Return why the first may not really be the best."""
+    """Return why the first may not be the best."""
     finished = [one for one in results if not one.fault]
     found = []
     if len(finished) > 1 and finished[0].round == finished[1].round:
@@ -93,7 +93,7 @@ def doubts(results: Sequence[Result]) -> list[str]:
 
 
 def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
-    """Leave everything in the folder that was asked for; best.yaml only if something works."""
+    """Write all results into the requested folder; best.yaml only if a candidate works."""
     folder = Path(spec.out)
     folder.mkdir(parents=True, exist_ok=True)
     best = best_of(results)
@@ -110,7 +110,7 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
 
 
 def strategy_of(best: Result) -> dict[str, Any]:
-    """Return the whole strategy that BEST was launched with; nothing if it is not there."""
+    """Return the whole strategy that BEST was launched with; empty if it is missing."""
     path = Path(best.trials[-1].folder) / "log" / names.LATEST / names.STRATEGY
     return reading.document(str(path)) or {}
 
@@ -141,7 +141,7 @@ def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
 
 
 def _whole(candidate: Candidate, strategy: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return STRATEGY by sections, with what of CANDIDATE is missing in it."""
+    """Return STRATEGY by sections, completed from CANDIDATE."""
     found: dict[str, dict[str, Any]] = {section: {} for section in fields.SECTIONS}
     for section in fields.FIELD_SECTIONS:
         found[section] |= copy.deepcopy(strategy.get(section, {}))

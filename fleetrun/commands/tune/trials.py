@@ -1,4 +1,4 @@
-"""One run of a candidate: the launch in a process of its own, and what it left behind."""
+"""One run of a candidate: a launch in a process of its own, and its results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from fleetrun.model import FieldVerdict
     from fleetrun.records.eventfile import EventRecord
 
-# How long a launcher that was asked to stop has for it.
+# The seconds that a launcher has to stop.
 _GRACE_S = 60.0
 _LONGEST_FAULT = 300
 
 
 class Runner:
-    """Where candidates run, one after the other."""
+    """Runs candidates, one after the other."""
 
     def __init__(self, spec: TuneSpec) -> None:
         self._spec = spec
@@ -140,7 +140,7 @@ def why(folder: Path, run_dir: Path, code: int, events: list[EventRecord]) -> st
 
 
 def verdicts_of(events: Iterable[EventRecord]) -> dict[str, FieldVerdict]:
-    """Return what became of each field, where all ranks agree or the worst that one says."""
+    """Return what became of each field; where ranks disagree, the worst verdict."""
     judged = [one for one in events if one.event == "strategy_report"]
     found: dict[str, FieldVerdict] = {}
     for one in eventfile.verdicts(judged[-1]) if judged else ():
@@ -150,7 +150,7 @@ def verdicts_of(events: Iterable[EventRecord]) -> dict[str, FieldVerdict]:
 
 
 def _field(key: str) -> str:
-    """Return under which name the evidence speaks of a varied field.
+    """Return the name of a varied field in the evidence.
 
     >>> _field("gradient_merge_configs.k_steps"), _field("build_strategy.fuse_bn_act_ops")
     ('gradient_merge_configs', 'fuse_bn_act_ops')
