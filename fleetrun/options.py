@@ -67,7 +67,7 @@ _TUNER = (
 )
 _HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
 _FLEET_SIZE = (
-    "start fleetrun on one more host of an elastic job (--nnodes=LEAST:MOST), or stop one."
+    "start fleetrun on one more host of an elastic job (--nnodes=MIN:MAX), or stop one."
 )
 
 
@@ -741,7 +741,7 @@ TABLE: tuple[Option, ...] = (
     Option("elastic_level", "text", PADDLE, "N",
            "Elastic restarts.",
            env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-           reason="--nnodes=LEAST:MOST goes on without hosts that are lost, and --max_restart "
+           reason="--nnodes=MIN:MAX goes on without hosts that are lost, and --max_restart "
            "tries failures again."),
     # Where ranks go, and tuning.
     Option("cluster_topo_path", "text", LATER, "FILE",

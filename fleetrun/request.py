@@ -451,7 +451,7 @@ def _check_elastic(
         given = chosen[name].given
         if given.source == "command line":
             notes.append(
-                f"{given.typed} has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
+                f"{given.typed} has no effect: the job is not elastic (--nnodes=MIN:MAX)."
             )
 
 

@@ -312,7 +312,7 @@ XCCL, TRAINERS = "PADDLE_XCCL_BACKEND", "PADDLE_TRAINER_ENDPOINTS"
 ENDPOINTS = "10.0.0.1:6170,10.0.0.1:6171,10.0.0.2:6170,10.0.0.2:6171"
 MET = "--nnodes=2 --master=a:1"
 TYPED_WINS = "(in Paddle's launcher, the variable overrides the option)."
-NOT_ELASTIC = "has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
+NOT_ELASTIC = "has no effect: the job is not elastic (--nnodes=MIN:MAX)."
 ONE_HOST = "has no effect: the job is on one host."
 ROLE = {"TRAINING_ROLE": "TRAINER"}
 SERVERS = {**ROLE, "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}

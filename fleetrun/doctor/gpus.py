@@ -66,56 +66,56 @@ _STARTS = {
 _OWN_SHARE = 0.05
 
 
-def judge(found: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
-    """Yield the findings about FOUND; HAS_OTHERS: there are devices of another kind."""
-    if not found.has_driver:
+def judge(gpus: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
+    """Yield the findings about GPUS; HAS_OTHERS: there are devices of another kind."""
+    if not gpus.has_driver:
         yield ok("GPUs", f"no NVIDIA driver{'' if has_others else ': ranks run on the CPU'}")
         return
-    if not found.has_files:
+    if not gpus.has_files:
         yield warning(
             "GPUs",
-            f"the machine has NVIDIA's driver {found.driver}".rstrip()
+            f"the machine has NVIDIA's driver {gpus.driver}".rstrip()
             + ", and here are none of its device files",
             "ranks run on the CPU",
             "docker run --gpus all ...  # a container; on the machine itself: sudo nvidia-smi",
         )
         return
-    if found.trouble:
-        yield _silent(found)
-        if found.cuda_start is not None:
-            yield from _cuda(found.cuda_start, found)
-        yield from _log(found)
+    if gpus.trouble:
+        yield _silent(gpus)
+        if gpus.cuda_start is not None:
+            yield from _cuda(gpus.cuda_start, gpus)
+        yield from _log(gpus)
         return
-    for index, why in found.lost:
+    for index, why in gpus.lost:
         yield error(
             "GPU",
             f"GPU {index} does not work ({why})",
             "a job that asks for it does not start",
             "nvidia-smi; dmesg | grep -i xid  # a reset, a reboot; CUDA_VISIBLE_DEVICES till then",
         )
-    for index, why in found.barred:
+    for index, why in gpus.barred:
         yield warning(
             "GPU",
             f"GPU {index} may not be opened ({why})",
             "the job goes without it",
             "docker run --gpus all ...  # or ask the batch system for it",
         )
-    if not found.gpus:
+    if not gpus.gpus:
         yield warning(
             "GPUs",
-            f"driver {found.driver} has none",
+            f"driver {gpus.driver} has none",
             "ranks run on the CPU",
             "nvidia-smi -L; lspci | grep -i nvidia",
         )
-    for gpu in found.gpus:
+    for gpu in gpus.gpus:
         yield from _gpu(gpu)
-    if found.gpus and found.cuda_start is not None:
-        yield from _cuda(found.cuda_start, found)
-    yield from _topology(found)
-    yield from _log(found)
+    if gpus.gpus and gpus.cuda_start is not None:
+        yield from _cuda(gpus.cuda_start, gpus)
+    yield from _topology(gpus)
+    yield from _log(gpus)
 
 
-def _cuda(start: CudaStart, found: Gpus) -> Iterator[Finding]:
+def _cuda(start: CudaStart, gpus: Gpus) -> Iterator[Finding]:
     """Yield whether CUDA starts, and sees the GPUs that NVML sees."""
     check, means = "CUDA", "no rank can use a GPU"
     if start.trouble:
@@ -130,11 +130,11 @@ def _cuda(start: CudaStart, found: Gpus) -> Iterator[Finding]:
         yield error(check, f"{seen}{f': {why}' if why else ''}", means, fix)
         return
     # Of instances (MIG) CUDA shows one, and then no whole GPU.
-    wanted = 1 if any(gpu.is_mig for gpu in found.gpus) else len(found.gpus)
+    wanted = 1 if any(gpu.is_mig for gpu in gpus.gpus) else len(gpus.gpus)
     if start.gpus < wanted:
         yield error(
             check,
-            f"it shows {start.gpus} of the {len(found.gpus)} GPUs that NVML shows",
+            f"it shows {start.gpus} of the {len(gpus.gpus)} GPUs that NVML shows",
             "ranks of the others end at once",
             "ls -l /dev/nvidia*; nvidia-smi -q | grep -i -A2 'compute mode'; sudo dmesg | tail",
         )
@@ -142,23 +142,23 @@ def _cuda(start: CudaStart, found: Gpus) -> Iterator[Finding]:
         yield ok(check, f"it starts, with {start.gpus} GPU{'s' * (start.gpus != 1)}")
 
 
-def _silent(found: Gpus) -> Finding:
-    if found.is_stuck:
+def _silent(gpus: Gpus) -> Finding:
+    if gpus.is_stuck:
         return error(
             "NVIDIA driver",
-            f"it is stuck: {found.trouble}",
+            f"it is stuck: {gpus.trouble}",
             "whatever uses a GPU here hangs, and cannot be killed",
             "dmesg | tail; nvidia-smi  # often only a reboot helps",
         )
     means, fix = next(
-        (each for mark, *each in _NVML if mark in found.trouble),
+        (each for mark, *each in _NVML if mark in gpus.trouble),
         ("health, use and order of the GPUs are not known", "nvidia-smi; sudo dmesg | tail"),
     )
-    start = found.cuda_start
+    start = gpus.cuda_start
     # Ranks need CUDA, not NVML.
     is_usable = start is not None and not start.code and not start.trouble and start.gpus > 0
     finding = warning if is_usable else error
-    return finding("NVIDIA driver", f"NVML does not work: {found.trouble}", means, fix)
+    return finding("NVIDIA driver", f"NVML does not work: {gpus.trouble}", means, fix)
 
 
 def _gpu(gpu: Gpu) -> Iterator[Finding]:
@@ -274,13 +274,13 @@ def _connections(gpu: Gpu) -> Iterator[Finding]:
         )
 
 
-def _topology(found: Gpus) -> Iterator[Finding]:
+def _topology(gpus: Gpus) -> Iterator[Finding]:
     """Yield how the GPUs are connected."""
-    if not found.links:
+    if not gpus.links:
         return
-    levels = list(dict.fromkeys(found.links.values()))
-    linked = all(gpu.nvlinks is not None and gpu.nvlinks[0] for gpu in found.gpus)
-    seen = f"{len(found.gpus)} GPUs, {'NVLink and ' if linked else ''}PCIe: {', '.join(levels)}"
+    levels = list(dict.fromkeys(gpus.links.values()))
+    linked = all(gpu.nvlinks is not None and gpu.nvlinks[0] for gpu in gpus.gpus)
+    seen = f"{len(gpus.gpus)} GPUs, {'NVLink and ' if linked else ''}PCIe: {', '.join(levels)}"
     if "across the system" in levels and not linked:
         yield warning(
             "GPU topology",
@@ -292,18 +292,18 @@ def _topology(found: Gpus) -> Iterator[Finding]:
         yield ok("GPU topology", seen)
 
 
-def _log(found: Gpus) -> Iterator[Finding]:
+def _log(gpus: Gpus) -> Iterator[Finding]:
     """Yield the errors of GPUs in the kernel's log."""
-    if found.log_refusal:
+    if gpus.log_refusal:
         yield warning(
             "Xid errors",
-            f"the kernel's log cannot be read ({found.log_refusal})",
+            f"the kernel's log cannot be read ({gpus.log_refusal})",
             "errors of GPUs stand only there",
             "sudo dmesg | grep -i xid",
         )
         return
     kinds: dict[tuple[int, str], list[Xid]] = {}
-    for xid in found.xids:
+    for xid in gpus.xids:
         kinds.setdefault((xid.number, xid.bus), []).append(xid)
     for (number, bus), rows in kinds.items():
         seen = f"Xid {number} of the GPU at {bus}, {len(rows)} times since the kernel's log began"

@@ -40,19 +40,19 @@ def _names(network: Network) -> Iterator[Finding]:
         yield warning("own name", seen, means, fix)
     else:
         yield ok("own name", f"{own.name} is {', '.join(own.addresses)}")
-    for one in others:
-        slow = _slow(one)
+    for lookup in others:
+        slow = _slow(lookup)
         if slow is not None:
             yield slow
-        elif not one.addresses:
+        elif not lookup.addresses:
             yield error(
                 "host name",
-                f"{one.name} cannot be resolved",
+                f"{lookup.name} cannot be resolved",
                 "no rank here reaches that host",
-                f"getent hosts {one.name}  # /etc/hosts, DNS, or its address in --ips",
+                f"getent hosts {lookup.name}  # /etc/hosts, DNS, or its address in --ips",
             )
         else:
-            yield ok("host name", f"{one.name} is {', '.join(one.addresses)}")
+            yield ok("host name", f"{lookup.name} is {', '.join(lookup.addresses)}")
 
 
 def _slow(lookup: NameLookup) -> Finding | None:
@@ -73,18 +73,24 @@ def nccl_interface(network: Network) -> Interface | None:
     NCCL's order: NCCL_SOCKET_IFNAME, names that begin with ib, others, docker's, loopback. With
     several hosts fleetrun sets the variable to the interface on the way to them.
     """
-    up = [one for one in network.interfaces if one.is_up and one.addresses]
+    up = [interface for interface in network.interfaces if interface.is_up and interface.addresses]
     if network.asked_interface:
         return next(iter(_chosen(network.asked_interface, up)), None)
     if network.peer_interface is not None:
-        return next((one for one in up if one.name == network.peer_interface), None)
+        return next(
+            (interface for interface in up if interface.name == network.peer_interface), None
+        )
     ranked = [
-        [one for one in up if one.name.startswith("ib")],
-        [one for one in up if not one.is_loopback and not one.name.startswith("docker")],
-        [one for one in up if one.name.startswith("docker")],
-        [one for one in up if one.is_loopback],
+        [interface for interface in up if interface.name.startswith("ib")],
+        [
+            interface
+            for interface in up
+            if not interface.is_loopback and not interface.name.startswith("docker")
+        ],
+        [interface for interface in up if interface.name.startswith("docker")],
+        [interface for interface in up if interface.is_loopback],
     ]
-    return next((one for group in ranked for one in group), None)
+    return next((interface for group in ranked for interface in group), None)
 
 
 def _chosen(asked: str, interfaces: Sequence[Interface]) -> list[Interface]:
@@ -104,32 +110,37 @@ def _chosen(asked: str, interfaces: Sequence[Interface]) -> list[Interface]:
 
 def _interface(network: Network) -> Finding:
     check = "interface"
-    found = nccl_interface(network)
+    interface = nccl_interface(network)
     listed = ", ".join(one.name for one in network.interfaces if one.is_up)
-    if found is None and network.asked_interface:
+    if interface is None and network.asked_interface:
         return error(
             check,
             f"NCCL_SOCKET_IFNAME={network.asked_interface} names none that is up ({listed})",
             "NCCL finds no way to the other ranks and ends the job",
             "unset NCCL_SOCKET_IFNAME  # or --nccl SOCKET_IFNAME= one of those",
         )
-    if found is None:
+    if interface is None:
         means = "ranks cannot reach each other"
         return error(check, "none is up with an address", means, "ip address")
-    speed = f", {found.speed_mbit / 1000:g} Gbit/s" if found.speed_mbit else ""
-    seen = f"NCCL takes {found.name} ({', '.join(found.addresses)}{speed}, MTU {found.mtu})"
+    speed = f", {interface.speed_mbit / 1000:g} Gbit/s" if interface.speed_mbit else ""
+    addresses = ", ".join(interface.addresses)
+    seen = f"NCCL takes {interface.name} ({addresses}{speed}, MTU {interface.mtu})"
     if not network.has_peers:
         return ok(check, seen)
     means = ""
-    if found.is_loopback or _INSIDE.match(found.name):
+    if interface.is_loopback or _INSIDE.match(interface.name):
         means = "other hosts are not on that network, or reach it by detours"
-    elif _RADIO.match(found.name):
+    elif _RADIO.match(interface.name):
         means = "radio is slow and loses packets"
     if means:
         return warning(check, seen, means, f"--nccl SOCKET_IFNAME=...  # there are {listed}")
-    if found.speed_mbit is not None and found.speed_mbit < _FAST_ENOUGH_MBIT and not network.rdma:
+    if (
+        interface.speed_mbit is not None
+        and interface.speed_mbit < _FAST_ENOUGH_MBIT
+        and not network.rdma
+    ):
         means = "gradients of hundreds of megabytes take seconds to cross it, in each step"
-        return warning(check, seen, means, f"ethtool {found.name}  # is there a faster one?")
+        return warning(check, seen, means, f"ethtool {interface.name}  # is there a faster one?")
     return ok(check, seen)
 
 

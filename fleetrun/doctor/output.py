@@ -40,28 +40,28 @@ def text(
     1 ok, 1 warning, 0 errors
     """
     indent = max(map(len, _COLORS)) + 2
-    column = max((len(one.check) for one in findings), default=0) + 2 + indent
+    column = max((len(finding.check) for finding in findings), default=0) + 2 + indent
     room = width - column if width - column >= _NARROWEST else 0
     lines = []
-    for one in findings:
-        level = f"{one.level:<{indent}}"
+    for finding in findings:
+        level = f"{finding.level:<{indent}}"
         if is_coloured:
-            level = f"{_COLORS[one.level]}{level}{_END}"
-        first, *more = wrapped(one.seen, room) or [""]
-        lines.append(f"{level}{one.check:<{column - indent}}{first}")
+            level = f"{_COLORS[finding.level]}{level}{_END}"
+        first, *more = wrapped(finding.seen, room) or [""]
+        lines.append(f"{level}{finding.check:<{column - indent}}{first}")
         lines += [f"{'':{column}}{line}" for line in more]
-        for title, said in (("effect: ", one.means), ("fix:    ", one.fix)):
-            if said:
+        for title, prose in (("effect: ", finding.means), ("fix:    ", finding.fix)):
+            if prose:
                 # A command is copied, so it is never broken.
                 is_prose = room and title == "effect: "
-                first, *more = wrapped(said, room - len(title) if is_prose else 0)
+                first, *more = wrapped(prose, room - len(title) if is_prose else 0)
                 lines.append(f"{'':{column}}{title}{first}")
                 lines += [f"{'':{column + len(title)}}{line}" for line in more]
     if measured is not None and measured.rows:
         lines.append(f"allreduce of {measured.ranks} ranks over {measured.backend}:")
         rows = (("size", "latency", "bandwidth"), *transfers.rows(measured))
         lines += [f"  {size:>9}  {latency:>10}  {rate:>10}" for size, latency, rate in rows]
-    counts = {level: sum(one.level == level for one in findings) for level in _COLORS}
+    counts = {level: sum(finding.level == level for finding in findings) for level in _COLORS}
     lines.append(
         f"{counts[OK]} ok, {_counted(counts[WARNING], WARNING)}, {_counted(counts[ERROR], ERROR)}"
     )

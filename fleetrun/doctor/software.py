@@ -63,9 +63,9 @@ def judge(
 def _commands(software: Software) -> Iterator[Finding]:
     """Yield the findings about the fleetrun that a shell starts."""
     check = "fleetrun on PATH"
-    found = software.commands
+    commands = software.commands
     python = software.python
-    if not found:
+    if not commands:
         yield warning(
             check,
             "there is none",
@@ -73,8 +73,8 @@ def _commands(software: Software) -> Iterator[Finding]:
             f'export PATH="{software.prefix}/bin:$PATH"  # or `{python} -m fleetrun`',
         )
         return
-    first = found[0]
-    others = ", ".join(one.path for one in found[1:])
+    first = commands[0]
+    others = ", ".join(one.path for one in commands[1:])
     if first.kind == "paddle's":
         yield error(
             check,
@@ -86,10 +86,10 @@ def _commands(software: Software) -> Iterator[Finding]:
             if first.prefix == software.prefix
             else f'export PATH="{software.prefix}/bin:$PATH"',
         )
-    elif len(found) > 1:
+    elif len(commands) > 1:
         yield warning(
             check,
-            f"{len(found)} are there: {first.path} is started, before {others}",
+            f"{len(commands)} are there: {first.path} is started, before {others}",
             "an upgrade of one changes nothing for the other, and hosts may differ",
             "hash -r; type -a fleetrun  # remove the one that is not meant",
         )

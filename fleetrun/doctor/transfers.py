@@ -29,38 +29,39 @@ def bandwidth(row: Transfer, ranks: int) -> float:
     return row.nbytes * 2 * (ranks - 1) / ranks / row.seconds
 
 
-def judge(found: Transfers, gpus: Gpus) -> Iterator[Finding]:
-    """Yield the findings about FOUND."""
+def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
+    """Yield the findings about TRANSFERS."""
     check = "allreduce"
-    if found.trouble:
+    if transfers.trouble:
         yield error(
             check,
-            f"two ranks could not do it: {found.trouble}",
+            f"two ranks could not do it: {transfers.trouble}",
             "no training with several ranks will work here",
             "fleetrun --nproc_per_node=2 --tee=all run_check",
         )
         return
-    if not found.rows:
+    if not transfers.rows:
         yield ok(
-            check, f"{found.ranks} ranks did it over {found.backend}; rank 0's host has the times"
+            check,
+            f"{transfers.ranks} ranks did it over {transfers.backend}; rank 0's host has the times",
         )
         return
-    wrong = [row for row in found.rows if not row.is_right]
+    wrong = [row for row in transfers.rows if not row.is_right]
     if wrong:
         yield error(
             check,
-            f"the sum of {size(wrong[0].nbytes)} over {found.backend} is wrong",
+            f"the sum of {size(wrong[0].nbytes)} over {transfers.backend} is wrong",
             "what is trained here is wrong, too",
             "nvidia-smi -q -d ECC; --nccl P2P_DISABLE=1  # is it right then?",
         )
         return
-    latency = found.rows[0].seconds
-    best = max(found.rows, key=lambda row: bandwidth(row, found.ranks))
-    reached = bandwidth(best, found.ranks)
-    link = link_speed(found, gpus)
+    latency = transfers.rows[0].seconds
+    best = max(transfers.rows, key=lambda row: bandwidth(row, transfers.ranks))
+    reached = bandwidth(best, transfers.ranks)
+    link = link_speed(transfers, gpus)
     seen = (
-        f"right over {found.backend}: {latency * 1e6:.0f} us for {size(found.rows[0].nbytes)}, "
-        f"{_rate(reached)} at {size(best.nbytes)}"
+        f"right over {transfers.backend}: {latency * 1e6:.0f} us for"
+        f" {size(transfers.rows[0].nbytes)}, {_rate(reached)} at {size(best.nbytes)}"
     )
     if link is not None:
         seen += f"; the link carries {_rate(link)}"
@@ -87,11 +88,11 @@ def link_speed(found: Transfers, gpus: Gpus) -> float | None:
     return min(speeds) if speeds and len(speeds) == len(gpus.gpus) else None
 
 
-def rows(found: Transfers) -> tuple[tuple[str, str, str], ...]:
+def rows(transfers: Transfers) -> tuple[tuple[str, str, str], ...]:
     """Return size, latency and bandwidth of each row as text."""
     return tuple(
-        (size(row.nbytes), f"{row.seconds * 1e6:.0f} us", _rate(bandwidth(row, found.ranks)))
-        for row in found.rows
+        (size(row.nbytes), f"{row.seconds * 1e6:.0f} us", _rate(bandwidth(row, transfers.ranks)))
+        for row in transfers.rows
     )
 
 

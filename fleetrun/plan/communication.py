@@ -16,22 +16,22 @@ _NCCL, _GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
 def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> dict[str, str]:
     """Return the variables that select the ranks' interfaces, and InfiniBand."""
-    found: dict[str, str] = {}
+    env: dict[str, str] = {}
     several = len(roster.members) > 1
     own = _own_interface(facts, roster) if several else _LOOPBACK
     if own is not None:
         # By default gloo uses whatever address our host name resolves to.
-        found[_GLOO] = own
+        env[_GLOO] = own
     if share.kind == "gpu":
-        found["NCCL_DEBUG"] = "WARN"
+        env["NCCL_DEBUG"] = "WARN"
         sockets = _nccl_sockets(request, facts, own) if several else None
         if sockets is not None:
-            found[_NCCL] = sockets
+            env[_NCCL] = sockets
         if not facts.hcas and not facts.rdma:
-            found["NCCL_IB_DISABLE"] = "1"
+            env["NCCL_IB_DISABLE"] = "1"
         elif several and facts.hcas:
-            found["NCCL_IB_HCA"] = _exactly(facts.hcas, set(facts.rdma))
-    return found
+            env["NCCL_IB_HCA"] = _exactly(facts.hcas, set(facts.rdma))
+    return env
 
 
 def _own_interface(facts: Facts, roster: Roster) -> str | None:

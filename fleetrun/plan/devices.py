@@ -103,15 +103,15 @@ def _instances(
                 f"which some are MIG instances: a process sees only one; give --nproc_per_node="
                 f"{sum(map(len, groups))}."
             )
-    said = "Each process sees one MIG instance, by a CUDA_VISIBLE_DEVICES of its own."
+    masked = "Each process sees one MIG instance, by a CUDA_VISIBLE_DEVICES of its own."
     gpus = [visible.uuids[device.ordinal][-1] for group in groups for device in group]
     if len(set(gpus)) < len(gpus):
         nccl = (
             "NCCL takes no two ranks on one GPU, MIG instances or not: it will say `Duplicate GPU "
             "detected`; give one instance of each GPU, or train on the CPU with --backend=gloo."
         )
-        return (said, nccl)
-    return (said,)
+        return (masked, nccl)
+    return (masked,)
 
 
 def _unseen(request: Request, kind: str) -> tuple[str, ...]:
@@ -313,12 +313,12 @@ def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tup
     """Return the visible device that WORD names, or all instances of a GPU that is divided."""
     places = range(len(visible.devices))
     if word.isdigit():
-        found = [place for place in places if visible.numbers[place] == word]
+        matches = [place for place in places if visible.numbers[place] == word]
         # A mask of UUIDs holds no numbers that WORD could be taken for: there it is a place.
         if not any(visible.numbers):
-            found = [*places][int(word) : int(word) + 1]
+            matches = [*places][int(word) : int(word) + 1]
     else:
-        found = [
+        matches = [
             place
             for place in places
             # The mask, too, may hold only the beginning of a UUID.
@@ -327,9 +327,9 @@ def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tup
                 for uuid in visible.uuids[place]
             )
         ]
-    devices = tuple(visible.devices[place] for place in found)
+    devices = tuple(visible.devices[place] for place in matches)
     which = 0 if masks.is_instance(word) else -1
-    if len({visible.uuids[place][which] for place in found}) > 1:
+    if len({visible.uuids[place][which] for place in matches}) > 1:
         raise UsageError(
             f"{origin.option(request, 'devices')}: {word} is the beginning of several: "
             f"{', '.join(device.id for device in devices)}."
@@ -383,12 +383,12 @@ def _idle(
         return ()
     name, processes = label(kind), len(groups)
     subject = f"{name} {idle[0]} is" if len(idle) == 1 else f"{name}s {_listed(idle)} are"
-    said = f"{subject} idle: --nproc_per_node={processes} uses one {name} for each process"
+    remark = f"{subject} idle: --nproc_per_node={processes} uses one {name} for each process"
     if len(chosen) % processes or processes == 1:
-        return (f"{said}.",)
+        return (f"{remark}.",)
     ids = _listed([device.id for device in chosen]).replace(", ", ",")
     each = len(chosen) // processes
-    return (f"{said}; --{kind}s={ids} beside it gives each process {each}.",)
+    return (f"{remark}; --{kind}s={ids} beside it gives each process {each}.",)
 
 
 def _listed(ids: list[str]) -> str:

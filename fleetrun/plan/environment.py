@@ -251,14 +251,14 @@ def _own_mask(facts: Facts, share: Share, spec: RankSpec) -> dict[str, str]:
 
 def _plugins(facts: Facts, share: Share, run_dir: str) -> dict[str, str]:
     """Return the variables by which Paddle takes the devices of SHARE, and of no other plug-in."""
-    found = {kinds.XCCL: share.kind} if share.backend == "xccl" else {}
+    env = {kinds.XCCL: share.kind} if share.backend == "xccl" else {}
     if share.kind not in facts.paddle_counts:
         # Paddle prefers a plug-in's devices to GPUs and the CPU.
-        return found | ({kinds.ROOT: ""} if facts.has_plugins else {})
+        return env | ({kinds.ROOT: ""} if facts.has_plugins else {})
     if share.kind in facts.plugins:
         # Where there are links to its libraries alone.
-        found[kinds.ROOT] = run_dir
-    return found
+        env[kinds.ROOT] = run_dir
+    return env
 
 
 def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:

@@ -34,11 +34,11 @@ def parse(text: str, option: str = "--hosts") -> tuple[HostEntry, ...]:
     (HostEntry(target='a', slots=8, devices=()), HostEntry(target='me@b', slots=8, devices=()), \
 HostEntry(target='c', slots=None, devices=()))
     """
-    found = []
+    entries = []
     for word in text.split(","):
         target, colon, slots = word.strip().partition(":")
-        found.append(_host(target, slots if colon else None, f"{option}={text}"))
-    return _distinct(found, f"{option}={text}")
+        entries.append(_host(target, slots if colon else None, f"{option}={text}"))
+    return _distinct(entries, f"{option}={text}")
 
 
 def read(text: str, path: str) -> tuple[HostEntry, ...]:
@@ -46,7 +46,7 @@ def read(text: str, path: str) -> tuple[HostEntry, ...]:
 
     As DeepSpeed's and MPI's. Raises UsageError as file:line.
     """
-    found: list[HostEntry] = []
+    entries: list[HostEntry] = []
     names: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -63,10 +63,10 @@ def read(text: str, path: str) -> tuple[HostEntry, ...]:
         if host.name in names:
             raise _twice(host.name, where)
         names.add(host.name)
-        found.append(host)
-    if not found:
+        entries.append(host)
+    if not entries:
         raise UsageError(f"{path}: no host is in this file: write one `NAME slots=N` a line.")
-    return tuple(found)
+    return tuple(entries)
 
 
 def chosen(
@@ -82,37 +82,37 @@ def chosen(
     if not text:
         return tuple(hosts)
     named = _filter(text, f"{option}={text}", {host.name for host in hosts})
-    found = []
+    kept = []
     for host in hosts:
         wanted = named.get(host.name)
         if include:
             if wanted is not None:
-                found.append(_only(host, wanted, option) if wanted else host)
+                kept.append(_only(host, wanted, option) if wanted else host)
         elif wanted is None:
-            found.append(host)
+            kept.append(host)
         elif wanted:
             every = range(_slots(host, option))
-            found.append(_only(host, tuple(one for one in every if one not in wanted), option))
-    found = [host for host in found if host.slots != 0]
-    if not found:
+            kept.append(_only(host, tuple(one for one in every if one not in wanted), option))
+    kept = [host for host in kept if host.slots != 0]
+    if not kept:
         raise UsageError(f"{option}={text} leaves no host.")
-    return tuple(found)
+    return tuple(kept)
 
 
 def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """Return the devices that TEXT names of each host; none: all."""
-    found: dict[str, tuple[int, ...]] = {}
+    devices: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
         name, colon, listed = part.strip().partition(":")
         if name not in known:
             raise UsageError(f"{where}: {name or 'an empty name'} is not one of the hosts listed.")
-        if name in found:
+        if name in devices:
             raise UsageError(f"{where} names {name} twice.")
         numbers = [one.strip() for one in listed.split(",")] if colon else []
         if not all(_is_number(one) for one in numbers):
             raise UsageError(f"{where}: write HOST or HOST:0,2, with @ between hosts.")
-        found[name] = tuple(sorted(set(map(int, numbers))))
-    return found
+        devices[name] = tuple(sorted(set(map(int, numbers))))
+    return devices
 
 
 def _only(host: HostEntry, devices: tuple[int, ...], option: str) -> HostEntry:

@@ -19,13 +19,13 @@ def expand(text: str) -> tuple[str, ...]:
     >>> expand("rack[0-1]n[8-9]-ib")
     ('rack0n8-ib', 'rack0n9-ib', 'rack1n8-ib', 'rack1n9-ib')
     """
-    found: list[str] = []
+    names: list[str] = []
     for word in _entries(text):
         pieces = [_choices(piece) for piece in _pieces(word)]
-        if len(found) + prod(map(len, pieces)) > MOST:
+        if len(names) + prod(map(len, pieces)) > MOST:
             raise ValueError(f"{word} stands for more than {MOST:,} hosts")
-        found += map("".join, product(*pieces))
-    return tuple(found)
+        names += map("".join, product(*pieces))
+    return tuple(names)
 
 
 def _entries(text: str) -> Iterator[str]:
@@ -66,14 +66,14 @@ def _choices(piece: str) -> tuple[str, ...]:
     """Return the expansions of PIECE: itself, or each number of its ranges, with leading zeros."""
     if not piece.startswith("["):
         return (piece,)
-    found: list[str] = []
+    choices: list[str] = []
     for part in piece[1:].split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not all(number.isascii() and number.isdigit() for number in (first, last)):
             raise ValueError(f"{part or 'nothing'} in {piece}] is not a range of numbers")
         low, high = int(first), int(last)
-        if high < low or high - low >= MOST or len(found) >= MOST:
+        if high < low or high - low >= MOST or len(choices) >= MOST:
             raise ValueError(f"{part} in {piece}] is not a range of numbers")
-        found += [str(number).zfill(len(first)) for number in range(low, high + 1)]
-    return tuple(found)
+        choices += [str(number).zfill(len(first)) for number in range(low, high + 1)]
+    return tuple(choices)

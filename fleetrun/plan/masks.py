@@ -48,17 +48,17 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
         if not entries:
             return Visible((), name), f"{name}={text} hides all {count} {label(kind)}s"
         _check_mask(name, entries, facts, kind)
-    found = [each for entry in entries for each in _behind(entry, facts, kind)]
-    if any(is_instance(each.id) for each in found):
+    behind = [device for entry in entries for device in _behind(entry, facts, kind)]
+    if any(is_instance(device.id) for device in behind):
         # Beside instances, CUDA's numbers are not the driver's.
-        found = [each._replace(id=each.uuids[0] or each.id) for each in found]
+        behind = [device._replace(id=device.uuids[0] or device.id) for device in behind]
     # An instance may be named beside its GPU.
-    found = list({each.id: each for each in found}.values())
+    behind = list({device.id: device for device in behind}.values())
     return Visible(
-        tuple(Device(kind, each.id, place) for place, each in enumerate(found)),
+        tuple(Device(kind, device.id, place) for place, device in enumerate(behind)),
         name,
-        tuple(each.uuids for each in found),
-        tuple(each.number for each in found),
+        tuple(device.uuids for device in behind),
+        tuple(device.number for device in behind),
     ), ""
 
 

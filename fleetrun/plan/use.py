@@ -29,7 +29,7 @@ def free(
     option = origin.option(request, "devices")
     if kind != "gpu":
         raise UsageError(f"{option}: which {label(kind)}s are free is not known; name them.")
-    found: list[Device] = []
+    free_devices: list[Device] = []
     for device in visible.devices:
         use = _use(facts, visible, device)
         if use is None:
@@ -38,18 +38,20 @@ def free(
                 "GPUs to use."
             )
         if _is_free(use):
-            found.append(device)
+            free_devices.append(device)
     there = len(visible.devices)
-    if not found or len(found) < (wanted or 0):
-        names = ", ".join(device.id for device in found)
-        said = f"{len(found)} of {there} GPUs {'is' if len(found) == 1 else 'are'} free"
-        said += f" ({names})" if found else ""
-        asked = f", and {wanted} are requested" if wanted and found else ""
+    if not free_devices or len(free_devices) < (wanted or 0):
+        names = ", ".join(device.id for device in free_devices)
+        count = (
+            f"{len(free_devices)} of {there} GPUs {'is' if len(free_devices) == 1 else 'are'} free"
+        )
+        count += f" ({names})" if free_devices else ""
+        asked = f", and {wanted} are requested" if wanted and free_devices else ""
         raise EnvironmentFault(
-            f"{option}: {said}{asked}; `nvidia-smi` shows who uses the others; --gpus=0,1 "
+            f"{option}: {count}{asked}; `nvidia-smi` shows who uses the others; --gpus=0,1 "
             "uses them anyway."
         )
-    chosen = tuple(found[:wanted])
+    chosen = tuple(free_devices[:wanted])
     names = ", ".join(device.id for device in chosen)
     return Choice(chosen, (f"{option} takes {names} of {there} GPUs.",))
 
@@ -60,17 +62,17 @@ def remarks(
     """Return remarks about devices of GROUPS whose memory others use."""
     if not facts.gpu_uses:
         return ()
-    said = []
+    lines = []
     for device in dict.fromkeys(device for group in groups for device in group):
         use = _use(facts, visible, device)
         if use is None or not _is_filled(use):
             continue
         whom = f", by {', '.join(use.holders)}" if use.holders else ""
         amount = f"{use.used_bytes / _GIB:.1f} of {use.total_bytes / _GIB:.1f} GiB"
-        said.append(
+        lines.append(
             f"GPU {device.id} is in use: {amount} are taken{whom}; --gpus={FREE} takes free ones."
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, GpuUse]:

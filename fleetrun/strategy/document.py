@@ -44,18 +44,18 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
 
 def nested(strategy: Strategy, section: str) -> dict[str, object]:
     """Return the settings of STRATEGY in SECTION, parts inside their configs."""
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     parts: dict[str, dict[str, object]] = {}
     for knob in strategy.knobs:
         if knob.section != section:
             continue
         configs, dot, part = knob.name.partition(".")
         if dot:
-            found[configs] = parts.setdefault(configs, {})
+            settings[configs] = parts.setdefault(configs, {})
             parts[configs][part] = knob.value
         else:
-            found[knob.name] = knob.value
-    return found
+            settings[knob.name] = knob.value
+    return settings
 
 
 def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
@@ -71,14 +71,14 @@ def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, obj
     table = fields.by_name(fields.STRATEGY)
     names = [name for section in fields.FIELD_SECTIONS for name in _mapping(asked.get(section))]
     names += [name.removesuffix("_configs") for name in names]
-    found: dict[str, dict[str, list[dict[str, object]]]] = {}
+    outcomes: dict[str, dict[str, list[dict[str, object]]]] = {}
     for name in dict.fromkeys(names):
         field = table.get(name)
         if field is not None:
-            found[name] = {"on": list(map(_line, fields.outcomes(field)))}
+            outcomes[name] = {"on": list(map(_line, fields.outcomes(field)))}
             if field.kind == "bool":
-                found[name]["off"] = list(map(_line, fields.outcomes(field, is_off=True)))
-    return found
+                outcomes[name]["off"] = list(map(_line, fields.outcomes(field, is_off=True)))
+    return outcomes
 
 
 def _line(outcome: fields.FieldOutcome) -> dict[str, object]:

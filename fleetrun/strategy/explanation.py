@@ -116,27 +116,29 @@ def outcomes(
     field: Field, places: Sequence[Place], *, is_off: bool = False
 ) -> dict[tuple[str, str], str]:
     """Map each status and reason of FIELD to the PLACES (Paddle, graph, device) of it."""
-    found: dict[tuple[str, str], list[str]] = {}
+    places_of: dict[tuple[str, str], list[str]] = {}
     for paddle, graph, device in places:
-        one = fields.outcome(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
-        found.setdefault((one.status, one.reason), []).append(f"{graph} {paddle} {device}")
-    if len(found) == 1 and len(places) > 1:
-        return dict.fromkeys(found, "everywhere")
-    return {one: ", ".join(where) for one, where in found.items()}
+        outcome = fields.outcome(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
+        places_of.setdefault((outcome.status, outcome.reason), []).append(
+            f"{graph} {paddle} {device}"
+        )
+    if len(places_of) == 1 and len(places) > 1:
+        return dict.fromkeys(places_of, "everywhere")
+    return {outcome: ", ".join(where) for outcome, where in places_of.items()}
 
 
 def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
     """Return the PRESETS that set FIELD or parts of it, with the values."""
-    found = []
+    using = []
     for name, layer in presets.items():
-        said = [
+        settings = [
             f"{knob.name}: {written(knob.value)}"
             for knob in layer.knobs
             if knob.section == field.section and knob.name.partition(".")[0] == field.name
         ]
-        if said:
-            found.append(f"{name} ({', '.join(said)})")
-    return found
+        if settings:
+            using.append(f"{name} ({', '.join(settings)})")
+    return using
 
 
 # -- how it is written -----------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def _entries(text: str) -> list[list[str]]:
 
 def _parsed(text: str) -> Iterator[Field]:
     """Yield the fields of TEXT, as the docstring of `table` describes it."""
-    found: dict[str, Field] = {}
+    parsed: dict[str, Field] = {}
     section = ""
     for head, *lines in _entries(text):
         if head.startswith("["):
@@ -121,11 +121,11 @@ def _parsed(text: str) -> Iterator[Field]:
             continue
         field = _headed(head, section)
         for line in lines:
-            field = _with(field, line, found)
-        switch = found.get(field.name.removesuffix("_configs"))
+            field = _with(field, line, parsed)
+        switch = parsed.get(field.name.removesuffix("_configs"))
         if switch is not None and field.kind == "configs":
             field = field._replace(on=field.on + switch.on)
-        found[field.name] = field
+        parsed[field.name] = field
         yield field
 
 
@@ -211,15 +211,15 @@ def outcomes(field: Field, *, is_off: bool = False) -> tuple[FieldOutcome, ...]:
     """
     if field.refused is not None and field.refused[0] is not is_off:
         return (FieldOutcome(REFUSED, field.refused[1]),)
-    found = [
+    missing = [
         FieldOutcome(NO_EFFECT, f"Paddle {paddle} has no such field", paddle=paddle)
         for paddle in PADDLES
         if field.only not in ("", paddle)
     ]
     if is_off:
-        return (*found, *field.off, _OFF_BY_DEFAULT)
+        return (*missing, *field.off, _OFF_BY_DEFAULT)
     return (
-        *found,
+        *missing,
         *field.on,
         *([_ELSEWHERE[field.section]] if field.section in _ELSEWHERE else []),
     )
@@ -274,26 +274,26 @@ def wanted(field: Field) -> str:
     """
     match field.kind:
         case "bool":
-            said = "give true or false"
+            values = "give true or false"
         case "int" | "float":
-            said = "give " + conversion.number_in_words(
+            values = "give " + conversion.number_in_words(
                 is_whole=field.kind == "int",
                 minimum=field.minimum,
                 maximum=field.maximum,
                 unit=field.unit,
             )
         case "choice":
-            said = f"give one of {', '.join(field.words)}"
+            values = f"give one of {', '.join(field.words)}"
         case "ints" | "floats":
-            said = "give a list of " + ("whole numbers" if field.kind == "ints" else "numbers")
+            values = "give a list of " + ("whole numbers" if field.kind == "ints" else "numbers")
         case "texts":
-            said = "give a list of words"
+            values = "give a list of words"
         case "configs":
-            said = f"give a mapping with {', '.join(key.name for key in field.keys)}"
+            values = f"give a mapping with {', '.join(key.name for key in field.keys)}"
         case _:
-            said = "give a word"
+            values = "give a word"
     words = special_values(field)
-    return said if not words else f"{said}, {'or auto' if len(words) == 1 else 'auto or plan'}"
+    return values if not words else f"{values}, {'or auto' if len(words) == 1 else 'auto or plan'}"
 
 
 def special_values(field: Field) -> tuple[str, ...]:

@@ -241,7 +241,7 @@ class _Document:
 
     def section(self, section: str, node: "Node") -> Iterator[Knob]:
         """Yield the settings of NODE, the section SECTION."""
-        said: dict[tuple[str, str], str] = {}
+        places: dict[tuple[str, str], str] = {}
         for key, value in self.pairs(node, f"{section}: write one `name: value` a line"):
             name = str(key.value)
             if section == fields.STRATEGY and name in (fields.BUILD, fields.EXECUTION):
@@ -251,11 +251,11 @@ class _Document:
             try:
                 for knob in self._knobs(section, name, value, where=self.at(key)):
                     at = (knob.section, knob.name)
-                    if at in said:
-                        message = f"{name} means {knob.name}, which {said[at]} says, too."
+                    if at in places:
+                        message = f"{name} means {knob.name}, which {places[at]} says, too."
                         self._report(UsageError(f"{self.at(key)}: {message}"))
                         continue
-                    said[at] = name
+                    places[at] = name
                     yield knob
             except UsageError as error:
                 self._report(error)
@@ -310,12 +310,12 @@ def _field(section: str, name: str, where: str) -> Field:
 
 
 def _key(field: Field, name: str, where: str) -> Field:
-    found = {key.name: key for key in field.keys}
-    if name in found:
-        return found[name]
-    if not found:
+    parts = {key.name: key for key in field.keys}
+    if name in parts:
+        return parts[name]
+    if not parts:
         raise UsageError(f"{where}: {field.name} has no parts: {fields.wanted(field)}.")
-    hint = _suggest(name, found, f"it has {_listed_keys(field)}.")
+    hint = _suggest(name, parts, f"it has {_listed_keys(field)}.")
     raise UsageError(f"{where}: {field.name} has no {name}{hint}")
 
 

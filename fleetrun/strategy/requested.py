@@ -18,12 +18,12 @@ class NamedStrategy(NamedTuple):
 
 
 def names(given: Iterable[RawOption]) -> list[NamedStrategy]:
-    """Return the names in GIVEN, all from one tier; separated by commas, or colons in a variable."""
-    found = []
+    """Return the names in GIVEN, all from one tier; separated by commas, in a variable colons."""
+    named = []
     for each in given:
         raw = each.raw.replace(":", ",") if each.source.startswith("$") else each.raw
-        found += [NamedStrategy(name.strip(), each) for name in raw.split(",") if name.strip()]
-    return found
+        named += [NamedStrategy(name.strip(), each) for name in raw.split(",") if name.strip()]
+    return named
 
 
 def strategy(

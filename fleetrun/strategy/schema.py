@@ -45,11 +45,11 @@ def _mapping(known: dict[str, Field]) -> dict[str, object]:
 
 def _property(field: Field) -> dict[str, object]:
     unit = f" In {field.unit}." if field.unit else ""
-    said: dict[str, object] = {"description": describe(field) + unit}
+    schema: dict[str, object] = {"description": describe(field) + unit}
     if field.kind == "configs":
-        return said | _mapping({key.name: key for key in field.keys})
+        return schema | _mapping({key.name: key for key in field.keys})
     if field.kind in _ITEMS:
-        return said | {"type": "array", "items": {"type": _ITEMS[field.kind]}}
+        return schema | {"type": "array", "items": {"type": _ITEMS[field.kind]}}
     plain: dict[str, object] = {"type": _TYPES.get(field.kind, "string")}
     if field.words:
         plain["enum"] = list(field.words)
@@ -59,9 +59,9 @@ def _property(field: Field) -> dict[str, object]:
         plain["maximum"] = field.maximum
     if field.refused is not None:
         plain["not"] = {"const": field.refused[0]}
-    said["default"] = field.default
+    schema["default"] = field.default
     words = [{"const": word} for word in fields.special_values(field)]
-    return said | ({"anyOf": [plain, *words]} if words else plain)
+    return schema | ({"anyOf": [plain, *words]} if words else plain)
 
 
 def describe(field: Field) -> str:

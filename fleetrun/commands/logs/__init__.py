@@ -50,12 +50,12 @@ def _logs(**own: object) -> int:
         return put(visible_lines(listed(asked.log_dir)))
     since = None if asked.since is None else choose.since(asked.since, datetime.now().astimezone())
     pattern = None if asked.grep is None else choose.pattern(asked.grep)
-    found = choose.find_runs(asked.run, asked.log_dir)
+    chosen = choose.find_runs(asked.run, asked.log_dir)
     if asked.collectives:
         from fleetrun.commands.logs import collectives  # with what a hang needs
 
         ranks = None if asked.rank is None else choose.processes(asked.rank)
-        return put(collectives.text(found, ranks))
+        return put(collectives.text(chosen, ranks))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     pick = partial(choose.find_logs, rank=asked.rank, attempt=asked.attempt, failed=asked.failed)
     wanted = show.LogFilter(
@@ -65,25 +65,25 @@ def _logs(**own: object) -> int:
         tells_attempt=asked.attempt is None,
         is_clean=is_terminal and not asked.raw,
     )
-    viewer = show.Viewer(found, pick, wanted)
-    if asked.follow and any(runs.is_running(run.path) for run in found):
+    viewer = show.Viewer(chosen, pick, wanted)
+    if asked.follow and any(runs.is_running(run.path) for run in chosen):
         named = set() if asked.rank is None else choose.processes(asked.rank)
-        viewer.follow(is_one=len(named) == 1 or sum(run.processes for run in found) == 1)
+        viewer.follow(is_one=len(named) == 1 or sum(run.processes for run in chosen) == 1)
         return 0
     if not viewer.show():
-        _say_why_nothing(found, asked)
+        _say_why_nothing(chosen, asked)
     return 0
 
 
-def _say_why_nothing(found: Sequence[runs.Run], asked: _LogOptions) -> None:
+def _say_why_nothing(chosen: Sequence[runs.Run], asked: _LogOptions) -> None:
     """Print why nothing is shown; raise EnvironmentFault if there should be something."""
-    if asked.failed and any(run.logs for run in found):
-        verdict = found[0].verdict or "it still runs" if runs.is_running(found[0].path) else ""
-        reported = f" ({verdict or found[0].verdict})" if verdict or found[0].verdict else ""
-        sys.stderr.write(f"fleetrun: no rank of {found[0].name} has failed{reported}.\n")
+    if asked.failed and any(run.logs for run in chosen):
+        verdict = chosen[0].verdict or "it still runs" if runs.is_running(chosen[0].path) else ""
+        reported = f" ({verdict or chosen[0].verdict})" if verdict or chosen[0].verdict else ""
+        sys.stderr.write(f"fleetrun: no rank of {chosen[0].name} has failed{reported}.\n")
         return
     raise EnvironmentFault(
-        f"{found[0].path} has no logs: nothing was started, or {names.EVENTS} is gone."
+        f"{chosen[0].path} has no logs: nothing was started, or {names.EVENTS} is gone."
     )
 
 

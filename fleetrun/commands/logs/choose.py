@@ -32,11 +32,11 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
                 "name its log folder with --log_dir."
             )
         return runs.hosts(_read(newest))
-    found: dict[str, runs.Run] = {}
+    by_path: dict[str, runs.Run] = {}
     for word in words:
         for run in runs.hosts(_read(_one(word, log_dir))):
-            found.setdefault(run.path, run)
-    return list(found.values())
+            by_path.setdefault(run.path, run)
+    return list(by_path.values())
 
 
 def is_hidden(path: str) -> bool:
@@ -117,21 +117,21 @@ def processes(text: str) -> set[str]:
     >>> sorted(processes("0,3-4,server.1"))
     ['server.1', 'trainer.0', 'trainer.3', 'trainer.4']
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for word in text.replace(",", " ").split():
         span = conversion.parse_range(word)
         if span is not None and span.stop <= 10_000_000:
-            found |= {f"trainer.{rank}" for rank in span}
+            names |= {f"trainer.{rank}" for rank in span}
             continue
         if re.fullmatch(r"[a-z]+[._]\d+", word):
-            found.add(word.replace("_", "."))
+            names.add(word.replace("_", "."))
             continue
         raise UsageError(
             f"--rank={text}: give ranks as 0,3-5, and other processes by name, such as server.0."
         )
-    if not found:
+    if not names:
         raise UsageError("--rank needs a value: ranks, such as 0,3-5.")
-    return found
+    return names
 
 
 def since(text: str, now: datetime) -> float:
@@ -170,10 +170,10 @@ def pattern(text: str, option: str = "--grep", groups: Sequence[str] = ()) -> re
     It must contain one of GROUPS, if there are any.
     """
     try:
-        found = re.compile(text.encode(errors="surrogateescape"))
+        compiled = re.compile(text.encode(errors="surrogateescape"))
     except (re.error, OverflowError) as error:
         raise UsageError(f"{option}={text}: this is not a regular expression ({error}).") from None
-    if groups and not set(groups) & set(found.groupindex):
+    if groups and not set(groups) & set(compiled.groupindex):
         wanted = " or ".join(f"(?P<{group}>...)" for group in groups)
         raise UsageError(f"{option}={text}: it has no group {wanted}.")
-    return found
+    return compiled

@@ -138,47 +138,47 @@ class Viewer:
 
         Unless all IS_OVER a launcher may cut a log between two calls, which only reading notices.
         """
-        for one in self._shown.values():
-            end = one.file.end()
-            while (one.cleaner or not is_over) and one.stream.at < end:
-                piece = one.file.read(one.stream.at, min(_PIECE, end - one.stream.at))
+        for log in self._shown.values():
+            end = log.file.end()
+            while (log.cleaner or not is_over) and log.stream.at < end:
+                piece = log.file.read(log.stream.at, min(_PIECE, end - log.stream.at))
                 if not piece:
                     break
-                write(piece if one.cleaner is None else one.cleaner.feed(piece))
-                one.stream.at += len(piece)
-            if one.cleaner is not None:
-                write(one.cleaner.feed(b"", is_last=is_over))
-                one.stream.at = end
+                write(piece if log.cleaner is None else log.cleaner.feed(piece))
+                log.stream.at += len(piece)
+            if log.cleaner is not None:
+                write(log.cleaner.feed(b"", is_last=is_over))
+                log.stream.at = end
                 continue
-            for fd, at, length in one.file.parts(one.stream.at, end):
+            for fd, at, length in log.file.parts(log.stream.at, end):
                 copy(fd, at, length)
-            one.stream.at = end
+            log.stream.at = end
 
     def _news(self, *, is_last: bool) -> Iterator[bytes]:
         """Yield new output, in the order in which the logs were written."""
-        for one in sorted(self._shown.values(), key=lambda one: one.file.written_at()):
-            end = one.file.end()
-            yield from one.stream.lines(end)
+        for log in sorted(self._shown.values(), key=lambda log: log.file.written_at()):
+            end = log.file.end()
+            yield from log.stream.lines(end)
             if is_last:
-                yield one.stream.rest(end)
+                yield log.stream.rest(end)
 
     def _history(self, *, is_last: bool) -> Iterator[bytes]:
         """Yield all lines there are, in order; at the last also those without an end."""
         shown = list(self._shown.values())
-        ends = [one.file.end() for one in shown]
+        ends = [log.file.end() for log in shown]
         notes = []
-        for one, end in zip(shown, ends, strict=True):
-            at, offsets = [*one.times.at_ms], [*one.times.offsets]
+        for log, end in zip(shown, ends, strict=True):
+            at, offsets = [*log.times.at_ms], [*log.times.offsets]
             if not offsets or offsets[-1] < end:
                 # Nobody noted it yet; or there was no launcher any more, or no room for a note.
-                written_ms = int(one.file.written_at() * 1000)
+                written_ms = int(log.file.written_at() * 1000)
                 at.append(max(written_ms, at[-1] if at else 0))
                 offsets.append(end)
             notes.append((at, offsets))
-        yield from merge.history([one.stream for one in shown], notes)
+        yield from merge.history([log.stream for log in shown], notes)
         if is_last:
-            for one, end in zip(shown, ends, strict=True):
-                yield one.stream.rest(end)
+            for log, end in zip(shown, ends, strict=True):
+                yield log.stream.rest(end)
 
     def _open(self, logs: Sequence[runs.LogRecord]) -> None:
         """Open those of LOGS that are not open yet."""
@@ -214,11 +214,11 @@ class Viewer:
                 again = log.attempt and self._wanted.tells_attempt
                 name = f"{log.label}{of}" + (f", attempt {log.attempt}" if again else "")
                 prefix = self._prefix(name, log.rank if log.rank is not None else place)
-            found = times()
+            noted = times()
             since = self._wanted.since
             begin = 0 if since is None else file.end()
             if since is not None and file.written_at() >= since:
-                begin = self._line_at(file, found.offset_at(since * 1000))
+                begin = self._line_at(file, noted.offset_at(since * 1000))
             if self._wanted.most_bytes is not None:
                 begin = max(begin, self._line_at(file, file.end() - self._wanted.most_bytes))
             stream = merge.Stream(
@@ -229,7 +229,7 @@ class Viewer:
                 is_clean=self._wanted.is_clean,
             )
             cleaner = Cleaner() if self._wanted.is_clean else None
-            self._shown[path] = OpenLog(file, found, stream, cleaner)
+            self._shown[path] = OpenLog(file, noted, stream, cleaner)
 
     @staticmethod
     def _line_at(file: LogFile, at: int) -> int:

@@ -69,7 +69,7 @@ def launch(
     """Return GIVEN, the words of `fleetrun` on each host, read as it will read them there.
 
     They begin with CONFIG, the config file, where it was named before them. Of MOST hosts the job
-    may go on with fewer, as --nnodes=LEAST:MOST says.
+    may go on with fewer, as --nnodes=MIN:MAX says.
     """
     if not given:
         raise UsageError(
@@ -77,16 +77,16 @@ def launch(
             "options] train.py [its arguments]`."
         )
     parsed = argv.split(given if config is None else (f"--config={config}", *given))
-    for one in parsed.settings:
-        if one.option.target == "nnodes" and most is not None:
-            if not one.raw.endswith(f":{most}"):
+    for setting in parsed.settings:
+        if setting.option.target == "nnodes" and most is not None:
+            if not setting.raw.endswith(f":{most}"):
                 raise UsageError(
-                    f"{what}: {one.typed}={one.raw}: --nodes={most} says how many hosts there are; "
-                    f"--nnodes=LEAST:{most} lets the job go on with fewer."
+                    f"{what}: {setting.typed}={setting.raw}: the job has --nodes={most}; "
+                    f"--nnodes=MIN:{most} lets the job continue with fewer."
                 )
-        elif one.option.target in _OURS:
-            raise UsageError(f"{what}: {one.typed} is what the queue says; leave it out.")
-        one.value()
+        elif setting.option.target in _OURS:
+            raise UsageError(f"{what}: {setting.typed} is what the queue says; leave it out.")
+        setting.value()
     if parsed.script is None:
         raise UsageError(f"{what}: {given[-1]} runs nothing; give a script.")
     return parsed
@@ -177,7 +177,7 @@ def _site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
     if not isinstance(node, MappingNode):
         raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
     known = {param.name: param for param in command.params if isinstance(param, click.Option)}
-    found: dict[str, str | list[str]] = {}
+    settings: dict[str, str | list[str]] = {}
     for key, value in node.value:
         where = f"{path}:{key.start_mark.line + 1}"
         param = known.get(str(key.value).replace("-", "_"))
@@ -185,16 +185,16 @@ def _site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
             meant = suggestions.ending(str(key.value), list(known), "see its --help.")
             raise UsageError(f"{where}: no such option of {command.name}: {key.value}{meant}")
         if isinstance(value, ScalarNode):
-            found[param.name] = [str(value.value)] if param.multiple else str(value.value)
+            settings[param.name] = [str(value.value)] if param.multiple else str(value.value)
         elif param.multiple and isinstance(value, SequenceNode | MappingNode):
             items = value.value
             pairs = isinstance(value, MappingNode)
-            found[param.name] = [
+            settings[param.name] = [
                 f"{one[0].value}={one[1].value}" if pairs else str(one.value) for one in items
             ]
         else:
             raise UsageError(f"{where}: {key.value}: give one value.")
-    return found
+    return settings
 
 
 def shown(words: Sequence[str]) -> tuple[str, ...]:

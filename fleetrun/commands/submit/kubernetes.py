@@ -165,20 +165,20 @@ def _toleration(text: str) -> Document:
     )
 
 
-def text(found: Sequence[Document]) -> str:
-    """Return FOUND as one file of YAML."""
+def text(resources: Sequence[Document]) -> str:
+    """Return RESOURCES as one YAML file."""
     import yaml  # only to write
 
-    return "---\n".join(yaml.safe_dump(one, sort_keys=False, width=100) for one in found)
+    return "---\n".join(yaml.safe_dump(one, sort_keys=False, width=100) for one in resources)
 
 
-def apply(found: Sequence[Document]) -> int:
-    """Create the resources FOUND with kubectl, first the job that owns them; return its code."""
+def apply(resources: Sequence[Document]) -> int:
+    """Create RESOURCES with kubectl, first the job that owns the rest; return its code."""
     if shutil.which("kubectl") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no kubectl on this host; without --apply the resources are printed."
         )
-    *others, job = found
+    *others, job = resources
     done = _kubectl("create", job, "-o", "json")
     if done.returncode:
         return done.returncode

@@ -67,7 +67,7 @@ def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
     # A requeued job appends to the same file.
     directives += ["requeue", "open-mode=append"] if given["requeue"] else ["no-requeue"]
     directives += ["no-kill"] if given["no_kill"] else []
-    directives += [one.lstrip("-") for one in given["sbatch"]]
+    directives += [directive.lstrip("-") for directive in given["sbatch"]]
     srun = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
     # srun has not taken it from the job since Slurm 22.05.
     srun += [f"--cpus-per-task={given['cpus']}"] if given["cpus"] else []
@@ -75,7 +75,7 @@ def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
     modules = given["module"]
     return _SCRIPT.substitute(
         version=__version__,
-        directives="\n".join(f"#SBATCH --{one}" for one in directives),
+        directives="\n".join(f"#SBATCH --{directive}" for directive in directives),
         modules=f"module load {shlex.join(modules)} || exit\n" if modules else "",
         setup="".join(f"{line}\n" for line in given["setup"]),
         folder=shlex.quote(folder),

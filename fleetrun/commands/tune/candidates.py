@@ -155,13 +155,15 @@ def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
 def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
     """Return the settings that are not varied."""
     head = argv.scan(spec.launch, options.TABLE)
-    given = [one for one in head.settings if one.option.name == "strategy"]
+    given = [setting for setting in head.settings if setting.option.name == "strategy"]
     if not given and variables.get(STRATEGY):
-        option = next(one for one in options.TABLE if one.name == "strategy")
+        option = next(setting for setting in options.TABLE if setting.name == "strategy")
         name = f"${STRATEGY}"
         given = [RawOption(option, variables[name[1:]], name, name)]
     layers = [load.read(each.name) for each in requested.names(given)]
-    sets = [load.parse_set(one.raw) for one in head.settings if one.option.name == "set"]
+    sets = [
+        load.parse_set(setting.raw) for setting in head.settings if setting.option.name == "set"
+    ]
     return load.combine(layers, sets).strategy.knobs
 
 
@@ -173,11 +175,11 @@ def _full(key: str, switches: set[str]) -> str:
     """
     if key in fields.by_name(fields.STRATEGY):
         return key
-    found = [
+    matches = [
         f"{field.name}.{key}"
         for field in fields.TABLE
         if field.name.removesuffix("_configs") in switches
         for part in field.keys
         if part.name == key
     ]
-    return found[0] if len(found) == 1 else key
+    return matches[0] if len(matches) == 1 else key

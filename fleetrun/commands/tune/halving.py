@@ -118,7 +118,7 @@ def run(
         # In turns, so that a slower machine affects all candidates alike.
         for repeat in range(spec.repeats):
             for candidate in left:
-                if any(one.fault for one in trials[candidate]):
+                if any(result.fault for result in trials[candidate]):
                     continue
                 name = f"{number}-{places[candidate]:03}-{repeat}"
                 done = trial(candidate, steps, name)
@@ -128,14 +128,16 @@ def run(
             results[candidate] = Result(candidate, number, steps, tuple(runs))
         rounds_run.append([results[candidate] for candidate in trials])
         left = sorted(
-            (one for one in left if not results[one].fault),
-            key=lambda one: -results[one].speed,
+            (result for result in left if not results[result].fault),
+            key=lambda result: -results[result].speed,
         )
         if len(left) > _FINALISTS:
             left = left[: (len(left) + 1) // 2]
         if not left:
             break
-    ranked = sorted(results.values(), key=lambda one: (bool(one.fault), -one.round, -one.speed))
+    ranked = sorted(
+        results.values(), key=lambda result: (bool(result.fault), -result.round, -result.speed)
+    )
     return with_remarks(ranked, rounds_run)
 
 
@@ -147,18 +149,18 @@ def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]
     strange: dict[Candidate, str] = {}
     for results in rounds_run:
         groups: dict[object, list[Result]] = {}
-        for one in results:
+        for result in results:
             # Who is not like the rest once is no measure for others later.
-            if not one.fault and one.candidate not in strange:
-                meaning = tuple(v for v in one.candidate.values if v[0].startswith(MEANINGFUL))
-                groups.setdefault(meaning, []).append(one)
+            if not result.fault and result.candidate not in strange:
+                meaning = tuple(v for v in result.candidate.values if v[0].startswith(MEANINGFUL))
+                groups.setdefault(meaning, []).append(result)
         for group in groups.values():
             strange |= _strange(group)
     remarked = []
-    for one in ranked:
-        remarks = list(dict.fromkeys(text for trial in one.trials for text in trial.idle))
-        remarks += [strange[one.candidate]] if one.candidate in strange else []
-        remarked.append(one._replace(remarks=tuple(remarks)))
+    for result in ranked:
+        remarks = list(dict.fromkeys(text for trial in result.trials for text in trial.idle))
+        remarks += [strange[result.candidate]] if result.candidate in strange else []
+        remarked.append(result._replace(remarks=tuple(remarks)))
     return remarked
 
 

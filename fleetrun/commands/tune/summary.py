@@ -55,16 +55,23 @@ def table(results: Sequence[Result], width: int = 0) -> str:
     A step is a micro-step, so that merged gradients compare with others.
     """
     rows: list[tuple[str, ...]] = []
-    for place, one in enumerate(results, 1):
-        if one.fault:
-            rows.append(("-", "failed", "", "", "", f"{one.candidate}: {one.fault}"))
+    for place, result in enumerate(results, 1):
+        if result.fault:
+            rows.append(("-", "failed", "", "", "", f"{result.candidate}: {result.fault}"))
             continue
         # One run has no spread.
-        spread = f"{one.spread:.1%}" if len(one.trials) > 1 else "-"
-        peak = f"{one.peak_bytes / 2**20:.0f} MiB" if one.peak_bytes else ""
-        row = (str(place), f"{one.speed:.2f}", spread, peak, str(one.steps), str(one.candidate))
+        spread = f"{result.spread:.1%}" if len(result.trials) > 1 else "-"
+        peak = f"{result.peak_bytes / 2**20:.0f} MiB" if result.peak_bytes else ""
+        row = (
+            str(place),
+            f"{result.speed:.2f}",
+            spread,
+            peak,
+            str(result.steps),
+            str(result.candidate),
+        )
         rows.append(row)
-        rows += [("", "", "", "", "", f"  {remark}") for remark in one.remarks]
+        rows += [("", "", "", "", "", f"  {remark}") for remark in result.remarks]
     heads = ("", "steps/s", "spread", "peak", "updates", "candidate")
     return tables.layout(rows, heads=heads, numbers=5, width=width)
 
@@ -77,19 +84,19 @@ def best_of(results: Sequence[Result]) -> Result | None:
 def doubts(results: Sequence[Result]) -> list[str]:
     """Return why the first may not be the best."""
     finished = [one for one in results if not one.fault]
-    found = []
+    sentences = []
     if len(finished) > 1 and finished[0].round == finished[1].round:
         best, second = finished[:2]
         lead = best.speed / second.speed - 1 if second.speed else 1.0
         if lead < max(best.spread, second.spread):
-            found.append(
+            sentences.append(
                 f"The first is only {lead:.1%} ahead, and runs of the same differ by up to "
                 f"{max(best.spread, second.spread):.1%}: take it as a draw, or give more --steps "
                 "and --repeats."
             )
     if finished and finished[0].remarks:
-        found.append(f"Of the first: {'; '.join(finished[0].remarks)}.")
-    return found
+        sentences.append(f"Of the first: {'; '.join(finished[0].remarks)}.")
+    return sentences
 
 
 def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
@@ -142,21 +149,21 @@ def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
 
 def _whole(candidate: Candidate, strategy: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return STRATEGY by sections, completed from CANDIDATE."""
-    found: dict[str, dict[str, Any]] = {section: {} for section in fields.SECTIONS}
+    whole: dict[str, dict[str, Any]] = {section: {} for section in fields.SECTIONS}
     for section in fields.FIELD_SECTIONS:
-        found[section] |= copy.deepcopy(strategy.get(section, {}))
+        whole[section] |= copy.deepcopy(strategy.get(section, {}))
     for name, value in strategy.get("environment", {}).items():
         # What stands for a secret is no value.
         if secrets.HIDDEN not in value:
-            found[_section_of(name)][name] = value
+            whole[_section_of(name)][name] = value
     for key, text in candidate.values:
         knob = load.parse_set(f"{key}={text}")
         configs, dot, part = knob.name.partition(".")
-        home = found[knob.section].setdefault(configs, {}) if dot else found[knob.section]
+        home = whole[knob.section].setdefault(configs, {}) if dot else whole[knob.section]
         home.setdefault(
             part or configs, list(knob.value) if isinstance(knob.value, tuple) else knob.value
         )
-    return {section: values for section, values in found.items() if values}
+    return {section: values for section, values in whole.items() if values}
 
 
 def _section_of(variable: str) -> str:
@@ -174,14 +181,14 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
         "best": None if best is None else dict(best.candidate.values),
         "candidates": [
             {
-                "values": dict(one.candidate.values),
-                "round": one.round,
-                "updates": one.steps,
-                "steps_per_s": one.speed or None,
-                "spread": one.spread,
-                "peak_bytes": one.peak_bytes,
-                "fault": one.fault or None,
-                "remarks": list(one.remarks),
+                "values": dict(result.candidate.values),
+                "round": result.round,
+                "updates": result.steps,
+                "steps_per_s": result.speed or None,
+                "spread": result.spread,
+                "peak_bytes": result.peak_bytes,
+                "fault": result.fault or None,
+                "remarks": list(result.remarks),
                 "trials": [
                     {
                         "updates_per_s": trial.updates_per_s or None,
@@ -190,10 +197,10 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
                         "loss": None if trial.loss is None else repr(trial.loss),
                         "folder": trial.folder,
                     }
-                    for trial in one.trials
+                    for trial in result.trials
                 ],
             }
-            for one in results
+            for result in results
         ],
     }
     return json.dumps(document, indent=1) + "\n"
@@ -201,17 +208,17 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
 
 def page(results: Sequence[Result]) -> str:
     """Return an HTML page with a bar for each candidate and a dot for each of its runs."""
-    most = max((trial.speed for one in results for trial in one.trials), default=0.0) or 1.0
+    most = max((trial.speed for result in results for trial in result.trials), default=0.0) or 1.0
     rows = []
-    for place, one in enumerate(results):
-        dots = [_DOT.substitute(left=_percent(run.speed, most)) for run in one.trials]
+    for place, result in enumerate(results):
+        dots = [_DOT.substitute(left=_percent(run.speed, most)) for run in result.trials]
         row = _ROW.substitute(
-            kind="best" if place == 0 and not one.fault else "",
-            name=html.escape(str(one.candidate)),
-            hint=html.escape("; ".join(filter(None, (one.fault, *one.remarks)))),
-            width=_percent(one.speed, most),
-            dots="" if one.fault else "".join(dots),
-            speed="failed" if one.fault else f"{one.speed:.2f}",
+            kind="best" if place == 0 and not result.fault else "",
+            name=html.escape(str(result.candidate)),
+            hint=html.escape("; ".join(filter(None, (result.fault, *result.remarks)))),
+            width=_percent(result.speed, most),
+            dots="" if result.fault else "".join(dots),
+            speed="failed" if result.fault else f"{result.speed:.2f}",
         )
         rows.append(row)
     return _PAGE.substitute(rows="\n".join(rows), table=html.escape(table(results)))

@@ -141,12 +141,12 @@ def why(folder: Path, run_dir: Path, code: int, events: list[EventRecord]) -> st
 
 def verdicts_of(events: Iterable[EventRecord]) -> dict[str, FieldVerdict]:
     """Return what became of each field; where ranks disagree, the worst verdict."""
-    judged = [one for one in events if one.event == "strategy_report"]
-    found: dict[str, FieldVerdict] = {}
-    for one in eventfile.verdicts(judged[-1]) if judged else ():
-        if one.name not in found or found[one.name].status in IN_EFFECT:
-            found[one.name] = one
-    return found
+    judged = [verdict for verdict in events if verdict.event == "strategy_report"]
+    verdicts: dict[str, FieldVerdict] = {}
+    for verdict in eventfile.verdicts(judged[-1]) if judged else ():
+        if verdict.name not in verdicts or verdicts[verdict.name].status in IN_EFFECT:
+            verdicts[verdict.name] = verdict
+    return verdicts
 
 
 def _field(key: str) -> str:
@@ -172,12 +172,12 @@ def _merged(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> int:
 
 def _idle(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> tuple[str, ...]:
     """Return which varied fields change nothing, as far as the evidence says."""
-    found = []
+    sentences = []
     for key, _ in candidate.values:
-        one = verdicts.get(_field(key))
-        if one is not None and one.status != EFFECTIVE:
-            why = f" ({one.why})" if one.why else ""
-            is_moot = one.status == NO_DIFFERENCE
-            status = "makes no difference" if is_moot else f"is not in effect: {one.status}"
-            found.append(f"{key} {status}{why}")
-    return tuple(found)
+        verdict = verdicts.get(_field(key))
+        if verdict is not None and verdict.status != EFFECTIVE:
+            why = f" ({verdict.why})" if verdict.why else ""
+            is_moot = verdict.status == NO_DIFFERENCE
+            status = "makes no difference" if is_moot else f"is not in effect: {verdict.status}"
+            sentences.append(f"{key} {status}{why}")
+    return tuple(sentences)
