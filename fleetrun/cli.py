@@ -300,7 +300,7 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
             # `true` is like `tune`, and a program.
             meant = closest(word, plural if _is_program(word) else near, _ALIKE)
     if meant is not None:
-        instead = " ".join(filter(None, ("fleetrun", meant, *rest)))
+        instead = " ".join(("fleetrun", *([meant, *rest] if meant else rest or ["train.py"])))
         raise UsageError(
             f"there is no command {word}; did you mean `{instead}`? "
             f"`fleetrun -- {word}` runs a program of that name."

@@ -100,6 +100,7 @@ def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str
         (["list"], "did you mean `fleetrun ps`?"),
         (["kill", "4711"], "did you mean `fleetrun stop 4711`? `fleetrun -- kill` runs"),
         (["run", "train.py"], "did you mean `fleetrun train.py`?"),
+        (["run"], "did you mean `fleetrun train.py`?"),
         (
             ["--gpus=0", "launch", "x.py"],
             "there is no command launch; did you mean `fleetrun x.py`?",
