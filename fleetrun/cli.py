@@ -99,13 +99,13 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
     """Return why fleetrun cannot run here; None if it can.
 
     >>> unfit("linux", (3, 9, 2))
-    'Python 3.10 or newer is needed, and this is 3.9.2.'
+    'Python 3.10 or newer is required; this is 3.9.2.'
     """
     if platform != "linux":
-        return f"fleetrun supervises processes on Linux only, and this is {platform}."
+        return f"Linux is required to supervise processes; this is {platform}."
     if version < OLDEST_PYTHON:
         oldest, this = (".".join(map(str, each)) for each in (OLDEST_PYTHON, version))
-        return f"fleetrun needs Python {oldest} or newer, and this is {this}."
+        return f"Python {oldest} or newer is required; this is {this}."
     return None
 
 

@@ -66,9 +66,7 @@ _TUNER = (
     "`fleetrun tune` measures the fields of a strategy."
 )
 _HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
-_FLEET_SIZE = (
-    "start fleetrun on one more host of an elastic job (--nnodes=MIN:MAX), or stop one."
-)
+_FLEET_SIZE = "start fleetrun on one more host of an elastic job (--nnodes=MIN:MAX), or stop one."
 
 
 class Option(NamedTuple):

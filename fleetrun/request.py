@@ -450,9 +450,7 @@ def _check_elastic(
     for name in ("elastic_timeout_s", "elastic_pre_hook"):
         given = chosen[name].given
         if given.source == "command line":
-            notes.append(
-                f"{given.typed} has no effect: the job is not elastic (--nnodes=MIN:MAX)."
-            )
+            notes.append(f"{given.typed} has no effect: the job is not elastic (--nnodes=MIN:MAX).")
 
 
 def _spares(found: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) -> int:

@@ -148,7 +148,7 @@ def test_an_unfit_system_is_one_sentence_and_exit_code_3(
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cli.main(["train.py"]) == 3
     assert capsys.readouterr().err == (
-        "fleetrun: only Linux has what is needed to supervise processes, and this is darwin.\n"
+        "fleetrun: Linux is required to supervise processes; this is darwin.\n"
     )
     assert cli.unfit("linux", (3, 10, 0)) is None
 

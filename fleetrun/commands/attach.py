@@ -110,7 +110,12 @@ command = click.Command(
     params=[
         click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=ps.complete),
         parser.option(
-            "lines", "int", "How many of the lines so far.", metavar="N", default="100", minimum=0
+            "lines",
+            "int",
+            "Number of earlier lines to show.",
+            metavar="N",
+            default="100",
+            minimum=0,
         ),
     ],
 )

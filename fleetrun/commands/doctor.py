@@ -85,14 +85,14 @@ command = parser.LaunchCommand(
         parser.option(
             "allreduce",
             "flag",
-            "Let two ranks (or one on each host) sum numbers of several sizes: are they right, how "
-            "fast is it? Takes as long as importing Paddle.",
+            "Let two ranks (or one on each host) sum arrays of several sizes: checks the sums "
+            "and measures the bandwidth. Takes as long as importing Paddle.",
             bare="true",
         ),
         parser.option(
             "wait",
             "duration",
-            "Seconds in which the job's other hosts have to come.",
+            "How long to wait for the other hosts of the job.",
             default="10",
             minimum=0,
             metavar="SECONDS",

@@ -104,7 +104,7 @@ command = parser.LaunchCommand(
         parser.option(
             "install",
             "flag",
-            "Do so for all commands of this Python environment, for good, by one .pth file.",
+            "Do so permanently for all commands of this Python environment, with one .pth file.",
             bare="true",
         ),
         parser.option("uninstall", "flag", "Remove that file.", bare="true"),

@@ -204,7 +204,7 @@ command = click.Command(
         parser.option(
             "interval",
             "duration",
-            "Seconds between two looks.",
+            "Time between two updates.",
             default="1",
             minimum=0.2,
             metavar="SECONDS",

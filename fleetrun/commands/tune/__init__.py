@@ -70,17 +70,23 @@ command = parser.LaunchCommand(
             "strategy switches on, the name will do: k_steps=1,2,4.",
             metavar="KEY=A,B,...",
         ),
-        parser.option("steps", "int", "Updates of the last round.", default="30", minimum=2),
         parser.option(
-            "warmup", "int", "First updates of each run, not timed.", default="5", minimum=0
+            "steps", "int", "Number of updates in the last round.", default="30", minimum=2
         ),
         parser.option(
-            "repeats", "int", "Runs of a candidate in a round, in turns.", default="2", minimum=1
+            "warmup",
+            "int",
+            "Number of first updates of each run that are not timed.",
+            default="5",
+            minimum=0,
+        ),
+        parser.option(
+            "repeats", "int", "Runs of each candidate per round, in turns.", default="2", minimum=1
         ),
         parser.option(
             "timeout",
             "duration",
-            "After so long a run has failed.",
+            "Time limit of a run.",
             default="600",
             minimum=1,
             metavar="SECONDS",
@@ -88,7 +94,7 @@ command = parser.LaunchCommand(
         parser.option(
             "out",
             "text",
-            "Where everything goes: best.yaml, tune.json, tune.html, trials/.",
+            "Output folder: best.yaml, tune.json, tune.html, trials/.",
             default="tune",
             metavar="DIR",
             path="dir",

@@ -123,7 +123,7 @@ command = parser.LaunchCommand(
         parser.option(
             "timeout",
             "duration",
-            "After so long a run has failed.",
+            "Time limit of a run.",
             default="600",
             minimum=1,
             metavar="SECONDS",
