@@ -184,7 +184,7 @@ def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixtu
     whole = capsys.readouterr().out
     for name in COMMANDS:
         assert re.search(rf"fleetrun ([\w|]+\|)?{name}\b", whole), name
-    assert 'eval "$(fleetrun completion bash)"' in text
+    assert 'eval "$(fleetrun completion bash)"' in whole
 
 
 def test_help_tells_of_nothing_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
