@@ -223,7 +223,7 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
                 return _heard(state, message, at)
             # Whatever calls itself the coordinator has not proved that this is its job. A host that
             # lacks the script may coordinate it, but only to its end.
-            return _refused(state, "its script is another one than here")
+            return _refused(state, "its script differs from the one here")
         case Elapsed(at=at):
             return _elapsed(state, at)
         case Offered(offer=offer, failure=failure):

@@ -24,7 +24,7 @@ def test_what_goes_wrong_in_training_is_noticed_by_the_checks_and_the_witness(
         "right": "",
         "unwaited": NOT_THE_AVERAGE,
         "freed": NOT_THE_AVERAGE,
-        "perturbed": "The ranks do not train the same model any more",
+        "perturbed": "The ranks no longer train the same model",
         "swapped": NOT_THE_AVERAGE,
     }
     seen = {}

@@ -30,9 +30,7 @@ def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPa
     assert [count(1), count(2), count(3)] == [1, 0, 0]
     other()
     assert calls == [1, 2]
-    assert said == [
-        "the count has failed, and is left out: RuntimeError: (NotFound) no such kernel"
-    ]
+    assert said == ["the count has failed and is skipped: RuntimeError: (NotFound) no such kernel"]
 
 
 def test_what_was_proved_is_raised_again_and_again() -> None:

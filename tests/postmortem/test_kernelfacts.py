@@ -88,13 +88,13 @@ def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.Monkey
         "The kernel's out-of-memory killer did it: its count for our cgroup rose from 2 to 3 "
         "(memory.events)."
     )
-    assert memory.startswith("At most it held 3 GiB of memory; this host has ")
+    assert memory.startswith("Its peak memory use was 3 GiB; this host has ")
     assert memory.endswith(", our cgroup may use 1 GiB.")
 
 
 def test_s14_what_struck_elsewhere_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=8)
-    assert "struck on this host meanwhile" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
+    assert "was active on this host meanwhile" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
 
 
 def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
     assert "Rank 1 (MLU 5) stands in wait (net.py:7), unlike the rest.\n" in told
     assert "Ranks 0, 2 (MLU 4, MLU 6) stand in step (train.py:9)." in told
     assert "Ranks 3-8 stand in save (net.py:8)." in told
-    assert "Rank 7 does not reach h:1.\n    There are more: 1." in told
+    assert "Rank 7 does not reach h:1.\n    1 more." in told
     assert "Rank 1 stands in" in report.verdict(Outcome(hung), Investigation(), [], frozenset())
 
 

@@ -71,7 +71,7 @@ def test_without_a_token_a_host_comes_back_and_a_stranger_stays_out(tmp_path: Pa
     wait_for(tmp_path, 1, hosts=1)
     # Whoever has the script and its options, from a place that the job does not know.
     job.start().wait(LONG_S)
-    assert "without FLEETRUN_TOKEN it takes back only hosts that have taken part" in job.said(2)
+    assert "without FLEETRUN_TOKEN it readmits only hosts that have taken part" in job.said(2)
     job.start(host=1)
     wait_for(tmp_path, 2, hosts=2)
     (tmp_path / "go").touch()
@@ -179,7 +179,7 @@ def test_the_ranks_of_a_launcher_that_is_stopped_are_killed_before_the_others_go
     until(lambda: second.poll() is not None)
     (tmp_path / "go").touch()
     assert job.ends() == [0, 1]
-    assert "stood still for" in job.said(1)
+    assert "was not running for" in job.said(1)
 
 
 def is_free(lock: Path) -> bool:

@@ -135,7 +135,7 @@ def test_s19_what_cannot_be_started_says_why(
 def test_a_command_that_is_too_large_says_so(tmp_path: Path) -> None:
     done = Launch(tmp_path, ["true", "x" * 200_000]).run()
     assert done.returncode == 126
-    assert "larger than the system takes" in text(done.stderr)
+    assert "exceed the system's limit" in text(done.stderr)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -366,7 +366,7 @@ def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
         f"sleep 60.5 & {until_it_is('sleep 60.5')}; exit 0",
     ).run()
     assert done.returncode == 0
-    assert "ended what it had left running: pid " in text(done.stderr)
+    assert "ended processes that it had left running: pid " in text(done.stderr)
     assert "sleep 60.25; : --password=***)" in text(done.stderr)
     assert "(sleep 60.5)" in text(done.stderr)
     assert b"hush" not in done.stderr

@@ -24,10 +24,8 @@ def report(folder: Path) -> dict[str, Any]:
 def test_s14_sigkill_comes_with_numbers(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && kill -KILL $$; sleep 60").run()
     assert done.code == 137
-    assert (
-        "rank 1 was killed by SIGKILL (killed from outside, most often by the kernel" in done.said
-    )
-    assert "At most it held " in done.said
+    assert "rank 1 was killed by SIGKILL (killed from outside, usually by the kernel" in done.said
+    assert "Its peak memory use was " in done.said
     assert "this host has " in done.said
     assert report(tmp_path)["culprit"]["signal"] == "SIGKILL"
     assert report(tmp_path)["culprit"]["peak_bytes"] > 0

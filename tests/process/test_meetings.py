@@ -25,7 +25,7 @@ def test_ctrl_z_does_not_stop_a_launcher_for_which_others_wait(tmp_path: Path) -
     job = Meeting(tmp_path, "exit 0", "--nnodes=2")
     launcher = job.start()
     launcher.send_signal(signal.SIGTSTP)
-    until(lambda: "Ctrl-Z stops nothing" in job.said(0))
+    until(lambda: "Ctrl-Z has no effect" in job.said(0))
     job.start()
     assert job.ends() == [0, 0]
 

@@ -75,8 +75,8 @@ def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None
     [
         # The first host has eight.
         (8, 8, ()),
-        (4, 8, ("8 ranks are wanted there, and it has 4 GPUs.",)),
-        (1, 2, ("2 ranks are wanted there, and it has 1 GPU.",)),
+        (4, 8, ("8 ranks are requested there, and it has 4 GPUs.",)),
+        (1, 2, ("2 ranks are requested there, and it has 1 GPU.",)),
         (0, 8, ("it has no GPU, and a has 8.",)),
         (0, None, ("it has no GPU, and a has 8.",)),
         # Where nobody says how many, hosts may differ; some drivers tell only those who ask.

@@ -83,7 +83,7 @@ def test_what_cannot_be_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     assert cli.main(["--detach", "t.py"], environ=BATCH) == 2
-    assert "--detach does not go with an allocation of several" in capsys.readouterr().err
+    assert "--detach cannot be used in an allocation of several" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["t.py"], environ=BATCH) == 3
     assert "Slurm gives this job 4 hosts (SLURM_JOB_NUM_NODES=4), and" in capsys.readouterr().err

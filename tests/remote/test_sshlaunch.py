@@ -367,8 +367,8 @@ until [ -s second ] && ! kill -0 "$(cat second)" 2> /dev/null; do sleep 0.05; do
 exit $code
 """
 ENDLESS = (
-    "127.0.0.1  it prints without end before fleetrun can answer: see what its shell does at a "
-    "start, as in ~/.bashrc."
+    "127.0.0.1  its shell prints endlessly before fleetrun can answer: check its start-up files, "
+    "such as ~/.bashrc."
 )
 
 
@@ -451,7 +451,7 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     assert head.code == 3
     said = capfd.readouterr().err
     assert "fleetrun: 127.0.0.1  ssh: no\n" in said
-    assert "fleetrun: ssh to 127.0.0.2 does not end by itself, and is killed.\n" in said
+    assert "fleetrun: ssh to 127.0.0.2 does not exit, so it is killed.\n" in said
     assert connections[1].status == -signal.SIGKILL
 
 
@@ -560,16 +560,16 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--hosts=a:2,b:4", "--dry-run"), "--dry-run shows only hosts that all have the same"),
+        (("--hosts=a:2,b:4", "--dry-run"), "--dry-run requires the same number of slots"),
         (("--hosts=a", "--hostfile=f"), "give one of them"),
         (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
-        (("--hosts=a", "--ips=b,c"), "--ips and --hosts both say which hosts there are: leave"),
+        (("--hosts=a", "--ips=b,c"), "--ips and --hosts both name the hosts: omit"),
         (("--hosts=a,b", "--nnodes=2"), "--nnodes=2: leave it out: --hosts says which hosts"),
         (("--hosts=a,b", "--nnodes=3:4"), "--nnodes=3:4: --hosts names 2 hosts, no fewer than"),
         (("--hosts=a,b,c", "--nnodes=1:2"), "--nnodes=1:2: --hosts names 3 hosts, no fewer than"),
         (("--hosts=a,b", "--rank=1", "--dry-run"), "--rank and --hosts both say"),
-        (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark in it has no other"),
+        (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark is not closed"),
         (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_is_told_the_log_of_the_attempt_that_runs(tmp_path:
     launcher.stdout = None
     assert launcher.stderr is not None
     said = iter(launcher.stderr.readline, b"")
-    warning = next(line for line in said if b"nobody reads standard output" in line)
+    warning = next(line for line in said if b"standard output was closed" in line)
     (tmp_path / "go").touch()
     assert job.finish(launcher).code == 0
     assert warning.rstrip().endswith(b"workerlog.0.attempt1")

@@ -248,7 +248,7 @@ def test_who_has_another_script_learns_only_that(job: Job) -> None:
         assert secret not in why
     # The user of the coordinator sees both.
     turn_until(job.loop, job.said)
-    assert "the script is another one there" in job.said()
+    assert "its script differs from that" in job.said()
     assert "--run_mode is ps there and collective on node-0" in job.said()
 
 
@@ -574,7 +574,7 @@ def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: J
         (verdict,) = handler.verdicts
         assert not handler.rosters
         assert verdict.failure is not None
-        assert "script is another one" in verdict.failure.what
+        assert "script differs from the one here" in verdict.failure.what
         # Nor did it learn the digest.
         assert SCRIPT[:12] not in repr(false.heard)
     finally:
@@ -687,5 +687,5 @@ def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
     job.launched.append(Launched(session, session.handler, said))
     stranger = job.stranger(SCRIPT)
     turn_until(job.loop, lambda: said)
-    assert "not among the addresses" in said[0]
+    assert "not an address of this job" in said[0]
     assert not stranger.links

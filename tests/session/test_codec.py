@@ -107,17 +107,17 @@ def test_a_byte_that_is_changed_gives_a_message_or_malformed(
         (b"[" * 8 + b'"[' + b'\\"' * 120_000 + b"\\", "no JSON"),
         (b'{"is":"end","code":' + b"9" * 200_000 + b"}", "too large"),
         (b'{"is":"end","code":1e999}', "too large"),
-        (b'{"is":"end","code":NaN}', "no number"),
-        (b'{"is":"end","code":Infinity}', "no number"),
-        (b'{"is":"end","code":1,"code":2}', "twice"),
+        (b'{"is":"end","code":NaN}', "not a number"),
+        (b'{"is":"end","code":Infinity}', "not a number"),
+        (b'{"is":"end","code":1,"code":2}', "a duplicate key"),
         (b'{"is":"end","code":true}', "must be"),
         (b'{"is":"end","code":1.0}', "must be"),
         (b'{"is":"end"}', "other fields"),
         (b'{"is":"end","code":1,"more":1}', "other fields"),
         (b'{"is":"end","code":256}', "an exit code that no process has"),
         (b'{"is":"end","code":-1}', "an exit code that no process has"),
-        (b'{"is":["end"],"code":1}', "no message"),
-        (b'{"code":1}', "no message"),
+        (b'{"is":["end"],"code":1}', "an unknown message"),
+        (b'{"code":1}', "an unknown message"),
         (b"\xff\xfe", "no JSON"),
         (b"", "no JSON"),
         (b"1", "no JSON object"),
@@ -171,10 +171,10 @@ def test_a_frame_that_is_too_long_is_refused_by_its_head() -> None:
 
 
 def test_another_program_at_the_port_is_known_by_its_words() -> None:
-    said = "'HTTP/1.1 400 Bad Request', as no launcher does: that port is another program's"
+    said = "'HTTP/1.1 400 Bad Request', which no launcher sends: another program uses that port"
     with pytest.raises(Malformed, match=f"^{said}$"):
         list(Frames(512).feed(b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n"))
-    with pytest.raises(Malformed, match=r"^'SSH-2.0-x', as no"):
+    with pytest.raises(Malformed, match=r"^'SSH-2.0-x', which no"):
         list(Frames(512).feed(b"SSH-2.0-x\r\n\x00"))
 
 

@@ -42,7 +42,7 @@ def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
     assert second.config == first.config == CONFIG
     assert rank.has_obeyed
     (line,) = told
-    assert line.startswith("127.0.0.1 coordinates the job, with its own options: --nnodes=2 (here")
+    assert line.startswith("127.0.0.1 coordinates the job, and its options apply: --nnodes=2 (here")
     assert "--max_restart=0 (here 3), --heartbeat_timeout=10 (here 60)." in line
     assert not said
 

@@ -136,16 +136,18 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
             return stack.enter_context(closing(made))
 
         monkeypatch.delenv("ETCDCTL_CACERT", raising=False)
-        with pytest.raises(UnreachableError, match="one that wants TLS is given as etcds://"):
+        with pytest.raises(UnreachableError, match="for etcd with TLS give etcds://"):
             client(is_secure=False).look()
-        with pytest.raises(UnreachableError, match=r"its certificate does not count .*self.signed"):
+        with pytest.raises(UnreachableError, match=r"its certificate is not trusted .*self.signed"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(tmp_path / "nothing"))
         with pytest.raises(RefusedError, match=r"nothing cannot be used .no such file"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(authority))
         # It asks for one of ours, too.
-        with pytest.raises(UnreachableError, match=r"asks for a certificate, ETCDCTL_CERT"):
+        with pytest.raises(
+            UnreachableError, match=r"requires a client certificate, set ETCDCTL_CERT"
+        ):
             client().look()
         monkeypatch.setenv("ETCDCTL_CERT", str(certificate))
         monkeypatch.setenv("ETCDCTL_KEY", str(key))

@@ -97,7 +97,7 @@ def test_a_launcher_that_was_stopped_says_so_and_kills_its_ranks() -> None:
     # The connection was closed meanwhile; sockets are looked at before the clock.
     one.feed(Disconnected(now))
     one.feed(Elapsed(now))
-    assert "stood still for 43 s" in one.why()
+    assert "was not running for 43 s" in one.why()
     assert "cut off" not in one.why()
     assert any(isinstance(action, Fence) for action in one.done)
 
@@ -108,7 +108,7 @@ def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
     one.feed(Disconnected(now))
     one.feed(Connected(now + 0.01))
     one.feed(Heard(Refused("it counts as lost"), now + 0.02))
-    assert "stood still" in one.why()
+    assert "was not running" in one.why()
     one.feed(Said(Stopped(0, None), now + 1.0))
     one.feed(Disconnected(now + 1.1))
     one.feed(Elapsed(now + 1.2))
@@ -152,7 +152,7 @@ def test_a_coordinator_that_was_stopped_says_so_and_not_how_its_ranks_have_ended
         if isinstance(action, SendToCoordinator) and isinstance(action.message, Stopped)
     ]
     assert end is not None
-    assert "stood still for 45 s" in end.what
+    assert "was not running for 45 s" in end.what
 
 
 def test_nobody_else_misses_a_coordinator_whose_ranks_are_all_that_there_are() -> None:
@@ -183,10 +183,10 @@ def test_ranks_that_were_killed_while_it_was_stopped_have_not_failed_by_themselv
     one.feed(Disconnected(now))
     one.feed(Said(Stopped(0, killed), now + 0.1))
     one.feed(Elapsed(now + 5.0))
-    assert "stood still" in one.why()
+    assert "was not running" in one.why()
     (end,) = [told for told in one.delivered() if isinstance(told, Verdict)]
     assert end.failure is not None
-    assert "stood still" in end.failure.what
+    assert "was not running" in end.failure.what
 
 
 def test_one_that_runs_but_hears_nothing_was_cut_off() -> None:

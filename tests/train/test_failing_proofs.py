@@ -118,7 +118,7 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
         for well, broken in zip(ran["well"], ran["broken"], strict=True):
             assert well["weights"] == broken["weights"]
             assert well["remarks"] == []
-            said = [text.partition(" has failed, and is left out: ") for text in broken["remarks"]]
+            said = [text.partition(" has failed and is skipped: ") for text in broken["remarks"]]
             assert {why for _, _, why in said} == {"ValueError: (NotFound) it is broken"}
             # Each is remarked on once.
             assert len({what for what, _, _ in said}) == len(said)
@@ -145,7 +145,7 @@ def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -
     said = done.stdout
     assert done.returncode == 0, said
     for what in IN_STATIC_GRAPHS:
-        assert said.count(f"{what} has failed, and is left out: ValueError: (NotFound)") == 1, said
+        assert said.count(f"{what} has failed and is skipped: ValueError: (NotFound)") == 1, said
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -170,7 +170,7 @@ def test_ranks_do_not_wait_for_one_whose_check_fails(
     )
     assert first["weights"] == second["weights"]
     why = "ValueError: (NotFound) it is broken"
-    assert second["remarks"] == [f"{what} has failed, and is left out: {why}"]
+    assert second["remarks"] == [f"{what} has failed and is skipped: {why}"]
     assert first["remarks"] == []
     proofs = [evidence(tmp_path / "ours", rank) for rank in (0, 1)]
     assert [proof["failures"] for proof in proofs] == [[], second["remarks"]]

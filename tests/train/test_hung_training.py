@@ -69,7 +69,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
         assert ended.code == 124, ended.said
         assert named, ended.said
     assert set(map(tuple, named)) <= {(who,)}, ended.said
-    assert ended.said.count(", elsewhere than the rest") <= 1
+    assert ended.said.count(", unlike the rest") <= 1
 
 
 def test_s15_paddle_and_python_both_show_a_crash(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_what_paddle_puts_into_the_program_is_counted(built: Built) -> None:
     assert built.main("lamb")["lamb"] == 6
     assert built.said("recompute", "recompute") == (
         "effective",
-        "2 operators compute again in backward",
+        "2 operators are recomputed in the backward pass",
     )
     assert built.main("recompute")["matmul_v2"] == built.main("lars")["matmul_v2"] + 1
 
@@ -244,7 +244,7 @@ def test_what_paddle_puts_into_the_program_is_counted(built: Built) -> None:
 def test_what_is_not_there_has_a_reason(built: Built) -> None:
     assert built.said("lars of SGD", "lars") == (
         "no_effect",
-        "Paddle puts it in the place of Momentum only; here: sgd",
+        "Paddle replaces Momentum only; here: sgd",
     )
     assert built.said("lamb of SGD", "lamb")[1].endswith("of Adam only; here: sgd")
     assert "names no checkpoints" in built.said("recompute nothing", "recompute")[1]

@@ -161,7 +161,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> 
         done = Command(tmp_path, "touch born", f"--metrics_port={port}").run()
     assert done.code == 3
     assert (
-        f"--metrics_port={port} cannot be had (Address already in use): give another" in done.said
+        f"--metrics_port={port} cannot be used (Address already in use): give another" in done.said
     )
     assert not (tmp_path / "born").exists()
 
