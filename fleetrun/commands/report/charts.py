@@ -81,11 +81,7 @@ def _lines(stories: Sequence[RunHistory], what: str) -> str | None:
             if what == "step":
                 lines.append(svg.Line(name, curve.at, curve.steps, color))
                 continue
-            values = _finite(curve.losses)
-            if len(values) >= _MANY_POINTS:
-                lines.append(svg.Line(name, curve.steps, values, color, faint=True))
-                values = svg.smoothed(values)
-            lines.append(svg.Line(name, curve.steps, values, color))
+            lines += _smooth(name, curve.steps, _finite(curve.losses), color)
     if not lines:
         return None
     is_stepped = all(curve.has_steps for run in stories for curve in run.curves)
@@ -93,6 +89,32 @@ def _lines(stories: Sequence[RunHistory], what: str) -> str | None:
     return svg.lines(
         lines, *((below, "loss") if what == "loss" else ("seconds since the start", "step"))
     )
+
+
+def _smooth(
+    name: str, steps: Sequence[int], values: list[float | None], color: str
+) -> list[svg.Line]:
+    """Return VALUES as a line; many are a faint line below that of their average."""
+    if len(values) < _MANY_POINTS:
+        return [svg.Line(name, steps, values, color)]
+    faint = svg.Line(name, steps, values, color, faint=True)
+    return [faint, svg.Line(name, steps, svg.smoothed(values), color)]
+
+
+def scalars(run: RunHistory) -> list[tuple[str, str]]:
+    """Return each tag that the script wrote scalars of, with a chart: a line for each folder."""
+    found = []
+    for tag in dict.fromkeys(one.tag for one in run.scalars):
+        own = [one for one in run.scalars if one.tag == tag]
+        lines = [
+            line
+            for number, one in enumerate(own)
+            for line in _smooth(
+                one.folder, one.steps, _finite(one.values), _PALETTE[number % len(_PALETTE)]
+            )
+        ]
+        found.append((tag, svg.lines(lines, "step", "")))
+    return found
 
 
 def _finite(losses: Sequence[float | None]) -> list[float | None]:

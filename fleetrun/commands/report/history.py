@@ -14,6 +14,7 @@ from fleetrun import argv
 from fleetrun.errors import FleetrunError
 from fleetrun.records import (
     eventfile,
+    flightfile,
     metricsfile,
     names,
     outputtimes,
@@ -22,6 +23,7 @@ from fleetrun.records import (
     reading,
     reportfile,
     runs,
+    scalarfile,
     strategyfiles,
     tracefile,
 )
@@ -53,7 +55,11 @@ _SHOWN = frozenset(
 _CPU, _MEMORY = ("Processor use", "% of one"), ("Memory", "GiB")
 _GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
 _STEP = ("Time of a step", "s")
-_WAITING = "Waiting in profiled steps"
+_WAITING, _COLLECTIVES = "Waiting in profiled steps", "Time in collectives"
+# Of a map that is made of single moments.
+_MOST_COLUMNS = 120
+# More are for VisualDL itself.
+_MOST_SERIES = 48
 _KINDS = (_STEP, _CPU, _MEMORY, _GPU, _GPU_MEMORY)
 WELL, FIRST, ALONG = "succeeded", "failed first", "stopped with it"
 ALIVE, OPEN = "running", "end unknown"
@@ -102,6 +108,15 @@ class Curve(NamedTuple):
         return made / (self.at[-1] - self.at[0]) if made > 0 else None
 
 
+class Series(NamedTuple):
+    """A scalar that the script wrote for VisualDL or TensorBoard; FOLDER is the end of its path."""
+
+    tag: str
+    folder: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
 class Use(NamedTuple):
     """What rows (ranks, GPUs) used over time: `values[row][moment]`; None: nobody measured."""
 
@@ -141,6 +156,7 @@ class RunHistory(NamedTuple):
     # Steps that ranks have recorded (--profile), at most so many ranks.
     traces: tuple[tracefile.TraceRecord, ...] = ()
     is_running: bool = False
+    scalars: tuple[Series, ...] = ()
 
 
 # What the host of a run has measured, thinned out to so many moments.
@@ -203,7 +219,11 @@ def read(
         bars=tuple(bars),
         moments=tuple(sorted(moments)),
         curves=tuple(_curves(found, began, metrics, most_bytes)),
-        uses=(*_uses(found, began, metrics), *_waiting(traces, began)),
+        uses=(
+            *_uses(found, began, metrics),
+            *_waiting(traces, began),
+            *_in_collectives(found, began, last),
+        ),
         report=reportfile.read(os.path.join(failed.path, names.REPORT)),
         fields=fields,
         buckets=_buckets(first.path),
@@ -211,6 +231,7 @@ def read(
         attempts=max(run.attempt for run in found) + 1,
         traces=traces[:_MOST_TRACES],
         is_running=bool(running),
+        scalars=tuple(_scalars(found, metrics, began, last)),
     )
 
 
@@ -245,6 +266,40 @@ def _waiting(traces: Sequence[tracefile.TraceRecord], began: float) -> Iterator[
     if any(value for row in rows.values() for value in row.values()):
         values = tuple(tuple(map(row.get, order)) for row in rows.values())
         yield Use(_WAITING, "ms", tuple(rows), tuple(begins[number] for number in order), values)
+
+
+def _in_collectives(found: Sequence[Run], began: float, last: float) -> Iterator[Use]:
+    """Yield how much of the time ranks were in collectives that they wait for.
+
+    The flight recorder has the newest ones. Whom all the others wait for is in none. A collective
+    that is not done lasts until LAST.
+    """
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for run in found:
+        newest = {log.process: log for log in run.logs if log.rank is not None}
+        for process, log in [*newest.items()][:_MOST_PROFILED]:
+            path = os.path.join(run.path, names.collectives(process.removeprefix("trainer.")))
+            record = flightfile.read(path, log.attempt)
+            for one in () if record is None else record.collectives:
+                if one.state == flightfile.BLOCKING or one.is_open:
+                    end = last if one.is_open else one.done_at or one.issued_at
+                    spans.setdefault(log.label, []).append((one.issued_at, max(end, one.issued_at)))
+    if not spans:
+        return
+    # What all rings reach back to.
+    begin = max(min(issued for issued, _ in each) for each in spans.values())
+    length = max(max(done for _, done in each) for each in spans.values()) - begin
+    width_s = max(length, 1e-6) / _MOST_COLUMNS
+    rows = {}
+    for label, each in sorted(spans.items(), key=lambda row: _number(row[0])):
+        row = rows[label] = [0.0] * _MOST_COLUMNS
+        for issued, done in each:
+            left, right = (max(at - begin, 0.0) / width_s for at in (issued, done))
+            for at in range(int(left), min(int(right) + 1, _MOST_COLUMNS)):
+                row[at] += max(min(right, at + 1) - max(left, at), 0.0) * 100
+    shown = tuple(begin - began + at * width_s for at in range(_MOST_COLUMNS))
+    values = tuple(tuple(round(min(one, 100.0), 2) for one in row) for row in rows.values())
+    yield Use(_COLLECTIVES, "%", tuple(rows), shown, values)
 
 
 def _number_of(process: str) -> tuple[str, int]:
@@ -289,7 +344,12 @@ def _description(event: eventfile.EventRecord) -> str:
         if more.get(key):
             return reading.text(more[key])
     if event.event == "hung":
-        return f"{more.get('seconds')} s without a sign of life"
+        said = [reading.text(one.get("text")) for one in reading.mappings(more.get("collectives"))]
+        said += [
+            f"{names.listed(reading.texts(one.get('who')))}: {reading.text(one.get('where'))}"
+            for one in reading.mappings(more.get("places"))
+        ]
+        return "; ".join((f"{more.get('seconds')} s without a sign of life", *said))
     if event.event == "strategy_rejected":
         return " ".join(reading.texts(more.get("faults")))
     return f"attempt {event.attempt}"
@@ -450,6 +510,28 @@ def _uses(
             )
             shown = tuple(at * width_s for at in moments)
             yield Use(title, small or unit, tuple(order), shown, values)
+
+
+def _scalars(
+    found: Sequence[Run],
+    metrics: Sequence[Sequence[metricsfile.MetricsRecord]],
+    began: float,
+    last: float,
+) -> Iterator[Series]:
+    """Yield what the script has written of scalars between BEGAN and LAST, by tag."""
+    places = {path for records in metrics for record in records[-1:] for path in record.scalars}
+    for folder in {run.plan.cwd for run in found if run.plan is not None}:
+        places |= scalarfile.below(folder, began)
+    series: dict[tuple[str, str], dict[int, float]] = {}
+    for path in sorted(places):
+        for one in scalarfile.read(path):
+            # Other runs may have written there.
+            if began - 1 <= one.at <= last + 1:
+                series.setdefault((one.tag, os.path.basename(path)), {})[one.step] = one.value
+    for (tag, folder), points in sorted(series.items())[:_MOST_SERIES]:
+        steps = sorted(points)
+        picked = [*steps[: -1 : max(1, len(steps) // _MOST_POINTS)], steps[-1]]
+        yield Series(tag, folder, tuple(picked), tuple(points[step] for step in picked))
 
 
 def _interval_s(records: Sequence[metricsfile.MetricsRecord]) -> float:

@@ -89,6 +89,7 @@ def sections(
             (
                 chart("Loss", "loss", charts.losses([run])),
                 chart("Steps", "steps", charts.steps([run])),
+                _scalars(run),
                 _moments(run),
                 chart("Processes", "timeline", charts.timeline(run)),
             )
@@ -106,6 +107,15 @@ def sections(
         ),
         "logs": _logs(run, link),
     }
+
+
+def _scalars(run: RunHistory) -> str:
+    """Return what the script wrote for VisualDL or TensorBoard, two charts in a row."""
+    drawn = "".join(
+        f'<div class="card"><b>{escaped(tag)}</b>{chart}</div>'
+        for tag, chart in charts.scalars(run)
+    )
+    return f'<h2>VisualDL and TensorBoard</h2><div class="scalars">{drawn}</div>' if drawn else ""
 
 
 def title(run: RunHistory) -> str:

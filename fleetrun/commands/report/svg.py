@@ -9,6 +9,7 @@ import math
 import struct
 import zlib
 from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.plan.visible import visible
@@ -191,17 +192,19 @@ def shades(
     )
 
 
-def smoothed(values: Sequence[float | None], share: float = 0.1) -> list[float | None]:
-    """Return the moving average of VALUES, in which each new one counts for SHARE.
+def smoothed(values: Sequence[float | None]) -> list[float | None]:
+    """Return the average of each of VALUES and its neighbours, so many of them on both sides.
 
-    >>> smoothed([1.0, None, 2.0, 2.0], 0.5)
-    [1.0, None, 1.5, 1.75]
+    >>> smoothed([1.0, None, 3.0, 5.0])
+    [1.0, None, 4.0, 4.0]
     """
-    mean: float | None = None
+    near = max(1, len(values) // 50)
+    sums = [0.0, *accumulate(value or 0.0 for value in values)]
+    counts = [0, *accumulate(int(value is not None) for value in values)]
     means: list[float | None] = []
-    for value in values:
-        if value is not None:
-            mean = value if mean is None else mean + share * (value - mean)
+    for at, value in enumerate(values):
+        left, right = max(0, at - near), min(len(values), at + near + 1)
+        mean = (sums[right] - sums[left]) / max(counts[right] - counts[left], 1)
         means.append(None if value is None else mean)
     return means
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.probe.ticks import ticks
-from fleetrun.records import metricsfile, names, progress, reading, runs
+from fleetrun.records import metricsfile, names, progress, reading, runs, scalarfile
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.run import proc
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _LENGTHY = 64 * 1024 * 1024
 # Which scalars are written is looked for that often.
 _SCALARS_S = 60.0
-# As TensorBoard and VisualDL name their files.
-_SCALARS = re.compile(r"(?:^|/)(?:events\.out\.tfevents\.|vdlrecords\.)[^/]*$")
 
 
 def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
@@ -60,6 +57,7 @@ class Meter:
         self._gpus: GpuMeter | None = None
         self._before: dict[int, tuple[float, float]] = {}
         self._scalars: set[str] = set()
+        self._began = time.monotonic()
         self._scalars_at = 0.0
         # Its first value has nothing to compare with.
         system()
@@ -133,7 +131,8 @@ class Meter:
     def _found_scalars(self, used: Mapping[int, object], now: float) -> tuple[str, ...]:
         """Return the folders of the files of scalars that ranks have open, now and before."""
         if now >= self._scalars_at:
-            self._scalars_at = now + _SCALARS_S
+            # A short job has them early, or not at all.
+            self._scalars_at = now + min(_SCALARS_S, now - self._began)
             for pid in used:
                 self._scalars |= scalars_of(pid)
         return tuple(sorted(self._scalars))
@@ -169,4 +168,6 @@ def io_of(pid: int) -> tuple[int | None, int | None]:
 
 def scalars_of(pid: int) -> set[str]:
     """Return the folders in which PID writes scalars for TensorBoard or VisualDL."""
-    return {os.path.dirname(path) for _, path in proc.open_files(pid) if _SCALARS.search(path)}
+    return {
+        os.path.dirname(path) for _, path in proc.open_files(pid) if scalarfile.FILES.search(path)
+    }

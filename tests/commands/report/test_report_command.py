@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from commandline import Command, fleetrun
 from runfolders import big, measured
 
 from fleetrun.commands.report import charts, history, page
-from fleetrun.records import metricsfile, reportfile, runs
+from fleetrun.records import flightfile, metricsfile, reportfile, runs
 
 if TYPE_CHECKING:
     import subprocess
@@ -312,3 +313,67 @@ def test_how_long_ranks_waited_in_profiled_steps_is_a_map(tmp_path: Path) -> Non
     assert waited.rows == ("rank 1", "rank 4")
     assert waited.at == (0.0, 2.0)
     assert waited.values == ((100.0, 30.0), (400.0, 30.0))
+
+
+def ring(rank: int, spans: list[tuple[float, float]]) -> bytes:
+    """Make what a rank has recorded of all-reduces, from and until seconds; 0: not done."""
+    names = [["group", 0, [[[0, 5]], 1, 0]], ["channel", 0, [0, "", 0]], ["operation", 0, "sum"]]
+    table = "".join(f"{json.dumps(name)}\n" for name in names).encode()
+    head = flightfile.HEADER.pack(flightfile.MAGIC, 8, 1, len(table), len(table), 0, 1, 0, rank)
+    slots = [bytes(flightfile.SLOT.size)] * 8
+    for number, (begin, end) in enumerate(spans, 1):
+        times = (int(begin * 1e9), int(end * 1e9))
+        slots[number] = flightfile.SLOT.pack(number, number, *times, 4, *(0,) * 6, -1, *(0,) * 6)
+    body = head.ljust(flightfile.HEADER_BYTES, b"\0") + bytes(8) + table
+    return body + b"".join(slots)
+
+
+def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    for rank in (0, 1, 2):
+        waits = [(1e9 + 2, 1e9 + 4)] if rank == 1 else [(1e9 + 1, 1e9 + 4), (1e9 + 5, 0)]
+        (run_dir / f"collectives.{rank}").write_bytes(ring(rank, waits))
+    with (run_dir / "events.jsonl").open("a") as file:
+        places = [{"who": ["rank 1"], "where": "load (train.py:5)"}]
+        cause = [{"who": ["rank 1"], "text": "rank 1 never entered sum 2"}]
+        more = {"seconds": 8.0, "places": places, "collectives": cause}
+        about = {"schema": 2, "time": 1e9 + 14, "monotonic": 14.0, "event": "hung"}
+        file.write(json.dumps({**about, **more}) + "\n")
+    told = history.read([runs.read(str(run_dir))])
+    assert told.moments[-1].text == (
+        "8.0 s without a sign of life; rank 1 never entered sum 2; rank 1: load (train.py:5)"
+    )
+    (used,) = [used for used in told.uses if used.title == "Time in collectives"]
+    assert used.rows == ("rank 0", "rank 1", "rank 2")
+    # From the moment that all records reach back to, 2 s, to the end, 14 s.
+    assert [round(at, 6) for at in used.at[:2]] == [2.0, 2.1]
+    assert used.values[0] == used.values[2] == (100.0,) * 20 + (0.0,) * 10 + (100.0,) * 90
+    assert used.values[1] == (100.0,) * 20 + (0.0,) * 100
+
+
+def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        records = bytearray()
+        for step in range(80):
+            # Of 1e12 ms, which is when the job began.
+            about = bytes((8, step)) + b"\x12\x03<i>\x18\x80\xa0\x94\xa5\x8d\x1d"
+            own = about + b"%" + struct.pack("<f", 1 / (step + 1))
+            # As VisualDL writes them: the length, then field 1 of a Record.
+            records += struct.pack("<Q", len(own) + 2) + bytes((10, len(own))) + own
+        (tmp_path / folder / "vdlrecords.1.log").write_bytes(records)
+    places = tuple(str(tmp_path / name) for name in ("a", "b", "gone"))
+    last = measured(6, 3)._replace(scalars=places)
+    metricsfile.append(str(run_dir / "metrics.jsonl"), last)
+    told = history.read([runs.read(str(run_dir))])
+    assert [(one.tag, one.folder, one.steps[-1]) for one in told.scalars] == [
+        ("<i>", "a", 79),
+        ("<i>", "b", 79),
+    ]
+    text = page.page([told], "/")
+    drawn_there = text.partition("VisualDL and TensorBoard</h2>")[2].partition("<h2>")[0]
+    assert "<b>&lt;i&gt;</b>" in drawn_there
+    # Two lines, and that of each one's average.
+    assert drawn_there.count("data-name=") == 2
+    assert drawn_there.count('class="line faint"') == 2

@@ -221,7 +221,7 @@ def test_without_the_token_nothing_about_a_run_is_told(tmp_path: Path) -> None:
         assert page.ask(f"{run}/stacks", method="POST", Cookie=page.token)[0] == 401
         assert page.ask("api/runs/..%2f..%2fetc")[0] == 404
         status, text = page.ask(f"{run}/logs?grep=(")
-        assert (status, text[:43]) == (400, "grep=(: this is not a regular expression (m")
+        assert (status, text.partition(":")[0]) == (400, "grep=(")
         status, text = page.ask(f"{run}/stacks", method="POST")
         assert (status, text) == (400, "The launcher of this run does not run on this host.")
         beside = page.ask(f"{run}/beside/{key}")["beside"]
