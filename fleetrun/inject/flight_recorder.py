@@ -88,7 +88,12 @@ _OPERATIONS = {
     "recv_partial": _Operation("recv", 0, 1),
 }
 _POINT_TO_POINT = ("send", "recv")
-_ON_STREAM = "_on_calc_stream"
+# A backward in which Paddle's own reducer sums gradients, where nothing of ours can see it.
+BACKWARD = "backward"
+_BACKWARD = _Operation(BACKWARD, None)
+_ON_STREAM = "{}_on_calc_stream"
+# The place of the ProcessGroup among the arguments of Paddle's reducer.
+_REDUCERS_GROUP = 3
 
 
 class Ring:
@@ -246,7 +251,7 @@ class FlightRecorder:
         if peer_place is not None and peer_place < len(args):
             peer = int(args[peer_place])
         channel, counter = group.collectives
-        if name in _POINT_TO_POINT:
+        if name in _POINT_TO_POINT or operation is _BACKWARD:
             channel, counter = group.channel(name, peer)
         if reduction is not None and reduction < len(args):
             name = _sum_name(name, args[reduction])
@@ -265,7 +270,7 @@ class FlightRecorder:
         lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
         site = self._site(ring, sys._getframe(1))
         what = ring.name("operation", name)
-        state = BLOCKING if group.is_blocking else ASYNCHRONOUS
+        state = BLOCKING if group.is_blocking or name == BACKWARD else ASYNCHRONOUS
         return ring.begin(
             *(next(counter), channel, size, site, what, dtype, dimensions, state, peer), *lengths
         )
@@ -373,9 +378,56 @@ def _patch_groups(module: ModuleType) -> None:
 def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
     kind: Any = core.ProcessGroup
     for name, operation in _OPERATIONS.items():
-        for method in (name, name + _ON_STREAM):
+        for method in (name, _ON_STREAM.format(name)):
             if hasattr(kind, method):
                 setattr(kind, method, _recorded(getattr(kind, method), operation, recorder))
+    if hasattr(core, "EagerReducer"):
+        _patch_backward(recorder, core)
+
+
+def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
+    """Record each backward in which a reducer of Paddle's sums gradients, as one collective."""
+    kind: Any = core.EagerReducer
+    build, prepare, run = kind.__init__, kind.prepare_for_backward, core.eager.run_backward
+    # By id; Paddle keeps the groups.
+    groups: dict[int, Any] = {}
+    # Of the reducers whose forward has run.
+    armed: dict[int, Any] = {}
+    begin, end, raised = (
+        _watching(recorder, each) for each in (recorder.begin, recorder.end, recorder.raised)
+    )
+
+    @functools.wraps(build)
+    def __init__(reducer: Any, *args: Any) -> None:
+        build(reducer, *args)
+        groups[id(reducer)] = args[_REDUCERS_GROUP]
+
+    @functools.wraps(prepare)
+    def prepare_for_backward(reducer: Any, *args: Any) -> Any:
+        group = groups.get(id(reducer))
+        armed[id(group)] = group
+        return prepare(reducer, *args)
+
+    @functools.wraps(run)
+    def run_backward(*args: Any, **options: Any) -> Any:
+        if not armed:
+            return run(*args, **options)
+        called = [(begin(group, _BACKWARD, ()), group) for group in armed.values()]
+        armed.clear()
+        try:
+            result = run(*args, **options)
+        except BaseException:
+            for number, _ in called:
+                raised(number)
+            raise
+        for number, group in called:
+            if number:
+                end(number, group, None)
+        return result
+
+    kind.__init__ = __init__
+    kind.prepare_for_backward = prepare_for_backward
+    core.eager.run_backward = run_backward
 
 
 def _recorded(

@@ -186,7 +186,7 @@ def _waits(
 
 def _absent(rank: int, one: Collective, records: Mapping[int, FlightRecord]) -> Iterator[int]:
     channel = one.channel
-    if channel.operation:
+    if channel.is_pair:
         peer = channel.target if channel.operation == "send" else channel.source
         members, channel = [peer], channel._replace(operation=_OTHER[channel.operation])
     else:
@@ -220,7 +220,7 @@ def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> Flig
     ]
     since = time.strftime("%H:%M:%S", time.localtime(first.issued_at))
     channel = first.channel
-    if channel.operation:
+    if channel.is_pair:
         other = _OTHER[channel.operation]
         way = "to" if other == "send" else "from"
         what = f"made {other} {first.sequence} {way} {_who([there[0].rank], job)}"
@@ -273,7 +273,7 @@ def _drawn(cycle: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
     parts = []
     for wait, awaited in zip(cycle, [*ranks[1:], ranks[0]], strict=True):
         one = wait.collective
-        if one.channel.operation:
+        if one.channel.is_pair:
             way = "to" if one.channel.operation == "send" else "from"
             what = f"{one.operation} {one.sequence} {way} rank {awaited}"
         else:
@@ -309,7 +309,7 @@ def _unfinished(
 def _all_known(wait: _OpenCollective, records: Mapping[int, FlightRecord]) -> bool:
     channel = wait.collective.channel
     pair = (channel.source, channel.target)
-    return all(rank in records for rank in (pair if channel.operation else channel.ranks))
+    return all(rank in records for rank in (pair if channel.is_pair else channel.ranks))
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
     >>> of(CollectiveChannel((0, 1)), JobRanks(2)), of(CollectiveChannel((0, 2)), JobRanks(4))
     ('of all ranks', 'of ranks 0, 2')
     """
-    if channel.operation:
+    if channel.is_pair:
         return f"from rank {channel.source} to rank {channel.target}"
     if len(channel.ranks) == job.ranks:
         return "of all ranks"

@@ -25,7 +25,6 @@ BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
 # No ring is longer.
 MOST_BYTES = 4 << 20
 _NS = 1e9
-_POINT_TO_POINT = ("send", "recv")
 
 
 class CollectiveChannel(NamedTuple):
@@ -36,10 +35,15 @@ class CollectiveChannel(NamedTuple):
 
     ranks: tuple[int, ...]
     number: int = 1
-    # Empty, `send` or `recv`; then the ranks from which and to which it goes.
+    # Empty, `send` or `recv`, or `backward`; the ranks from which and to which the former go.
     operation: str = ""
     source: int = -1
     target: int = -1
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it goes from one rank to another."""
+        return self.source >= 0
 
 
 class Collective(NamedTuple):
@@ -139,7 +143,9 @@ class _Names:
                 case ["channel", int(number), [int(group), str(operation), int(peer)]]:
                     ranks, made = groups.get(group, ((), 0))
                     channel = CollectiveChannel(ranks, made)
-                    if operation and 0 <= peer < len(ranks):
+                    if operation and peer < 0:
+                        channel = CollectiveChannel(ranks, made, operation)
+                    elif operation and peer < len(ranks):
                         pair = (rank, ranks[peer])
                         source, target = pair if operation == "send" else pair[::-1]
                         channel = CollectiveChannel(ranks, made, operation, source, target)
@@ -158,7 +164,7 @@ class _Names:
             name = self._names.get(("operation", operation))
             if known is None or not isinstance(name, str):
                 continue
-            is_rooted = not known.operation and 0 <= peer < len(known.ranks)
+            is_rooted = not known.is_pair and 0 <= peer < len(known.ranks)
             yield Collective(
                 channel=known,
                 sequence=sequence,

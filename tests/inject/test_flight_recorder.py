@@ -131,6 +131,47 @@ def test_what_runs_on_a_device_is_done_when_its_task_is(tmp_path: Path) -> None:
     assert {one.state for one in seen(tmp_path).collectives} == {ASYNCHRONOUS}
 
 
+def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
+    tmp_path: Path,
+) -> None:
+    group = process_group()
+
+    class EagerReducer:
+        """Sums gradients where nobody sees it."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def prepare_for_backward(self, _outputs: object) -> None:
+            pass
+
+    def run_backward(fails: bool) -> None:
+        assert not [one for one in seen(tmp_path).collectives if one.done_at is not None][2:]
+        if fails:
+            raise RuntimeError("peer lost")
+
+    core: Any = SimpleNamespace(
+        ProcessGroup=type(group),
+        EagerReducer=EagerReducer,
+        eager=SimpleNamespace(run_backward=run_backward),
+    )
+    made = FlightRecorder(str(tmp_path / "ring"))
+    flight_recorder._patch_methods(made, core)
+    made.add(group, (4, 6))
+    reducer = EagerReducer([], [], [], group, [], False)
+    # One without a forward is none of DataParallel's.
+    core.eager.run_backward(False)
+    reducer.prepare_for_backward([])
+    core.eager.run_backward(False)
+    reducer.prepare_for_backward([])
+    with pytest.raises(RuntimeError, match="peer lost"):
+        core.eager.run_backward(True)
+    first, second = seen(tmp_path).collectives
+    assert first.channel == second.channel == CollectiveChannel((4, 6), 1, "backward")
+    assert (first.operation, first.sequence, first.is_open) == ("backward", 1, False)
+    assert (second.sequence, second.state) == (2, RAISED)
+
+
 def test_the_ring_has_the_newest_and_the_counts_of_all(tmp_path: Path) -> None:
     group, other = process_group(), process_group()
     # Two groups of the same ranks are two.

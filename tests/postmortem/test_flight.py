@@ -96,7 +96,7 @@ def _is_whole(
     one: Collective, entered: dict[tuple[CollectiveChannel, int], set[int]], dead: frozenset[int]
 ) -> bool:
     channel = one.channel
-    if channel.operation:
+    if channel.is_pair:
         other = channel._replace(operation="recv" if channel.operation == "send" else "send")
         pair = {channel.source, channel.target}
         return bool(entered.get((other, one.sequence))) and not (pair & dead and pair - dead)
@@ -209,6 +209,7 @@ def both(first: list[Call], second: list[Call]) -> dict[int, FlightRecord]:
 
 
 WORLD = CollectiveChannel((0, 1))
+BACKWARD = CollectiveChannel((0, 1), 1, "backward")
 SUM = Call(WORLD, "all_reduce")
 
 
@@ -226,6 +227,11 @@ SUM = Call(WORLD, "all_reduce")
             both([p2p("send", 0, 1, 2), SUM], []),
             *(MISSING, (1,), "rank 1 never made recv 1 from rank 0, which waits in send"),
             id="a receiver",
+        ),
+        pytest.param(
+            both([Call(BACKWARD, "backward")] * 2, [Call(BACKWARD, "backward")]),
+            *(MISSING, (1,), "rank 1 never entered backward 2 of all ranks; rank 0 waits there"),
+            id="a backward of Paddle's own reducer",
         ),
         pytest.param(
             both(

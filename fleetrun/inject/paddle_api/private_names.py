@@ -90,6 +90,8 @@ eager.Tensor._register_backward_hook  REDUCER MERGE: tells that the gradient of 
     accumulated
 eager.get_all_grads  BACKWARD REDUCER: reads many gradients in one call
 eager.set_master_grads  REDUCER: makes gradients of one bucket float32
+EagerReducer.prepare_for_backward  -: tells of a backward in which Paddle's own reducer sums
+    gradients
 [paddle.base.framework]
 EagerParamBase.from_tensor  REDUCER MERGE SPARSE: makes the parameters of the self-tests
 EagerParamBase.__init__(self)  BACKWARD: makes each parameter
