@@ -253,7 +253,7 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
         (("--", "my train.py"), "--name=my train: give one word without blanks"),
         (
             ("--nodes=3", "--", "--nnodes=2:4", "t.py"),
-            "--nnodes=2:4: --nodes=3 says how many hosts",
+            "--nnodes=2:4: the job has --nodes=3",
         ),
         (("--", "--rank=2", "t.py"), "--rank is what the queue says; leave it out"),
         (("--", "--hosts=a,b", "t.py"), "--hosts is what the queue says; leave it out"),
