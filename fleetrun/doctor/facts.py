@@ -106,6 +106,9 @@ class Software(NamedTuple):
     build: Build | None
     # Names of the packages that bring a Paddle: paddlepaddle, paddlepaddle-gpu.
     packages: tuple[str, ...] = ()
+    # What `fleetrun exec --install` has written; empty: nothing. And whether it starts this one.
+    exec_file: str = ""
+    is_exec_ours: bool = False
 
 
 class User(NamedTuple):

@@ -35,6 +35,7 @@ def judge(
     IS_PROVEN: its kernels have run on these GPUs.
     """
     yield from _commands(software)
+    yield from _exec_file(software)
     yield _python(software)
     yield from _packages(software.packages)
     build = software.build
@@ -102,6 +103,23 @@ def _commands(software: Software) -> Iterator[Finding]:
         )
     else:
         yield ok(check, f"{first.path}, version {software.fleetrun}")
+
+
+def _exec_file(software: Software) -> Iterator[Finding]:
+    """Yield what `fleetrun exec --install` has done to this environment."""
+    check = "fleetrun exec"
+    if not software.exec_file:
+        return
+    seen = f"{software.exec_file} makes `python -m paddle.distributed.launch` fleetrun"
+    if software.is_exec_ours:
+        yield ok(check, f"{seen}; `fleetrun exec --uninstall` gives it back")
+    else:
+        yield warning(
+            check,
+            f"{seen}, but another one than this",
+            "it launches with that version, or, if that was removed, as Paddle does",
+            "fleetrun exec --install  # or --uninstall",
+        )
 
 
 def _python(software: Software) -> Finding:

@@ -54,6 +54,15 @@ def path() -> str:
     return os.path.join(sysconfig.get_path("purelib"), _NAME)
 
 
+def installed() -> tuple[str, bool]:
+    """Return the .pth file of this Python's environment (empty: none), and if it is for us."""
+    try:
+        with open(path(), encoding="utf-8") as stream:
+            return path(), repr(_FOLDER) in stream.read().replace("\\'", "'")
+    except OSError:
+        return "", False
+
+
 def install() -> str:
     """Write the .pth file and return its path; EnvironmentFault where that cannot be."""
     file = path()

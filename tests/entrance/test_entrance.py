@@ -227,6 +227,8 @@ def test_an_environment_is_ours_until_it_is_given_back(project: Path, tmp_path: 
         PYTHONPATH=needed,
     )
     assert called.stdout == "ended with 7\n", called.stderr
+    doctor = run(project, *FLEETRUN[1:], "doctor", python=python, PYTHONPATH=needed).stdout
+    assert "fleetrun-exec.pth makes `python -m paddle.distributed.launch` fleetrun;" in doctor
     # What starts without Paddle's launcher meets nothing of ours.
     seen = run(
         project, "-c", "import sys; print([m for m in sys.modules if 'fleet' in m])", python=python

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fleetrun import __version__, modes
 from fleetrun.doctor.facts import Build, Command, Software
 from fleetrun.probe import paddles
-from fleetrun.records import installed
+from fleetrun.records import entrance, installed
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _GLOO = b"ProcessGroupGloo\0"
 def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
     """Return the programs on ENVIRON's PATH, and what our Python finds in PATH (its own)."""
     folders = path or sys.path
+    exec_file, is_exec_ours = entrance.installed()
     return Software(
         python=sys.executable,
         python_version=platform.python_version(),
@@ -36,6 +37,8 @@ def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
         commands=tuple(_commands(environ.get("PATH", os.defpath))),
         build=_build(folders),
         packages=tuple(map(str, installed.paddles(folders))),
+        exec_file=exec_file,
+        is_exec_ours=is_exec_ours,
     )
 
 
