@@ -117,7 +117,7 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
                     return ParsedOptions(tuple(settings), tuple(notes), None, pending)
                 raise UsageError(
                     f"{typed} needs a value, and {words[at]} looks like an option: "
-                    f"write {typed}=VALUE."
+                    f"write {typed}=VALUE.{_unfound(option)}"
                 )
             else:
                 raw = option.bare
@@ -125,6 +125,17 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
         if option.name in _ENDING:
             break
     return ParsedOptions(tuple(settings), tuple(notes), None)
+
+
+def _unfound(option: Option) -> str:
+    """Return why a program that launches may have given OPTION no value."""
+    if option.slot != "devices":
+        return ""
+    # paddleformers-cli does.
+    return (
+        " A program that starts launches writes it so if it has found no device on this host, or "
+        "none in CUDA_VISIBLE_DEVICES and its like; without the option fleetrun trains on the CPU."
+    )
 
 
 def legible(words: Sequence[str]) -> ParsedCommand:

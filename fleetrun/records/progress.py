@@ -19,7 +19,12 @@ _STEP = re.compile(
     rb"(?:\s{0,2}(?:/|of)\s{0,2}(?P<total>\d{1,12})(?![.\d]))?"
 )
 _LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _NUMBER.encode())
-
+# As the Trainers of PaddleNLP and PaddleFormers print it, and as PaddleClas and its sisters do.
+_THROUGHPUT = re.compile(
+    rb"(?i)(tokens|samples)_per_second(?P<device>_per_device)?[\"']?[:= ]{1,3}(%b)"
+    rb"|\bips[:= ]{1,3}(%b) ?(tokens?|samples?|images?|sequences?|instances?|words?)/s"
+    % (_NUMBER.encode(), _NUMBER.encode())
+)
 
 # So much of a log's end is looked at.
 _TAIL = 8192
@@ -33,6 +38,8 @@ class Progress(NamedTuple):
     line: str = ""
     # How many steps there will be.
     total: int | None = None
+    # As `197.6 samples/s`; empty: nothing.
+    throughput: str = ""
 
 
 def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
@@ -42,7 +49,7 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     may have one `total` for the number of steps.
 
     >>> of(b"epoch 1 step: 120/500, loss: 0.5\nsaved\n")
-    Progress(step=120, loss=0.5, line='saved', total=500)
+    Progress(step=120, loss=0.5, line='saved', total=500, throughput='')
     """
     lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
     if not lines:
@@ -50,6 +57,7 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     step: int | None = None
     total: int | None = None
     loss: float | None = None
+    throughput = ""
     for line in reversed(lines):
         if step is None:
             step = _whole(_found(line, _STEP, pattern, "step"))
@@ -57,9 +65,29 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
             total = None if step is None else _whole(_total(line, pattern))
         if loss is None:
             loss = _real(_found(line, _LOSS, pattern, "loss"))
+        throughput = throughput or throughput_of(line)
         if step is not None and loss is not None:
             break
-    return Progress(step, loss, lines[-1].decode(errors="replace").strip(), total)
+    return Progress(step, loss, lines[-1].decode(errors="replace").strip(), total, throughput)
+
+
+def throughput_of(line: bytes) -> str:
+    """Return how many tokens (or else samples) a second LINE tells of; empty: none.
+
+    >>> throughput_of(b"loss: 3.8, interval_samples_per_second: 197.6004, interval_steps_per_se")
+    '198 samples/s'
+    >>> throughput_of(b"train_samples_per_second: 5.0, train_tokens_per_second_per_device: 6400.25")
+    '6.4e+03 tokens/s a device'
+    >>> throughput_of(b"ips: 31.25 images/s, eta: 0:01")
+    '31.2 images/s'
+    """
+    found = [*_THROUGHPUT.finditer(line)]
+    best = max(found, key=lambda one: (one[1] or b"").lower() == b"tokens", default=None)
+    if best is None:
+        return ""
+    number, unit = (best[3], best[1]) if best[1] else (best[4], best[5])
+    text = f"{float(number):.3g} {unit.decode().lower().rstrip('s')}s/s"
+    return f"{text} a device" if best["device"] else text
 
 
 def losses(text: bytes) -> list[float]:

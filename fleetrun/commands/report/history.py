@@ -99,6 +99,8 @@ class Curve(NamedTuple):
     at: tuple[float, ...]
     losses: tuple[float | None, ...]
     has_steps: bool = True
+    # Tokens, samples or images a second, as it printed them last; empty: it did not.
+    throughput: str = ""
 
     def steps_per_second(self) -> float | None:
         """Return the steps a second from the first that was printed to the last."""
@@ -435,6 +437,7 @@ def _curve(
     """Return what one log tells; None where it tells of no steps, or nobody noted when."""
     rows: dict[int, tuple[float, float | None]] = {}
     has_steps = False
+    throughput = ""
     for path in log.paths:
         noted = times.get(os.path.basename(path))
         if noted is None or noted.cuts:
@@ -442,6 +445,7 @@ def _curve(
         look = 0
         for offset, line in lines(path, most_bytes):
             reported = progress.of(line)
+            throughput = reported.throughput or throughput
             if reported.step is None and reported.loss is None:
                 continue
             while look < len(noted.offsets) - 1 and noted.offsets[look] < offset:
@@ -463,6 +467,7 @@ def _curve(
         tuple(round(at, 3) for _, (at, _) in picked),
         tuple(loss for _, (_, loss) in picked),
         has_steps,
+        throughput,
     )
 
 

@@ -158,6 +158,7 @@ def numbers(run: RunHistory) -> list[tuple[str, str]]:
     ]
     if speeds:
         found.append(("steps a second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
+    found += [("last throughput", one.throughput) for one in run.curves if one.throughput][:1]
     if final:
         found.append(("last loss", f"{final[0]:.4g}"))
     if peaks:

@@ -48,6 +48,8 @@ class RankRow(NamedTuple):
     step: int | None = None
     steps_per_s: float | None = None
     loss: float | None = None
+    # As the script prints it: tokens, samples or images a second.
+    throughput: str = ""
     line: str = ""
     # Whether somebody should look at it.
     is_odd: bool = False
@@ -250,6 +252,7 @@ class Sampler:
                 seen.progress.loss if said.loss is None else said.loss,
                 said.line,
                 seen.progress.total if said.step is None else said.total,
+                said.throughput or seen.progress.throughput,
             )
             seen.lived_at = now
         self._see_step(run, log, seen)
@@ -271,6 +274,7 @@ class Sampler:
             if is_alive and not is_over
             else None,
             loss=seen.progress.loss,
+            throughput=seen.progress.throughput,
             line=seen.progress.line,
             is_odd=is_odd,
             total_steps=seen.progress.total,

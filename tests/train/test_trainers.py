@@ -1,0 +1,164 @@
+"""The Trainers of PaddleNLP and PaddleFormers, in environments of their own, from PyPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from commandline import fleetrun
+from training import MODELS, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.train, pytest.mark.long]
+
+
+class Library(NamedTuple):
+    """A suite, the Paddle that it is for, and what keeps its packages of those days together."""
+
+    paddle: str
+    packages: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+LIBRARIES = {
+    "paddleformers": Library(
+        "3.3.1",
+        ("paddleformers==1.2.0", "numpy<2", "pyarrow<22", "pandas<3"),
+        # Its default, split parameters, wants 16 bits; its clipping fails without sharding.
+        (
+            *("--amp_master_grad=False", "--split_param=False", "--max_grad_norm=0"),
+            # Its other format loads by way of a GPU.
+            "--save_checkpoint_format=unified_checkpoint",
+            "--load_checkpoint_format=unified_checkpoint",
+        ),
+    ),
+    "paddlenlp": Library(
+        "2.6.2",
+        (
+            *("paddlenlp==2.8.1", "huggingface_hub<0.26", "datasets==2.20.0", "pyarrow<17"),
+            *("pandas<2.3", "aistudio-sdk<0.3", "protobuf>=4.21,<5", "numpy<2", "setuptools<81"),
+            *("scipy<1.13", "scikit-learn<1.5"),
+        ),
+        (),
+    ),
+}
+# Paddle 2.6.2 has symbols of zlib that Python's zlib would find in the middle of its work.
+ZLIB = 'import zlib; zlib.decompress(zlib.compress(b""))\n'
+
+
+@pytest.fixture(scope="session", params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> str:
+    """Return the name of a library whose environment is set up; skip where PyPI lacks it."""
+    name = str(request.param)
+    of = LIBRARIES[name]
+    folder = ROOT / f".venv-{name}"
+    stamp = folder / ".trainers-stamp"
+    wanted = "\n".join(of.packages)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        setup = ["scripts/setup", "--paddle", of.paddle, "--venv", str(folder), "--cpu"]
+        subprocess.run(setup, cwd=ROOT, check=True)
+        pip = [python(name), "-m", "pip", "install", "-q", f"paddlepaddle=={of.paddle}"]
+        done = subprocess.run([*pip, *of.packages], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"{name} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+        (packages,) = folder.glob("lib/python3.*/site-packages")
+        (packages / "zlib-first.pth").write_text(ZLIB)
+        stamp.write_text(wanted)
+    return name
+
+
+def python(name: str) -> str:
+    return str(ROOT / f".venv-{name}" / "bin" / "python")
+
+
+def words(name: str, *more: str, model: str = "llama") -> list[str]:
+    """Return the script and its words: eight updates of a tiny MODEL."""
+    return [
+        *(str(MODELS / "trainer.py"), f"--library={name}", f"--model={model}"),
+        *("--output_dir=out", "--device=cpu", "--max_steps=8", "--per_device_train_batch_size=4"),
+        *("--logging_steps=2", "--learning_rate=1e-3", "--save_steps=100", "--disable_tqdm=True"),
+        *("--report_to=none", *LIBRARIES[name].words, *more),
+    ]
+
+
+def launched(name: str, folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return fleetrun(*argv, folder=folder, FLEETRUN_PYTHON=python(name), OMP_NUM_THREADS="1")
+
+
+def weights(text: str) -> str:
+    return str(re.findall(r"^weights (\S+)", text, re.MULTILINE)[-1])
+
+
+KINDS = {
+    "pretrain": (),
+    "accumulated": ("--gradient_accumulation_steps=2",),
+    "recomputed": ("--recompute=True",),
+    "lora": ("--lora",),
+    "evaluated": ("--do_eval=True", "--evaluation_strategy=steps", "--eval_steps=3"),
+    "sharded": ("--sharding=stage1",),
+}
+RENAMED = {"paddleformers": {"--evaluation_strategy=steps": "--eval_strategy=steps"}}
+
+
+@pytest.mark.parametrize("strategy", ["recommended", "gradient_merge"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
+    library: str, kind: str, strategy: str, tmp_path: Path
+) -> None:
+    more = [RENAMED.get(library, {}).get(each, each) for each in KINDS[kind]]
+    # One that ends by itself in the middle of a round tells nothing.
+    options = [f"--strategy={strategy}", "--nproc_per_node=2", "--updates=4"]
+    done = launched(library, tmp_path, "verify", *options, *words(library, *more, "--max_steps=64"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Equal: the weights and losses are those of plain Paddle" in done.stdout
+
+
+@pytest.mark.parametrize("model", ["bert", "ernie", "ernie4_5"])
+def test_other_models_train_as_with_paddles_own_launcher(
+    library: str, model: str, tmp_path: Path
+) -> None:
+    if (model == "ernie4_5") != (library == "paddleformers"):
+        pytest.skip(f"{library} has no {model}")
+    script = words(library, model=model)
+    ours = launched(library, tmp_path, "--strategy=recommended", "--nproc_per_node=2", *script)
+    assert ours.returncode == 0, ours.stdout + ours.stderr
+    theirs = subprocess.run(
+        [
+            *(python(library), "-m", "paddle.distributed.launch", "--nproc_per_node=2"),
+            *("--log_dir=theirs", *script),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "FLEETRUN_EXEC": "off", "PADDLE_DISTRI_BACKEND": "gloo"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    log = (tmp_path / "theirs" / "workerlog.0").read_text()
+    assert theirs.returncode == 0, log
+    assert weights(ours.stdout) == weights(log)
+
+
+def test_a_killed_trainer_resumes_from_its_last_whole_checkpoint(
+    library: str, tmp_path: Path
+) -> None:
+    options = ["--max_restart=1", "--nproc_per_node=2", "--env=FLAG_LLM_PDC=1"]
+    options.append("--strategy=recommended")
+    found = []
+    for name, kill_at in (("undisturbed", 0), ("killed", 7)):
+        folder = tmp_path / name
+        folder.mkdir()
+        if kill_at:
+            # As of a Trainer that was killed while it saved: not marked as whole.
+            (folder / "out" / "checkpoint-7").mkdir(parents=True)
+        script = words(library, "--save_steps=3", f"--kill_at={kill_at}")
+        done = launched(library, folder, *options, *script)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(weights(done.stdout))
+        begins = re.findall(r"^begins with (\S+)", done.stdout, re.MULTILINE)
+        assert begins == (["None", "out/checkpoint-6"] if kill_at else ["None"])
+    assert found[0] == found[1]
