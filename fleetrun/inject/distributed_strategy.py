@@ -170,6 +170,8 @@ class _Injection:
                 value = type(now)(value) or type(now)(value > 0)
             if isinstance(value, dict):
                 _clear_lists(strategy, attribute, value)
+                # Paddle empties some of what it is given, and does not know all that is nested.
+                value = _without_nested(getattr(strategy.strategy, attribute, None), value)
             kind.__dict__[attribute].fset(strategy, value)
         except Exception as error:
             misfits[name] = f"this Paddle does not take it: {error}"
@@ -243,6 +245,15 @@ def _value(strategy: Any, name: str) -> Any:
     if name in strategy.__dict__:
         return strategy.__dict__[name]
     return getattr(strategy, _ATTRIBUTES.get(name, name), None)
+
+
+def _without_nested(message: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Set in MESSAGE what is in sections of it, `pp_configs.profiling`; return the other VALUES."""
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        if section:
+            setattr(getattr(message, section), name, value)
+    return {key: value for key, value in values.items() if "." not in key}
 
 
 def _clear_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:

@@ -57,6 +57,13 @@ def groups() -> Any:
     return getattr(getattr(package, "fleet", None), "_hcg", None)
 
 
+def used_strategy() -> Any:
+    """Return the message of the strategy that fleet uses; None without fleet."""
+    package: Any = sys.modules.get("paddle.distributed.fleet")
+    strategy = getattr(getattr(package, "fleet", None), "_user_defined_strategy", None)
+    return getattr(strategy, "strategy", None)
+
+
 def sizes() -> dict[str, int]:
     """Return the number of ranks along each axis; empty without fleet."""
     known = groups()

@@ -19,6 +19,7 @@ from . import (
     topology,
     updates,
 )
+from .dygraph import fused_buffers
 from .dygraph.step_reducer import SENDERS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import
@@ -209,9 +210,28 @@ class _RemainingFields:
         value = settings.effective(name)
         if degrees and all(value[key] in {degrees[key], -1} for key in degrees if key in value):
             text = ", ".join(f"{key} {degree}" for key, degree in degrees.items())
-            self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=f"fleet has {text}")
+            self._report_nested(name, value, f"fleet has {text}")
         else:
             self._report_unseen(name)
+
+    def _report_nested(self, name: str, value: Any, text: str) -> None:
+        """Report the field NAME, whose VALUE is in effect but for what is nested in it."""
+        message = getattr(topology.used_strategy(), name, None)
+        scripts = []
+        for path, asked in self._spec.get(name).items():
+            section, _, key = path.rpartition(".")
+            if section:
+                used = getattr(getattr(message, section, None), key, None)
+                text += f", {path} {used}"
+                scripts += [] if used == asked else [path]
+        text += fused_buffers.described()
+        if name in distributed_strategy.misfits:
+            self._proof.knob(name, NO_EFFECT, reason=distributed_strategy.misfits[name])
+        elif scripts:
+            reason = f"the script sets {', '.join(scripts)} itself"
+            self._proof.knob(name, SCRIPT, in_effect=value, reason=reason, evidence=text)
+        else:
+            self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=text)
 
     def _obstacle_to(self, name: str) -> str:
         """Return what in this job, or in this Paddle, keeps NAME from having an effect."""

@@ -248,6 +248,13 @@ hybrid_configs:  The degree of each kind of parallelism.
   .pp_degree = 1 ranks  Pipeline parallelism.
   .sharding_degree = 1 ranks  Sharding.
   .sep_degree = 1 ranks  Sequence parallelism.
+  .pp_configs.dp_comm_overlap = false  Pipelines: send dp's gradients during the backward pass.
+  .pp_configs.sharding_comm_overlap = false  Pipelines: send those of sharding during it.
+  .sharding_configs.comm_overlap = false  Send gradients during the backward pass; needs
+      accumulate_steps.
+  .sharding_configs.accumulate_steps = 1  The number of backward passes before an update.
+  .sharding_configs.comm_buffer_size_MB = 256 MB  The size of a buffer (Paddle 3).
+  .sharding_configs.split_param = false  Cut each parameter up among the ranks.
   dygraph: effective: fleet.init creates groups of ranks by it (unseen: the script has not
       created these groups with fleet.init)
   static: no effect: Paddle reads it in dygraph only

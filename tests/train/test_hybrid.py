@@ -34,12 +34,21 @@ STRATEGIES: dict[str, dict[str, Any] | None] = {
         for name in ("recommended", "comm_fusion", "overlap")
     },
 }
+# The same for few layouts.
+_LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
+STRATEGIES |= {
+    "levels": {**_LEVELS, "fuse_grad_size_in_num": 3},
+    "16 bits": {"bf16_allreduce": True, "fuse_grad_size_in_num": 3},
+    "plan": {"fuse_grad_size_in_MB": "plan"},
+}
+_SOME = {"levels": ("sharding of 4",), "16 bits": ("dp x mp", "sharding x pp"), "plan": ("sep",)}
 # By name: the layout, and what rank 0 sends for gradients (and norms) in each update to the group
 # of its first axis of dp, sharding and sep, without a strategy.
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "dp": ({"dp": 2}, {"all_reduce": 1}),
     "sep": ({"sep": 2}, {"all_reduce": 1}),
     "sharding": ({"sharding": 2}, {"reduce": 8, "all_reduce": 2}),
+    "sharding of 4": ({"sharding": 4}, {"reduce": 8, "all_reduce": 2}),
     "fused sharding": (
         {"sharding": 2, "sharding_configs": {"tensor_fusion": True}},
         {"reduce": 2, "all_reduce": 2},
@@ -122,6 +131,7 @@ def _cases() -> list[Any]:
         # CPUs have neither these kernels nor these collectives.
         if place == "npu" or not ({"mp", "pp", "stage", "sharding_configs"} & {*layout})
         for strategy in STRATEGIES
+        if name in _SOME.get(strategy, LAYOUTS)
         for case in [(place, name, strategy)]
     ]
 
@@ -139,19 +149,22 @@ def test_a_hybrid_job_trains_as_one_process(
         layout = {**layout, "merge": 2}
     python = PYTHONS["3.3.1" if place == "npu" else place]
     whole = {key: value for key, value in layout.items() if key in ("merge", "accumulate")}
+    is_rounded = strategy == "16 bits"
+    # Adam makes large steps of rounding.
+    more = {"SGD": "1"} if is_rounded else {}
     with devices.on(""):
-        train(python, "hybrid.py", tmp_path / "alone", None, nranks=1, more=_told(whole))
+        train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=more | _told(whole))
     witness = tmp_path / "witness"
     witness.mkdir()
     nranks = math.prod(layout.get(axis, 1) for axis in AXES)
     on_device: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if place == "npu":
         on_device = devices.on("npu", witness=witness, count=max(nranks, 4))
-    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
+    more |= {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     with on_device:
         ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
     for report in ranks:
-        assert report["apart"] < 2e-6
+        assert report["apart"] < (1e-3 if is_rounded else 2e-6)
         assert report["moved"] > 1e-2
     if not asked:
         assert_sent(sent, ranks[0]["group"], witness, place)
@@ -161,14 +174,15 @@ def test_a_hybrid_job_trains_as_one_process(
     assert [report["updates"] for report in ranks] == [UPDATES] * nranks
     status, words = SAID[told]
     for knobs in (proof["knobs"] for proof in proofs):
-        assert words in knobs[0]["reason"] + knobs[0]["evidence"], knobs
+        assert any(words in knob["reason"] + knob["evidence"] for knob in knobs), knobs
         for knob in knobs:
-            # But for what is handed to Paddle.
-            assert knob["status"] == status or knob["evidence"].startswith("by Paddle's own"), knob
+            # But for what is handed to Paddle, or makes no difference.
+            is_paddles = knob["evidence"].startswith("by Paddle's own")
+            assert is_paddles or knob["status"] in (status, "no_difference"), knob
     if told == "merged":
         # One communication a round, in fewer parts than Paddle's.
         assert_sent(sent, ranks[0]["group"], witness, place, is_most=True)
-    if told == "at the step" and place == "npu":
+    if told == "at the step" and place == "npu" and strategy not in _SOME:
         assert_counted(proofs[0], witness, nranks)
 
 
@@ -225,23 +239,53 @@ def assert_sent(
         assert least <= counted[key] <= number * UPDATES, counted
 
 
+# A strategy for two ranks of stage 1 with two large parameters and small ones; its row, and how
+# many buffers are sent.
+BUFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], str, int]] = {
+    "sized": (
+        {"sharding_configs": {"split_param": True}},
+        {"fuse_grad_size_in_MB": 1},
+        "by Paddle's own sharding_configs.comm_buffer_size_MB",
+        3,
+    ),
+    "overlapping": (
+        {},
+        {
+            "hybrid_configs": {
+                "sharding_configs.split_param": True,
+                "sharding_configs.comm_overlap": True,
+                "sharding_configs.comm_buffer_size_MB": 1,
+            }
+        },
+        "2 of 3 buffers went out before the last gradient was ready",
+        3,
+    ),
+    "the script's": (
+        {"sharding_configs": {"split_param": True, "comm_overlap": False}},
+        {"hybrid_configs": {"sharding_configs.comm_overlap": True}},
+        "the script sets sharding_configs.comm_overlap itself",
+        1,
+    ),
+}
+
+
 @pytest.mark.long
-def test_buffers_of_sharding_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
-    layout = {"sharding": 2, "hidden": 60000, "sharding_configs": {"split_param": True}}
+@pytest.mark.parametrize("case", BUFFERS)
+def test_buffers_of_sharding_are_those_asked_for(case: str, tmp_path: Path) -> None:
+    own, asked, row, buffers = BUFFERS[case]
+    layout = {"sharding": 2, "hidden": 60000, **own}
     witness = tmp_path / "witness"
     witness.mkdir()
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
     train(*(PYTHON, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told({"hidden": 60000}))
     with devices.on("npu", witness=witness):
-        ranks = train(
-            *(PYTHON, "hybrid.py", tmp_path / "ours", {"fuse_grad_size_in_MB": 1}),
-            nranks=2,
-            more=more,
-        )
-    assert max(report["apart"] for report in ranks) < 2e-6
+        ranks = train(*(PYTHON, "hybrid.py", tmp_path / "ours", asked), nranks=2, more=more)
+    # Sums of 60000 numbers are rounded.
+    assert max(report["apart"] for report in ranks) < 1e-4
     (knob,) = evidence(tmp_path / "ours")["knobs"]
-    assert knob["status"] == "effective"
-    assert knob["evidence"].startswith("by Paddle's own sharding_configs.comm_buffer_size_MB")
-    # Three buffers of two large parameters and the rest; without the field, one.
-    seen = Counter(one.operation for one in devices.witnessed(witness, 0))
-    assert seen["reduce_scatter"] == 3 * UPDATES
+    assert row in knob["reason"] + knob["evidence"]
+    seen = devices.witnessed(witness, 0)
+    scattered = [one for one in seen if one.operation == "reduce_scatter"]
+    assert len(scattered) == buffers * UPDATES
+    if case == "overlapping":
+        assert any(one.beside for one in scattered)

@@ -27,6 +27,9 @@ CPU = {
         "mp=2!1:0.up.weight": (2, ""),
         "sharding=2": (2, ""),
         "sharding=2!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
+        "sharding=2:moe": (2, ""),
+        "sharding=2:moe!1:experts.0.bias": (2, ""),
+        "sharding=2:moe!1:gate.weight": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
         "sep=2": (2, ""),
         "sep=2!1:1.up.bias": (2, "rank 1 (sep 1) and rank 0 (sep 0) differ"),
         "dp=2!1:1.up.bias": (2, "rank 1 and rank 0 differ"),
@@ -48,6 +51,10 @@ NPU = {
     2: {
         "sharding=2:split": (2, ""),
         "sharding=2:split!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
+        # Compared after the next forward has received it.
+        "sharding=2:late": (2, ""),
+        "sharding=2:late!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
+        "sharding=2:split late": (2, ""),
         # Experts in a group of their own.
         "sharding=2:split colored": (2, ""),
         "sharding=2:split colored!1:2.bias": (
@@ -80,6 +87,14 @@ NPU = {
             "rank 3 (dp 1, sharding 1) and rank 1 (dp 0, sharding 1) differ",
         ),
     },
+    8: {
+        "dp=2,mp=2,pp=2": (4, ""),
+        "dp=2,mp=2,pp=2!7:up.weight": (
+            2,
+            "rank 7 (dp 1, mp 1, pp 1) and rank 3 (dp 0, mp 1, pp 1) differ",
+        ),
+        "dp=2,sharding=2,mp=2": (8, ""),
+    },
 }
 
 
@@ -94,7 +109,8 @@ def hooked(way: str) -> str:
 
 def cases() -> list[Any]:
     found = [(kind, n, "3.3.1") for kind, table in (("", CPU), ("npu", NPU)) for n in table]
-    return [*found, *(("", n, "2.6.2") for n in CPU)]
+    found += [("", n, "2.6.2") for n in CPU]
+    return [pytest.param(*each, marks=pytest.mark.long if each[1] == 8 else ()) for each in found]
 
 
 @pytest.mark.parametrize(("kind", "nranks", "version"), cases())
@@ -102,7 +118,7 @@ def test_copies_are_compared_and_a_rank_that_differs_is_named(
     kind: str, nranks: int, version: str, tmp_path: Path
 ) -> None:
     table = (NPU if kind else CPU)[nranks]
-    with devices.on(kind):
+    with devices.on(kind, count=max(nranks, 4)):
         reports = train(
             *(PYTHONS[version], "layouts.py", tmp_path / "ours", {}),
             nranks=nranks,

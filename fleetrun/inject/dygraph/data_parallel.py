@@ -165,9 +165,12 @@ class Reducers:
         )
         hierarchy = communicators.split_ranks(ranks, size) if size else None
         compressed = compression.choose(own[0], ranks, communicators.global_rank())
+        paddles_bytes = sizes if owners else _bucket_bytes(sizes, _PADDLES_LIMITS)
         # By owner only where that saves traffic.
         owners = {} if hierarchy or compressed else owners
-        paddles_bytes = sizes if owners else _bucket_bytes(sizes, _PADDLES_LIMITS)
+        self._report.why_not_planned = (
+            "gradients are sent at the step, not during the backward pass"
+        )
         setup = ReducerSetup(
             *(self._models, own, hierarchy, paddles_bytes, overlaps, len(ranks)),
             *(compressed, why_levels, True),

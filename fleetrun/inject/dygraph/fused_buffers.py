@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from ..evidence import plural
 from ..import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -24,6 +25,18 @@ _SAID = (
     "clear_grad takes gradients out of Paddle's communication buffers, which then send zeros (as"
     " without fleetrun): fleetrun puts them back"
 )
+# How many gradients have arrived in buffers, and how many had when each buffer was sent.
+_arrived = 0
+_sent: list[int] = []
+# The first update is told of.
+_MOST_COUNTED = 4096
+
+
+def described() -> str:
+    """Say how many buffers Paddle has sent beside the backward, if it sends any there."""
+    early = sum(each < _arrived for each in _sent)
+    sent = f"{early} of {plural(len(_sent), 'buffer')}"
+    return f"; {sent} went out before the last gradient was ready" if _sent and _arrived else ""
 
 
 def install(proof: Evidence) -> None:
@@ -47,13 +60,17 @@ def _patch(proof: Evidence, module: ModuleType) -> None:
 
     @functools.wraps(add)
     def add_grad(buffer: Any, param: Any, *args: Any, **options: Any) -> Any:
+        global _arrived  # of one training
         put_back(buffer, param)
+        _arrived += 1
         return add(buffer, param, *args, **options)
 
     @functools.wraps(send)
     def _comm_grads(buffer: Any) -> Any:
         for parameter in buffer._params:
             put_back(buffer, parameter)
+        if len(_sent) < _MOST_COUNTED:
+            _sent.append(_arrived)
         return send(buffer)
 
     def put_back(buffer: Any, parameter: Any) -> None:

@@ -173,7 +173,10 @@ class ReducerReport:
         if not setup.overlaps:
             return "each allreduce was waited for at once"
         if setup.is_at_step:
-            return "allreduces ran concurrently when the optimizer stepped"
+            return (
+                "allreduces ran concurrently when the optimizer stepped, none of them during the"
+                " backward pass"
+            )
         if any(model["is_built"] for model in self._models.values()):
             return "Paddle's own reducer sends them during the backward pass, as without it"
         early = (

@@ -6,6 +6,7 @@ has the second update. Reports for each way what was counted, compared and remar
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ fleet: Any = paddle.distributed.fleet
 proof: Any = sys.modules["_fleetrun_inject.settings"]._settings._proof
 counted: Any = sys.modules["_fleetrun_inject.updates"]
 hooked: set[str] = set()
+waiting: list[Any] = []
 
 
 def see(_optimizer: Any, _number: int) -> None:
@@ -154,7 +156,14 @@ def distributed(net: Any, groups: Any, words: str) -> tuple[Any, Any]:
                 **options,
             )
             return model, optimizer
-    return fleet.distributed_model(net), fleet.distributed_optimizer(optimizer)
+    model, optimizer = fleet.distributed_model(net), fleet.distributed_optimizer(optimizer)
+    if "late" in words:
+        # What is updated is sent during the next forward.
+        inner: Any = optimizer._inner_opt
+        late = "_set_all_gather_overlap_forward" if "split" in words else "_set_broadcast_overlap"
+        is_late = True
+        getattr(inner, late)(is_late, net)
+    return model, optimizer
 
 
 def train(way: str) -> dict[str, Any]:
@@ -169,6 +178,8 @@ def train(way: str) -> dict[str, Any]:
     else:
         # Each rank has experts of its own.
         experts = [expert()] if "experts" in words else []
+        if "moe" in words:
+            experts = [mixture(groups.get_sharding_parallel_group())]
         if "colored" in words:
             experts = [nn.Linear(8, 8)]
             for each in experts[0].parameters():
@@ -176,7 +187,7 @@ def train(way: str) -> dict[str, Any]:
         net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)), *experts)
     model, optimizer = distributed(net, groups, words)
     if bad:
-        spoil_late(model, *bad.split(":"))
+        spoil_late(model, *bad.split(":"), waits="late" in words)
     notes, before = len(proof._notes), counted.count()
     data = groups.get_data_parallel_rank() * 2 + groups.get_sharding_parallel_rank()
     numbers = np.random.RandomState(data)
@@ -187,7 +198,10 @@ def train(way: str) -> dict[str, Any]:
             continue
         # Paddle refuses to broadcast between CPUs what the model of `mp` is given.
         forward = net if "mp" in degrees and x.place.is_cpu_place() else model
-        (forward(x) ** 2).mean().backward()
+        loss = (forward(x) ** 2).mean()
+        while waiting:
+            waiting.pop()()
+        loss.backward()
         optimizer.step()
         optimizer.clear_grad()
     return {
@@ -200,6 +214,26 @@ def train(way: str) -> dict[str, Any]:
     }
 
 
+def mixture(group: Any) -> Any:
+    """Return Paddle's layer of experts, of which each rank has its own; GROUP exchanges no tokens.
+
+    Paddle's own forward has no CPU kernel.
+    """
+    moe: Any = importlib.import_module("paddle.incubate.distributed.models.moe")
+
+    class Mixture(moe.MoELayer):  # type: ignore[misc, unused-ignore]
+        def forward(self, x: Any) -> Any:
+            share = nn.functional.softmax(self.gate.gate(x))[:, :1]
+            return self.experts[0](x) * share
+
+    backend = os.environ["PADDLE_DISTRI_BACKEND"]
+    # Or it asks for NCCL's version.
+    os.environ["PADDLE_DISTRI_BACKEND"] = "xccl"
+    layer = Mixture(8, nn.LayerList([expert()]), gate={"type": "naive"}, moe_group=group)
+    os.environ["PADDLE_DISTRI_BACKEND"] = backend
+    return layer
+
+
 def expert() -> Any:
     """Return a layer that only this rank trains."""
     layer = nn.Linear(8, 8)
@@ -209,8 +243,11 @@ def expert() -> Any:
     return layer
 
 
-def spoil_late(model: Any, bad_rank: str, name: str) -> None:
-    """Change the parameter of MODEL whose name ends in NAME, where all ranks have sent theirs."""
+def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
+    """Change the parameter of MODEL whose name ends in NAME, where all ranks have sent theirs.
+
+    WAITS: after the next forward.
+    """
     counts: list[int] = []
 
     def spoil(_optimizer: Any, number: int) -> None:
@@ -218,7 +255,10 @@ def spoil_late(model: Any, bad_rank: str, name: str) -> None:
         if len(counts) == 2 and rank == int(bad_rank):
             found = [each for known, each in model.named_parameters() if known.endswith(name)]
             each = getattr(found[0], "fw_storage", found[0])
-            each.set_value(each.numpy() + 1e-2)
+            if waits:
+                waiting.append(lambda: each.set_value(each.numpy() + 1e-2))
+            else:
+                each.set_value(each.numpy() + 1e-2)
 
     # Before the comparison, which comes after the updates 1 and 3, and 2 with `auto`.
     counted._after.insert(0, spoil)
