@@ -90,7 +90,7 @@ NPU = {
     8: {
         "dp=2,mp=2,pp=2": (4, ""),
         "dp=2,mp=2,pp=2!7:up.weight": (
-            2,
+            4,
             "rank 7 (dp 1, mp 1, pp 1) and rank 3 (dp 0, mp 1, pp 1) differ",
         ),
         "dp=2,sharding=2,mp=2": (8, ""),
