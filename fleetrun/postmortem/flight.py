@@ -301,7 +301,7 @@ def _unfinished(
     verb = "waits" if len(there) == 1 else "wait"
     text = (
         f"all its ranks have entered {what}, and {_who(there, job)} {verb} there{_at(first)} since "
-        f"{since}: no rank is missing, what lies between them does not deliver"
+        f"{since}: no rank is missing, so the network or a device holds it up"
     )
     return (FlightFinding(UNFINISHED, (), text),)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import devices
 import pytest
 from commandline import Command, fleetrun
+from training import PYTHONS
 from waiting import until
 
 from fleetrun.records import eventfile, rankfile
@@ -97,6 +99,40 @@ for _ in paddle.io.DataLoader(Data(), num_workers=2): pass
     # In the main thread Paddle says only that; the reason is in the log, from another thread.
     assert said.kind == "SystemError"
     assert "bad sample" in job.log(0).read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("", "    Rank 1 never entered all_reduce 4 of all ranks; rank 0 waits there in "),
+        (
+            "hang@3:1",
+            "    All its ranks have entered all_reduce 3 of all ranks, and ranks 0-1 wait",
+        ),
+    ],
+    ids=["a rank sleeps", "its device hangs"],
+)
+def test_on_a_device_a_rank_that_is_late_is_told_from_a_device_that_hangs(
+    tmp_path: Path, fault: str, text: str
+) -> None:
+    code = f"""
+import paddle
+import paddle.distributed as dist
+dist.init_parallel_env()
+for step in range(4):
+    value = paddle.full([4], float(rank))
+    dist.all_reduce(value)
+    if (rank, step) == (1, 2) and not {fault!r}:
+        time.sleep(600)
+    value.numpy()
+"""
+    job = Command.python(tmp_path, code, "--hang_timeout=6")
+    with devices.on("npu", witness=tmp_path, **({"fault": fault} if fault else {})):
+        told = {"PADDLE_DISTRI_BACKEND": "", "PADDLE_XCCL_BACKEND": ""}
+        ended = job.finish(job.start(env={**devices.variables(PYTHONS["3.3.1"]), **told}))
+    assert ended.code == 124
+    assert text in ended.said
 
 
 def test_the_stacks_of_a_job_that_runs_are_shown_with_its_collectives(tmp_path: Path) -> None:
