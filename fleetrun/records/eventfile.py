@@ -73,7 +73,7 @@ def append(
     }
     line = json.dumps(secrets.everywhere(record, redact)).encode() + b"\n"
     if (written := os.write(fd, line)) < len(line):
-        # A full disk took half a line; half a line is none.
+        # A full disk left half a line, which does not count.
         os.ftruncate(fd, os.fstat(fd).st_size - written)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,4 +1,4 @@
-"""The heartbeat file of a rank: any script may write the number of its step there."""
+"""The heartbeat file of a rank: any script may write its step there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MOST = 64
 
 
 def read_step(path: str) -> int | None:
-    """Return the step that was last written to PATH (`echo 120 > $FLEETRUN_HEARTBEAT`), if any."""
+    """Return the last step in PATH (`echo 120 > $FLEETRUN_HEARTBEAT`), if any."""
     words = (reading.content(path, _MOST) or b"").split()
-    # What is being written just now is no number yet.
+    # A file that is being written has no number yet.
     return int(words[0]) if words and words[0].isdigit() else None
 
 
@@ -22,7 +22,7 @@ def is_scripts(path: str) -> bool:
 
 
 def beat(path: str, since_ns: int) -> int:
-    """Return a number that changes with each heartbeat; 0 if there is none after SINCE_NS."""
+    """Return a number that changes with each heartbeat; 0 if there is none since SINCE_NS."""
     try:
         seen = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""`hosts.json`, how each host of a job ended, for people and their programs; schema 1.
+"""`hosts.json`: how each host of a job ended; schema 1.
 
 `hosts` has one entry for each host, in the order of their node ranks, with the fields of
 `HostEnd`. Keys may be added; the schema goes up when one changes its meaning or goes away.
@@ -19,12 +19,12 @@ SCHEMA = 1
 
 
 class HostEnd(NamedTuple):
-    """The end of one host: `what` is a sentence without its end."""
+    """The end of one host; `what` is a sentence without its full stop."""
 
     node_rank: int
     host: str
     hostname: str
-    # How many ranks it had.
+    # The number of its ranks.
     ranks: int
     what: str
     exit_code: int
@@ -35,7 +35,7 @@ class HostEnd(NamedTuple):
 
 
 def write(folder: Folder, hosts: Sequence[HostEnd], redact: Callable[[str], str] = str) -> None:
-    """Write the ends of HOSTS into FOLDER, whole or not at all; OSError if that fails."""
+    """Write the ends of HOSTS into FOLDER atomically; OSError if that fails."""
     import json  # the job is over when this runs
 
     from fleetrun.records import secrets

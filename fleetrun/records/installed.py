@@ -1,4 +1,4 @@
-"""The Paddles that are installed, by the names of folders, and whose the `fleetrun` command is.
+"""The installed Paddles, by folder names, and the owner of the `fleetrun` command.
 
 `importlib.metadata` takes 60 ms.
 """

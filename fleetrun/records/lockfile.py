@@ -14,12 +14,12 @@ from fleetrun.records.folder import Folder, enter
 
 
 def mark(pid: int, name: str) -> bytes:
-    """Return what the launcher PID writes into the folder NAME: a copy has another name."""
+    """Return the mark of the launcher PID for the folder NAME; a copy has another name."""
     return b"fleetrun %d %b\n" % (pid, os.fsencode(name))
 
 
 def launcher(fd: int, name: str) -> int | None:
-    """Return the launcher whose mark of the folder NAME is in the file FD; None: it has none.
+    """Return the launcher whose mark of the folder NAME is in the file FD; None if there is none.
 
     Raises OSError where the file cannot be read.
     """
@@ -32,7 +32,7 @@ def launcher(fd: int, name: str) -> int | None:
 
 
 def is_locked(fd: int) -> bool:
-    """Lock FD; True if a living process has the lock, or that cannot be known."""
+    """Lock FD; return True if a living process has the lock, or if unknown."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -41,7 +41,7 @@ def is_locked(fd: int) -> bool:
 
 
 def begin(log_dir: str, name: str) -> tuple[Folder, int]:
-    """Make the run directory NAME in LOG_DIR; return it and its lock, which is ours.
+    """Create the run directory NAME in LOG_DIR; return it and its lock, which we hold.
 
     FileExistsError where it is there already.
     """

@@ -1,4 +1,4 @@
-"""A rank's log as one stream, whatever `--log_max_size` has moved to its archives.
+"""A rank's log as one stream, including the archives of `--log_max_size`.
 
 Offsets count all that the rank wrote. What was removed with the oldest archives is skipped.
 """
@@ -20,7 +20,7 @@ _NOTED_S = 1.0
 
 
 class LogFile:
-    """The log PATH, of which TIMES returns what is noted now; OSError if it cannot be opened."""
+    """The log PATH, whose current notes TIMES returns; OSError if it cannot be opened."""
 
     def __init__(self, path: str, times: Callable[[], outputtimes.LogTimes]) -> None:
         self.path = path
@@ -36,11 +36,11 @@ class LogFile:
 
     @property
     def begin(self) -> int:
-        """The offset of the oldest byte that is still there."""
+        """The offset of the oldest byte that still exists."""
         return self._archives[0][1] if self._archives else self._moved
 
     def end(self) -> int:
-        """Return the offset behind the last byte."""
+        """Return the offset after the last byte."""
         found = os.fstat(self._fd)
         if self._is_cut() or found.st_size < self._size:
             self._await_cut()
@@ -49,7 +49,7 @@ class LogFile:
         return self._base + found.st_size
 
     def written_at(self) -> float:
-        """Return when the file was last written to: wall clock, in seconds."""
+        """Return the time of the last write, in seconds since 1970."""
         return os.fstat(self._fd).st_mtime
 
     def read(self, offset: int, length: int) -> bytes:
@@ -68,7 +68,7 @@ class LogFile:
             self._await_cut()
 
     def parts(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """Return where the bytes from BEGIN to END are: descriptors, places in them, lengths."""
+        """Return the locations of the bytes from BEGIN to END: descriptors, offsets, lengths."""
         found = [
             (fd, max(begin, first) - first, min(end, last) - max(begin, first))
             for fd, first, last in self._archives
@@ -78,11 +78,11 @@ class LogFile:
         return [*found, (self._fd, begin - self._base, end - begin)] if begin < end else found
 
     def _is_cut(self) -> bool:
-        """Whether a cut is noted that is not known yet."""
+        """Whether there is a new cut."""
         return len(self._times().cuts) != self._cuts
 
     def _await_cut(self) -> None:
-        """Arrange anew as soon as it is noted what became of the file."""
+        """Rearrange once the notes say what became of the file."""
         deadline = time.monotonic() + _NOTED_S
         while not self._is_cut():
             if time.monotonic() > deadline:
@@ -93,7 +93,7 @@ class LogFile:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Open the archives, and know what the offsets of the file are."""
+        """Open the archives, and determine the offsets of the file."""
         while True:
             cuts = self._times().cuts
             self._forget()

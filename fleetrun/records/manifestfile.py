@@ -53,7 +53,7 @@ SCHEMA = 1
 
 
 class Recorded(NamedTuple):
-    """What is needed of the file to plan the launch again."""
+    """The part of the file that is needed to plan the launch again."""
 
     path: str
     version: str
@@ -80,7 +80,7 @@ def write(folder: Folder, document: dict[str, object], redact: Callable[[str], s
 def document(
     plan: LaunchPlan, request: Request, started: float, git: Mapping[str, object] | None
 ) -> dict[str, object]:
-    """Return the manifest, but for the environment, of what was STARTED by PLAN and REQUEST."""
+    """Return the manifest, without the environment, of the launch STARTED by PLAN and REQUEST."""
     command, hidden = arguments.conceal(request.typed)
     system = os.uname()
     return {
@@ -136,7 +136,7 @@ def _ranks(plan: LaunchPlan) -> list[dict[str, object]]:
 
 
 def _config(request: Request) -> dict[str, object] | None:
-    """Return the lines of the config file, and of the user's beneath it, that took effect."""
+    """Return the lines of the config files that took effect."""
     paths = [
         one.value
         for one in request.settings
@@ -163,7 +163,7 @@ def _config(request: Request) -> dict[str, object] | None:
 
 
 def _strategies(request: Request) -> list[dict[str, object]]:
-    """Return what each preset and file of the strategy said."""
+    """Return the contents of each preset and file of the strategy."""
     found: list[dict[str, object]] = []
     for layer in request.strategy.layers if request.strategy is not None else ():
         hidden = [
@@ -209,7 +209,7 @@ def _driver() -> str | None:
 
 
 def read(path: str, is_option: Callable[[str], bool]) -> Recorded:
-    """Read the file at PATH; UsageError in one sentence if it is no manifest of ours.
+    """Read the file at PATH; UsageError if it is not a manifest.
 
     IS_OPTION tells whether an option has a name.
     """
@@ -244,7 +244,7 @@ def _refuse(path: str, why: str) -> NoReturn:
 
 
 def _parse(path: str, document: dict[str, object], is_option: Callable[[str], bool]) -> Recorded:
-    """Take what matters out of DOCUMENT; an error of Python's own where it is not there."""
+    """Extract the required parts of DOCUMENT; raises a Python error if one is missing."""
     environment = _of(document, "environment", dict)
     values = _of(environment, "values", dict)
     config = None if document["config"] is None else _of(document, "config", dict)

@@ -38,7 +38,7 @@ class System(NamedTuple):
 
 
 class RankUse(NamedTuple):
-    """A process of the job with all that it has started; 100 % is one processor."""
+    """A process of the job with its children; 100 % is one processor."""
 
     process: str
     rank: int | None
@@ -87,7 +87,7 @@ class MetricsRecord(NamedTuple):
 
 
 def append(path: str, record: MetricsRecord) -> int:
-    """Append RECORD to the file PATH, whole or not at all, and return how long the file is.
+    """Append RECORD to the file PATH atomically, and return the length of the file.
 
     Raises OSError where it cannot be written.
     """
@@ -103,7 +103,7 @@ def append(path: str, record: MetricsRecord) -> int:
         written = os.write(fd, line)
         size = os.fstat(fd).st_size
         if written < len(line):
-            # A full disk took half a line; half a line is none.
+            # A full disk left half a line, which does not count.
             size -= written
             os.ftruncate(fd, size)
         return size
@@ -112,7 +112,7 @@ def append(path: str, record: MetricsRecord) -> int:
 
 
 def _finite(value: object) -> object:
-    """Return VALUE with null for numbers that JSON does not have: a loss may be NaN."""
+    """Return VALUE with null for NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, dict):
@@ -121,7 +121,7 @@ def _finite(value: object) -> object:
 
 
 def read(path: str) -> Iterator[MetricsRecord]:
-    """Yield the lines of the file PATH that can be read."""
+    """Yield the valid lines of the file PATH."""
     for found in reading.lines(path):
         if found.get("schema") == SCHEMA:
             yield _record(found)
@@ -186,5 +186,5 @@ def _record(found: dict[str, Any]) -> MetricsRecord:
 
 
 def gpu(one: dict[str, Any]) -> GpuUsage:
-    """Return the GPU that the JSON object ONE tells of."""
+    """Return the GPU of the JSON object ONE."""
     return reading.record(GpuUsage, one)

@@ -1,4 +1,4 @@
-"""The names of what a launch leaves: its processes, and the files in its log folder.
+"""The names of a launch's processes and of the files in its log folder.
 
 The log folder has `runs/`, with a run directory for each launch, and links into the latest one.
 """
@@ -25,7 +25,7 @@ LAUNCH = "launch.txt"
 CONSOLE = "console.log"
 ENDPOINTS = "endpoints.log"
 GATHERED = "gathered"
-# Of each of these, unless all is asked for.
+# The limit for each log, unless all is requested.
 GATHERED_BYTES = 64 * 1024
 HOSTS = "hosts.json"
 OUTPUT_TIMES = "output.times"
@@ -90,12 +90,12 @@ FILES = (
 
 
 def marker(launcher: str) -> str:
-    """Name the file in the log folder by which other hosts see that they share it."""
+    """Name the file in the log folder that shows other hosts that they share it."""
     return f".host-{launcher}"
 
 
 def host_secret(hostname: str) -> str:
-    """Name the file in the log folder by which a launcher that follows a killed one is known."""
+    """Name the file in the log folder that identifies a launcher that replaces a killed one."""
     return f".secret-{hostname.replace('/', '-')}"
 
 
@@ -129,7 +129,7 @@ def run_name(run_dir: str) -> str:
 
 
 def job_name(run: str) -> str:
-    """Return what the job of the RUN is called: its --job_id, or its script.
+    """Return the job name of the RUN: its --job_id, or its script.
 
     >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
     ('train', 'x', 'other')
@@ -139,7 +139,7 @@ def job_name(run: str) -> str:
 
 
 def shared_log(spec: RankSpec) -> str:
-    """Name the log of a rank in a folder that has those of all hosts."""
+    """Name the log of a rank in a folder with the logs of all hosts."""
     return f"{LOGS[spec.role]}.{spec.rank}"
 
 
@@ -154,7 +154,7 @@ def error_log(log: str) -> str:
 
 
 def rank_name(spec: RankSpec) -> str:
-    """Name a rank in file names: trainers by their number alone, as people look for them."""
+    """Name a rank in file names: trainers by their number alone."""
     if spec.role == "TRAINER":
         return f"{spec.rank}"
     return f"{spec.role.lower().removeprefix('p').removesuffix('_trainer')}.{spec.rank}"
@@ -185,7 +185,7 @@ def label_of(name: str) -> str:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """Name processes shortly, ranks as ranges.
+    """List processes briefly, ranks as ranges.
 
     >>> listed(["rank 0", "rank 2", "rank 3", "rank 4", "server 1", "server 0"])
     'ranks 0, 2-4, server 0 and server 1'
@@ -202,7 +202,7 @@ def listed(labels: Sequence[str]) -> str:
 
 
 def rank_records(rank: str) -> str:
-    """Name the file in which RANK tells what happens to it."""
+    """Name the file with the records of RANK."""
     return f"rank.{rank}.jsonl"
 
 
@@ -212,7 +212,7 @@ def trace(rank: str) -> str:
 
 
 def error(rank: str) -> str:
-    """Name the file for the exception that ends RANK, where it is no Python."""
+    """Name the file for the error that ends RANK, if it is not a Python program."""
     return f"error.{rank}.json"
 
 
@@ -247,12 +247,12 @@ def shortened(size: int, left: int) -> bytes:
 
 
 def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
-    """Return where an attempt's standard output goes."""
+    """Return the path of an attempt's standard output."""
     return run_path(plan, log_name(spec.log, attempt))
 
 
 def log_paths(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> tuple[str, ...]:
-    """Return where an attempt's output goes: one file, or one of each stream, error's second."""
+    """Return the paths of an attempt's output: one file, or one for each stream."""
     logs = (spec.log, spec.error_log) if spec.error_log else (spec.log,)
     return tuple([run_path(plan, log_name(log, attempt)) for log in logs])
 

@@ -1,4 +1,4 @@
-"""`output.times` in the run directory: when the ranks' logs grew, so that they can be merged.
+"""`output.times` in the run directory: the growth of the ranks' logs, for merging them.
 
 Lines of words. The first is `fleetrun output.times 1 BASE`; BASE and all times are in milliseconds,
 BASE since 1970, the others since BASE. Offsets count all that was written into a log, also what
@@ -32,14 +32,14 @@ _NOTES = re.compile(rb"(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}", re.MULTILIN
 
 
 class CutRange(NamedTuple):
-    """What a log had before `offset` is in its newest archive and those before it."""
+    """A cut: the bytes of a log before `offset` are in its archives."""
 
     offset: int
     is_collapsed: bool
 
 
 class LogTimes(NamedTuple):
-    """What is noted of one log, in order: there were `offsets[i]` bytes at `at_ms[i]`."""
+    """The notes about one log, in order: it had `offsets[i]` bytes at `at_ms[i]`."""
 
     # Milliseconds since 1970.
     at_ms: list[int]
@@ -47,7 +47,7 @@ class LogTimes(NamedTuple):
     cuts: list[CutRange]
 
     def offset_at(self, at_ms: float) -> int:
-        """Return where what was written at AT_MS or later begins.
+        """Return the offset of the first byte written at AT_MS or later.
 
         >>> LogTimes([1000, 2000], [10, 30], []).offset_at(1500)
         10
@@ -85,7 +85,7 @@ class Reader:
         self._notes = Notes()
 
     def read(self) -> Mapping[str, LogTimes]:
-        """Return what the file says of each log by now, by name; nothing if it cannot be read."""
+        """Return the notes about each log so far, by name; empty if unreadable."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._at)
@@ -99,7 +99,7 @@ class Reader:
 
 
 class Notes:
-    r"""What lines say of each log.
+    r"""The notes about each log.
 
     >>> notes = Notes()
     >>> notes.feed(b"fleetrun output.times 1 1000\n= 0 workerlog.0\n20 0 7\nbroken\n")
@@ -114,7 +114,7 @@ class Notes:
         self._base_ms = 0
 
     def feed(self, text: bytes) -> None:
-        """Take the whole lines of TEXT; what is not as expected is nothing."""
+        """Parse the whole lines of TEXT; ignore malformed ones."""
         at = 0
         for found in _NOTES.finditer(text):
             self._take(text[at : found.start()])
@@ -124,13 +124,13 @@ class Notes:
         self._take(text[at:])
 
     def _note(self, times: Iterable[int], logs: Iterable[bytes], offsets: Iterable[int]) -> None:
-        """Take notes, one after the other; those of logs without a name are none."""
+        """Parse notes; ignore those about logs without a name."""
         for since, number, offset in zip(times, logs, offsets, strict=True):
             log = self._numbered.get(number)
             if log is None:
                 continue
             at = since + self._base_ms
-            # Whatever was done to clocks and files.
+            # Robust against changed clocks and files.
             if log.offsets:
                 if offset < log.offsets[-1]:
                     # The log was truncated.
@@ -142,7 +142,7 @@ class Notes:
             log.offsets.append(offset)
 
     def _take(self, text: bytes) -> None:
-        """Take the lines of TEXT, of which none is a note."""
+        """Parse the lines of TEXT, none of which is a note."""
         for line in text.split(b"\n"):
             words = line.split(b" ")
             if line.startswith(_HEAD):

@@ -1,4 +1,4 @@
-"""`plan.json`: what was started, without the secrets; schema 1.
+"""`plan.json`: the plan, without secrets; schema 1.
 
 `schema`, `job_id`, `mode`, `engine`, `generation`, `node_rank`, `nodes`, `cwd`, `rules`, `notes`,
 `env` (what all processes are given) and the `processes`: `name`, `rank` (null: none), `argv`, `env`
@@ -36,7 +36,7 @@ class ProcessRecord(NamedTuple):
 
 
 class PlanRecord(NamedTuple):
-    """What readers need of the file."""
+    """The part of the file that readers need."""
 
     job_id: str
     mode: str
@@ -51,7 +51,7 @@ class PlanRecord(NamedTuple):
 
 
 def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) -> None:
-    """Write what PLAN starts into FOLDER; OSError if that fails."""
+    """Write PLAN into FOLDER; OSError if that fails."""
     import json  # 3 ms that a start has no use for
 
     from fleetrun.records import arguments, secrets
@@ -99,7 +99,7 @@ def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) 
 
 
 def read(path: str) -> PlanRecord | None:
-    """Return what the file PATH says, as far as it can be read; None if it is no plan."""
+    """Return the contents of the file PATH, as far as readable; None if it is not a plan."""
     found = reading.document(path)
     if found is None or found.get("schema") != SCHEMA:
         return None

@@ -1,4 +1,4 @@
-"""Step and loss as ranks print them, from the last lines of a log."""
+"""The step and loss that ranks print, from the last lines of a log."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _THROUGHPUT = re.compile(
     % (_NUMBER.encode(), _NUMBER.encode())
 )
 
-# So much of a log's end is looked at.
+# The number of bytes to read at the end of a log.
 _TAIL = 8192
 
 
 class Progress(NamedTuple):
-    """What a rank has said last; None: nothing."""
+    """The last output of a rank; None: nothing."""
 
     step: int | None = None
     loss: float | None = None
@@ -101,13 +101,13 @@ def losses(text: bytes) -> list[float]:
 
 
 def tail(log: LogRecord) -> bytes:
-    """Return the end of LOG; of two files, that of the one written to last comes last."""
+    """Return the end of LOG; of two files, the one written last comes last."""
     paths = sorted(log.paths, key=reading.written_at)
     return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in paths)
 
 
 def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
-    """Return when the heartbeat of the process of LOG was written, and its step.
+    """Return the time and the step of the heartbeat of LOG's process.
 
     None: there is none of this attempt.
     """
@@ -131,7 +131,7 @@ def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None)
 def _found(
     line: bytes, usual: re.Pattern[bytes], pattern: re.Pattern[bytes] | None, group: str
 ) -> bytes | None:
-    """Return what LINE says of GROUP first."""
+    """Return the first match of GROUP in LINE."""
     is_own = pattern is not None and group in pattern.groupindex
     found = (pattern if pattern is not None and is_own else usual).search(line)
     return None if found is None else found[group if is_own else 1]

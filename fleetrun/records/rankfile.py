@@ -1,4 +1,4 @@
-"""Reading `rank.RANK.jsonl`, in which a rank tells what happens to it, one record a line.
+"""Reads `rank.RANK.jsonl`, the records of a rank, one per line.
 
 `inject/site/rank_records.py` appends to it. A program that is no Python may write the exception
 that ends it into a file of its own, $FLEETRUN_ERROR_FILE: that may be half-written, or something
@@ -26,7 +26,7 @@ _RESTARTS = "PADDLE_RESTART_COUNT"
 
 
 class ErrorReport(NamedTuple):
-    """The exception that ended a rank: `raw` is all of it when it is not what we expect."""
+    """The exception that ended a rank; `raw` is the whole text if it is malformed."""
 
     rank: int | None = None
     host: str = ""
