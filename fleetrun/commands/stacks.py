@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 
@@ -36,11 +35,8 @@ def command(word: str | None) -> int:
     run = job.run_dir
     events = os.path.join(run, names.EVENTS)
     before = _answers(events)
-    assert job.launcher is not None
-    try:
-        os.kill(job.launcher, signal.SIGQUIT)
-    except ProcessLookupError:
-        raise EnvironmentFault(f"{job.name} has just ended.") from None
+    if not jobs.ask_for_stacks([run]):
+        raise EnvironmentFault(f"{job.name} has just ended.")
     until = time.monotonic() + _ANSWER_S
     while _answers(events) == before:
         if time.monotonic() > until or not runs.is_running(run):
@@ -50,7 +46,7 @@ def command(word: str | None) -> int:
         if name.startswith("stacks.") and name.endswith(".txt"):
             whole = reading.content(os.path.join(run, name)) or b""
             # A file has the stacks of each time; the last begins with its own heading.
-            put(visible_lines(_newest(whole.decode(errors="replace"))))
+            put(visible_lines(newest(whole.decode(errors="replace"))))
     try:
         put(collectives.text(runs.hosts(runs.read(run)), None))
     except EnvironmentFault as error:
@@ -64,10 +60,10 @@ def _answers(events: str) -> int:
     return sum(one.more.get("what") == "stacks" for one in said)
 
 
-def _newest(text: str) -> str:
+def newest(text: str) -> str:
     r"""Return what was added last to a file of stacks.
 
-    >>> _newest("# 2026-01-02 03:04:05 rank 1: a\nx\n\n# 2026-01-02 03:04:06 rank 1: b\ny\n")
+    >>> newest("# 2026-01-02 03:04:05 rank 1: a\nx\n\n# 2026-01-02 03:04:06 rank 1: b\ny\n")
     '# 2026-01-02 03:04:06 rank 1: b\ny\n'
     """
     begin = text.rfind("\n\n# 2")

@@ -123,10 +123,12 @@ def ask_for_stacks(run_dirs: Iterable[str]) -> int:
         for job in find()
         if job.launcher is not None and os.path.realpath(job.run_dir) in wanted
     ]
+    asked = 0
     for pid in launchers:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGQUIT)
-    return len(launchers)
+            asked += 1
+    return asked
 
 
 def running(job: RunningJob) -> tuple[int, ...]:

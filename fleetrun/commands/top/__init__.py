@@ -21,6 +21,7 @@ from fleetrun import colors
 from fleetrun.commands import parser
 from fleetrun.commands.logs import choose
 from fleetrun.commands.logs.clean import cleaned
+from fleetrun.commands.stacks import newest
 from fleetrun.commands.top import screen
 from fleetrun.commands.top.sample import Sampler
 from fleetrun.commands.top.view import LOG, STACKS, View, after, keys
@@ -117,8 +118,8 @@ def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
         paths = row.logs if view.what == LOG else (row.stacks,)
         said = b"".join(reading.content(path, _MOST_TEXT, from_end=True) or b"" for path in paths)
         text = cleaned(said).decode(errors="replace").replace("\r", "\n").rstrip("\n")
-        if view.what == STACKS and not text:
-            text = "The launcher has been asked for the stacks; they appear here."
+        if view.what == STACKS:
+            text = newest(text) or "The launcher has been asked for the stacks; they appear here."
         # The newest lines of a log say most, of stacks the first ones, where the ranks are.
         own = text.split("\n")
         title = f"{view.what} of {row.label}: {paths[0]}"

@@ -174,14 +174,16 @@ byId("search").addEventListener("submit", event => {
 });
 
 async function showStacks(run) {
-  const { stacks } = await ask("api/runs/" + run + "/stacks");
+  const { stacks, collectives } = await ask("api/runs/" + run + "/stacks");
+  byId("collectives").hidden = !collectives;
+  byId("collectives").textContent = collectives;
   const key = JSON.stringify(stacks);
   if (key === takenAt) return;
   takenAt = key;
-  // Ranks that stand alike are shown once; the first line says when each was asked.
+  // Ranks that stand alike are shown once: heads and addresses of threads tell nothing apart.
   const alike = new Map();
   for (const one of stacks) {
-    const body = one.text.split("\n").filter(line => !line.startsWith("#")).join("\n");
+    const body = one.text.replace(/^#.*$/gm, "").replace(/0x[0-9a-f]+/g, "");
     alike.set(body, [...(alike.get(body) || []), one]);
   }
   const groups = [...alike.values()].sort((one, other) => one.length - other.length);

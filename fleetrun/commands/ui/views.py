@@ -10,8 +10,9 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fleetrun.commands.logs import choose, show
+from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.commands.report import history, page
+from fleetrun.commands.stacks import newest
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.probe import jobs
@@ -139,18 +140,23 @@ class Views:
         return {"text": visible_lines(text), "is_cut": is_cut, "count": count}
 
     def stacks(self, key: str) -> dict[str, object]:
-        """Return the stacks that were taken of the ranks of the run KEY."""
+        """Return the newest stacks of the ranks of the run KEY, and their last collectives."""
         found = []
-        for run in self._hosts(key):
+        hosts = self._hosts(key)
+        for run in hosts:
             ranks = {log.process: log.label for log in run.logs}
             for process, label in ranks.items():
                 path = os.path.join(run.path, names.stacks(process.removeprefix("trainer.")))
-                text = reading.content(path, _MOST_STACKS // len(ranks) + 1024, from_end=True)
-                if text:
-                    found.append(
-                        {"label": label, "text": visible_lines(text.decode(errors="replace"))}
-                    )
-        return {"stacks": found}
+                said = reading.content(path, _MOST_STACKS // len(ranks) + 4096, from_end=True)
+                if said:
+                    text = visible_lines(newest(said.decode(errors="replace")))
+                    found.append({"label": label, "text": text})
+        try:
+            recorded = collectives.text(hosts, None)
+        except EnvironmentFault:
+            # Nothing was recorded.
+            recorded = ""
+        return {"stacks": found, "collectives": recorded}
 
     def take_stacks(self, key: str) -> dict[str, object]:
         """Ask the launcher of the run KEY for the stacks of its ranks, as SIGQUIT does."""

@@ -246,7 +246,7 @@ sys.exit(rank)
             until(lambda: "loss 0.6" in page.ask(f"api/runs/{key}/logs")["text"])
             first = page.ask(f"api/runs/{key}")
             assert first["is_running"]
-            assert page.ask(f"api/runs/{key}/stacks") == {"stacks": []}
+            assert page.ask(f"api/runs/{key}/stacks") == {"stacks": [], "collectives": ""}
             page.ask(f"api/runs/{key}/stacks", method="POST")
 
             def stacks() -> list[dict[str, str]]:
@@ -255,6 +255,10 @@ sys.exit(rank)
 
             until(lambda: sum("stuck_here" in one["text"] for one in stacks()) == 2)
             assert [one["label"] for one in stacks()] == ["rank 0", "rank 1"]
+            dom = browse(page.url(run=key), tmp_path / "browser")
+            # They stand alike.
+            assert "<summary>rank 0, rank 1</summary>" in dom
+            assert dom.count("<details") == 1
             (tmp_path / "go").touch()
             until(lambda: not page.ask(f"api/runs/{key}")["is_running"])
             last = page.ask(f"api/runs/{key}?seen={first['version']}")
