@@ -6,8 +6,8 @@ from hypothesis import settings
 
 # Of a test that says nothing else. FEW is for scripts/check, and for a second run on another
 # Python, which looks for what is different there.
-USUAL = 50
-FEW = 10
+USUAL = 30
+FEW = 6
 MANY = 1000
 
 

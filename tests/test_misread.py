@@ -15,6 +15,8 @@ from fleetrun import cli
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 # Where the hosts meet, written where it can be read although something else cannot.
 MISTAKES = {
     "a value": (("--grace=soon", "{ips}"), {}, "", "--grace=soon"),

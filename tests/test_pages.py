@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import uuid
@@ -131,25 +132,18 @@ PROJECT = script(README[README.index("### Try it here") : README.index("## Every
 PASTED = [name for name, page in PAGES.items() if script(page)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PASTED)
-def test_every_command_works_when_it_is_pasted_where_it_stands(name: str, tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
-    for trainer in ("train_resnet.py", "train_ctr.py"):
-        (tmp_path / "scripts" / trainer).write_text(TRAINER)
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "fleetrun"
+def paste(lines: list[str], folder: Path) -> str:
+    """Run LINES in the project in FOLDER; return what they say. Nobody may be left."""
+    (folder / "bin").mkdir(exist_ok=True)
+    command = folder / "bin" / "fleetrun"
     command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fleetrun "$@"\n')
     command.chmod(0o755)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={tmp_path}/bin:$PATH\n")
-    lines = script(PAGES[name])
-    if name != "README.md":
-        lines = [*PROJECT, "fleetrun train.py", *lines]
+    (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / ".venv" / "bin" / "activate").write_text(f"PATH={folder}/bin:$PATH\n")
     marker = uuid.uuid4().hex
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines) + "\n"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", MARKER: marker},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -161,8 +155,32 @@ def test_every_command_works_when_it_is_pasted_where_it_stands(name: str, tmp_pa
     assert done.returncode == 0, done.stdout[-3000:]
     tried = sum(line.startswith("echo '>>> ") for line in lines)
     assert done.stdout.count(">>> ") == tried
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return what the README begins with, and the project that it makes, with logs of a launch."""
+    bare, made = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("made")
+    for folder in (bare, made):
+        (folder / "scripts").mkdir()
+        for trainer in ("train_resnet.py", "train_ctr.py"):
+            (folder / "scripts" / trainer).write_text(TRAINER)
+    paste([*PROJECT, "fleetrun train.py"], made)
+    return bare, made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PASTED)
+def test_every_command_works_when_it_is_pasted_where_it_stands(
+    name: str, tmp_path: Path, projects: tuple[Path, Path]
+) -> None:
+    project, is_made = tmp_path / "project", name != "README.md"
+    shutil.copytree(projects[is_made], project, symlinks=True)
+    begin = [". .venv/bin/activate", "cd demo"] if is_made else []
+    said = paste([*begin, *script(PAGES[name])], project)
     # A restart that loads its checkpoint.
-    assert ("resuming at step 10" in done.stdout) == (name == "docs/cookbook.md")
+    assert ("resuming at step 10" in said) == (name == "docs/cookbook.md")
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -15,6 +15,8 @@ from commandline import fleetrun
 
 from fleetrun.records.variables import ASSUME_DEVICES
 
+pytestmark = pytest.mark.extended
+
 PAGE = (Path(__file__).parents[1] / "docs" / "suites.md").read_text(encoding="utf-8")
 LINES = re.findall(r"(?m)^fleetrun (.*)$", PAGE)
 DIRECT = [line for line in LINES if not line.startswith("exec ")]

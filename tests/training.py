@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -44,6 +45,20 @@ def mostly(version: str) -> list[Any]:
     """
     marks = {one: () if one == version else pytest.mark.long for one in PYTHONS}
     return [pytest.param(one, marks=mark) for one, mark in marks.items()]
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Any:
+    """Return what MAKE returns in a folder NAME, as JSON; one worker of pytest-xdist calls it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder / "made.json"
+        if not made.exists():
+            text = json.dumps(make(folder))
+            made.write_text(text, encoding="utf-8")
+        return json.loads(made.read_text(encoding="utf-8"))
 
 
 def told(asked: dict[str, Any]) -> dict[str, Any]:

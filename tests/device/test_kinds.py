@@ -10,7 +10,7 @@ import pytest
 import train_kinds
 import yaml
 from train_kinds import launch
-from training import PYTHONS
+from training import PYTHONS, made_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,12 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Train all kinds in one process on the CPU, which knows nothing of a strategy."""
     words = ("--kinds=own", f"--alone={','.join(train_kinds.ON_PLUGINS)}")
-    return launch(PYTHON, tmp_path_factory.mktemp("alone"), *words, nranks=1).reports[0]
+
+    def train(folder: Path) -> Any:
+        return launch(PYTHON, folder, *words, nranks=1).reports[0]
+
+    found: dict[str, Any] = made_once(tmp_path_factory, "alone", train)
+    return found
 
 
 @pytest.mark.parametrize(

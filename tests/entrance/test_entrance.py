@@ -20,6 +20,8 @@ from waiting import LONG_S, until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 ENTRANCE = ROOT / "fleetrun" / "entrance" / "_fleetrun_entrance.py"
 PADDLES = "import sys\n\n\ndef launch():\n    print('Paddle launches', sys.argv[1:])\n"
 CALLED = "\n\nif __name__ == '__main__':\n    launch()\n"

@@ -15,6 +15,8 @@ from training import PYTHONS, ROOT, run
 from fleetrun.inject import compute_check
 from fleetrun.probe.health import gpu_proof
 
+pytestmark = pytest.mark.extended
+
 PROGRAM = ROOT / "fleetrun" / "inject" / "compute_check.py"
 # As much of Paddle as it takes to come to a step; what is not there is an AttributeError.
 FAKE = """

@@ -57,8 +57,15 @@ def start(host: Host, *options: str, before: str = ":") -> subprocess.Popen[byte
     return host.fleetrun("--nproc_per_node=2", *options, "train.py", before=before)
 
 
-@pytest.mark.parametrize("where", [IPS, MASTER])
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        (0, IPS),
+        (1, MASTER),
+        pytest.param(1, IPS, marks=pytest.mark.long),
+        pytest.param(0, MASTER, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_cannot_start_on_one_host_starts_on_none(
     fault: str, place: int, where: tuple[str, ...], two_hosts: tuple[Host, Host]

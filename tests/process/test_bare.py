@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 
 def shell(before: str) -> tuple[str, ...]:
     """Return what stands before a command that runs after shell text BEFORE."""

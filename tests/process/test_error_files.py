@@ -6,12 +6,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from commandline import Command
 
 from fleetrun.records import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.extended
 
 ONCE = "time.sleep(30) if rank else None\n"
 

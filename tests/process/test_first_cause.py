@@ -15,6 +15,8 @@ from waiting import LONG_S, until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 
 def report(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "log" / "latest" / "report.json").read_text())

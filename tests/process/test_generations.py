@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 
 def sh(*lines: str) -> list[list[str]]:
     return [["sh", "-c", line] for line in lines]

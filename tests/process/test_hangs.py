@@ -228,7 +228,7 @@ def test_s61_ranks_that_spin_without_a_heartbeat_hang(tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", ["", UPDATE], ids=["no update", "an update"])
 def test_s62_a_rank_whose_stack_moves_is_alive(tmp_path: Path, before: str) -> None:
     # The other one waits for it, as at the end of an evaluation, and spins.
-    code = f"{COMPUTE}{SPIN.replace('60', '5')}\n{before}\ncompute(5) if rank else spin()"
+    code = f"{COMPUTE}{SPIN.replace('60', '3.5')}\n{before}\ncompute(3.5) if rank else spin()"
     assert Command.python(tmp_path, code, ALIVE).run(env=NO_SPY).code == 0
 
 
@@ -260,7 +260,7 @@ def test_s62_work_in_one_line_of_python_is_alive(tmp_path: Path, work: str) -> N
     code = f"""
 import subprocess
 zeros = os.open("/dev/zero", os.O_RDONLY)
-end = time.time() + 5
+end = time.time() + 3.5
 while time.time() < end: {work}
 """
     assert Command.python(tmp_path, code, ALIVE).run(env=NO_SPY).code == 0

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from commandline import Ended
 
+pytestmark = pytest.mark.extended
+
 NAMES = "CUSTOM_DEVICE_ROOT PADDLE_DISTRI_BACKEND PADDLE_XCCL_BACKEND"
 # Each rank prints the variables that say what it trains on.
 SCRIPT = f"""

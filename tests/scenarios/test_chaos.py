@@ -27,8 +27,9 @@ def test_chaos_counts_an_end_that_comes_late_as_lost() -> None:
 
 
 @pytest.mark.slow
-def test_chaos_loses_nothing() -> None:
-    done = chaos("--launches=25", "--seed=7", "--seconds=20")
+@pytest.mark.parametrize("launches", [10, pytest.param(25, marks=pytest.mark.long)])
+def test_chaos_loses_nothing(launches: int) -> None:
+    done = chaos(f"--launches={launches}", "--seed=7", "--seconds=20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing lost" in done.stdout
 
@@ -36,8 +37,9 @@ def test_chaos_loses_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.multinode
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_chaos_on_several_hosts_loses_nothing() -> None:
-    done = chaos("--hosts=4", "--launches=12", "--seed=7", "--seconds=30")
+@pytest.mark.parametrize("launches", [5, pytest.param(12, marks=pytest.mark.long)])
+def test_chaos_on_several_hosts_loses_nothing(launches: int) -> None:
+    done = chaos("--hosts=4", f"--launches={launches}", "--seed=7", "--seconds=30")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing lost" in done.stdout
 

@@ -11,6 +11,8 @@ from waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 WAIT_FOR_GO = "touch ready$R; until [ -e go ]; do sleep 0.01; done"
 
 

@@ -16,6 +16,8 @@ from waiting import until
 if TYPE_CHECKING:
     import subprocess
 
+pytestmark = pytest.mark.extended
+
 # Rank 0, which is shown, has said it before another ends the attempt.
 COUNT = """
 SAID=said.$PADDLE_RESTART_COUNT

@@ -7,7 +7,7 @@ from elections import ApartWorld, ElectedWorld
 from examples import at_most
 from simulation import Chances, play
 
-HISTORIES, MANY = 60, 20_000
+HISTORIES, MANY = 30, 20_000
 _PARTS = 4
 # More is lost than in test_protocol.py, and less fails by itself.
 CHANCES = Chances(

@@ -6,7 +6,7 @@ import pytest
 from examples import at_most
 from simulation import Chances, World, play
 
-HISTORIES, MANY = 400, 20_000
+HISTORIES, MANY = 200, 20_000
 _PARTS = 4
 
 

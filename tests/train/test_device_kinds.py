@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import devices
@@ -12,7 +11,7 @@ import ports
 import pytest
 from checkout import ROOT
 from commandline import FLEETRUN
-from training import PYTHONS, WARM_PATH, run
+from training import PYTHONS, WARM_PATH, made_once, run
 
 if TYPE_CHECKING:
     import subprocess
@@ -43,7 +42,6 @@ def reports(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(one.read_text()) for one in files]
 
 
-@cache
 def weights_on_the_cpu(folder: Path) -> list[float]:
     with devices.on(""):
         done = launch(folder, "training", "--nproc_per_node=1")
@@ -57,9 +55,8 @@ def weights_on_the_cpu(folder: Path) -> list[float]:
 @pytest.fixture
 def weights(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Train once on the CPU."""
-    folder = tmp_path_factory.getbasetemp() / "cpu"
-    folder.mkdir(exist_ok=True)
-    return weights_on_the_cpu(folder)
+    found: list[float] = made_once(tmp_path_factory, "cpu", weights_on_the_cpu)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -206,8 +206,15 @@ paddle.distributed.barrier(group=group)
 """
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-@pytest.mark.parametrize("end", ["fail", "hang"])
+@pytest.mark.parametrize(
+    ("version", "end"),
+    [
+        ("2.6.2", "fail"),
+        ("3.3.1", "hang"),
+        pytest.param("3.3.1", "fail", marks=pytest.mark.long),
+        pytest.param("2.6.2", "hang", marks=pytest.mark.long),
+    ],
+)
 def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--nproc_per_node=2", "--hang_timeout=8s", "--check_ranks=-1"]

@@ -13,7 +13,7 @@ import devices
 import pytest
 import train_kinds
 from train_kinds import launch
-from training import PYTHONS
+from training import PYTHONS, mostly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ TWINS = {"reentrant": "recomputed", "strided": "straight", "thawed": "refrozen"}
 MERGE = "strategy: {gradient_merge: true, gradient_merge_configs: {k_steps: 4, avg: true}}"
 
 
-@pytest.fixture(scope="module", params=PYTHONS)
+@pytest.fixture(scope="module", params=mostly("3.3.1"))
 def python(request: pytest.FixtureRequest) -> Path:
     return PYTHONS[request.param]
 

@@ -146,11 +146,11 @@ def test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus(python: Path, tmp_p
         assert packed.knob(name)["reason"] == "Paddle has it for GPUs only"
 
 
-@pytest.mark.parametrize("kind", ["npu", "foo"])
+@pytest.mark.parametrize(("version", "kind"), [("3.3.1", "npu"), ("2.6.2", "mlu")])
 def test_what_paddle_refuses_on_plugins_is_refused_first(
-    python: Path, tmp_path: Path, kind: str
+    version: str, tmp_path: Path, kind: str
 ) -> None:
-    strategy = {"fuse_grad_size_in_num": 3}
+    python, strategy = existing(version), {"fuse_grad_size_in_num": 3}
     with devices.on(kind):
         refused = train(python, tmp_path / "refused", "momentum", strategy=strategy)
     for rank in refused.ranks:
