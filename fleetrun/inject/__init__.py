@@ -26,7 +26,6 @@ from . import (
     parameter_servers,
     rank_check,
     settings,
-    snapshots,
     static,
     topology,
     unsupported,
@@ -83,13 +82,13 @@ def _watch_alone(paddle: ModuleType) -> None:
     topology.watch()
     flight_recorder.watch()
     watch_profile = _begin_profile()
-    verifies = snapshots.asked() is not None
-    if verifies:
+    stops = "FLEETRUN_STOP_AFTER" in os.environ
+    if stops:
         spec = StrategySpec({}, {}, {})
         after_update.install(spec, Evidence("", spec))
     elif "FLEETRUN_REPORT_UPDATES" in os.environ:
         heartbeats.install()
-    if verifies or "FLEETRUN_REPORT_UPDATES" in os.environ:
+    if stops or "FLEETRUN_REPORT_UPDATES" in os.environ:
         heartbeats.watch_programs(paddle)
     watch_profile(paddle, has_strategy=False)
 

@@ -1,4 +1,4 @@
-"""`fleetrun tune`: finds the fastest values of strategy fields by training with each."""
+"""`fleetrun tune`: find the fastest values of a strategy's fields, or what scaling is lost to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from fleetrun import probe
 from fleetrun.commands import parser, tables
-from fleetrun.commands.tune import candidates, halving, summary, trials
+from fleetrun.commands.tune import candidates, halving, scaling, summary, trials
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put
@@ -20,6 +20,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
     wanted = candidates.make(launch, candidates.TuneOptions(**own))
     probe.current_folder()
+    sizes = scaling.sizes(own["scaling"], wanted) if own["scaling"] else ()
     wanted = candidates.settle(wanted, os.environ)
 
     make_folder(wanted.out)
@@ -28,6 +29,8 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     def say(text: str) -> None:
         put(f"{visible_lines(text)}\n")
 
+    if sizes:
+        return scaling.run(wanted, sizes, say, tables.width())
     say(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
     results = halving.run(wanted, trials.Runner(wanted).run, say=say)
     say(summary.table(results, tables.width()))
@@ -59,8 +62,8 @@ command = parser.LaunchCommand(
     help="Train a few steps with every combination of the values, train the better half longer, "
     "and rank them. The script runs unmodified, with the launch options and one --set KEY=VALUE "
     "for each --vary.",
-    options_metavar="--vary KEY=A,B,... [--vary ...] [OPTIONS] [LAUNCH OPTIONS] SCRIPT "
-    "[ARGUMENTS]...",
+    options_metavar="--vary KEY=A,B,... [--vary ...]|--scaling 1,2,4 [OPTIONS] [LAUNCH OPTIONS] "
+    "SCRIPT [ARGUMENTS]...",
     callback=click.pass_obj(_tune),
     params=[
         parser.option(
@@ -69,6 +72,13 @@ command = parser.LaunchCommand(
             "A field of the strategy and the values to try (repeatable). Of parts of what the "
             "strategy switches on, the name will do: k_steps=1,2,4.",
             metavar="KEY=A,B,...",
+        ),
+        parser.option(
+            "scaling",
+            "text",
+            "Instead of --vary: train with these numbers of devices (with --hosts: of hosts), and "
+            "say how efficient each is, what the rest is lost to, and what to change.",
+            metavar="1,2,4",
         ),
         parser.option(
             "steps", "int", "Number of updates in the last round.", default="30", minimum=2

@@ -43,6 +43,7 @@ class TuneOptions(NamedTuple):
     """The values of tune's own options."""
 
     vary: tuple[str, ...]
+    scaling: str | None
     steps: int
     warmup: int
     repeats: int
@@ -87,13 +88,15 @@ def make(launch: Launch, own: TuneOptions) -> TuneSpec:
         raise UsageError(
             "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
         )
+    if own.scaling and own.vary:
+        raise UsageError("--scaling and --vary are two measurements: give one of them.")
     if own.steps < own.warmup + FEWEST_TIMED:
         raise UsageError(
             f"--steps={own.steps} leaves too few updates after --warmup={own.warmup}: "
             f"give at least {own.warmup + FEWEST_TIMED}."
         )
     return TuneSpec(
-        candidates=grid(own.vary),
+        candidates=() if own.scaling else grid(own.vary),
         steps=own.steps,
         warmup=own.warmup,
         repeats=own.repeats,
@@ -130,7 +133,8 @@ def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
         axes.append([(key.strip(), value) for value in values])
     if not axes:
         raise UsageError(
-            "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2."
+            "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2, or "
+            "--scaling, as in --scaling=1,2,4."
         )
     return tuple(Candidate(values) for values in itertools.product(*axes))
 

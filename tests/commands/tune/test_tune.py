@@ -97,7 +97,10 @@ def test_when_nothing_trains_nothing_is_chosen(tmp_path: Path) -> None:
 
 def test_what_to_write_is_said_without_a_secret_to_hide(tmp_path: Path) -> None:
     done = tune(tmp_path)
-    said = "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2."
+    said = (
+        "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2, or --scaling, "
+        "as in --scaling=1,2,4."
+    )
     assert (done.returncode, done.stderr) == (2, f"fleetrun: {said}\n")
 
 
@@ -149,3 +152,70 @@ def test_half_a_line_and_the_later_rank_are_dealt_with(tmp_path: Path) -> None:
         {1: 1.5, 2: 2.0, 3: 3.0},
         {0: {1: 0.5}, 1: {1: 0.7}},
     )
+
+
+# What the profile would have of a training whose second rank is late, and whose data comes slowly.
+SCALED = """
+import json, os
+rank, ranks = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
+steps, _, path = os.environ["FLEETRUN_PROFILE"].partition(":")
+first, last = map(int, steps.split("-"))
+assert last + 1 == int(os.environ["FLEETRUN_STOP_AFTER"])
+forward = 0.1 + 0.05 * rank
+data = 0.01 if ranks == 1 else 0.06
+backward = {1: 0.2, 2: 0.225}[ranks] + 0.05 - 0.05 * rank
+sends = 0.1 if ranks == 2 and "FLEETRUN_STRATEGY_FILE" not in os.environ else 0.0
+seconds = {"data": data, "forward": forward, "backward": backward + sends, "step": 0.5 + sends}
+def span(name, at, seconds, args={}):
+    return {"ph": "X", "name": name, "cat": name.split()[0], "pid": rank, "tid": 0, "ts": at * 1e6,
+            "dur": seconds * 1e6, "args": args}
+events = [{"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "training"}}]
+for step in range(first, last + 1):
+    events += [span(f"step {step}", step, 0.5), span("data", step, data)]
+    events += [span("forward", step + data, forward)]
+summary = {"steps": last + 1 - first, "seconds": seconds, "hidden": None}
+more = {"rank": rank, "first_step": first, "summary": summary}
+json.dump({"schema": 1, "traceEvents": events, "otherData": more}, open(path, "w"))
+"""
+
+
+def test_what_scaling_is_lost_to_is_told_and_tried(tmp_path: Path) -> None:
+    done = tune(tmp_path, "--scaling=1,2", "--warmup=2", "--repeats=1", script=SCALED)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert next(row for row in rows if row[:1] == ["2"] and "ms" in row)[1:5] == [
+        "600.0",
+        "ms",
+        "1.67",
+        "83%",
+    ]
+    kept = json.loads((tmp_path / "tune" / "scaling.json").read_text())
+    assert [one["number"] for one in kept["sizes"]] == [1, 2]
+    assert [one["cause"] for one in kept["changes"]] == ["computation", "data", "waiting"]
+    assert "rank 1 is 25.0 ms later than the others" in done.stdout
+    assert "Tried --bind=cores: 1.00 times as fast." in done.stdout
+
+
+def test_a_size_that_fails_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
+    done = tune(tmp_path, "--scaling=1,2,3", "--repeats=1", "--warmup=2", script=SCALED)
+    assert done.returncode == 1
+    assert "KeyError: 3" in done.stdout
+    assert "83%" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--scaling=2"], "give two or more numbers of devices"),
+        (["--scaling=1,x"], "give two or more numbers of devices"),
+        (["--scaling=1,2", "--vary=a=1"], "--scaling and --vary are two measurements"),
+        (["--scaling=1,2", "--nproc_per_node=2"], "gives --nproc_per_node itself"),
+        (["--scaling=1,4", "--gpus=0-1"], "--gpus=0-1 has 2"),
+        (["--scaling=1,2", "--hosts=a:1"], "--hosts=a:1 has 1"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(tmp_path: Path, words: list[str], says: str) -> None:
+    done = tune(tmp_path, *words, script=SCALED)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "tune").exists()

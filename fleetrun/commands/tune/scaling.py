@@ -1,0 +1,418 @@
+"""`fleetrun tune --scaling`: how speed grows with devices or hosts, and what the rest is lost to.
+
+Each size runs in turns with the others, profiled on all ranks. A rank does the same work in a step
+whatever the size (weak scaling), so what a step takes longer than at the smallest size is lost, and
+is put down to one of CAUSES.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun import argv, conversion, options
+from fleetrun.commands import tables
+from fleetrun.commands.tune.trials import launch, why
+from fleetrun.errors import UsageError
+from fleetrun.plan import hostlist
+from fleetrun.records import eventfile, names, tracefile, variables
+from fleetrun.records.folder import SHARED, Folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from fleetrun.commands.tune.candidates import TuneSpec
+    from fleetrun.records.tracefile import TraceRecord
+
+DATA = "scaling.json"
+# What the time of a step beyond that of the smallest size is lost to.
+_DATA, _COMPUTATION, _WAITING, _COMMUNICATION, _OTHER = CAUSES = (
+    *("data", "computation", "waiting", "communication"),
+    "other",
+)
+# Less than this share of a step is not worth a change.
+_WORTH = 0.03
+_MOST_ADVICE = 3
+# How much later than the others a rank must be, as a share of a step, to be named.
+_LATE = 0.02
+
+
+class JobSize(NamedTuple):
+    """So many ranks or hosts, and the words of a launch that start them."""
+
+    number: int
+    words: tuple[str, ...]
+
+
+class StepTimes(NamedTuple):
+    """Where a step of one run goes, in seconds, as the mean of all ranks and recorded steps."""
+
+    seconds: float
+    data: float = 0.0
+    forward: float = 0.0
+    # Without waiting for buckets, where those are told apart.
+    backward: float = 0.0
+    update: float = 0.0
+    # A static graph's program, which is computation and communication at once.
+    program: float = 0.0
+    # Handing buckets over and waiting for them.
+    buckets: float = 0.0
+    # Until the slowest rank has come to its backward.
+    waiting: float = 0.0
+    # The rank that the others wait for, and by how many seconds it is later than the median one.
+    slowest: int | None = None
+    late: float = 0.0
+
+
+class ScaledRun(NamedTuple):
+    """One run of a size: where a step goes, or why that is not known."""
+
+    step: StepTimes = StepTimes(0.0)
+    fault: str = ""
+    folder: str = ""
+
+
+class Change(NamedTuple):
+    """Something to change: what it would save of a step at most, and a launch that tries it."""
+
+    cause: str
+    share: float
+    text: str
+    words: tuple[str, ...] = ()
+
+
+# -- what to run ----------------------------------------------------------------------------------
+
+
+def sizes(text: str, spec: TuneSpec) -> tuple[JobSize, ...]:
+    """Return the sizes of TEXT, `1,2,4`: ranks on this host, or hosts of the launch's --hosts.
+
+    Raises UsageError for what is no list of two or more numbers, or more than there is.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
+        raise UsageError(
+            f"--scaling={text}: give two or more numbers of devices, as in --scaling=1,2,4; with "
+            "--hosts, numbers of hosts."
+        )
+    counts = sorted({int(part) for part in parts})
+    for given in argv.scan(spec.launch, options.TABLE).settings:
+        name = given.option.name
+        if name in ("nproc_per_node", "nnodes"):
+            raise UsageError(f"--scaling={text} gives {given.typed} itself; leave that out.")
+        if name != "hosts" and "devices" not in (name, given.option.slot):
+            continue
+        listed = _listed(given.raw, "hosts" if name == "hosts" else "devices")
+        if counts[-1] > len(listed):
+            raise UsageError(f"--scaling={text}: {given.typed}={given.raw} has {len(listed)}.")
+        return tuple(JobSize(n, (f"{given.typed}={','.join(listed[:n])}",)) for n in counts)
+    return tuple(JobSize(count, (f"--nproc_per_node={count}",)) for count in counts)
+
+
+def _listed(text: str, what: str) -> list[str]:
+    """Return the single hosts or devices of a list.
+
+    >>> _listed("node[1-2]:4,gpu:8", "hosts"), _listed("0-2,5", "devices")
+    (['node1:4', 'node2:4', 'gpu:8'], ['0', '1', '2', '5'])
+    """
+    if what == "hosts":
+        return list(hostlist.expand(text))
+    found: list[str] = []
+    for word in filter(None, text.split(",")):
+        span = conversion.parse_range(word)
+        found += [word] if span is None else map(str, span)
+    return found
+
+
+def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
+    """Launch SIZE in the folder NAME and return where its steps went."""
+    folder = Path(spec.out).absolute() / "trials" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log" / names.LATEST).unlink(missing_ok=True)
+    replaced = {word.partition("=")[0] for word in size.words}
+    words = [word for word in spec.launch if word.partition("=")[0] not in replaced]
+    words += [*size.words, f"--profile=all:{spec.warmup + 1}-{spec.steps}"]
+    words += [f"--log_dir={folder / 'log'}", *spec.script]
+    # One more: the last that is recorded ends with what comes after it.
+    environ = {variables.STOP_AFTER: str(spec.steps + 1)}
+    code = launch(words, environ, folder, spec.timeout_s)
+    run_dir = folder / "log" / names.LATEST
+    if code is None:
+        return ScaledRun(fault=f"it was stopped after {spec.timeout_s:g} s", folder=str(folder))
+    if code:
+        events = list(eventfile.read(str(run_dir / names.EVENTS)))
+        return ScaledRun(fault=why(folder, run_dir, code, events), folder=str(folder))
+    traces = [tracefile.read(str(path)) for path in sorted(run_dir.glob(names.trace("*")))]
+    found = [one for one in traces if one is not None]
+    if not found:
+        return ScaledRun(
+            fault="it succeeded, but no step was recorded: does it train with Paddle?",
+            folder=str(folder),
+        )
+    return ScaledRun(breakdown(found), folder=str(folder))
+
+
+def in_turns(
+    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], None], prefix: str = ""
+) -> dict[JobSize, list[ScaledRun]]:
+    """ScaledRun all of WANTED, REPEATS times in turns; a size that fails is not tried again."""
+    runs: dict[JobSize, list[ScaledRun]] = {size: [] for size in wanted}
+    for repeat in range(spec.repeats):
+        for place, size in enumerate(wanted):
+            if any(run.fault for run in runs[size]):
+                continue
+            run = measure(spec, size, f"scaling-{prefix}{place}-{repeat}")
+            runs[size].append(run)
+            shown = run.fault or f"{run.step.seconds * 1e3:.1f} ms a step"
+            tell(f"  {' '.join(size.words)}: {shown}")
+    return runs
+
+
+# -- where the time went --------------------------------------------------------------------------
+
+
+def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
+    """Return where a step goes, from what all ranks have recorded of the same steps.
+
+    A rank is ready for the others when its data and its forward are done; who is ready first waits
+    for the last in its backward.
+
+    >>> from fleetrun.records.tracefile import SpanRecord, TraceRecord
+    >>> def rank(number, forward):
+    ...     spans = (
+    ...         SpanRecord("step 1", "step", "training", 0.0, 1.0),
+    ...         SpanRecord("forward", "forward", "training", 0.0, forward),
+    ...     )
+    ...     seconds = {"step": 1.0, "forward": forward, "backward": 0.9 - forward}
+    ...     return TraceRecord(number, 1, 1, seconds, None, spans)
+    >>> step = breakdown([rank(0, 0.2), rank(1, 0.4)])
+    >>> step.slowest, round(step.late, 3), round(step.waiting, 3), round(step.backward, 3)
+    (1, 0.1, 0.1, 0.6)
+    """
+
+    def of(kind: str) -> float:
+        return fmean(trace.seconds.get(kind, 0.0) for trace in traces)
+
+    ready = [_ready(trace) for trace in traces]
+    together = list(zip(*ready, strict=False))
+    waiting = fmean(max(each) - fmean(each) for each in together) if together else 0.0
+    means = [fmean(each) if each else 0.0 for each in ready]
+    latest = max(range(len(means)), key=means.__getitem__)
+    late = means[latest] - median(means)
+    step = of("step")
+    return StepTimes(
+        seconds=step,
+        data=of("data"),
+        forward=of("forward"),
+        backward=of("backward"),
+        update=of("update"),
+        program=of("run"),
+        buckets=of("wait") + of("send"),
+        waiting=waiting,
+        slowest=traces[latest].rank if len(traces) > 1 and late > _LATE * step else None,
+        late=late,
+    )
+
+
+def _ready(trace: TraceRecord) -> list[float]:
+    """Return for each step of TRACE how many seconds of data and forward it had."""
+    steps = [span for span in trace.spans if span.kind == "step"]
+    found = []
+    for step in steps:
+        inside = [
+            span.seconds
+            for span in trace.spans
+            if span.kind in ("data", "forward")
+            and step.begin <= span.begin < step.begin + step.seconds
+        ]
+        found.append(sum(inside))
+    return found
+
+
+def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
+    """Return the seconds of a step of LARGE beyond one of SMALL, by cause; they add up to all.
+
+    The backward of one rank is computation; that of many holds communication, too. Its computation
+    is as much slower as the forward is.
+
+    >>> small = StepTimes(1.0, forward=0.4, backward=0.6)
+    >>> large = StepTimes(1.7, forward=0.5, backward=1.1, waiting=0.05)
+    >>> {cause: round(seconds, 2) for cause, seconds in lost(small, large).items()}
+    {'data': 0.0, 'computation': 0.25, 'waiting': 0.05, 'communication': 0.3, 'other': 0.1}
+    """
+    slower = large.forward / small.forward if small.forward else 1.0
+    computed = small.backward * slower
+    computation = (large.forward - small.forward) + (large.update - small.update)
+    computation += computed - small.backward
+    rest = large.backward + large.buckets - small.buckets - computed
+    # One program has all of it; who waits is not seen either.
+    rest += large.program - small.program
+    waiting = min(large.waiting, max(0.0, rest))
+    found = {
+        _DATA: large.data - small.data,
+        _COMPUTATION: computation,
+        _WAITING: waiting,
+        _COMMUNICATION: rest - waiting,
+    }
+    found[_OTHER] = large.seconds - small.seconds - sum(found.values())
+    return found
+
+
+def typical(runs: Sequence[ScaledRun]) -> StepTimes:
+    """Return the step of the run in the middle."""
+    return sorted((run.step for run in runs), key=lambda step: step.seconds)[len(runs) // 2]
+
+
+def efficiency(
+    small: Sequence[ScaledRun], large: Sequence[ScaledRun]
+) -> tuple[float, float, float]:
+    """Return the least, median and largest of what the turns say: 1.0 is no loss.
+
+    >>> def of(*seconds):
+    ...     return [ScaledRun(StepTimes(each)) for each in seconds]
+    >>> efficiency(of(1.0, 1.1), of(1.25, 1.1))
+    (0.8, 0.9, 1.0)
+    """
+    found = [
+        mine.step.seconds / theirs.step.seconds
+        for mine, theirs in zip(small, large, strict=False)
+        if theirs.step.seconds
+    ]
+    return min(found), median(found), max(found)
+
+
+# -- what to change -------------------------------------------------------------------------------
+
+
+def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[Change]:
+    """Return what would save most of a step of LARGE, most first; LAUNCH are a launch's options.
+
+    >>> [one] = changes(StepTimes(1.0, backward=1.0), StepTimes(1.5, backward=1.5), [])
+    >>> one.cause, round(one.share, 2), one.words
+    ('communication', 0.33, ('--strategy=recommended',))
+    """
+    given = {word.partition("=")[0] for word in launch}
+    found = []
+    for cause, seconds in lost(small, large).items():
+        share = seconds / large.seconds if large.seconds else 0.0
+        if share < _WORTH:
+            continue
+        words: tuple[str, ...] = ()
+        if cause == _DATA:
+            text = (
+                "give the DataLoader more processes (num_workers=4, persistent_workers=True), or "
+                "prepare data before the training"
+            )
+        elif cause == _COMPUTATION:
+            text = "ranks share processors or memory: bind each to its own (--bind=cores)"
+            words = () if "--bind" in given else ("--bind=cores",)
+        elif cause == _WAITING:
+            text = f"give all ranks the same work; {_slowest(large)}"
+        elif cause == _COMMUNICATION and not given & {"--strategy", "--set"}:
+            text = "fuse gradients and overlap their allreduce (--strategy=recommended)"
+            words = ("--strategy=recommended",)
+        elif cause == _COMMUNICATION:
+            text = (
+                "send less or later: `fleetrun tune --vary fuse_grad_size_in_MB=4,16,64`, "
+                "gradient_merge, or 16-bit communication (bf16_allreduce)"
+            )
+        else:
+            text = (
+                "the script itself: prints, checkpoints, `.numpy()` and `.item()` of tensors "
+                "between steps"
+            )
+        found.append(Change(cause, share, text, words))
+    return sorted(found, key=lambda one: -one.share)[:_MOST_ADVICE]
+
+
+def _slowest(step: StepTimes) -> str:
+    if step.slowest is None:
+        return "no rank is always the last"
+    return f"rank {step.slowest} is {step.late * 1e3:.1f} ms later than the others"
+
+
+# -- what is told ---------------------------------------------------------------------------------
+
+
+def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
+    """Return a row for each size: its speed, efficiency and what a step has lost to each cause."""
+    sound = [size for size in runs if not any(run.fault for run in runs[size])]
+    rows: list[tuple[str, ...]] = []
+    for size in runs:
+        if size not in sound:
+            fault = next(run.fault for run in runs[size] if run.fault)
+            rows.append((str(size.number), "failed", fault))
+            continue
+        step, first = typical(runs[size]), sound[0]
+        least, middle, most = efficiency(runs[first], runs[size])
+        spread = f" ({least:.0%} to {most:.0%})" if size != first and len(runs[size]) > 1 else ""
+        parts = lost(typical(runs[first]), step) if size != first else dict.fromkeys(CAUSES)
+        shown = ["" if part is None else f"{part * 1e3:+.1f}" for part in parts.values()]
+        speedup = f"{middle * size.number / first.number:.2f}"
+        row = (str(size.number), f"{step.seconds * 1e3:.1f} ms", speedup, f"{middle:.0%}{spread}")
+        rows.append((*row, *shown))
+    heads = ("size", "step", "speedup", "efficiency", *CAUSES)
+    return tables.layout(rows, heads=heads, numbers=len(heads), width=width)
+
+
+def run(
+    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], None], width: int = 0
+) -> int:
+    """Measure the sizes WANTED, tell what came of it, and return the exit code."""
+    tell(f"{len(wanted)} sizes, {spec.steps} updates, {spec.repeats} runs each, in turns")
+    runs = in_turns(spec, wanted, tell)
+    tell(table(runs, width))
+    sound = [size for size in wanted if not any(one.fault for one in runs[size])]
+    tried: list[dict[str, object]] = []
+    if len(sound) > 1:
+        tell(
+            f"From {CAUSES[0]} on: how many milliseconds longer a step takes than at the smallest "
+            "size. Speedup and efficiency assume that each rank keeps its batch size."
+        )
+        small, large = typical(runs[sound[0]]), typical(runs[sound[-1]])
+        found = changes(small, large, spec.launch)
+        if not found:
+            tell(f"Nothing is lost that is worth a change ({_WORTH:.0%} of a step).")
+        for number, one in enumerate(found, 1):
+            tell(
+                f"{number}. {one.cause}, {one.share:.0%} of a step: {one.text}; at most "
+                f"{1 / (1 - min(one.share, 0.99)):.2f} times as fast."
+            )
+            times = _tried(spec, sound[-1], one, f"try{number}-", tell) if one.words else None
+            tried.append({**one._asdict(), "tried": times})
+    document = {
+        "schema": 1,
+        "sizes": [_row(size, runs[size]) for size in wanted],
+        "changes": tried,
+    }
+    out = Folder(str(Path(spec.out).resolve()))
+    out.write(DATA, json.dumps(document, indent=1) + "\n", SHARED)
+    out.close()
+    return 0 if len(sound) == len(wanted) else 1
+
+
+def _tried(
+    spec: TuneSpec, size: JobSize, change: Change, prefix: str, tell: Callable[[str], None]
+) -> float | None:
+    """ScaledRun SIZE with and without CHANGE in turns, and return how many times as fast it is."""
+    other = JobSize(size.number, (*size.words, *change.words))
+    runs = in_turns(spec, (size, other), lambda _: None, prefix)
+    shown = " ".join(change.words)
+    fault = next((run.fault for each in runs.values() for run in each if run.fault), "")
+    if fault:
+        tell(f"   Tried {shown}: {fault}")
+        return None
+    least, middle, most = efficiency(runs[size], runs[other])
+    spread = f" ({least:.2f} to {most:.2f})" if spec.repeats > 1 else ""
+    tell(f"   Tried {shown}: {middle:.2f} times as fast{spread}.")
+    return middle
+
+
+def _row(size: JobSize, runs: Sequence[ScaledRun]) -> dict[str, object]:
+    return {
+        "number": size.number,
+        "words": list(size.words),
+        "runs": [{"fault": run.fault, "folder": run.folder, **run.step._asdict()} for run in runs],
+    }
