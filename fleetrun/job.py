@@ -121,7 +121,12 @@ class _Attempts:
 
     def plan(self, roster: Roster) -> LaunchPlan:
         """Return the plan of the hosts of ROSTER."""
-        plan = planner.plan(self.request, self._facts, self._share, roster)
+        facts = self._facts
+        if self.request.resume_from is not None:
+            from fleetrun.probe import checkpoints  # few launches have it
+
+            facts = facts._replace(checkpoints=checkpoints.find(self.request.resume_from))
+        plan = planner.plan(self.request, facts, self._share, roster)
         if self.request.debug is None:
             return plan
         from fleetrun.plan import debug  # needed only with --debug
@@ -362,19 +367,24 @@ class LaunchedJob(ObservedJob):
         return [*files, console, times, *metrics, watch, *self._for_restarts()]
 
     def _for_restarts(self) -> tuple[Source, ...]:
-        """Return what lets the ranks of another attempt be forked, if there may be one."""
+        """Return what resumes ranks, and lets those of another attempt be forked."""
         from fleetrun.sources import standby  # only where ranks may start again
 
         request = self.request
+        of_checkpoints: tuple[Source, ...] = ()
+        if request.resume_from is not None:
+            from fleetrun.sources.resumption import Resumption
+
+            of_checkpoints = (Resumption(self, request.resume_from),)
         is_elastic = hosts.bounds(request.nnodes)[0] != hosts.bounds(request.nnodes)[1]
         may_restart = self.plan.rules.max_restarts or is_elastic or request.spares
         if not may_restart:
-            return ()
+            return of_checkpoints
         from fleetrun.sources.recovery import Recovery
 
         if request.preload == (standby.NONE,):
-            return (Recovery(self),)
-        return Recovery(self), standby.StandBy(self, self._supervisor)
+            return *of_checkpoints, Recovery(self)
+        return *of_checkpoints, Recovery(self), standby.StandBy(self, self._supervisor)
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:

@@ -120,6 +120,8 @@ class Request(NamedTuple):
     max_restart: int = 0
     # Modules that a process imports besides Paddle, from which ranks are forked again; or `none`.
     preload: tuple[str, ...] = ()
+    # A folder; the newest whole checkpoint in it stands for {checkpoint} among the arguments.
+    resume_from: str | None = None
     grace_s: float = 10.0
     # A shell command and a URL that are notified of the end of the job.
     on_end: str | None = None
@@ -224,6 +226,14 @@ class GpuUse(NamedTuple):
     holders: tuple[str, ...] = ()
 
 
+class Checkpoints(NamedTuple):
+    """The newest whole checkpoint and when it was written; newer ones are not whole: each why."""
+
+    newest: str | None = None
+    written: float = 0.0
+    partial: tuple[tuple[str, str], ...] = ()
+
+
 class Task(NamedTuple):
     """The CPUs and the variables that belong to one task of an engine."""
 
@@ -293,6 +303,8 @@ class Facts(NamedTuple):
     absent: Mapping[str, str] = {}
     # The engine's tasks on this host where it has started one for each rank.
     tasks: tuple[Task, ...] = ()
+    # Of --resume_from, before this attempt.
+    checkpoints: Checkpoints | None = None
     # Other remarks about this host for the user.
     notes: tuple[str, ...] = ()
 
@@ -428,6 +440,8 @@ class LaunchPlan(NamedTuple):
     has_session: bool = False
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None
+    # From which its ranks resume, if that was asked for.
+    checkpoints: Checkpoints | None = None
 
 
 class FieldVerdict(NamedTuple):

@@ -592,6 +592,10 @@ TABLE: tuple[Option, ...] = (
     Option("preload", "list", JOB, "MODULES|none",
            "Modules that the process imports besides Paddle from which ranks are forked when they "
            "start again (with --max_restart, or in an elastic job). none: no such process."),
+    Option("resume_from", "text", JOB, "DIR",
+           "At each start, replace {checkpoint} among the script's arguments by the newest "
+           "whole checkpoint in this folder: a folder or file whose name ends with a number.",
+           path="dir"),
     Option("stdin", "text", JOB, "RANK|none",
            "The rank that reads the terminal or pipe, or none. Default: the rank that is shown.",
            words=("none",), reader=_reading_rank),

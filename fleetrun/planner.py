@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fleetrun.plan.layout import Layout, ModeHosts, Slots
     from fleetrun.strategy.resolve import HostTopology
 
+_CHECKPOINT = "{checkpoint}"
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
 
@@ -58,6 +59,7 @@ def first_port(request: Request) -> int:
 def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
     """Decide everything that the launcher on host ROSTER.me will do."""
     _check_free(request, roster)
+    request = _resuming(request, facts)
     _check_readable(roster)
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))
     run_dir = f"{log_dir}/{names.RUNS}/{_run_folder(request, facts, roster)}"
@@ -143,7 +145,41 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         strategy=strategy,
         has_session=len(roster.members) > 1 or roster.first_me is not None,
         shared_logs=roster.shared_logs,
+        checkpoints=facts.checkpoints,
     )
+
+
+def _resuming(request: Request, facts: Facts) -> Request:
+    """Return REQUEST with the newest checkpoint among the script's arguments."""
+    if request.resume_from is None:
+        return request
+    if not any(_CHECKPOINT in word for word in request.script.args):
+        raise UsageError(
+            f"{origin.option(request, 'resume_from')}: no argument of the script has "
+            f"{_CHECKPOINT}: write --resume={_CHECKPOINT}, as the script calls it."
+        )
+    path = None if facts.checkpoints is None else facts.checkpoints.newest
+    args = with_checkpoint(request.script.args, path)
+    return request._replace(script=request.script._replace(args=args))
+
+
+def with_checkpoint(args: tuple[str, ...], path: str | None) -> tuple[str, ...]:
+    """Return ARGS with PATH; without one, those that ask for it are left out, with their option.
+
+    >>> with_checkpoint(("--resume", "{checkpoint}", "--lr=1"), "out/checkpoint-7")
+    ('--resume', 'out/checkpoint-7', '--lr=1')
+    >>> with_checkpoint(("--resume", "{checkpoint}", "--from={checkpoint}", "--lr=1"), None)
+    ('--lr=1',)
+    """
+    words: list[str] = []
+    for word in args:
+        if _CHECKPOINT not in word:
+            words.append(word)
+        elif path is not None:
+            words.append(word.replace(_CHECKPOINT, path))
+        elif word == _CHECKPOINT and words and words[-1].startswith("-") and "=" not in words[-1]:
+            words.pop()
+    return tuple(words)
 
 
 def _check_readable(roster: Roster) -> None:

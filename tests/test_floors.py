@@ -400,6 +400,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.sinks.metrics",
         "fleetrun.remote",
         "fleetrun.probe.gpumeter",
+        "fleetrun.probe.checkpoints",
         "fleetrun.replay",
         "fleetrun.records.manifestfile",
         "fleetrun.session.elected",

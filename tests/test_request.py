@@ -133,6 +133,7 @@ VALUES = {
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
     "preload": ("os,sys", "none"),
+    "resume_from": ("out", "other"),
     "log_level": ("debug", "error"),
     "log_overwrite": ("true", "false"),
     "log_keep": ("1", "2"),

@@ -188,7 +188,7 @@ class Noticed(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
     `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, fork server,
-    desync.
+    checkpoint, desync.
     """
 
     what: str

@@ -158,7 +158,7 @@ def is_starting(one: Worker, spec: ProcessSpec) -> bool:
         return False
     words = b"".join(os.fsencode(word) + b"\0" for word in spec.argv)
     # It may have become another program by now.
-    is_itself = proc.content(f"/proc/{one.pid}/cmdline") == words
+    is_itself = proc.content(f"/proc/{one.pid}/cmdline").rstrip(b"\0") == words.rstrip(b"\0")
     return is_itself and not proc.catches(one.pid, STACK_SIGNAL)
 
 

@@ -58,6 +58,40 @@ def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Pat
     assert job.log(1).read_text().startswith("try 1 of 1")
 
 
+def test_each_attempt_resumes_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    # The first attempt saves one after TERM, and leaves another one half-written.
+    saves = """
+echo "got $*"
+[ $PADDLE_RESTART_COUNT = 1 ] && exit 0
+mkdir -p out/checkpoint-2 out/checkpoint-1
+trap 'echo {} >out/checkpoint-1/trainer_state.json; exit 0' TERM
+: >out/checkpoint-2/model.pdparams
+[ $R = 0 ] && touch ready
+until [ -e ready ]; do sleep 0.01; done
+[ $R = 1 ] && exit 5
+sleep 60 & wait
+"""
+    job = Command(tmp_path, saves, "--max_restart=1", "--resume_from=out")
+    job.argv += ["--resume", "{checkpoint}", "--from={checkpoint}", "{other}"]
+    job.argv.remove("--quiet")
+    done = job.run()
+    newest = tmp_path / "out" / "checkpoint-1"
+    assert done.out.decode().splitlines() == [
+        "got {other}",
+        f"got --resume {newest} --from={newest} {{other}}",
+    ]
+    assert "Starting anew: there is no whole checkpoint in out." in done.said
+    assert f"After they were asked to stop, ranks wrote {newest}." in done.said
+    assert f"Resuming from {newest}. Not whole, and left alone: " in done.said
+    assert "out/checkpoint-2 (model.pdparams is empty)." in done.said
+
+
+def test_a_checkpoint_that_nobody_takes_is_an_error(tmp_path: Path) -> None:
+    done = Command(tmp_path, "exit 0", "--resume_from=out").run()
+    assert done.code == 2
+    assert "--resume_from=out: no argument of the script has {checkpoint}" in done.said
+
+
 @pytest.mark.slow
 def test_s53_no_progress_ends_it_early(tmp_path: Path) -> None:
     done = Command(tmp_path, "echo alas >&2; exit 4", "--max_restart=9", ranks=1).run()

@@ -1,0 +1,149 @@
+"""The newest checkpoint of a folder that is whole, for --resume_from.
+
+Whole is what Paddle's Trainers (PaddleNLP, PaddleFormers) and `paddle.distributed.checkpoint` can
+load. Only what files say of themselves is read: names in indexes, sizes in headers, last bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.model import Checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# What is still being written ends otherwise, or begins with a dot or `tmp`.
+_NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
+# What paddle.save and pickle write ends with this byte.
+_PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", ".pdckpt")
+_END = b"."
+_PART = re.compile(rb"\d+_\d+\.distcp")
+_RANKS = re.compile(r"(rng_state)_(\d+)(\.pth)")
+# The Trainers write the first one with the model, and the second one at the end.
+_TRAINERS, _TRAINERS_LAST = "training_args.bin", "trainer_state.json"
+# Written by some Trainers when all else is there.
+_DONE = ".checkpoint_done"
+_HEADER = 8
+_MOST = 256 * 1024 * 1024
+
+
+def find(folder: str) -> Checkpoints:
+    """Return the newest whole checkpoint in FOLDER, and why newer ones are none."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = os.listdir(folder)
+    numbers = {name: int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))}
+    is_marked = any(os.path.exists(f"{folder}/{name}/{_DONE}") for name in numbers)
+    partial: list[tuple[str, str]] = []
+    for name in sorted(numbers, key=lambda one: (numbers[one], one), reverse=True):
+        path = os.path.abspath(os.path.join(folder, name))
+        why = fault(path, is_marked=is_marked)
+        if not why:
+            with suppress(OSError):
+                return Checkpoints(path, os.stat(path).st_mtime, tuple(partial))
+            why = "it is gone"
+        partial.append((path, why))
+    return Checkpoints(None, 0.0, tuple(partial))
+
+
+def fault(path: str, *, is_marked: bool = False) -> str:
+    """Return why the checkpoint PATH is not whole; empty: it is.
+
+    IS_MARKED: whole ones have a file that says so, as their neighbours do.
+    """
+    try:
+        if not os.path.isdir(path):
+            return _fault_of(path)
+        names = sorted(_files(path))
+        return (
+            _missing(path, frozenset(names), is_marked=is_marked)
+            or next(filter(None, (_fault_of(f"{path}/{name}") for name in names)), "")
+            or _unlisted(path, names)
+        )
+    except (OSError, ValueError) as error:
+        return f"it cannot be read ({error})"
+
+
+def _files(path: str) -> Iterable[str]:
+    for root, _, names in os.walk(path):
+        for name in names:
+            yield os.path.relpath(os.path.join(root, name), path)
+
+
+def _missing(path: str, names: frozenset[str], *, is_marked: bool) -> str:
+    """Return which file is missing that its neighbours imply."""
+    del path
+    if not names:
+        return "it is empty"
+    if is_marked and _DONE not in names:
+        return f"{_DONE} is missing"
+    if _TRAINERS in names and _TRAINERS_LAST not in names:
+        return f"{_TRAINERS_LAST} is missing"
+    folders = {os.path.dirname(name) for name in names if name.endswith(".distcp")}
+    for folder in folders:
+        if not any(n.endswith(".metadata") and os.path.dirname(n) == folder for n in names):
+            return f"the .metadata of {folder or 'its parts'} is missing"
+    ranks = {int(found[2]) for name in names if (found := _RANKS.fullmatch(name))}
+    absent = set(range(max(ranks, default=-1))) - ranks
+    return f"rng_state_{min(absent)}.pth is missing" if absent else ""
+
+
+def _fault_of(path: str) -> str:
+    """Return what is wrong with one file, as far as it tells itself."""
+    name = os.path.basename(path)
+    size = os.path.getsize(path)
+    if name.endswith(".safetensors"):
+        return _fault_of_tensors(path, name, size)
+    if not size and not name.startswith("."):
+        return f"{name} is empty"
+    with open(path, "rb") as file:
+        if name.endswith(_PICKLED):
+            file.seek(size - 1)
+            return "" if file.read() == _END else f"{name} is cut off"
+        if name.endswith(".json") and size < _MOST:
+            try:
+                json.load(file)
+            except ValueError:
+                return f"{name} is cut off"
+    return ""
+
+
+def _fault_of_tensors(path: str, name: str, size: int) -> str:
+    """Return whether a safetensors file has the size that its header says."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(_HEADER), "little")
+        if size < _HEADER or length > min(_MOST, size - _HEADER):
+            return f"{name} is cut off"
+        header = json.loads(file.read(length))
+    ends = [each["data_offsets"][1] for each in header.values() if "data_offsets" in each]
+    wanted = _HEADER + length + max(ends, default=0)
+    return "" if size == wanted else f"{name} has {size:,} bytes of {wanted:,}"
+
+
+def _unlisted(path: str, names: Iterable[str]) -> str:
+    """Return which part is missing that an index names."""
+    known = set(names)
+    for name in names:
+        folder = os.path.dirname(name)
+        for part in _parts(f"{path}/{name}"):
+            if os.path.join(folder, part) not in known:
+                return f"{part} is missing, which {os.path.basename(name)} names"
+    return ""
+
+
+def _parts(path: str) -> Iterable[str]:
+    """Return the files that the index PATH names; none if it is no index."""
+    if path.endswith(".index.json"):
+        with open(path, "rb") as file:
+            found: Mapping[str, object] = json.load(file)
+        listed = found.get("weight_map", {})
+        return sorted(set(listed.values())) if isinstance(listed, dict) else ()
+    if path.endswith(".metadata"):
+        with open(path, "rb") as file:
+            return sorted({part.decode() for part in _PART.findall(file.read(_MOST))})
+    return ()

@@ -1,0 +1,90 @@
+"""Tells from which checkpoint ranks resume, and whether they write one when asked to stop."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.run.events import Exited, Gathered, Noticed, SignalAll
+from fleetrun.run.observers import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import Checkpoints
+    from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
+
+_KILL = 9
+# The most checkpoints that are named which are not whole.
+_NAMED = 3
+# So much does the clock lag that dates files.
+_LAG_S = 0.05
+
+
+class Resumption(Source):
+    """Watches the checkpoints of JOB in FOLDER."""
+
+    name = "the watch over checkpoints"
+    without = "without word of checkpoints"
+
+    def __init__(self, job: ObservedJob, folder: str) -> None:
+        self._job, self._folder = job, folder
+        # When the ranks were asked to end, and how many still run.
+        self._asked: float | None = None
+        self._alive = 0
+
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+        """Begin."""
+        del waiting
+        self._declare = declare
+
+    def on_event(self, happening: Happening) -> None:
+        """Tell what the ranks were given, and what they leave."""
+        match happening:
+            case Gathered(plan=plan):
+                self._asked, self._alive = None, len(plan.processes)
+                if plan.checkpoints is not None:
+                    self._say(_given(plan.checkpoints, self._folder))
+            case SignalAll(signum=signum) if signum != _KILL and self._asked is None:
+                self._asked = time.time()
+            case Exited():
+                self._alive -= 1
+                if not self._alive and self._asked is not None:
+                    self._say(self._left(self._asked))
+                    self._asked = None
+            case _:
+                pass
+
+    def _left(self, asked: float) -> str:
+        """Say whether a checkpoint was written after the ranks were ASKED to stop."""
+        from fleetrun.probe import checkpoints  # only at the end
+
+        found = checkpoints.find(self._folder)
+        if found.newest is not None and found.written > asked - _LAG_S:
+            return f"After they were asked to stop, ranks wrote {found.newest}."
+        when = "" if found.newest is None else f"; the last one, {found.newest}, is older"
+        return f"No whole checkpoint was written after ranks were asked to stop{when}."
+
+    def _say(self, text: str) -> None:
+        self._job.log(text)
+        self._declare(Noticed("checkpoint", text, time.monotonic()))
+
+
+def _given(found: Checkpoints, folder: str) -> str:
+    """Say from which checkpoint ranks resume.
+
+    >>> from fleetrun.model import Checkpoints
+    >>> _given(Checkpoints("out/checkpoint-7", 1.0, (("out/checkpoint-8", "it is empty"),)), "out")
+    'Resuming from out/checkpoint-7. Not whole, and left alone: out/checkpoint-8 (it is empty).'
+    >>> _given(Checkpoints(), "out")
+    'Starting anew: there is no whole checkpoint in out.'
+    """
+    said = f"Resuming from {found.newest}."
+    if found.newest is None:
+        said = f"Starting anew: there is no whole checkpoint in {folder}."
+    partial = [f"{path} ({why})" for path, why in found.partial[:_NAMED]]
+    if len(found.partial) > _NAMED:
+        partial.append(f"{len(found.partial) - _NAMED} more")
+    return f"{said} Not whole, and left alone: {', '.join(partial)}." if partial else said

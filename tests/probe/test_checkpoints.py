@@ -1,0 +1,106 @@
+"""Which checkpoint is the newest that is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.probe import checkpoints
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TENSORS = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {"x": "y"}}
+
+
+def safetensors(more: int = 0) -> bytes:
+    header = json.dumps(TENSORS).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(8 + more)
+
+
+PICKLED = b"\x80\x04K\x01."
+INDEX = json.dumps(
+    {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+).encode()
+TRAINER = {
+    "model-1.safetensors": safetensors(),
+    "model-2.safetensors": safetensors(),
+    "model.safetensors.index.json": INDEX,
+    "optimizer.pdopt": PICKLED,
+    "rng_state_0.pth": PICKLED,
+    "rng_state_1.pth": PICKLED,
+    "training_args.bin": PICKLED,
+    "trainer_state.json": b"{}",
+}
+DISTRIBUTED = {
+    "0_0.distcp": PICKLED,
+    "1_0.distcp": PICKLED,
+    "0.metadata": b"\x80\x04\x8c\x0a0_0.distcp\x8c\x0a1_0.distcp.",
+}
+DONE = ".checkpoint_done"
+
+
+def make(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "change", "why"),
+    [
+        (TRAINER, {}, ""),
+        (TRAINER, {"model-2.safetensors": safetensors(-3)}, "model-2.safetensors has "),
+        (TRAINER, {"model-2.safetensors": safetensors()[:20]}, "model-2.safetensors is cut off"),
+        (TRAINER, {"model-2.safetensors": None}, "model-2.safetensors is missing, which model."),
+        (
+            TRAINER,
+            {"model.safetensors.index.json": INDEX[:9]},
+            "model.safetensors.index.json is cut",
+        ),
+        (TRAINER, {"optimizer.pdopt": PICKLED[:-1]}, "optimizer.pdopt is cut off"),
+        (TRAINER, {"optimizer.pdopt": b""}, "optimizer.pdopt is empty"),
+        (TRAINER, {"trainer_state.json": None}, "trainer_state.json is missing"),
+        (TRAINER, {"rng_state_0.pth": None}, "rng_state_0.pth is missing"),
+        (DISTRIBUTED, {}, ""),
+        (DISTRIBUTED, {"1_0.distcp": None}, "1_0.distcp is missing, which 0.metadata names"),
+        (DISTRIBUTED, {"1_0.distcp": PICKLED[:2]}, "1_0.distcp is cut off"),
+        (DISTRIBUTED, {"0.metadata": None}, "the .metadata of its parts is missing"),
+        ({}, {}, "it is empty"),
+    ],
+)
+def test_a_checkpoint_is_whole_if_all_its_parts_are(
+    tmp_path: Path, files: dict[str, bytes], change: dict[str, bytes | None], why: str
+) -> None:
+    make(tmp_path / "out/checkpoint-9", TRAINER)
+    changed = {name: text for name, text in {**files, **change}.items() if text is not None}
+    make(tmp_path / "out/checkpoint-10", changed)
+    found = checkpoints.find(str(tmp_path / "out"))
+    newest, older = (str(tmp_path / f"out/checkpoint-{number}") for number in (10, 9))
+    assert found.newest == (older if why else newest)
+    assert [path for path, _ in found.partial] == ([newest] if why else [])
+    assert all(said.startswith(why) for _, said in found.partial)
+    # Nothing is deleted.
+    assert sorted(os.listdir(newest)) == sorted(changed)
+
+
+def test_marked_neighbours_ask_for_a_mark(tmp_path: Path) -> None:
+    make(tmp_path / "step_1", {**TRAINER, DONE: b""})
+    make(tmp_path / "step_2", TRAINER)
+    found = checkpoints.find(str(tmp_path))
+    assert found.newest == str(tmp_path / "step_1")
+    assert found.partial == ((str(tmp_path / "step_2"), f"{DONE} is missing"),)
+
+
+def test_files_and_other_names(tmp_path: Path) -> None:
+    (tmp_path / "model-7.pdparams").write_bytes(PICKLED)
+    (tmp_path / "model-8.pdparams").write_bytes(PICKLED[:3])
+    for name in ("tmp-checkpoint-99", ".checkpoint-98", "runs", "checkpoint-97.new"):
+        make(tmp_path / name, TRAINER)
+    found = checkpoints.find(str(tmp_path))
+    assert found.newest == str(tmp_path / "model-7.pdparams")
+    assert found.partial == ((str(tmp_path / "model-8.pdparams"), "model-8.pdparams is cut off"),)
+    assert checkpoints.find(str(tmp_path / "nowhere")).newest is None

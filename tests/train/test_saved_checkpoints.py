@@ -1,0 +1,43 @@
+"""What Paddle itself saves is whole for --resume_from, and is not when a part of it is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from training import PYTHONS, run
+
+from fleetrun.probe import checkpoints
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+SAVES = """
+import sys
+import paddle
+import paddle.distributed as dist
+model = paddle.nn.Linear(4, 4)
+paddle.save(model.state_dict(), "files/checkpoint-1/model.pdparams")
+dist.save_state_dict(model.state_dict(), "parts/checkpoint-1")
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_what_paddle_saves_is_whole(tmp_path: Path, version: str) -> None:
+    (tmp_path / "saves.py").write_text(SAVES)
+    done = run(PYTHONS[version], ["-W", "ignore", "saves.py"], tmp_path)
+    assert done.returncode == 0, done.stdout
+    for kind in ("files", "parts"):
+        folder = tmp_path / kind
+        newest = str(folder / "checkpoint-1")
+        assert checkpoints.find(str(folder)) == (newest, checkpoints.find(str(folder)).written, ())
+        for file in (folder / "checkpoint-1").iterdir():
+            text = file.read_bytes()
+            file.write_bytes(text[:-10])
+            assert checkpoints.fault(newest) == f"{file.name} is cut off"
+            file.write_bytes(text)
+    [part] = (tmp_path / "parts" / "checkpoint-1").glob("*.distcp")
+    part.unlink()
+    assert checkpoints.fault(newest).startswith(f"{part.name} is missing, which")
