@@ -231,3 +231,7 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     assert "this is rank 1 (mp 1)" in (tmp_path / "log" / "workerlog.1").read_text()
     shown = run(PYTHONS[version], ["-m", "fleetrun", "top", "--once"], tmp_path).stdout
     assert re.search(r"(?m)^ +1 +mp 1 ", shown), shown
+    # So does the page of the run.
+    run(PYTHONS[version], ["-m", "fleetrun", "report"], tmp_path)
+    page = tmp_path / "log" / "latest" / "report.html"
+    assert "rank 1 (mp 1)</text>" in page.read_text(encoding="utf-8")

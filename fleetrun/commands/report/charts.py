@@ -36,19 +36,19 @@ _MANY_POINTS = 60
 
 def timeline(run: RunHistory) -> str:
     """Return when each attempt of each process ran, by how it ended."""
-    labels = list(dict.fromkeys(bar.label for bar in run.bars))
-    place = {label: index for index, label in enumerate(labels)}
+    titles = {bar.label: bar.title for bar in run.bars}
+    place = {label: index for index, label in enumerate(titles)}
     spans = [
         svg.Segment(
             *(place[bar.label], bar.begin, bar.end, COLORS[bar.kind]),
-            f"{bar.label}{f' on {bar.host}' if bar.host else ''}, attempt "
+            f"{bar.title}{f' on {bar.host}' if bar.host else ''}, attempt "
             f"{bar.attempt}: {bar.how} after {bar.end - bar.begin:.1f} s",
         )
         for bar in run.bars
     ]
     kinds = {bar.kind for bar in run.bars}
     return svg.lanes(
-        labels,
+        list(titles.values()),
         spans,
         "seconds since the start",
         [(kind, color) for kind, color in COLORS.items() if kind in kinds],

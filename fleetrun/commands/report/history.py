@@ -78,6 +78,13 @@ class AttemptSpan(NamedTuple):
     # The first one's standard error may be in a second one.
     logs: tuple[str, ...]
     peak_bytes: int | None = None
+    # Where fleet has it: dp 1, mp 0.
+    place: str = ""
+
+    @property
+    def title(self) -> str:
+        """The label, and where it is."""
+        return f"{self.label} ({self.place})" if self.place else self.label
 
 
 class Moment(NamedTuple):
@@ -198,9 +205,12 @@ def read(
                 fields = eventfile.verdicts(event)
             elif event.event in _SHOWN:
                 moments.append(Moment(event.time - began, event.event, _description(event)))
+        ranks = sorted({log.rank for log in run.logs if log.rank is not None})
+        axes = rankfile.topology(os.path.join(run.path, names.rank_records(str(r))) for r in ranks)
         for log in run.logs:
             peak = peaks.get((log.process, log.attempt))
-            bar = _bar(log, began, last, host)._replace(peak_bytes=peak)
+            place = axes.place(log.rank) if axes is not None and log.rank is not None else ""
+            bar = _bar(log, began, last, host)._replace(peak_bytes=peak, place=place)
             if bar.kind == OPEN and run.path in running:
                 bar = bar._replace(kind=ALIVE, how="running")
             bars.append(bar)

@@ -221,7 +221,7 @@ def _facts(run: RunHistory) -> str:
 
 def _logs(run: RunHistory, link: Callable[[str, str], str]) -> str:
     links = "".join(
-        f"<div>{link(log, f'{bar.label}{stream}{again}')}</div>"
+        f"<div>{link(log, f'{bar.title}{stream}{again}')}</div>"
         for bar in run.bars
         for again in (f", attempt {bar.attempt}" if bar.attempt else "",)
         for log, stream in zip(bar.logs, ("", " stderr"), strict=False)
