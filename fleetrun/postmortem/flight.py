@@ -7,6 +7,7 @@ where all have entered, what lies between them.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -93,7 +94,7 @@ def verdict(
         return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
     cycle = _cycle(waits)
     if cycle:
-        return (_drawn(cycle, job),)
+        return (_drawn(cycle, known, job),)
     return _unfinished(waits, known, job)
 
 
@@ -267,7 +268,22 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
     return []
 
 
-def _drawn(cycle: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
+def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord]) -> list[int]:
+    """Return the ranks of CYCLE that have never made the call they wait in after the one before."""
+    found = []
+    for wait in cycle:
+        calls = [(one.channel, one.operation, one.site) for one in records[wait.rank].collectives]
+        place = records[wait.rank].collectives.index(wait.collective)
+        steps = list(itertools.pairwise(calls[:place]))
+        if place == 0 or (calls[place - 1], calls[place]) not in steps:
+            found.append(wait.rank)
+    return found
+
+
+def _drawn(
+    cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
+) -> FlightFinding:
+    """Draw CYCLE; if just one rank in it has left the order of its earlier calls, name that."""
     ranks = [wait.rank for wait in cycle]
     circle = " → ".join(str(rank) for rank in (*ranks, ranks[0]))
     parts = []
@@ -280,7 +296,12 @@ def _drawn(cycle: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
             what = f"{one.operation} {one.sequence} {of(one.channel, job)}"
         parts.append(f"{_who([wait.rank], job)} in {what}{_at(one)}")
     text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
-    return FlightFinding(CYCLE, tuple(sorted(set(ranks))), text)
+    strayed = _strayed(cycle, records)
+    if len(strayed) == 1:
+        text = f"{_who(strayed, job)} has left the order of its earlier calls; {text}"
+    else:
+        strayed = ranks
+    return FlightFinding(CYCLE, tuple(sorted(set(strayed))), text)
 
 
 def _unfinished(

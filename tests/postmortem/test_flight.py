@@ -189,6 +189,22 @@ def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
     assert " → " in found.text
 
 
+def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
+    world, pair = CollectiveChannel((0, 1, 2)), CollectiveChannel((0, 1))
+    first, second, last = (
+        Call(world, "all_reduce"),
+        Call(pair, "all_gather"),
+        Call(world, "barrier"),
+    )
+    step = {rank: [first, *([second] if rank < 2 else []), last] for rank in range(3)}
+    scripts = {rank: step[rank] * 3 for rank in range(3)}
+    # It skips the first one in its third step.
+    del scripts[1][6]
+    (found,) = flight.verdict(play(scripts), JobRanks(3))
+    assert (found.kind, found.ranks) == (CYCLE, (1,))
+    assert found.text.startswith("rank 1 has left the order of its earlier calls; ranks wait for ")
+
+
 def test_the_verdict_reads_as_people_would_say_it() -> None:
     mp = CollectiveChannel(tuple(range(8, 16)))
     step = Call(mp, "all_reduce")
