@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -20,22 +21,30 @@ _MOST_OFTEN, _LEAST_OFTEN = 32, 1024
 _SHARE = 0.002
 
 
-def is_due(every: int | str, number: int, *, interval: int | None = _MOST_OFTEN) -> bool:
-    """Whether there is a check after the update NUMBER, which counts from 1.
+def next_due(every: int | str, number: int, *, interval: int | None = _MOST_OFTEN) -> float:
+    """Return the first update, from NUMBER on, after which there is a check; they count from 1.
 
     EVERY is the setting `check_ranks`. INTERVAL, a power of 2, is that of `auto`; None: after
     powers of 2 only.
 
-    >>> [update for update in range(1, 100) if is_due("auto", update)]
+    >>> sorted({next_due("auto", update) for update in range(1, 97)})
     [1, 2, 4, 8, 16, 32, 64, 96]
-    >>> [update for update in range(1, 12) if is_due(5, update)]
+    >>> sorted({next_due(5, update) for update in range(1, 11)})
     [1, 3, 5, 10]
     """
     if every == NEVER:
-        return False
-    if isinstance(every, str):
-        return not number & (number - 1) or (interval is not None and number % interval == 0)
-    return number in _ALWAYS or (every > 0 and number % every == 0)
+        return math.inf
+    early: float = 1 << (number - 1).bit_length()
+    step = interval
+    if isinstance(every, int):
+        early = next((each for each in _ALWAYS if each >= number), math.inf)
+        step = every
+    return min(early, -(-number // step) * step) if step else early
+
+
+def is_due(every: int | str, number: int, *, interval: int | None = _MOST_OFTEN) -> bool:
+    """Whether there is a check after the update NUMBER; see `next_due`."""
+    return next_due(every, number, interval=interval) == number
 
 
 def interval_of(check_s: float, update_s: float) -> int:

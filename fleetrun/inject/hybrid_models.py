@@ -59,7 +59,7 @@ def ranks_of(wrapper: Any) -> GroupRanks | None:
             list(known.get_sharding_parallel_group().ranks) == list(group.ranks)
         )
         return _hybrid(known) if is_fleets else GroupRanks(group)
-    is_fleets = any("_hcg" in vars(each) for each in updates.chain(wrapper))
+    is_fleets = any(updates.own_attribute(each, "_hcg") for each in updates.chain(wrapper))
     return _hybrid(known) if is_fleets and known is not None else None
 
 
@@ -96,8 +96,9 @@ def whole_parameters(wrapper: Any) -> list[Any]:
         return updates.flat(stage3._ori_parameter_list)
     for each in updates.chain(wrapper):
         for name in ("_origin_parameter_list", "_parameter_list"):
-            if vars(each).get(name):
-                return updates.flat(vars(each)[name])
+            parameters = updates.own_attribute(each, name)
+            if parameters:
+                return updates.flat(parameters)
     return []
 
 

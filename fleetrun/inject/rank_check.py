@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import border, comparison, hybrid_models, process_meshes, settings, updates
-from .check_schedule import NEVER, Pace, is_due
+from .check_schedule import NEVER, Pace, is_due, next_due
 from .comparison import FAILED, WHAT
 from .dygraph.reducer import Reducer
 from .import_hooks import after_import
@@ -79,9 +79,11 @@ class _Check:
         self._histories: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
             weakref.WeakKeyDictionary()
         )
-        # Updates by optimizer or program. All ranks must compare at the same time, and one rank may
-        # have optimizers that the others do not have.
-        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # The ids of the models whose forwards are watched.
+        self._forwards: set[int] = set()
+        # By optimizer or program. All ranks must compare at the same time, and one rank may have
+        # optimizers that the others do not have.
+        self._progress: weakref.WeakKeyDictionary[Any, _UpdateCount] = weakref.WeakKeyDictionary()
         # Updates of the optimizer or program that is compared.
         self._updates = 0
         # By model or program. Where ranks differ by rounding there is no interval, as each
@@ -95,8 +97,6 @@ class _Check:
         self._wrapped: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
             weakref.WeakKeyDictionary()
         )
-        # By optimizer whose parameters are whole after the next forward: the last due update.
-        self._late: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # Models and programs that are not compared any more.
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
@@ -114,6 +114,8 @@ class _Check:
 
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
+            if id(model) not in watching:
+                return forward(model, *args, **options)
             seen = look(model)
             try:
                 return forward(model, *args, **options)
@@ -121,7 +123,7 @@ class _Check:
                 if seen is not None:
                     compare(model, seen)
 
-        keep = _watching(self._keep_history)
+        watching, keep = self._forwards, _watching(self._keep_history)
         look, compare = _watching(self._begin_forward), _watching(self._end_forward)
 
         kind.__init__, kind.forward = __init__, watched
@@ -129,11 +131,15 @@ class _Check:
 
     def _keep_history(self, model: Any) -> None:
         self._histories[model] = ParameterHistory(model.parameters())
+        self._forwards.add(id(model))
 
     def _begin_forward(self, model: Any) -> WatchedForward | None:
         """Return what the forward of MODEL that begins may change; None if it is not watched."""
         known = self._histories.get(model)
-        if known is None or not self._watches(known.updates) or world_size() == 1:
+        if known is None or not self._watches(known.updates):
+            self._forwards.discard(id(model))
+            return None
+        if world_size() == 1:
             return None
         return known.begin_forward()
 
@@ -142,33 +148,43 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        if optimizer in self._late:
-            self._compare_trained(optimizer, self._late.pop(optimizer))
-        count = self._counts.get(optimizer, 0)
-        if not (self._watches(count) or self._is_due(count + 1)):
+        known = self._progress.get(optimizer) or self._begin(optimizer)
+        if known.late:
+            late, known.late = known.late, 0
+            self._compare_trained(optimizer, late)
+        count = known.updates
+        if count + 1 < known.next:
             return
         own = _of_optimizer(optimizer)
-        for trained, find, _, known in self._trained_by(optimizer):
-            known.record_gradients(own)
+        for trained, find, _, history in self._trained_by(optimizer):
+            history.record_gradients(own)
             if not count and trained not in self._paces:
-                sums = comparison.own_sums(find, known)
+                sums = comparison.own_sums(find, history)
                 if sums is not None:
                     self._begun[trained] = sums.totals
 
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
         # Read here: `paddle.distributed.spawn` sets the number of ranks late.
-        count = self._updates = self._counts.get(source, 0) + 1
-        self._counts[source] = count
+        known = self._progress.get(source) or self._begin(source)
+        count = known.updates = known.updates + 1
+        if count < known.next:
+            return
+        self._updates = count
+        known.next = count + 1 if self._watches(count) else next_due(self._every, count + 1)
         if not self._is_due(count) or world_size() == 1:
             return
         if hasattr(source, "global_block"):
             self._compare_program(source)
             return
         if hybrid_models.is_late(updates.wrapper_of(source)):
-            self._late[source] = count
+            known.late = count
         else:
             self._compare_trained(source, count)
+
+    def _begin(self, source: Any) -> _UpdateCount:
+        known = self._progress[source] = _UpdateCount()
+        return known
 
     def _compare_trained(self, source: Any, count: int) -> None:
         """Compare what the optimizer SOURCE trains, after so many updates."""
@@ -362,6 +378,15 @@ class _Check:
                 "skips updates whose gradients are not finite)"
             )
             self._proof.write()
+
+
+class _UpdateCount:
+    """The updates of an optimizer or a program so far, and the next one that is looked at."""
+
+    def __init__(self) -> None:
+        self.updates, self.next = 0, 1.0
+        # The last due update, where parameters are whole after the next forward; 0: none is left.
+        self.late = 0
 
 
 class _Compared(NamedTuple):

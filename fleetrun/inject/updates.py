@@ -60,8 +60,9 @@ _depth = 0
 # The first optimizer within the outermost call that updates, and the outermost one or wrapper.
 _updating: Any = None
 _outermost: Any = None
-# By optimizer: the wrapper through which it was stepped last.
+# By optimizer: the wrapper through which it was stepped last; and whether any has been.
 _wrappers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_are_wrapped = False
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
@@ -173,8 +174,19 @@ def chain(wrapper: Any) -> Iterator[Any]:
     """Yield WRAPPER, what it wraps, and so on down to the optimizer itself."""
     while wrapper is not None:
         yield wrapper
-        inner = [vars(wrapper).get(name) for name in _INNER]
+        inner = [own_attribute(wrapper, name) for name in _INNER]
         wrapper = next((each for each in inner if each not in (None, wrapper)), None)
+
+
+def own_attribute(owner: Any, name: str) -> Any:
+    """Return the attribute NAME of OWNER, None without one; what OWNER wraps is not asked.
+
+    `vars` would make each later look at OWNER's attributes slower in Python 3.11.
+    """
+    try:
+        return object.__getattribute__(owner, name)
+    except AttributeError:
+        return None
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -234,14 +246,19 @@ def _record_methods(kind: Any, *, is_optimizer: bool) -> None:
 def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     def update(owner: Any, *args: Any, **options: Any) -> Any:
-        global _depth, _outermost, _updating
-        if not (_depth or _may_update(owner, *args, *options.values())):
+        global _are_wrapped, _depth, _outermost, _updating
+        if _outermost is not None and (_updating is not None or not is_optimizer):
+            # Part of an update.
+            return method(owner, *args, **options)
+        if not (_depth or _is_due is None or _may_update(owner, *args, *options.values())):
             return None
         if _outermost is None and (is_optimizer or not _is_scaler(owner)):
             _outermost = owner
         if is_optimizer and _updating is None and _is_dynamic():
             _updating = owner
-            _wrappers[owner] = weakref.ref(_outermost)
+            if _outermost is not owner or _are_wrapped:
+                _are_wrapped = True
+                _wrappers[owner] = weakref.ref(_outermost)
             for prepare in _before:
                 prepare(owner)
         source = None
@@ -253,11 +270,8 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
             _depth -= 1
             if not _depth:
                 _updating = _outermost = None
-        if not (_depth or is_optimizer) and _is_skipped(owner):
-            for callback in _skipped:
-                callback(source or [*chain(args[0])][-1], _count)
-        elif not _depth and source is not None:
-            record(source)
+        if not _depth:
+            _end(owner, source, args, is_optimizer=is_optimizer)
         return result
 
     return update
@@ -270,6 +284,15 @@ def _may_update(owner: Any, *args: Any) -> bool:
     return _is_due(args[0] if args and _is_scaler(owner) else owner)
 
 
+def _end(owner: Any, source: Any, args: tuple[Any, ...], *, is_optimizer: bool) -> None:
+    """End the outermost call, of a method of OWNER with ARGS, which SOURCE has updated, if any."""
+    if not is_optimizer and _is_skipped(owner):
+        for callback in _skipped:
+            callback(source or [*chain(args[0])][-1], _count)
+    elif source is not None:
+        record(source)
+
+
 def _is_scaler(owner: Any) -> bool:
     return any(
         each.__name__ in names for each in type(owner).__mro__ for names in _SCALERS.values()
@@ -278,7 +301,7 @@ def _is_scaler(owner: Any) -> bool:
 
 def _is_skipped(owner: Any) -> bool:
     """Whether OWNER, if it is a scaler, has found gradients that are not finite."""
-    return any(bool(getattr(owner, "__dict__", {}).get(name)) for name in _FOUND)
+    return any(bool(own_attribute(owner, name)) for name in _FOUND)
 
 
 def _is_dynamic() -> bool:

@@ -12,7 +12,7 @@ from ..paddle_api import private_names
 from . import (
     amp,
     backward,
-    casts,
+    changes,
     fused_buffers,
     merge_hooks,
     multi_tensor,
@@ -67,7 +67,8 @@ def _install_reducers(
     step_reducer.install(reducers.reduce_at_step, proof)
     after_import("paddle.base.core", backward.patch)
     after_import("paddle.nn.functional", sparse.Lookups(proof).patch)
-    after_import("paddle.nn.layer.layers", casts.patch)
+    after_import("paddle.nn.layer.layers", changes.patch_layers)
+    after_import("paddle.base.framework", changes.patch_parameters)
 
 
 def _agree(module: ModuleType, merge: GradientMerge, proof: Evidence) -> None:

@@ -28,7 +28,7 @@ class Arrivals:
         self._on_end = on_end
         self._is_timed = is_timed
         # The hooks hold these two, and live as long as the parameters.
-        self._keys: list[int] = []
+        self.keys: list[int] = []
         self.times_s: dict[int, float] = {}
         # Paddle cannot remove such a hook.
         self._watched: set[int] = set()
@@ -40,7 +40,7 @@ class Arrivals:
         if key in self._watched:
             return False
         self._watched.add(key)
-        note = functools.partial(self._keys.append, key)
+        note = functools.partial(self.keys.append, key)
         tensors.on_gradient(parameter, self._timed(key, note) if self._is_timed else note)
         return True
 
@@ -52,13 +52,13 @@ class Arrivals:
 
     def take(self) -> list[int]:
         """Return the gradients that have come since the last time."""
-        keys = self._keys[:]
-        self._keys.clear()
+        keys = self.keys[:]
+        self.keys.clear()
         return keys
 
     def clear(self) -> None:
         """Forget all gradients."""
-        self._keys.clear()
+        self.keys.clear()
         self.times_s.clear()
 
     def _timed(self, key: int, note: Callable[[], None]) -> Callable[..., None]:

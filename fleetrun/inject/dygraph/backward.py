@@ -8,7 +8,6 @@ So those hooks wait here until our reducers have ended, which is after Paddle's 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,8 +30,7 @@ class BackwardListener(Protocol):
 
 
 # In the order of `listen`, which is the same on all ranks. They are dropped with their models.
-_listeners: weakref.WeakValueDictionary[int, BackwardListener] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+_listeners: list[weakref.ref[BackwardListener]] = []
 _last_listeners: list[BackwardListener] = []
 _is_patched = False
 _depth = 0
@@ -44,14 +42,12 @@ _final_hooks: list[Callable[[], Any]] = []
 
 def listen(listener: BackwardListener) -> None:
     """Tell LISTENER of every outermost backward from now on, as long as it lives."""
-    _listeners[next(_numbers)] = listener
+    _listeners.append(weakref.ref(listener, _listeners.remove))
 
 
 def ignore(listener: BackwardListener) -> None:
     """Tell LISTENER no more."""
-    for number, known in list(_listeners.items()):
-        if known is listener:
-            del _listeners[number]
+    _listeners.remove(weakref.ref(listener))
 
 
 def listen_last(listener: BackwardListener) -> None:
@@ -112,10 +108,8 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        # The values of such a dictionary take a dozen calls in Python.
-        reducers = [one for known in _listeners.valuerefs() if (one := known()) is not None]
-        last = list(_last_listeners)
-        listeners = [*reducers, *last]
+        reducers = [one for known in _listeners if (one := known()) is not None]
+        listeners = reducers + _last_listeners
         for listener in listeners:
             listener.begin()
         _depth = 1
@@ -129,11 +123,12 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
             _depth = 0
         for listener in reducers:
             listener.finish()
-        hooks = _final_hooks[:]
-        _final_hooks.clear()
-        for hook in hooks:
-            hook()
-        for listener in last:
+        if _final_hooks:
+            hooks = _final_hooks[:]
+            _final_hooks.clear()
+            for hook in hooks:
+                hook()
+        for listener in listeners[len(reducers) :]:
             listener.finish()
         return result
 

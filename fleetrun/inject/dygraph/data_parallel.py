@@ -383,16 +383,20 @@ def _caller() -> str:
 
 
 def _announcing(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell the model's reducer of each FORWARD with gradients."""
+    """Tell the model's reducer of each FORWARD with gradients that does not sync.
+
+    Paddle tells it of the others. As in Paddle, the forward under `no_sync` counts, not the
+    backward.
+    """
 
     @functools.wraps(forward)
     def announced(model: Any, *args: Any, **kwargs: Any) -> Any:
-        import paddle
+        if not model.grad_need_sync:
+            import paddle
 
-        reducer = getattr(model, "_reducer", None)
-        if isinstance(reducer, Reducer) and paddle.is_grad_enabled():
-            # As in Paddle, the forward under `no_sync` counts, not the backward.
-            reducer.on_forward(syncs=model.grad_need_sync)
+            reducer = getattr(model, "_reducer", None)
+            if isinstance(reducer, Reducer) and paddle.is_grad_enabled():
+                reducer.disarm()
         return forward(model, *args, **kwargs)
 
     return announced

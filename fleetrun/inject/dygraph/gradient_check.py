@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import border
-from ..check_schedule import NEVER, Pace, is_due
+from ..check_schedule import NEVER, Pace, next_due
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -54,14 +54,14 @@ class GradientCheck:
         self._sent = 0
         self.is_on = False
 
-    def is_due(self, backwards: int) -> bool:
-        """Whether the backward after so many BACKWARDS that were reduced is checked."""
-        return is_due(self._every, backwards + 1, interval=self._pace.interval)
+    def next_due(self, backwards: int) -> float:
+        """Return the next backward that is checked after so many that were reduced."""
+        return next_due(self._every, backwards + 1, interval=self._pace.interval)
 
     def begin(self, backwards: int) -> None:
         """Prepare for a backward after so many BACKWARDS that were reduced."""
         self._number = backwards + 1
-        self.is_on = self.is_due(backwards)
+        self.is_on = self.next_due(backwards) == self._number
         self._before, self._after, self._rounding = [], [], []
         self._sent = 0
 

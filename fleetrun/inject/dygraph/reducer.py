@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import buckets
 from ..paddle_api import tensors
-from . import backward, casts, sparse
+from . import backward, changes, sparse
 from .arrivals import Arrivals
 from .flat_buffer import FlatBuffer
 
@@ -76,11 +76,12 @@ def weakly(method: Callable[[], None]) -> Callable[..., None]:
     return hook
 
 
-def missing_gradient(parameter: Any) -> RuntimeError:
+def missing_gradient(parameter: Any = None) -> RuntimeError:
     """Return the error of a backward that has left out PARAMETER for the first time."""
+    which = "a parameter" if parameter is None else f"the parameter {parameter.name}"
     return RuntimeError(
-        f"fleetrun: the parameter {parameter.name} had a gradient on every rank at first"
-        " and has none now: build DataParallel with find_unused_parameters=True."
+        f"fleetrun: {which} had a gradient on every rank at first and has none now: build"
+        " DataParallel with find_unused_parameters=True."
     )
 
 
@@ -147,7 +148,7 @@ class Reducer:
         # How many backwards had run inside others when this one began.
         self._nested = 0
         self._all = list(parameters)
-        self._casts, self._dtypes = casts.count(), _dtypes(self._all)
+        self._changes, self._dtypes = changes.count(), _dtypes(self._all)
         self.parameters: list[Any] = []
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
@@ -181,31 +182,29 @@ class Reducer:
         return [*self.parameters, *self._sparse]
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
-        """Do nothing; DataParallel calls it, for reducers that look for unused parameters."""
+        """Reduce the backward of OUTPUTS; DataParallel calls it after each forward that syncs."""
+        del outputs
+        if self._changes != changes.count():
+            self._look_at_changes()
+        self._is_armed = self._is_awaited = True
 
-    def on_forward(self, *, syncs: bool) -> None:
-        """Reduce the backward of this forward if it SYNCS, that is, is not under `no_sync`.
+    def disarm(self) -> None:
+        """Reduce no backward before the next forward that syncs, unless one is still awaited.
 
-        A forward under `no_sync` does not disarm an earlier one that still waits for its backward,
-        as in Paddle: reducing once too often does no harm.
+        So a forward under `no_sync` does not disarm an earlier one that still waits for its
+        backward, as in Paddle: reducing once too often does no harm.
         """
-        if self._was_cast():
-            self._on_cast()
-        if syncs:
-            self._is_armed = self._is_awaited = True
-        elif not self._is_awaited:
-            self._is_armed = False
+        self._is_armed = self._is_awaited
 
-    def _was_cast(self) -> bool:
-        """Whether parameters have other dtypes than the last time."""
-        if self._casts == casts.count():
-            return False
-        before, self._casts, self._dtypes = self._dtypes, casts.count(), _dtypes(self._all)
-        return before != self._dtypes
+    def _look_at_changes(self) -> None:
+        """Arrange all anew if parameters have other dtypes than before, or some are trained now."""
+        before, self._changes, self._dtypes = self._dtypes, changes.count(), _dtypes(self._all)
+        if before != self._dtypes or any(map(tensors.is_trained, self._frozen)):
+            # All ranks run the same script, so they cast and unfreeze together.
+            self._on_change()
 
-    def _on_cast(self) -> None:
-        """Build the buckets for the dtypes that parameters have now."""
-        # All ranks run the same script, so they cast together.
+    def _on_change(self) -> None:
+        """Build the buckets for the parameters that are trained now, and their dtypes."""
         self._arrange()
 
     def overlaps(self, parameters: Sequence[Any]) -> bool:
@@ -227,10 +226,6 @@ class Reducer:
             self._planner.give_up("models share parameters")
         self._build_buckets()
 
-    def disarm(self) -> None:
-        """Reduce no backward before the next forward, unless one is still awaited."""
-        self._is_armed = self._is_awaited
-
     def _arrange(self) -> None:
         """Take the parameters that are trained now, the last layers first."""
         self.parameters = [each for each in reversed(self._all) if tensors.is_trained(each)]
@@ -245,10 +240,8 @@ class Reducer:
 
     def _watch(self, parameter: Any) -> None:
         """Hear of each gradient of PARAMETER."""
-        if self._arrivals.watch(parameter) and parameter.place.is_custom_place():
-            # There Paddle adds a gradient to one that is there by their bare memory, which mixes up
-            # one that is strided; on CPUs it looks at the strides.
-            tensors.make_contiguous([parameter])
+        if self._arrivals.watch(parameter):
+            tensors.keep_additions_right(parameter)
 
     def _expect_last(self, parameter: Any) -> None:
         """Look at what has come after each gradient of PARAMETER, likely the last of a bucket."""
@@ -305,9 +298,6 @@ class Reducer:
             self._arrivals.clear()
             return
         self._has_sparse_gradient = False
-        if any(map(tensors.is_trained, self._frozen)):
-            # All ranks run the same script, so they unfreeze parameters together.
-            self._arrange()
         self.restart()
         if self._planner is not None:
             self._planner.begin()

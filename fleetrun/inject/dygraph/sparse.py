@@ -41,7 +41,6 @@ class Lookups:
         self._proof = proof
         # The parameters, by name, of which gradients were made dense.
         self._names: set[str] = set()
-        updates.before_update(self._refuse_adam, "the look at sparse gradients")
 
     def patch(self, module: ModuleType) -> None:
         """Patch the module `paddle.nn.functional`."""
@@ -58,6 +57,8 @@ class Lookups:
             given = signature.bind(*args, **options).arguments
             weight = given["weight"]
             if given.get(argument) and getattr(weight, _IS_DENSE, False):
+                if not self._names:
+                    updates.before_update(self._refuse_adam, "the look at sparse gradients")
                 self._names.add(weight.name)
                 self._proof.note(
                     f"the gradients of {weight.name} are dense, not sparse as {look_up.__name__} is"
@@ -73,7 +74,7 @@ class Lookups:
 
         Of Paddle's that can do both, it is Adam alone, with or without `lazy_mode`.
         """
-        if not self._names or getattr(optimizer, "type", "") != "adam":
+        if getattr(optimizer, "type", "") != "adam":
             return
         for parameter in updates.parameters_of(optimizer):
             if parameter.name in self._names:

@@ -95,6 +95,7 @@ EagerReducer.prepare_for_backward  -: tells of a backward in which Paddle's own 
 [paddle.base.framework]
 EagerParamBase.from_tensor  REDUCER MERGE SPARSE: makes the parameters of the self-tests
 EagerParamBase.__init__(self)  BACKWARD: makes each parameter
+EagerParamBase.__setattr__  REDUCER: tells that a parameter is frozen, or trained again
 [paddle.base.core]
 eager.Tensor._grad_ivar  REDUCER: reads the gradient of a frozen parameter
 eager.Tensor._set_grad_ivar  REDUCER: gives a parameter the gradient of other ranks

@@ -16,6 +16,7 @@ _FROM_TENSORS: tuple[Any, ...] = (-1, [], [])
 # Where gradients begin in the memory of a device: a multiple of what CUDA and plug-ins ask for (64
 # to 512), and Paddle's own for a device that it does not know. It must be the same on all ranks.
 _ALIGNMENT = 1024
+_STRIDES = "FLAGS_use_stride_kernel"
 
 
 def _core() -> Any:
@@ -35,9 +36,24 @@ def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
 
 def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
     """Make gradients of PARAMETERS contiguous before they are accumulated; return the hooks."""
+    if not _are_views_strided():
+        return []
     # No function of ours, which would cost more. Vectors are strided by hooks of scripts only.
     contiguous = tensor_class().contiguous
     return [each.register_hook(contiguous) for each in parameters if each.ndim > 1]
+
+
+def keep_additions_right(parameter: Any) -> None:
+    """Let gradients of PARAMETER be added to one that is there, whatever their layout."""
+    # Plug-ins add the bare memory, which mixes up one that is strided; CPUs look at the strides.
+    if parameter.place.is_custom_place():
+        make_contiguous([parameter])
+
+
+def _are_views_strided() -> bool:
+    """Whether the gradient of a view may be strided: vendors' plug-ins switch that off."""
+    paddle: Any = sys.modules["paddle"]
+    return bool(paddle.get_flags([_STRIDES])[_STRIDES])
 
 
 def gradients(parameters: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,55 @@
+"""Counts what may change which gradients come, or their dtypes: casts, and what is frozen.
+
+Looking at each parameter in each step would cost more than all else that reducers do in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+_count = 0
+# `trainable` sets it, too.
+_FROZEN = "stop_gradient"
+
+
+def count() -> int:
+    """Return how many times layers were cast or moved, and parameters frozen or unfrozen so far."""
+    return _count
+
+
+def patch_layers(module: ModuleType) -> None:
+    """Patch the module `paddle.nn.layer.layers`."""
+    cls: Any = module.Layer
+    # `to`, `float16` and `paddle.amp.decorate` come to the first one.
+    cls._to_impl = _counted(cls._to_impl)
+    cls.astype = _counted(cls.astype)
+
+
+def patch_parameters(framework: ModuleType) -> None:
+    """Patch the module `paddle.base.framework`."""
+    cls: Any = framework.EagerParamBase
+    write = cls.__setattr__
+
+    @functools.wraps(write)
+    def __setattr__(parameter: Any, name: str, value: Any) -> None:
+        global _count  # one Paddle
+        if name == _FROZEN:
+            _count += 1
+        write(parameter, name, value)
+
+    cls.__setattr__ = __setattr__
+
+
+def _counted(cast: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(cast)
+    def counted(*args: Any, **options: Any) -> Any:
+        global _count  # one Paddle
+        _count += 1
+        return cast(*args, **options)
+
+    return counted
