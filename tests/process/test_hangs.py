@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import fakedriver
 import pytest
 from commandline import Command
-from waiting import LONG_S, until
+from waiting import LONG_S, patient, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,9 +191,12 @@ def test_s61_ranks_without_any_python_are_described(tmp_path: Path) -> None:
     assert "sleep 60: state S" in stacks(job, 1)
 
 
-# Twice as long as where a hang is awaited: on a busy machine, who is alive may get no processor for
-# most of a second.
-ALIVE = "--hang_timeout=1.6"
+def alive() -> str:
+    """Return the option of a job that does not hang: twice as long as where a hang is awaited.
+
+    On a busy machine, who is alive may get no processor for more than a second.
+    """
+    return f"--hang_timeout={patient(1.6):.1f}"
 
 
 # Computes until END seconds have passed, in fifty functions one after the other: each is short, and
@@ -229,7 +232,7 @@ def test_s61_ranks_that_spin_without_a_heartbeat_hang(tmp_path: Path) -> None:
 def test_s62_a_rank_whose_stack_moves_is_alive(tmp_path: Path, before: str) -> None:
     # The other one waits for it, as at the end of an evaluation, and spins.
     code = f"{COMPUTE}{SPIN.replace('60', '3.5')}\n{before}\ncompute(3.5) if rank else spin()"
-    assert Command.python(tmp_path, code, ALIVE).run(env=NO_SPY).code == 0
+    assert Command.python(tmp_path, code, alive()).run(env=NO_SPY).code == 0
 
 
 def test_s61_after_an_update_ranks_that_spin_hang(tmp_path: Path) -> None:
@@ -263,7 +266,7 @@ zeros = os.open("/dev/zero", os.O_RDONLY)
 end = time.time() + 3.5
 while time.time() < end: {work}
 """
-    assert Command.python(tmp_path, code, ALIVE).run(env=NO_SPY).code == 0
+    assert Command.python(tmp_path, code, alive()).run(env=NO_SPY).code == 0
 
 
 def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is_busy(
@@ -271,7 +274,7 @@ def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is
 ) -> None:
     code = "import time; end = time.time() + 6\nwhile time.time() < end: pass"
     script = f"if [ $R = 1 ]; then exec '{sys.executable}' -I -c '{code}'; else sleep 6; fi"
-    job = Command(tmp_path, script, ALIVE)
+    job = Command(tmp_path, script, alive())
     ended = job.run(env=NO_SPY)
     assert ended.code == 0
     assert ended.said.count("Ranks 0-1 cannot be watched from inside (no Python, or one that") == 1
@@ -287,7 +290,7 @@ def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
 ) -> None:
     (tmp_path / "load").write_text(load)
     env = {**NO_SPY, **fakedriver.build(tmp_path / "driver"), "CUDA_VISIBLE_DEVICES": "0"}
-    job = Command.python(tmp_path, f"{SPIN.replace('60', '5')}\n{wait}", ALIVE, ranks=1)
+    job = Command.python(tmp_path, f"{SPIN.replace('60', '5')}\n{wait}", alive(), ranks=1)
     env["FAKE_LOAD"] = str(tmp_path / "load")
     ended = job.finish(job.start(prefix=fakedriver.HERE, env=env))
     assert ended.code == code
@@ -298,7 +301,7 @@ def test_s62_a_long_busy_first_step_is_alive(tmp_path: Path) -> None:
     # A grandchild computes; the ranks themselves only wait for it.
     busy = f"{COMPUTE}\ncompute(4)"
     script = f"if [ $R = 1 ]; then \"{sys.executable}\" -c '{busy}' & wait; else sleep 4; fi"
-    assert Command(tmp_path, script, ALIVE).run().code == 0
+    assert Command(tmp_path, script, alive()).run().code == 0
 
 
 def test_s62_a_checkpoint_that_only_writes_is_alive(tmp_path: Path) -> None:
@@ -309,7 +312,7 @@ for _ in range(40):
     file.write(b"x" * 4096)
     time.sleep(0.1)
 """
-    job = Command.python(tmp_path, code, ALIVE)
+    job = Command.python(tmp_path, code, alive())
     if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:
         pytest.skip("a file system in memory counts no writes")
     assert job.run().code == 0
@@ -345,7 +348,7 @@ get += "\\nwhile s.recv({chunk}): pass"
 subprocess.run([sys.executable, "-S", "-c", get]) if rank == 1 else time.sleep(5)
 """
         server.settimeout(LONG_S)
-        job = Command.python(tmp_path, code, ALIVE)
+        job = Command.python(tmp_path, code, alive())
         launcher = job.start(env=NO_SPY)
         link, _ = server.accept()
         with link:
@@ -371,7 +374,7 @@ def test_s61_with_heartbeats_a_download_does_not_hide_a_hang(tmp_path: Path) -> 
 def test_s62_heartbeats_without_output_are_alive(tmp_path: Path) -> None:
     beat = "for i in $(seq 14); do echo $i > $FLEETRUN_HEARTBEAT; sleep 0.3; done"
     script = f"if [ $R = 0 ]; then {beat}; else sleep 4.2; fi"
-    assert Command(tmp_path, script, ALIVE).run().code == 0
+    assert Command(tmp_path, script, alive()).run().code == 0
 
 
 def test_s61_with_heartbeats_spinning_is_a_hang(tmp_path: Path) -> None:
