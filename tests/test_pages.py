@@ -49,7 +49,8 @@ README = PAGES["README.md"]
 
 # Set-up, the tests themselves, what measures for minutes, and what meets hosts that are not there.
 LEFT_OUT = re.compile(
-    r"(scripts/|pip install|python -m pip|apt-get|dnf |fleetrun doctor --(ips|hosts))"
+    r"((\.venv/bin/python )?scripts/|pip install|python -m pip|apt-get|dnf |"
+    r"fleetrun doctor --(ips|hosts))"
 )
 CLUSTER = re.compile(r" --(gpus|ips|master|servers)=")
 
