@@ -9,6 +9,7 @@ import sys
 import faults
 import launch
 import nodes
+import recovery
 import strategy
 
 
@@ -19,6 +20,7 @@ def main() -> int:
     launch.add_to(subcommands)
     faults.add_to(subcommands)
     nodes.add_to(subcommands)
+    recovery.add_to(subcommands)
     strategy.add_to(subcommands)
     chosen = parser.parse_args()
     code: int = chosen.run(chosen)

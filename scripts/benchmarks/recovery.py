@@ -1,0 +1,198 @@
+"""`scripts/bench recovery`: from a rank's failure to the first line of all ranks' second run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import peers
+import processes
+import report
+from peers import FLEETRUN, OURS
+from processes import HERE, Failed
+from report import Goal, ms, spread, summary
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+
+RANKS = (8,)
+SCRIPT = str(HERE / "recovering.py")
+_TIMEOUT_S = 300.0
+# What has to be reached at 8 ranks with Paddle imported.
+FIRST_LINE_S = 0.300
+
+_LOOP = """
+while :; do
+    pids=
+    for ((i = 0; i < $1; i++)); do
+        PADDLE_TRAINER_ID=$i "$2" -u "$3" & pids="$pids $!"
+    done
+    for ((i = 0; i < $1; i++)); do
+        wait -n || { kill $pids; wait; continue 2; }
+    done
+    break
+done
+"""
+
+
+class Way(NamedTuple):
+    """One way to start again: its command for a number of ranks, and why it is absent here."""
+
+    name: str
+    command: Callable[[int], list[str]]
+    env: Mapping[str, str] = {}
+    absent: str | None = None
+
+
+def ways() -> list[Way]:
+    """Return what is compared."""
+    known = {peer.name: peer for peer in peers.all_peers()}
+    paddle, torch = known["paddle launch"], known["torchrun"]
+
+    def ours(*more: str) -> Callable[[int], list[str]]:
+        options = ("--max_restart=1", *more)
+        return lambda ranks: [*FLEETRUN, *options, f"--nproc_per_node={ranks}", SCRIPT]
+
+    return [
+        Way("shell loop", lambda n: ["bash", "-c", _LOOP, "bash", str(n), sys.executable, SCRIPT]),
+        Way("fleetrun", ours(), OURS),
+        Way("fleetrun, not forked", ours("--preload=none"), OURS),
+        Way(
+            "paddle launch",
+            lambda n: [*paddle.before[:-1], "--max_restart=1", paddle.before[-1], str(n), SCRIPT],
+            absent=paddle.absent,
+        ),
+        Way(
+            "torchrun",
+            lambda n: [torch.before[0], "--max-restarts=1", torch.before[1], str(n), SCRIPT],
+            absent=torch.absent,
+        ),
+    ]
+
+
+def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this benchmark to SUBCOMMANDS."""
+    parser = subcommands.add_parser("recovery", help="how soon ranks run again after a failure")
+    peers.add_ranks(parser, RANKS, heavy=8)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure in turns, show, and write what CHOSEN says."""
+    processes.adopt_orphans()
+    seen: dict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
+    failures: dict[str, str] = {}
+    todo = [(way, ranks) for ranks in chosen.ranks for way in ways()]
+    for number in range(chosen.rounds):
+        for way, ranks in todo if number % 2 == 0 else todo[::-1]:
+            report.progress(f"{number + 1}: {way.name}, {ranks} ranks")
+            if way.absent:
+                failures[way.name] = way.absent
+                continue
+            try:
+                seen[way.name, ranks].append(_recover(way, ranks))
+            except Failed as failure:
+                failures[way.name] = str(failure)
+    goals = []
+    for ranks in chosen.ranks:
+        rows = []
+        for way in ways():
+            rounds = seen.get((way.name, ranks), [])
+            if rounds:
+                names = ("first line", "imported")
+                cells = [spread(summary([one[name] for one in rounds])) for name in names]
+                phases = "; ".join(f"{k} {ms(v)}" for k, v in rounds[-1].items() if k not in names)
+                rows.append([way.name, *cells, phases or "-"])
+        title = f"{ranks} ranks: a rank fails; ms to the last rank's, median of {chosen.rounds}"
+        print(report.table(title, ["", "first line", "imported", "phases of the last"], rows))
+        lines = [one["first line"] for one in seen.get(("fleetrun", ranks), [])]
+        found = summary(lines).median if lines else None
+        seen_ms = "-" if found is None else f"{ms(found)} ms"
+        reached = None if found is None else found <= FIRST_LINE_S
+        what = f"{ranks} ranks: failure to first line"
+        goals.append(Goal(what, f"<= {ms(FIRST_LINE_S)} ms", seen_ms, reached))
+    for name, why in failures.items():
+        print(f"{name}: not measured: {why}\n")
+    print(report.goals(goals))
+    if chosen.json:
+        rounds_of = [{"way": way, "ranks": n, "rounds": found} for (way, n), found in seen.items()]
+        document = {"versions": peers.versions(), "recovery": rounds_of, "failures": failures}
+        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _recover(way: Way, ranks: int) -> dict[str, float]:
+    """Let a rank of RANKS fail, and return how long it took until all ran again, in seconds."""
+    with processes.place() as (folder, base):
+        said = folder / "said"
+        said.touch()
+        # A rank of a shell loop knows its number alone.
+        env = {**base, "BENCH_FOLDER": str(folder), "BENCH_RANKS": str(ranks), **way.env}
+        with (folder / "output").open("wb") as output:
+            launcher = subprocess.Popen(
+                way.command(ranks),
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        events = folder / "log/latest/events.jsonl"
+        try:
+            _wait(launcher, said, {"ready": ranks})
+            if way.name == "fleetrun":
+                _until(launcher, lambda: events.exists() and "fork server" in events.read_text())
+            (folder / "fail").touch()
+            heard = _wait(launcher, said, {"fails": 1, "line": ranks, "imported": ranks})
+            launcher.wait(_TIMEOUT_S)
+        finally:
+            if launcher.poll() is None:
+                os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
+        failed = heard["fails"][0]
+        found = {
+            "first line": max(heard["line"]) - failed,
+            "imported": max(heard["imported"]) - failed,
+        }
+        if events.exists():
+            lines = [json.loads(line) for line in events.read_text().splitlines()]
+            phases = next((one["phases"] for one in lines if one["event"] == "recovered"), {})
+            return {**phases, **found}
+        return found
+
+
+def _until(launcher: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not condition():
+        if launcher.poll() is not None:
+            raise Failed(f"it has ended with {launcher.returncode} and did not start again")
+        if time.monotonic() > deadline:
+            raise Failed(f"it did not start again within {_TIMEOUT_S:g} s")
+        time.sleep(0.005)
+
+
+def _wait(
+    launcher: subprocess.Popen[bytes], said: Path, wanted: Mapping[str, int]
+) -> Mapping[str, Sequence[float]]:
+    """Return when ranks said which words, when each WANTED has come so often."""
+    heard: dict[str, list[float]] = {}
+
+    def is_complete() -> bool:
+        heard.clear()
+        for line in said.read_text().splitlines():
+            word, at = line.split()
+            heard.setdefault(word, []).append(float(at))
+        return all(len(heard.get(word, ())) >= count for word, count in wanted.items())
+
+    _until(launcher, is_complete)
+    return heard
