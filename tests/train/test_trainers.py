@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
+import devices
 import pytest
 from commandline import fleetrun
 from training import MODELS, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.train, pytest.mark.long]
 
@@ -105,14 +104,12 @@ KINDS = {
 RENAMED = {"paddleformers": {"--evaluation_strategy=steps": "--eval_strategy=steps"}}
 
 
-@pytest.mark.parametrize("strategy", ["recommended", "gradient_merge"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
-    library: str, kind: str, strategy: str, tmp_path: Path
+    library: str, kind: str, tmp_path: Path
 ) -> None:
     more = [RENAMED.get(library, {}).get(each, each) for each in KINDS[kind]]
-    # One that ends by itself in the middle of a round tells nothing.
-    options = [f"--strategy={strategy}", "--nproc_per_node=2", "--updates=4"]
+    options = ["--strategy=recommended", "--nproc_per_node=2", "--updates=4"]
     done = launched(library, tmp_path, "verify", *options, *words(library, *more, "--max_steps=64"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Equal: the weights and losses are those of plain Paddle" in done.stdout
@@ -162,3 +159,61 @@ def test_a_killed_trainer_resumes_from_its_last_whole_checkpoint(
         begins = re.findall(r"^begins with (\S+)", done.stdout, re.MULTILINE)
         assert begins == (["None", "out/checkpoint-6"] if kill_at else ["None"])
     assert found[0] == found[1]
+
+
+CONFIG = """
+train_dataset_type: messages
+eval_dataset_type: messages
+train_dataset_path: ./train.jsonl
+train_dataset_prob: "1.0"
+eval_dataset_path: ./train.jsonl
+eval_dataset_prob: "1.0"
+max_seq_len: 64
+packing: false
+model_name_or_path: ./model
+convert_from_hf: true
+_attn_implementation: eager
+stage: SFT
+fine_tuning: full
+do_train: true
+per_device_train_batch_size: 2
+max_steps: 6
+logging_steps: 1
+learning_rate: 1.0e-3
+save_strategy: "no"
+output_dir: ./out
+device: npu
+sharding: ""
+split_param: false
+amp_master_grad: false
+max_grad_norm: 0
+bf16: false
+fp16_opt_level: O1
+compute_type: float32
+disable_tqdm: true
+load_via_cpu: false
+continue_training: false
+"""
+
+
+@pytest.mark.parametrize("library", ["paddleformers"], indirect=True)
+def test_the_real_cli_launches_by_fleetrun(library: str, tmp_path: Path) -> None:
+    own = Path(python(library)).parent
+    path = f"{own}:{os.environ['PATH']}"
+    subprocess.run([python(library), MODELS / "sentences.py"], cwd=tmp_path, check=True)
+    (tmp_path / "sft.yaml").write_text(CONFIG)
+    train = ("paddleformers-cli", "train", "sft.yaml")
+    # Of a host without GPUs the CLI makes `--gpus --master ...`.
+    done = fleetrun("exec", *train, folder=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2, done.stdout
+    assert "writes it so if it has found no device on this host" in done.stderr
+    done = fleetrun("exec", *train, folder=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
+    assert done.returncode == 3, done.stdout
+    assert "--gpus=0,1 requests devices, but this host has no GPU driver" in done.stderr
+    with devices.on("npu"):
+        variables = {**devices.variables(own / "python"), "ASCEND_RT_VISIBLE_DEVICES": "0,1"}
+    words = ("exec", "--strategy=recommended", *train)
+    done = fleetrun(*words, folder=tmp_path, PATH=path, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "21 gradients in 1 allreduce" in done.stderr
+    assert "6 steps (exit code 0)" in done.stderr
