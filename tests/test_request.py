@@ -130,6 +130,7 @@ VALUES = {
     "on_end": ("cat", "true"),
     "webhook": ("http://a", "https://b"),
     "preflight": ("true", "false"),
+    "flight_recorder": ("true", "false"),
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
     "preload": ("os,sys", "none"),

@@ -162,7 +162,7 @@ def _names() -> dict[int, str]:
     base: Any = paddle.nn.Layer
     found: dict[int, str] = {}
     layers = [each for each in gc.get_objects() if issubclass(type(each), base)]
-    named = [[*each.named_parameters()] for each in layers if hasattr(each, "_sub_layers")]
+    named = [[*each.named_parameters()] for each in layers if hasattr(each, "training")]
     for parameters in sorted(named, key=len):
         for name, each in parameters:
             found[id(each)] = hybrid_models.plain_name(name)

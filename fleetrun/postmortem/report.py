@@ -104,7 +104,7 @@ def left_running(left: Sequence[Leftover]) -> str:
 
     >>> from fleetrun.run.children import Leftover
     >>> left_running([Leftover(7, ("serve", "--password=hush"))])
-    'The job is done; ended what it had left running: pid 7 (serve --password=***).'
+    'The job is done; ended processes that it had left running: pid 7 (serve --password=***).'
     """
     # multiprocessing's resource tracker ends by itself.
     reported = [one for one in left if one.argv and "resource_tracker" not in " ".join(one.argv)]
