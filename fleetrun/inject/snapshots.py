@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import array
 import base64
+import functools
 import gc
 import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import checksums, hybrid_models, rank_check, updates
+from .import_hooks import after_import
 from .replicas import Part
 
 if TYPE_CHECKING:
@@ -254,12 +256,17 @@ class _MergeByHand:
         self._counts: dict[int, int] = {}
         # Parameters whose gradients are being added up, by id.
         self._kept: set[int] = set()
+        self._is_updating = False
 
     def install(self) -> None:
         """Let updates ask us, and keep the gradients that the script clears between them."""
         import paddle
 
         updates.ask_before(self._is_due)
+        updates.on_update(self._end_update, WHAT)
+        after_import(f"{updates.DYGRAPH}.dygraph_sharding_optimizer", self._sharing)
+        after_import("paddle.distributed.fleet.utils.hybrid_parallel_util", self._summing)
+        updates.wrap_subclasses(paddle.optimizer.lr.LRScheduler, self._scheduling)
         for name in ("clear_gradient", "clear_grad"):
             setattr(paddle.Tensor, name, self._unless_kept(getattr(paddle.Tensor, name)))
 
@@ -268,6 +275,47 @@ class _MergeByHand:
             return None if id(tensor) in self._kept else clear(tensor, *args, **options)
 
         return clear_gradient
+
+    def _sharing(self, module: Any) -> None:
+        for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
+            kind = getattr(module, name, None)
+            if kind is not None:
+                kind.reduce_gradients = self._once(kind.reduce_gradients)
+
+    def _summing(self, module: Any) -> None:
+        name = "fused_allreduce_gradients_with_group"
+        setattr(module, name, self._once(getattr(module, name)))
+
+    def _once(self, average: Callable[..., None]) -> Callable[..., None]:
+        """Call AVERAGE for whole sums only: Trainers do so themselves before each step."""
+
+        @functools.wraps(average)
+        def averaged(*args: Any, **options: Any) -> None:
+            steps = max(self._counts.values(), default=0)
+            if self._is_updating or not (steps + 1) % self._steps:
+                average(*args, **options)
+
+        return averaged
+
+    def _scheduling(self, kind: Any) -> None:
+        """Let a scheduler that is stepped with each optimizer step advance with updates only."""
+        if "step" not in vars(kind):
+            return
+        step = kind.step
+        seen: dict[int, int] = {}
+
+        @functools.wraps(step)
+        def scheduled(scheduler: Any, *args: Any, **options: Any) -> None:
+            steps = max(self._counts.values(), default=0)
+            together = steps - seen.get(id(scheduler), 0) == 1
+            seen[id(scheduler)] = steps
+            if not (together and steps % self._steps):
+                step(scheduler, *args, **options)
+
+        kind.step = scheduled
+
+    def _end_update(self, _source: Any, _number: int) -> None:
+        self._is_updating = False
 
     def _is_due(self, stepped: Any) -> bool:
         """Whether the optimizer STEPPED, perhaps a wrapper, is to update now."""
@@ -280,6 +328,7 @@ class _MergeByHand:
             self._kept |= ids
             return False
         self._kept -= ids
+        self._is_updating = True
         for each in own if self._averages else ():
             if each.grad is not None:
                 with paddle.no_grad():

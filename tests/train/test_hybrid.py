@@ -186,6 +186,35 @@ def test_a_hybrid_job_trains_as_one_process(
         assert_counted(proofs[0], witness, nranks)
 
 
+@pytest.mark.parametrize(
+    ("version", "axis"),
+    [
+        ("3.3.1", "sharding"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [("2.6.2", "sharding"), ("2.6.2", "dp"), ("3.3.1", "dp")]
+        ),
+    ],
+)
+def test_gradients_that_a_trainer_averages_itself_are_merged(
+    version: str, axis: str, tmp_path: Path
+) -> None:
+    python = PYTHONS[version]
+    alone = _told({"merge": 2})
+    train(python, "hybrid.py", tmp_path / "alone", None, nranks=1, more=alone)
+    layout = {axis: 2, "merge": 2, "by_hand": True}
+    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
+    ranks = train(python, "hybrid.py", tmp_path / "ours", MERGED, nranks=2, more=more)
+    assert [report["updates"] for report in ranks] == [UPDATES] * 2
+    for report in ranks:
+        assert report["apart"] < 2e-6
+    assert all(
+        knob["status"] == "effective"
+        for rank in range(2)
+        for knob in evidence(tmp_path / "ours", rank)["knobs"]
+    )
+
+
 def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return what the launcher makes of ASKED on one host."""
     on_one_host = {"nccl_comm_num": 1, "use_hierarchical_allreduce": False}

@@ -126,6 +126,8 @@ def _sharing(
     def outermost(module: ModuleType) -> None:
         kind: Any = module.HybridParallelOptimizer
         kind.step, kind.minimize = stepping(kind.step), minimizing(kind.minimize)
+        # Trainers average gradients themselves, in what they read of them, and call this.
+        kind._step = stepping(kind._step)
         init = kind.__init__
 
         @functools.wraps(init)

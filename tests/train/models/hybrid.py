@@ -141,11 +141,23 @@ def together() -> tuple[dict[str, Any], int]:
         loss = loss_of(model(paddle.to_tensor(batch))) / ACCUMULATE / degree["sep"]
         loss.backward()
         if number % ACCUMULATE == 0:
-            optimizer.step()
+            (step_by_hand if layout.get("by_hand") else type(optimizer).step)(optimizer)
             optimizer.clear_grad()
     if stage == 3:
         model.get_all_parameters()
     return {name: each.numpy() for name, each in found.items()}, mp_rank
+
+
+def step_by_hand(optimizer: Any) -> None:
+    """Average the gradients and update as PaddleNLP's and PaddleFormers' Trainers do."""
+    hcg = fleet_.get_hybrid_communicate_group()
+    own = list(optimizer._inner_opt._parameter_list)
+    if degree["sharding"] > 1:
+        optimizer._inner_opt.reduce_gradients(own, hcg)
+    if degree["dp"] > 1:
+        utilities: Any = fleet_.utils.hybrid_parallel_util
+        utilities.fused_allreduce_gradients(own, hcg)
+    optimizer._step(own)
 
 
 def pipeline(rows: list[Any], mp_rank: int) -> dict[str, Any]:
