@@ -24,6 +24,7 @@ EVERYWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**BUCKETS, **MERGE, "bf16_allreduce": True, "amp": True}, {"scaled": True, "prototxt": True}),
     # Gradients so small that Paddle's reducer may have them.
     ({"fuse_grad_size_in_MB": 4, "find_unused_parameters": False}, {"fleet": True}),
+    (BUCKETS, {"looks_up": True}),
 ]
 # What fails in a static graph, with servers that nobody has started, and when the launcher wants
 # the end after two updates.
@@ -101,6 +102,11 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
         ran = {}
         for name, fault in (("well", how), ("broken", {"where": "", **how})):
             folder = tmp_path / f"{name}{place}"
+            seen = tmp_path / f"seen-{name}{place}"
+            seen.mkdir()
+            # What is to be moved and cannot be stays as it is.
+            verify = {"path": str(seen), "updates": 1000, "snapshots": 1}
+            verify["moves"] = name == "broken"
             ran[name] = train(
                 PYTHONS["3.3.1"],
                 "failing.py",
@@ -113,6 +119,8 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
                     "FAULT": json.dumps(fault),
                     "FLEETRUN_HEARTBEAT": str(folder / "heartbeat"),
                     "FLEETRUN_STOP_AFTER": "1000",
+                    "FLEETRUN_VERIFY": json.dumps(verify),
+                    "FLEETRUN_FLIGHT_RECORDER": str(seen / "collectives"),
                 },
             )
         for well, broken in zip(ran["well"], ran["broken"], strict=True):

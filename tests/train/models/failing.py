@@ -2,7 +2,7 @@
 
 FAULT is a JSON object: `where` is a function of fleetrun's, by its module, or empty for every call
 across the border; without it nothing fails. `rank` is the only rank on which it fails, if it is
-there. `scaled`, `prototxt` and `fleet` are what the script does besides.
+there. `scaled`, `prototxt`, `fleet` and `looks_up` are what the script does besides.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import paddle
 
 rank = int(os.environ["PADDLE_TRAINER_ID"])
+if "FLEETRUN_FLIGHT_RECORDER" in os.environ:
+    os.environ["FLEETRUN_FLIGHT_RECORDER"] += f".{rank}"
+
+import paddle
+
 fault = json.loads(os.environ.get("FAULT", "{}"))
 border: Any = sys.modules["_fleetrun_inject.border"]
 remarks: list[str] = []
@@ -44,7 +48,21 @@ if "prototxt" in fault:
 if "fleet" in fault:
     paddle.distributed.fleet.init(is_collective=True)
 nn = paddle.nn
-net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
+
+
+class LookUp(nn.Layer):  # type: ignore[misc]
+    """Adds rows of a table, whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = self.create_parameter([4, 6])
+
+    def forward(self, rows: Any) -> Any:
+        return rows + nn.functional.embedding(paddle.arange(4), self.table, sparse=True)
+
+
+first = [LookUp()] if "looks_up" in fault else []
+net = nn.Sequential(*first, *(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
 for place, each in enumerate(net.parameters()):
     each.set_value(np.random.RandomState(place).randn(*each.shape).astype("float32") * 0.3)
 model = paddle.DataParallel(net)
