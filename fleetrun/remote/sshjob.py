@@ -51,7 +51,7 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
     option = "--hosts" if request.hosts else "--hostfile"
     for one in argv.scan(request.typed).settings:
         if one.option.target in _GIVEN:
-            raise UsageError(f"{one.typed} and {option} both name the hosts: omit {one.typed}.")
+            raise UsageError(f"{option} determines {one.typed} itself: omit {one.typed}.")
     if request.hostfile:
         try:
             with open(request.hostfile, encoding="utf-8") as file:

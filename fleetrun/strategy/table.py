@@ -37,7 +37,7 @@ fuse_all_reduce_ops = true  Send many gradients in one allreduce instead of one 
   dygraph: effective: {ours}, in buckets of this size
   static: effective: {rewrites}, in buckets by bytes and by count
   false dygraph: effective: {ours}, one by one
-  false static: effective: {rewrites}, with one allreduce for each
+  false static: no difference: one allreduce for each gradient, as without it
 fuse_grad_size_in_MB = 32 MB, 1..65536  The maximum size of the gradients in one allreduce.
   auto: a tenth of the bytes of all gradients, at least 1 MB
   plan: the sizes that end the step soonest, from times measured in the first steps; else as auto

@@ -55,7 +55,10 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
 ) -> None:
     first, second = two_hosts
     options = (*MASTER, "--nnodes=2")
-    fail = ": >up.$PADDLE_RESTART_COUNT; [ $PADDLE_TRAINER_ID = 0 ] || exec sleep 600; exit 7"
+    # Once the other rank has begun, too: the first restart does not wait.
+    up = "up.$PADDLE_RESTART_COUNT"
+    fail = f": >{up}; [ $PADDLE_TRAINER_ID = 0 ] || exec sleep 600; "
+    fail += f"until [ -e {second.folder}/{up} ]; do sleep 0.05; done; exit 7"
     launchers = [
         start(first, fail, *options, "--max_restart=1"),
         start(second, fail, *options, "--grace=60"),

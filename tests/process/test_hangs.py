@@ -290,7 +290,9 @@ def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
 ) -> None:
     (tmp_path / "load").write_text(load)
     env = {**NO_SPY, **fakedriver.build(tmp_path / "driver"), "CUDA_VISIBLE_DEVICES": "0"}
-    job = Command.python(tmp_path, f"{SPIN.replace('60', '5')}\n{wait}", alive(), ranks=1)
+    seconds = f"{patient(5.0):.1f}"
+    script = f"{SPIN.replace('60', seconds)}\n{wait.replace('5', seconds)}"
+    job = Command.python(tmp_path, script, alive(), ranks=1)
     env["FAKE_LOAD"] = str(tmp_path / "load")
     ended = job.finish(job.start(prefix=fakedriver.HERE, env=env))
     assert ended.code == code

@@ -246,7 +246,7 @@ def test_what_is_not_there_has_a_reason(built: Built) -> None:
         "no_effect",
         "Paddle replaces Momentum only; here: sgd",
     )
-    assert built.said("lamb of SGD", "lamb")[1].endswith("of Adam only; here: sgd")
+    assert built.said("lamb of SGD", "lamb")[1].endswith("replaces Adam only; here: sgd")
     assert "names no checkpoints" in built.said("recompute nothing", "recompute")[1]
     assert built.said("sync_batch_norm", "sync_batch_norm")[0] == "no_effect"
     assert built.said("streams", "calc_comm_same_stream")[0] == "no_effect"

@@ -50,7 +50,7 @@ if "fleet" in fault:
 nn = paddle.nn
 
 
-class LookUp(nn.Layer):  # type: ignore[misc]
+class LookUp(nn.Layer):
     """Adds rows of a table, whose gradients are sparse."""
 
     def __init__(self) -> None:
