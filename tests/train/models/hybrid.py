@@ -141,7 +141,10 @@ def together() -> tuple[dict[str, Any], int]:
         loss = loss_of(model(paddle.to_tensor(batch))) / ACCUMULATE / degree["sep"]
         loss.backward()
         if number % ACCUMULATE == 0:
-            (step_by_hand if layout.get("by_hand") else type(optimizer).step)(optimizer)
+            if layout.get("by_hand"):
+                step_by_hand(optimizer)
+            else:
+                optimizer.step()
             optimizer.clear_grad()
     if stage == 3:
         model.get_all_parameters()
