@@ -216,7 +216,7 @@ Adam.__init__  -: AMSGrad, which Paddle 3 has, is not fused
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer]
 HybridParallelOptimizer.__init__  MERGE: the script's optimizer inside fleet's
     uses _inner_opt
-HybridParallelOptimizer._step(self parameters_list)  MERGE: a step whose caller has averaged gradients
+HybridParallelOptimizer._step(self parameters_list)  MERGE: a step of averaged gradients
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer]
 DygraphShardingOptimizer.__init__  -: all that the ranks of sharding update
     uses _origin_parameter_list _param2rank

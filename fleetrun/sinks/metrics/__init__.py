@@ -131,8 +131,9 @@ class Metrics(Sink):
         self._waiting.timer("begin", None, self._begin)
         if self._pidfd >= 0:
             self._waiting.unwatch(self._pidfd)
+            # With the process that asks the driver for it, which would outlive us for a moment.
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
 
     def _forget(self) -> None:
         self._waiting.unwatch(self._pidfd)
