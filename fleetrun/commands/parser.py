@@ -95,9 +95,10 @@ def color(text: str) -> click.Option:
 
 
 def launch_option(name: str) -> click.Option:
-    """Return the launch option NAME for another command."""
+    """Return the launch option NAME for a command that starts no job."""
     row = options.find(name)
-    return click.Option([row.flag], type=Typed(row), metavar=row.metavar, help=row.help)
+    text = "The hosts, as for a launch; :N is ignored here." if name == "hosts" else row.help
+    return click.Option([row.flag], type=Typed(row), metavar=row.metavar, help=text)
 
 
 def launch_request(words: Sequence[str], environ: Mapping[str, str]) -> Request:
