@@ -91,7 +91,8 @@ class IsolatedCall:
         except (EOFError, ValueError, TypeError):
             value = None
         if isinstance(value, tuple) and len(value) == len(CallResult._fields):
-            self._reap(0.0)
+            # Its end of the pipe closes as it exits: wait, or it might outlive the launcher.
+            self._reap(_END_S)
             return CallResult(*value)
         return CallResult(trouble=f"the process that asks it {self._reap(_END_S)}")
 

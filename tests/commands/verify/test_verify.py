@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 # Two parameters, a.weight and b.weight; the case says in what they differ.
 SCRIPT = """
-import array, base64, json, os, sys, uuid
+import array, base64, json, os, sys
 asked = json.loads(os.environ["FLEETRUN_VERIFY"])
 rank, case = os.environ["PADDLE_TRAINER_ID"], sys.argv[1]
 is_plain = "FLEETRUN_STRATEGY_FILE" not in os.environ
 assert not case.endswith("fails") or is_plain == (case != "plain fails"), "alas"
 if is_plain and case == "noisy":
-    noise = uuid.uuid4().int % 1000 / 1e4
+    noise = 0.01 if "plain-1" in asked["path"] else -0.01
 else:
     noise = 0
 off = {
