@@ -366,25 +366,22 @@ class LaunchedJob(ObservedJob):
         files = (EventLog(self), ManifestFile(self), LaunchFile(self))
         return [*files, console, times, *metrics, watch, *self._for_restarts()]
 
-    def _for_restarts(self) -> tuple[Source, ...]:
+    def _for_restarts(self) -> list[Source]:
         """Return what resumes ranks, and lets those of another attempt be forked."""
-        from fleetrun.sources import standby  # only where ranks may start again
-
         request = self.request
-        of_checkpoints: tuple[Source, ...] = ()
+        sources: list[Source] = []
         if request.resume_from is not None:
             from fleetrun.sources.resumption import Resumption
 
-            of_checkpoints = (Resumption(self, request.resume_from),)
-        is_elastic = hosts.bounds(request.nnodes)[0] != hosts.bounds(request.nnodes)[1]
-        may_restart = self.plan.rules.max_restarts or is_elastic or request.spares
-        if not may_restart:
-            return of_checkpoints
-        from fleetrun.sources.recovery import Recovery
+            sources.append(Resumption(self, request.resume_from))
+        least, most = hosts.bounds(request.nnodes)
+        if self.plan.rules.max_restarts or least != most or request.spares:
+            from fleetrun.sources import recovery, standby  # only where ranks may start again
 
-        if request.preload == (standby.NONE,):
-            return *of_checkpoints, Recovery(self)
-        return *of_checkpoints, Recovery(self), standby.StandBy(self, self._supervisor)
+            sources.append(recovery.Recovery(self))
+            if request.preload != (standby.NONE,):
+                sources.append(standby.StandBy(self, self._supervisor))
+        return sources
 
     def _on_cut(self, cut: Cut) -> None:
         for follow in self._follow:

@@ -441,6 +441,7 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     assert not slow, f"a launch loads {sorted(slow)}"
     strategy = [name for name in loaded if within(name, ("fleetrun.strategy",))]
     assert not strategy, f"a launch without a strategy loads {strategy}"
+    assert "fleetrun.sources.standby" not in loaded, "ranks of this launch never start again"
     ours = [name for row in rows if within(name := row.rpartition("|")[2].strip(), ("fleetrun",))]
     # What shows and records the job is loaded when the ranks have been started.
     before = ours[: ours.index("fleetrun.sinks.console")]

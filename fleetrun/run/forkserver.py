@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import _socket
-import marshal
 import os
 import select
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import variables
-from fleetrun.run import children
+from fleetrun.run import children, framing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 # How long an answer may take, on a machine that is busy or swaps.
 _ANSWER_S = 20.0
-_LENGTH = 8
-_INT = 4
 # Room for longer environments than the one that it is started with.
 _ROOM = 16 * 1024
 LOADING, READY, UNFIT = "loading", "ready", "unfit"
@@ -72,7 +68,7 @@ class ForkServer:
         """Return how far it is; let it fork what is to wait."""
         try:
             if self._state.state == LOADING and _is_ready(self._socket, 0.0):
-                kind, value = self._receive(self._socket)[0]
+                kind, value = _receive(self._socket)[0]
                 if kind == "unfit":
                     self._lose(value)
                 else:
@@ -97,7 +93,7 @@ class ForkServer:
             pid, link = next(iter(self._parked.items()))
             try:
                 _send(link, wanted, order.output, order.errors)
-                (kind, why), _ = self._receive(link)
+                (kind, why), _ = _receive(link)
             except (OSError, EOFError):
                 # It was killed; or it is too slow, and ends when this is closed.
                 self._forget(pid)
@@ -111,7 +107,7 @@ class ForkServer:
     def _park(self, count: int) -> None:
         _send(self._socket, count)
         for _ in range(count):
-            (_, pid), fds = self._receive(self._socket)
+            (_, pid), fds = _receive(self._socket)
             link = _socket.socket(fileno=fds[0])
             if pid:
                 self._parked[pid] = link
@@ -132,12 +128,6 @@ class ForkServer:
         # Another process's by now, perhaps.
         self._pid = 0
 
-    def _receive(self, link: _socket.socket) -> tuple[tuple[str, Any], list[int]]:
-        fds: list[int] = []
-        deadline = time.monotonic() + _ANSWER_S
-        length = int.from_bytes(_read(link, _LENGTH, deadline, fds), "little")
-        return marshal.loads(_read(link, length, deadline, fds)), fds  # noqa: S302 - our child's
-
 
 def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
@@ -145,29 +135,16 @@ def _kill(pid: int) -> None:
 
 
 def _send(to: _socket.socket, message: Any, *fds: int) -> None:  # noqa: ANN401 - what marshal takes
-    text = marshal.dumps(message)
-    whole = len(text).to_bytes(_LENGTH, "little") + text
-    numbers = b"".join(fd.to_bytes(_INT, sys.byteorder) for fd in fds)
-    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if fds else []
-    sent = to.sendmsg([whole], rights)
+    whole = framing.pack(message)
+    sent = framing.send(to, whole, fds)
     if sent < len(whole):
         # Sending nothing would fail where the other end has answered and gone.
         to.sendall(whole[sent:])
 
 
-def _read(link: _socket.socket, length: int, deadline: float, fds: list[int]) -> bytes:
-    text = b""
-    while len(text) < length:
-        if not _is_ready(link, deadline - time.monotonic()):
-            raise TimeoutError
-        part, more, _, _ = link.recvmsg(
-            length - len(text), _socket.CMSG_SPACE(_INT), _socket.MSG_CMSG_CLOEXEC
-        )
-        fds += [int.from_bytes(numbers[:_INT], sys.byteorder) for _, _, numbers in more]
-        if not part:
-            raise EOFError
-        text += part
-    return text
+def _receive(link: _socket.socket) -> tuple[tuple[str, Any], list[int]]:
+    deadline = time.monotonic() + _ANSWER_S
+    return framing.receive(link, lambda: _is_ready(link, deadline - time.monotonic()))
 
 
 def _is_ready(one: _socket.socket, seconds: float) -> bool:

@@ -12,15 +12,13 @@ from __future__ import annotations
 import _socket  # `socket` takes 40 ms to import, this one 1
 import contextlib
 import errno
-import marshal
 import os
 import select
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.run import children, libc
+from fleetrun.run import children, framing, libc
 from fleetrun.run.loop import Loop, nothing
 
 if TYPE_CHECKING:
@@ -59,9 +57,6 @@ _ORPHANS_S = 0.1
 _CONTINUE_MS = 1000
 # What a sweep may take beyond its own time limit.
 _MARGIN_S = 5.0
-_LENGTH = 8
-# The bytes of a C int.
-_INT = 4
 
 
 class _GuardLost(Exception):
@@ -230,16 +225,11 @@ class Guard:
     def _ask(self, *order: Any, files: tuple[int, ...] = ()) -> None:  # noqa: ANN401 - each order's own
         if self._has_ended:
             raise _GuardLost(was_received=False)
-        text = marshal.dumps(order)
-        rest = memoryview(len(text).to_bytes(_LENGTH, "little") + text)
-        ready = select.poll()
-        ready.register(self._socket, select.POLLOUT)
+        rest = memoryview(framing.pack(order))
         while rest:
-            if not ready.poll(_CONTINUE_MS):
-                self._continue()
-                continue
+            self._is_ready(select.POLLOUT)
             try:
-                rest = rest[_send(self._socket, rest, files) :]
+                rest = rest[framing.send(self._socket, rest, files) :]
             except BlockingIOError:
                 continue
             except ConnectionError:
@@ -249,36 +239,23 @@ class Guard:
 
     def _answer(self, seconds: float | None = None) -> Any:  # noqa: ANN401 - each order's own
         """Return its answer; take over when it has ended, or does not answer within SECONDS."""
-        length = int.from_bytes(self._read(_LENGTH, seconds), "little")
-        return marshal.loads(self._read(length, seconds))  # noqa: S302 - our own child's
+        until = None if seconds is None else time.monotonic() + seconds
+        try:
+            return framing.receive(self._socket, lambda: self._is_ready(select.POLLIN, until))[0]
+        except (EOFError, ConnectionError):
+            self._take_over()
+            raise _GuardLost(was_received=True) from None
 
-    def _read(self, length: int, seconds: float | None) -> bytes:
-        deadline = None if seconds is None else time.monotonic() + seconds
+    def _is_ready(self, event: int, until: float | None = None) -> bool:
+        """Wait until the socket is ready for EVENT, at most UNTIL; a stopped guard continues."""
         ready = select.poll()
-        ready.register(self._socket, select.POLLIN)
-        text = b""
-        while len(text) < length:
-            if deadline is not None and time.monotonic() > deadline:
-                break
-            if not ready.poll(_CONTINUE_MS):
-                self._continue()
-                continue
-            try:
-                part = self._socket.recv(length - len(text))
-            except ConnectionError:
-                break
-            if not part:
-                break
-            text += part
-        else:
-            return text
-        self._take_over()
-        raise _GuardLost(was_received=True)
-
-    def _continue(self) -> None:
-        """Send it SIGCONT, in case it was stopped."""
-        if not self._has_ended:
-            os.kill(self.pid, signal.SIGCONT)
+        ready.register(self._socket, event)
+        while until is None or time.monotonic() <= until:
+            if ready.poll(_CONTINUE_MS):
+                return True
+            if not self._has_ended:
+                os.kill(self.pid, signal.SIGCONT)
+        return False
 
     # The guard's end of it ------------------------------------------------------------------------
 
@@ -476,13 +453,11 @@ class _Service:
 
     def _serve(self) -> bool:
         """Serve one request; False when the launcher has ended."""
-        fds: list[int] = []
         try:
-            head = self._read(_LENGTH, fds)
-            text = head and self._read(int.from_bytes(head, "little"), fds)
-            if not text:
-                return False
-            order, *values = marshal.loads(text)  # noqa: S302 - the launcher's own
+            (order, *values), fds = framing.receive(self._orders, self._has_request)
+        except (EOFError, ConnectionError):
+            return False
+        try:
             self._handle(order, values, fds)
         except ConnectionError:
             return False
@@ -490,6 +465,13 @@ class _Service:
             for fd in fds:
                 os.close(fd)
         return True
+
+    def _has_request(self) -> bool:
+        """Wait for the rest of a request; False when the launcher has ended."""
+        ready = select.poll()
+        ready.register(self._orders, select.POLLIN)
+        ready.register(self._guarded, select.POLLIN)
+        return self._orders.fileno() in [fd for fd, _ in ready.poll()]
 
     def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901 - one case for each
         match order, values:
@@ -544,51 +526,14 @@ class _Service:
         except forkserver.Unable as why:
             return children.Launched(children.start(order), why_not=str(why))
 
-    def _read(self, length: int, fds: list[int]) -> bytes:
-        """Read LENGTH bytes, and the descriptors that come with them; nothing at end-of-file."""
-        ready = select.poll()
-        ready.register(self._orders, select.POLLIN)
-        ready.register(self._guarded, select.POLLIN)
-        text = b""
-        while len(text) < length:
-            if self._orders.fileno() not in [fd for fd, _ in ready.poll()]:
-                return b""
-            part, more = _receive(self._orders, length - len(text))
-            fds += more
-            if not part:
-                return b""
-            text += part
-        return text
-
     def _say(self, answer: tuple[Any, ...]) -> None:
-        text = marshal.dumps(answer)
-        self._orders.sendall(len(text).to_bytes(_LENGTH, "little") + text)
+        self._orders.sendall(framing.pack(answer))
 
 
 def _received(order: tuple[Any, ...], fds: list[int]) -> Order:
     """Return the ORDER that came with the descriptors FDS."""
     output, errors = fds
     return children.Order._make(order)._replace(output=output, errors=errors)
-
-
-def _send(to: _socket.socket, text: memoryview, files: tuple[int, ...]) -> int:
-    """Send what fits of TEXT now, and the descriptors FILES with it; return the number of bytes."""
-    if not files:
-        return to.send(text)
-    numbers = b"".join(file.to_bytes(_INT, sys.byteorder) for file in files)
-    return to.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
-
-
-def _receive(sender: _socket.socket, length: int) -> tuple[bytes, list[int]]:
-    """Return up to LENGTH bytes, and the descriptors that came with them."""
-    space, flags = _socket.CMSG_SPACE(2 * _INT), _socket.MSG_CMSG_CLOEXEC
-    text, more, _, _ = sender.recvmsg(length, space, flags)
-    return text, [
-        int.from_bytes(data[at : at + _INT], sys.byteorder)
-        for level, kind, data in more
-        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
-        for at in range(0, len(data), _INT)
-    ]
 
 
 def _drain(fd: int) -> None:
