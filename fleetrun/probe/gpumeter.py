@@ -93,9 +93,9 @@ class GpuMeter:
         self._newest: tuple[GpuUsage, ...] = ()
         self._at = 0.0
         self._period_s = period_s
+        # Its standard input is ours, by which the launcher sees that nobody is left.
         self._process = subprocess.Popen(
             words,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )

@@ -41,7 +41,9 @@ class Metrics(Sink):
         self._period_s, self._port = job.request.metrics_period_s, job.request.metrics_port
         self._socket: _socket.socket | None = None
         self._pid = 0
-        self._pidfd = -1
+        # Its other end is the standard input of the process and of the one that asks the driver
+        # for it: closed when neither is left.
+        self._ended_fd = -1
 
     def prepare(self) -> None:
         """Bind the port before anything starts; raises EnvironmentFault if that fails."""
@@ -79,10 +81,10 @@ class Metrics(Sink):
     def close(self) -> None:
         """End the process; one that a driver holds is left behind."""
         self._kill()
-        if self._pidfd >= 0:
-            gone = select.poll()
-            gone.register(self._pidfd, select.POLLIN)
-            gone.poll(_END_MS)
+        if self._ended_fd >= 0:
+            ended = select.poll()
+            ended.register(self._ended_fd, select.POLLHUP)
+            ended.poll(_END_MS)
             self._forget()
         self._shut()
 
@@ -94,8 +96,11 @@ class Metrics(Sink):
     def _begin(self) -> None:
         from fleetrun.sinks.metrics import meterprocess  # no start waits for it
 
+        self._ended_fd, alive_fd = os.pipe()
         fds: list[tuple[int | str, ...]] = [
-            (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)
+            (os.POSIX_SPAWN_DUP2, alive_fd, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_RDWR, 0),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0),
         ]
         if self._socket is not None:
             fds.append((os.POSIX_SPAWN_DUP2, self._socket.fileno(), _LISTENING_FD))
@@ -115,8 +120,8 @@ class Metrics(Sink):
             setsigmask=(),
             setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )
-        self._pidfd = os.pidfd_open(self._pid)
-        self._waiting.watch(self._pidfd, self._on_end)
+        os.close(alive_fd)
+        self._waiting.watch(self._ended_fd, self._on_end)
 
     def _on_end(self) -> None:
         """Warn that nothing is measured any more; the job goes on."""
@@ -129,19 +134,18 @@ class Metrics(Sink):
 
     def _kill(self) -> None:
         self._waiting.timer("begin", None, self._begin)
-        if self._pidfd >= 0:
-            self._waiting.unwatch(self._pidfd)
-            # With the process that asks the driver for it, which would outlive us for a moment.
+        if self._ended_fd >= 0:
+            self._waiting.unwatch(self._ended_fd)
             with suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
 
     def _forget(self) -> None:
-        self._waiting.unwatch(self._pidfd)
+        self._waiting.unwatch(self._ended_fd)
         # The supervisor, which reaps orphans, may be faster; and a driver may hold it for a while.
         with suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-        os.close(self._pidfd)
-        self._pidfd = -1
+            os.waitpid(self._pid, os.WNOHANG)
+        os.close(self._ended_fd)
+        self._ended_fd = -1
 
 
 def _check_library() -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import socket
+import sys
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from waiting import until
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import metricsfile, names
-from fleetrun.sinks.metrics import Metrics
+from fleetrun.run.loop import Loop
+from fleetrun.sinks.metrics import Metrics, meterprocess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,6 +133,25 @@ def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert job.finish(launcher).code == 0
     assert said.read_text().count(sentence) == 1
+
+
+def test_the_end_of_those_it_has_started_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not in its group, where the signal would end it at once.
+    script = (
+        "exec 3<&0; setsid sh -c 'echo >begun; sleep 0.3; echo >ended' <&3 3<&- & exec sleep 60"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    monkeypatch.setattr(meterprocess, "line", lambda *_args, **_more: ["sh", "-c", script])
+    loop = Loop()
+    sink = Metrics(plans.job(plans.plan(), metrics_period_s=0.0))
+    sink.open(loop)
+    loop.turn()
+    until((tmp_path / "begun").exists)
+    sink.close()
+    assert (tmp_path / "ended").exists()
 
 
 def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
