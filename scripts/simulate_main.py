@@ -17,7 +17,7 @@ from collections import deque
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from fleetrun.model import Device
 from fleetrun.run.events import Elapsed, Failure
@@ -175,7 +175,8 @@ class Simulation:
         self.now = 0.0
         self.chance = random.Random(hosts)  # chance, not a secret
         self.state = state.begin(self.config, 0.0)
-        self.codec, self.member_codec = Codec(messages.MESSAGES), Codec(messages.MESSAGES)
+        kinds = get_args(messages.FromMember | messages.FromCoordinator)
+        self.codec, self.member_codec = Codec(*kinds), Codec(*kinds)
         # The last payload that was decoded, and how long that took.
         self.decoded = (b"", 0.0)
         self.processor = Processor()

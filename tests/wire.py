@@ -43,7 +43,7 @@ class End(NamedTuple):
             raise ValueError(message)
 
 
-CODEC = Codec({"hello": Hello, "end": End})
+CODEC = Codec(Hello, End)
 
 
 def turn_until(loop: Loop, condition: Callable[[], object]) -> None:

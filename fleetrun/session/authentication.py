@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # What both ends must speak alike before anything else can be understood.
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 # More than any frame of the handshake has.
 LONGEST_HANDSHAKE = 512
 _NONCE_BYTES = 16

@@ -1,4 +1,4 @@
-"""The connections of the launchers that call the coordinator, by number."""
+"""The connections of launchers that call: those that have yet to prove themselves, and the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.run.loop import nothing
 from fleetrun.session import exchange, messages
 
 if TYPE_CHECKING:
@@ -21,6 +20,61 @@ if TYPE_CHECKING:
 _JOIN_S = 10.0
 # The most connections that have not joined yet: 512 launchers may connect at once.
 _MOST_PENDING = 1024
+
+
+class PendingCallers:
+    """At most MOST connections that have WITHIN_S seconds to prove themselves, oldest first."""
+
+    def __init__(self, waiting: Waiting, most: int, within_s: float) -> None:
+        self._waiting = waiting
+        self._most = most
+        self._within_s = within_s
+        self._deadlines: dict[Connection, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def add(self, caller: Connection) -> None:
+        """Add CALLER; if there are too many, drop the oldest of the address that has most.
+
+        So a flood displaces only itself.
+        """
+        if len(self._deadlines) >= self._most:
+            counts = Counter(one.address for one in self._deadlines)
+            most, _ = counts.most_common(1)[0]
+            oldest = next(one for one in self._deadlines if one.address == most)
+            self._drop(oldest, "gave way to others that call")
+        self._deadlines[caller] = time.monotonic() + self._within_s
+        if len(self._deadlines) == 1:
+            self._expire()
+
+    def discard(self, caller: Connection) -> None:
+        """Remove CALLER, which has proved itself or is gone."""
+        self._deadlines.pop(caller, None)
+
+    def drop_oldest(self, why: str) -> None:
+        """Close the oldest connection."""
+        self._drop(next(iter(self._deadlines)), why)
+
+    def close(self) -> None:
+        """Close all connections; nothing is called any more."""
+        self._waiting.timer((id(self), "deadline"), None, self._expire)
+        for caller in self._deadlines:
+            caller.close()
+        self._deadlines.clear()
+
+    def _drop(self, caller: Connection, why: str) -> None:
+        self.discard(caller)
+        caller.lose(why)
+
+    def _expire(self) -> None:
+        """Drop connections whose time is up, and set the timer for the next."""
+        now = time.monotonic()
+        for caller, until in list(self._deadlines.items()):
+            if until > now:
+                self._waiting.timer((id(self), "deadline"), until, self._expire)
+                return
+            self._drop(caller, "sent nothing that a launcher sends in time")
 
 
 class Callers:
@@ -38,29 +92,22 @@ class Callers:
         join_s: float = _JOIN_S,
         most_pending: int = _MOST_PENDING,
     ) -> None:
-        self._waiting = waiting
         self._said = said
         self._lost = lost
-        self._join_s = join_s
-        self._most_pending = most_pending
         # 0 is the coordinator's own launcher, which does not call.
         self._last = 0
         self._open: dict[int, Connection] = {}
-        # The deadlines of connections that have not joined yet, in the order of arrival.
-        self._pending: dict[int, float] = {}
+        # Those that have not joined yet.
+        self._pending = PendingCallers(waiting, most_pending, join_s)
 
     def take(self, caller: Connection) -> None:
         """Take an authenticated connection."""
-        if len(self._pending) >= self._most_pending:
-            self._close(self._least_wanted())
         self._last += 1
         number = self._last
         self._open[number] = caller
         caller.heard = partial(self._heard, number)
         caller.lost = partial(self._gone, number)
-        self._pending[number] = time.monotonic() + self._join_s
-        if len(self._pending) == 1:
-            self._expire()
+        self._pending.add(caller)
 
     def send(self, number: int, message: FromCoordinator | exchange.FromCoordinator) -> None:
         """Send MESSAGE to caller NUMBER, if it is still there."""
@@ -70,60 +117,38 @@ class Callers:
 
     def finish(self, number: int) -> None:
         """Close the connection of caller NUMBER once all is sent."""
-        self._pending.pop(number, None)
         caller = self._open.get(number)
         if caller is not None:
+            self._pending.discard(caller)
             caller.finish()
 
     def finish_all(self) -> None:
         """Close all connections once all is sent; nothing that they say counts any more."""
-        self._waiting.timer((id(self), "join"), None, nothing)
+        self._pending.close()
         for caller in self._open.values():
             caller.finish()
         self._open.clear()
-        self._pending.clear()
 
     def close(self) -> None:
         """Close all connections at once."""
-        self._waiting.timer((id(self), "join"), None, nothing)
+        self._pending.close()
         for caller in self._open.values():
             caller.close()
         self._open.clear()
-        self._pending.clear()
 
     def _heard(self, number: int, message: tuple[object, ...]) -> None:
         caller = self._open.get(number)
         if caller is None:
             return
-        if not isinstance(message, (*messages.FROM_MEMBER, *exchange.FROM_MEMBER)):
-            self._close(number)
+        if not isinstance(message, messages.FromMember | exchange.FromMember):
+            caller.lose("sent what only a coordinator sends")
             return
         if isinstance(message, messages.Join | messages.LauncherKilled):
-            self._pending.pop(number, None)
+            self._pending.discard(caller)
         self._said(number, caller, message)
 
     def _gone(self, number: int, _why: str) -> None:
-        self._pending.pop(number, None)
-        if self._open.pop(number, None) is not None:
-            self._lost(number)
-
-    def _close(self, number: int) -> None:
-        caller = self._open.get(number)
+        caller = self._open.pop(number, None)
         if caller is not None:
-            caller.close()
-        self._gone(number, "")
-
-    def _least_wanted(self) -> int:
-        """Return the oldest of the address with most, so that a flood displaces only itself."""
-        counts = Counter(self._open[number].address for number in self._pending)
-        most, _ = counts.most_common(1)[0]
-        return next(number for number in self._pending if self._open[number].address == most)
-
-    def _expire(self) -> None:
-        """Close connections that have not joined in time, and set the timer for the next."""
-        now = time.monotonic()
-        for number, until in list(self._pending.items()):
-            if until > now:
-                self._waiting.timer((id(self), "join"), until, self._expire)
-                return
-            self._close(number)
+            self._pending.discard(caller)
+            self._lost(number)

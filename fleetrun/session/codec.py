@@ -1,7 +1,7 @@
 """Frames and messages: bytes of other hosts, read with bounds on everything they may hold.
 
 A frame is four bytes of length, big-endian, and a JSON object. A message is a NamedTuple, which
-is written as `{"is": WORD, field: value, ...}` and checked by the annotations of its fields.
+is written as `{"is": NAME, field: value, ...}` and checked by the annotations of its fields.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -34,7 +34,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 # different characters as printable, so the others pass.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _BRACKET = re.compile(rb"[\[\]{}]")
-_WORD = "is"
+_NAME = "is"
 # A payload from here on is worth being compressed; then it begins as no JSON does.
 _LONG = 1 << 16
 _PACKED = b"\0"
@@ -182,15 +182,14 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 class Codec:
-    """Writes and reads messages; WORDS are the names of the types in a frame.
+    """Writes and reads messages of KINDS, which a frame names as their classes are called.
 
     A type may have a method `check`, which raises ValueError for what its annotations allow and
     its meaning does not.
     """
 
-    def __init__(self, words: Mapping[str, type]) -> None:
-        self._types = dict(words)
-        self._words = {kind: word for word, kind in words.items()}
+    def __init__(self, *kinds: type) -> None:
+        self._types = {kind.__name__: kind for kind in kinds}
         # A roster goes to a thousand hosts.
         self._last: tuple[object, bytes] = (None, b"")
         self._last_packed = (b"", b"")
@@ -198,7 +197,9 @@ class Codec:
     def write(self, message: tuple[object, ...]) -> bytes:
         """Return MESSAGE as the payload of a frame."""
         if self._last[0] is not message:
-            values = {_WORD: self._words[type(message)], **_plain_fields(message)}
+            name = type(message).__name__
+            assert name in self._types, name
+            values = {_NAME: name, **_plain_fields(message)}
             self._last = (message, dump(values))
         return self._last[1]
 
@@ -221,11 +222,11 @@ class Codec:
         if most and payload.startswith(_PACKED):
             payload = _unpacked(payload[len(_PACKED) :], most)
         values = dict(load(payload))
-        word = values.pop(_WORD, None)
-        kind = self._types.get(word) if isinstance(word, str) else None
+        name = values.pop(_NAME, None)
+        kind = self._types.get(name) if isinstance(name, str) else None
         if kind is None:
             raise Malformed("an unknown message")
-        return _typed(kind, values, str(word))
+        return _typed(kind, values, str(name))
 
 
 def _unpacked(packed: bytes, most: int) -> bytes:

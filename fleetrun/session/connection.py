@@ -143,15 +143,7 @@ class Connection:
             self._socket.close()
             self._forget_unsent()
 
-    # Inside -------------------------------------------------------------------------------------
-
-    def _key(self, what: str) -> Hashable:
-        return (id(self), what)
-
-    def _part(self) -> None:
-        self._lose(HUNG_UP)
-
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         """Close, and report why to the owner of the connection or of the handshake."""
         if not self.is_open:
             return
@@ -161,9 +153,17 @@ class Connection:
         else:
             self.lost(why)
 
+    # Inside -------------------------------------------------------------------------------------
+
+    def _key(self, what: str) -> Hashable:
+        return (id(self), what)
+
+    def _part(self) -> None:
+        self.lose(HUNG_UP)
+
     def _lose_later(self, why: str) -> None:
         """Report a loss from the loop, as `send` must not call back its caller."""
-        self._waiting.timer(self._key("later"), time.monotonic(), lambda: self._lose(why))
+        self._waiting.timer(self._key("later"), time.monotonic(), lambda: self.lose(why))
 
     def _forget_unsent(self) -> None:
         self._unsent.clear()
@@ -217,10 +217,10 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(reason(error))
+            self.lose(reason(error))
             return
         if not piece:
-            self._lose(HUNG_UP)
+            self.lose(HUNG_UP)
             return
         payloads = self._frames.feed(piece)
         while self.is_open:
@@ -228,12 +228,12 @@ class Connection:
                 payload = next(payloads, None)
                 message = None if payload is None else self._take(payload)
             except Malformed as error:
-                self._lose(f"sent {error}")
+                self.lose(f"sent {error}")
                 return
             except AuthenticationError as error:
                 if error.answer is not None:
                     self._push(frame(error.answer))
-                self._lose(str(error))
+                self.lose(str(error))
                 return
             if payload is None:
                 return

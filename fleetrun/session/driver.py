@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Elapsed, Failure
@@ -79,6 +79,11 @@ _MOST_REFUSED, _MOST_REMARKS = 32, 64
 # How long the delivery of the end of a rendezvous may take.
 _FLUSH_S = 2.0
 _CODE = RendezvousError.exit_code
+# Of all messages, whoever sends them.
+CODEC = Codec(
+    *get_args(messages.FromMember | messages.FromCoordinator),
+    *get_args(exchange.FromMember | exchange.FromCoordinator),
+)
 
 
 class RendezvousEndpoint(NamedTuple):
@@ -121,7 +126,6 @@ class Session:
         self._log = log
         # It outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
-        self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
         self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
@@ -211,7 +215,7 @@ class Session:
         return RivalSearch(
             self._endpoint.ports,
             key=self.key,
-            codec=self._codec,
+            codec=CODEC,
             waiting=self._share,
             missing=lambda: () if self._coordinator is None else state.absent(self._coordinator),
             join=lambda: None if self._member is None else member.introduction(self._member),
@@ -230,7 +234,7 @@ class Session:
         self._dialer = Dialer(
             targets,
             key=self.key,
-            codec=self._codec,
+            codec=CODEC,
             waiting=self._share,
             opened=self._answered,
             closed=self._nobody_listens,
@@ -248,7 +252,7 @@ class Session:
             addresses,
             endpoint.ports,
             key=self.key,
-            codec=self._codec,
+            codec=CODEC,
             opened=self._callers.take,
             refused=self._caller_refused,
             allowed=endpoint.allowed,
@@ -333,7 +337,7 @@ class Session:
             launcher=self.launcher,
             secret=self._endpoint.secret,
             key=self.key,
-            codec=self._codec,
+            codec=CODEC,
             waiting=waiting,
         )
 
@@ -449,7 +453,7 @@ class Session:
         self, number: int, caller: Connection, message: FromMember | exchange.FromMember
     ) -> None:
         now = time.monotonic()
-        if isinstance(message, exchange.FROM_MEMBER):
+        if isinstance(message, exchange.FromMember):
             host = None if self._coordinator is None else state.caller(self._coordinator, number)
             if host is not None and host.has_place:
                 self._todo_later(type(message), host.order, message)
@@ -498,11 +502,10 @@ class Session:
 
     def _hear(self, message: tuple[object, ...]) -> None:
         self.heard_at = time.monotonic()
-        if isinstance(message, exchange.FROM_COORDINATOR):
+        if isinstance(message, exchange.FromCoordinator):
             self._todo_later(type(message), 0, message)
-        elif isinstance(message, messages.FROM_COORDINATOR):
-            said = message
-            self._event(member.Heard(said, time.monotonic()))
+        elif isinstance(message, messages.FromCoordinator):
+            self._event(member.Heard(message, time.monotonic()))
 
     def _lose(self, why: str) -> None:
         self._connection = None

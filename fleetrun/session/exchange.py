@@ -117,16 +117,3 @@ FromMember: TypeAlias = (
     LogPart | SilentHost | Stacks | PackedEvidence | PackedCollectives | ServerEnded
 )
 FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks | ServerEnded
-FROM_MEMBER = (LogPart, SilentHost, Stacks, PackedEvidence, PackedCollectives, ServerEnded)
-FROM_COORDINATOR = (SendLog, Dismissed, WantStacks, ServerEnded)
-MESSAGES: dict[str, type] = {
-    "send log": SendLog,
-    "log part": LogPart,
-    "dismissed": Dismissed,
-    "silent host": SilentHost,
-    "want stacks": WantStacks,
-    "stacks": Stacks,
-    "evidence": PackedEvidence,
-    "collectives": PackedCollectives,
-    "server ended": ServerEnded,
-}

@@ -88,7 +88,7 @@ def write(value: LeaderRecord | JobRecord) -> str:
     """Return VALUE as text for the store.
 
     >>> write(LeaderRecord("5f", "10.0.0.1", 6166, "a1", 0))
-    '{"is":"leader","launcher":"5f","host":"10.0.0.1","port":6166,"job":"a1","generation":0}'
+    '{"is":"LeaderRecord","launcher":"5f","host":"10.0.0.1","port":6166,"job":"a1","generation":0}'
     """
     return _CODEC.write(value).decode()
 
@@ -109,7 +109,7 @@ def read_record(text: str) -> JobRecord | None:
     return found if isinstance(found, JobRecord) else None
 
 
-_CODEC = Codec({"leader": LeaderRecord, "record": JobRecord})
+_CODEC = Codec(LeaderRecord, JobRecord)
 
 
 def _read(text: str) -> object:

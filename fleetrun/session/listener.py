@@ -7,12 +7,12 @@ import errno
 import os
 import struct
 import time
-from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.session.callers import PendingCallers
 from fleetrun.session.connection import Connection, Link, plain_address
 
 if TYPE_CHECKING:
@@ -71,17 +71,16 @@ class Listener:
         self._refused = refused
         self._most_pending = most_pending
         self._introduction_s = introduction_s
-        self._is_open = False
         self._sockets: list[_socket.socket] = []
-        # The pending (unauthenticated) connections in the order of arrival, with their deadlines.
-        self._pending: dict[Connection, float] = {}
+        # The unauthenticated connections, once it is open.
+        self._pending: PendingCallers | None = None
         # A file that can be given up when there is none to take a call with.
         self._spare_fd = -1
 
     @property
     def pending(self) -> int:
         """The number of connections that are not authenticated yet."""
-        return len(self._pending)
+        return 0 if self._pending is None else len(self._pending)
 
     def prepare(self) -> None:
         """Bind the first port that is free on all addresses.
@@ -135,18 +134,16 @@ class Listener:
     def open(self, waiting: Waiting) -> None:
         """Begin to take calls."""
         self._waiting = waiting
-        self._is_open = True
+        self._pending = PendingCallers(waiting, self._most_pending, self._introduction_s)
         self._watch()
 
     def close(self) -> None:
         """Take no more calls; those that are open are their users'."""
-        if self._is_open:
+        if self._pending is not None:
             for one in self._sockets:
                 self._waiting.unwatch(one.fileno())
-            self._waiting.timer((id(self), "deadline"), None, self._expire)
             self._waiting.timer((id(self), "pause"), None, self._watch)
-        for caller in list(self._pending):
-            self._drop(caller)
+            self._pending.close()
         self._free()
 
     def _free(self) -> None:
@@ -179,7 +176,7 @@ class Listener:
     def _without_files(self, server: _socket.socket) -> None:
         """Free a descriptor: refuse the oldest pending connection, or else the new one."""
         if self._pending:
-            self._refuse(next(iter(self._pending)), "no more files can be open here")
+            self._pending.drop_oldest("no more files can be open here")
             return
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
@@ -199,8 +196,6 @@ class Listener:
             link.close()
             self._refused(address, "is not an address of this job's hosts")
             return
-        if len(self._pending) >= self._most_pending:
-            self._refuse(self._least_wanted(), "gave way to others that call")
         try:
             local = plain_address(link.getsockname())
         except OSError:
@@ -215,39 +210,18 @@ class Listener:
             ready=self._ready,
             failed=self._failed,
         )
-        self._pending[caller] = time.monotonic() + self._introduction_s
-        if len(self._pending) == 1:
-            self._expire()
-
-    def _least_wanted(self) -> Connection:
-        """Return the oldest of the address with most, so that a flood displaces only itself."""
-        most, _ = Counter(caller.address for caller in self._pending).most_common(1)[0]
-        return next(caller for caller in self._pending if caller.address == most)
-
-    def _expire(self) -> None:
-        """Refuse connections not authenticated in time, and set the timer for the next."""
-        now = time.monotonic()
-        for caller, until in list(self._pending.items()):
-            if until > now:
-                self._waiting.timer((id(self), "deadline"), until, self._expire)
-                return
-            self._refuse(caller, "sent nothing that a launcher sends in time")
+        assert self._pending is not None  # see `open`
+        self._pending.add(caller)
 
     def _ready(self, caller: Connection) -> None:
-        del self._pending[caller]
+        assert self._pending is not None  # see `open`
+        self._pending.discard(caller)
         self._opened(caller)
 
     def _failed(self, caller: Connection, why: str) -> None:
-        self._pending.pop(caller, None)
+        assert self._pending is not None  # see `open`
+        self._pending.discard(caller)
         self._refused(caller.address, why)
-
-    def _refuse(self, caller: Connection, why: str) -> None:
-        self._drop(caller)
-        self._refused(caller.address, why)
-
-    def _drop(self, caller: Connection) -> None:
-        self._pending.pop(caller, None)
-        caller.close()
 
 
 def _bound(address: str, port: int) -> _socket.socket:

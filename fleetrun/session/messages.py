@@ -250,25 +250,3 @@ FromMember: TypeAlias = (
 FromCoordinator: TypeAlias = (
     Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
 )
-
-# What each is called on the wire.
-MESSAGES: dict[str, type] = {
-    "join": Join,
-    "ready": HostReady,
-    "done": Done,
-    "failed": Failed,
-    "stopped": Stopped,
-    "heartbeat": Heartbeat,
-    "redialing": Redialing,
-    "launcher killed": LauncherKilled,
-    "leave": Leave,
-    "refused": Refused,
-    "missing": Missing,
-    "roster": RosterMessage,
-    "start": Start,
-    "stop": Stop,
-    "verdict": Verdict,
-    "acknowledged": Acknowledged,
-}
-FROM_MEMBER = (Join, HostReady, Done, Failed, Stopped, Heartbeat, Redialing, LauncherKilled, Leave)
-FROM_COORDINATOR = (Refused, Missing, RosterMessage, Start, Stop, Verdict, Acknowledged)

@@ -86,7 +86,7 @@ class PortCheck:
             (_EVERYWHERE,),
             ports,
             key=self._key,
-            codec=Codec({}),
+            codec=Codec(),
             opened=_hang_up,
             refused=_ignore,
             allowed=self._allowed,
@@ -120,7 +120,7 @@ class PortCheck:
             self._dialers[target] = Dialer(
                 [target._replace(host=known[0]) if known else target],
                 key=self._key,
-                codec=Codec({}),
+                codec=Codec(),
                 waiting=waiting,
                 opened=partial(self._reached, target),
             )

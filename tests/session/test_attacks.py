@@ -19,12 +19,11 @@ from wire import turn_until
 from fleetrun.model import Device
 from fleetrun.run.events import Failure
 from fleetrun.run.loop import Loop
-from fleetrun.session import exchange, messages
 from fleetrun.session.authentication import Key
-from fleetrun.session.codec import Codec, frame
+from fleetrun.session.codec import frame
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.dialer import Dialer, Target
-from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
+from fleetrun.session.driver import CODEC, RendezvousEndpoint, Session, SessionHandler
 from fleetrun.session.listener import Listener
 from fleetrun.session.messages import (
     PROTOCOL,
@@ -49,7 +48,6 @@ HERE = "127.0.0.1"
 SCRIPT = "0f" * 32
 COMMAND = "train.py --lr 0.1"
 TOKEN = "a token"  # noqa: S105 - of tests
-CODEC = Codec({**messages.MESSAGES, **exchange.MESSAGES})
 SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"))
 
 

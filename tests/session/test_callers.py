@@ -33,6 +33,11 @@ class Caller:
         """Close it."""
         self.is_closed = True
 
+    def lose(self, why: str) -> None:
+        """Close it, and tell its owner."""
+        self.close()
+        self.lost(why)
+
 
 def callers(loop: Loop, **limits: float) -> tuple[Callers, list[FromMember | Exchanged], list[int]]:
     """Make the callers of a coordinator, what they say, and who is gone."""

@@ -8,11 +8,10 @@ import pytest
 
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, state
-from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.driver import CODEC
 from fleetrun.session.jobrecord import HostFailureCount, JobRecord
 from fleetrun.session.messages import (
-    MESSAGES,
     PROTOCOL,
     Acknowledged,
     Done,
@@ -475,7 +474,6 @@ def test_who_is_configured_otherwise_is_refused_and_named_to_the_others() -> Non
 
 
 def test_what_is_told_of_hosts_that_differ_is_never_too_long_to_be_read() -> None:
-    codec = Codec(MESSAGES)
     one = Session(3)
     one.join(0, mode="x" * 60_000 + "a")
     one.join(1, mode="x" * 60_000 + "a")
@@ -488,7 +486,7 @@ def test_what_is_told_of_hosts_that_differ_is_never_too_long_to_be_read() -> Non
     assert one.verdict(1).failure is not None
     for messages in one.sent.values():
         for message in messages:
-            assert codec.read(codec.write(message)) == message
+            assert CODEC.read(CODEC.write(message)) == message
 
 
 def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:

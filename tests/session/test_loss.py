@@ -106,4 +106,4 @@ def reset(connection: Connection) -> None:
     """Let the other end believe that a firewall has reset CONNECTION, and this one, too."""
     linger = struct.pack("ii", 1, 0)
     connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    connection._lose("connection reset by peer")
+    connection.lose("connection reset by peer")

@@ -14,9 +14,9 @@ from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import Loop
 from fleetrun.session import health as checks
 from fleetrun.session import prehook
-from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import MESSAGES, Leave, Offer, RosterMessage, Stopped, Verdict
+from fleetrun.session.driver import CODEC
+from fleetrun.session.messages import Leave, Offer, RosterMessage, Stopped, Verdict
 from fleetrun.session.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
     def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
 
-    told, codec, loop = Told(), Codec(MESSAGES), Loop()
+    told, loop = Told(), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
@@ -96,7 +96,7 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
     assert failure is not None
     assert failure.what.startswith("None of node, node,")
     for message in (Stopped(0, failure), Leave(failure)):
-        assert codec.read(codec.write(message)) == message
+        assert CODEC.read(CODEC.write(message)) == message
 
 
 def test_a_wait_names_the_timeout_that_counts() -> None:
