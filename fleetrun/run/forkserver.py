@@ -8,7 +8,6 @@ from __future__ import annotations
 import _socket
 import os
 import select
-import signal
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,7 +129,7 @@ class ForkServer:
 
 
 def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    children.kill_child(pid)
     os.waitpid(pid, 0)
 
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK = 65536
-# A child that SIGKILL can end, or that has crashed, is gone within this time.
-_END_S = 0.1
+# A child that SIGKILL can end, or that has crashed, is gone within this time; one that is not held
+# by the kernel may have to wait for a processor first.
+_END_S, _STARVED_S = 0.1, 2.0
 
 
 class CallResult(NamedTuple):
@@ -80,7 +81,7 @@ class IsolatedCall:
         standing = f"process {self.pid}, {proc.state_of(self.pid)}"
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._reap(_END_S)
+        self._reap()
         self.close()
         return f"{standing}, left behind as SIGKILL does not end it" if self.is_left else standing
 
@@ -92,20 +93,22 @@ class IsolatedCall:
             value = None
         if isinstance(value, tuple) and len(value) == len(CallResult._fields):
             # Its end of the pipe closes as it exits: wait, or it might outlive the launcher.
-            self._reap(_END_S)
+            self._reap()
             return CallResult(*value)
-        return CallResult(trouble=f"the process that asks it {self._reap(_END_S)}")
+        return CallResult(trouble=f"the process that asks it {self._reap()}")
 
     def close(self) -> None:
         """Close the descriptors; nothing may watch `fd` any more."""
         os.close(self._pidfd)
         os.close(self.fd)
 
-    def _reap(self, seconds: float) -> str:
-        """Reap the child if it ends within SECONDS; otherwise the supervisor does it later."""
+    def _reap(self) -> str:
+        """Reap the child if it ends soon; otherwise the supervisor does it later."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
-        self.is_left = not poll.poll(seconds * 1000) and seconds > 0.0
+        self.is_left = not poll.poll(_END_S * 1000) and (
+            proc.fields(self.pid)[:1] == [b"D"] or not poll.poll(_STARVED_S * 1000)
+        )
         how = "has ended"
         # The supervisor, which reaps orphans, may have been faster.
         with suppress(ChildProcessError):
