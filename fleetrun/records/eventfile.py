@@ -7,14 +7,13 @@ fleetrun before 1.0, used other names for some events; they are read under today
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.model import FieldVerdict
 from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import reading
+from fleetrun.records.folder import append_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,11 +70,7 @@ def append(
         "event": event,
         **more,
     }
-    line = json.dumps(secrets.everywhere(record, redact)).encode() + b"\n"
-    if (written := os.write(fd, line)) < len(line):
-        # A full disk left half a line, which does not count.
-        os.ftruncate(fd, os.fstat(fd).st_size - written)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    append_whole(fd, json.dumps(secrets.everywhere(record, redact)).encode() + b"\n")
 
 
 def read(path: str) -> Iterator[EventRecord]:

@@ -36,9 +36,5 @@ class HostEnd(NamedTuple):
 
 def write(folder: Folder, hosts: Sequence[HostEnd], redact: Callable[[str], str] = str) -> None:
     """Write the ends of HOSTS into FOLDER atomically; OSError if that fails."""
-    import json  # the job is over when this runs
-
-    from fleetrun.records import secrets
-
     document = {"schema": SCHEMA, "hosts": [one._asdict() for one in hosts]}
-    folder.write(names.HOSTS, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
+    folder.write_json(names.HOSTS, document, redact)

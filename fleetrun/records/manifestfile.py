@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from fleetrun.model import LaunchPlan, Request
-    from fleetrun.records.folder import Folder
 
     Kind = TypeVar("Kind", str, list[object], dict[str, object])
 
@@ -69,12 +68,6 @@ class Recorded(NamedTuple):
     # Each strategy's knobs, and the variables that hold what those lack.
     layers: list[Layer]
     lacking: list[tuple[str, str]]
-
-
-def write(folder: Folder, document: dict[str, object], redact: Callable[[str], str] = str) -> None:
-    """Write DOCUMENT into FOLDER, in one step and with REDACT applied to all text; or OSError."""
-    shown = secrets.everywhere(document, redact)
-    folder.write(names.MANIFEST, json.dumps(shown, indent=1) + "\n")
 
 
 def document(

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import reading
+from fleetrun.records.folder import append_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # No line is longer: some hundred bytes for each of very many ranks.
 _LONGEST = 4 * 1024 * 1024
-# Read in one go; no line is longer.
-_PIECE = 16 * 1024 * 1024
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -100,13 +99,8 @@ def append(path: str, record: MetricsRecord) -> int:
     line = json.dumps(_finite(document), allow_nan=False).encode() + b"\n"
     fd = os.open(path, _OPEN, 0o600)
     try:
-        written = os.write(fd, line)
-        size = os.fstat(fd).st_size
-        if written < len(line):
-            # A full disk left half a line, which does not count.
-            size -= written
-            os.ftruncate(fd, size)
-        return size
+        append_whole(fd, line)
+        return os.fstat(fd).st_size
     finally:
         os.close(fd)
 
@@ -131,22 +125,18 @@ class MetricsReader:
     """Reads the file PATH, which may still grow, and keeps at most MOST lines, spread evenly."""
 
     def __init__(self, path: str, most: int) -> None:
-        self._path = path
+        self._file = reading.GrowingFile(path)
         self._most = most
         # Of so many lines one is kept, by its number.
         self._every = 1
         self._kept: dict[int, MetricsRecord] = {}
         self._newest: MetricsRecord | None = None
-        self._count = self._at = 0
+        self._count = 0
 
     def read(self) -> tuple[MetricsRecord, ...]:
         """Return what is kept of all lines by now, and the newest one."""
-        while text := reading.piece(self._path, self._at, _PIECE):
-            whole = text.rfind(b"\n") + 1
-            if not whole:
-                break
-            self._at += whole
-            self._take(text[:whole].split(b"\n")[:-1])
+        while text := self._file.read():
+            self._take(text.split(b"\n")[:-1])
         last = () if self._newest is None else (self._newest,)
         return (*self._kept.values(), *last)
 

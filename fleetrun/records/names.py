@@ -162,11 +162,7 @@ def rank_name(spec: RankSpec) -> str:
 
 def label(spec: ProcessSpec) -> str:
     """Name a process as users think of it: `rank 3`, `server 0`."""
-    if spec.rank is None:
-        return spec.name
-    if spec.rank.role == "TRAINER":
-        return f"rank {spec.rank.rank}"
-    return spec.name.replace(".", " ")
+    return label_of(spec.name)
 
 
 def spec_label(spec: RankSpec) -> str:
@@ -201,34 +197,13 @@ def listed(labels: Sequence[str]) -> str:
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
 
 
-def rank_records(rank: str) -> str:
-    """Name the file with the records of RANK."""
-    return f"rank.{rank}.jsonl"
-
-
-def trace(rank: str) -> str:
-    """Name the file in which RANK records a few steps."""
-    return f"trace.{rank}.json"
-
-
-def error(rank: str) -> str:
-    """Name the file for the error that ends RANK, if it is not a Python program."""
-    return f"error.{rank}.json"
-
-
-def heartbeat(rank: str) -> str:
-    """Name the file for the number of RANK's last step."""
-    return f"heartbeat.{rank}"
-
-
-def collectives(rank: str) -> str:
-    """Name the file in which RANK records its collectives."""
-    return f"collectives.{rank}"
-
-
-def stacks(rank: str) -> str:
-    """Name the file with the stacks of RANK."""
-    return f"stacks.{rank}.txt"
+# The files of a rank, by `rank_name`.
+rank_records = "rank.{}.jsonl".format
+trace = "trace.{}.json".format
+error = "error.{}.json".format
+heartbeat = "heartbeat.{}".format
+collectives = "collectives.{}".format
+stacks = "stacks.{}.txt".format
 
 
 def run_path(plan: LaunchPlan, name: str) -> str:

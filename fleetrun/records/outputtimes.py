@@ -19,6 +19,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from fleetrun.namedtuples import NamedTuple
+from fleetrun.records import reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,21 +81,13 @@ class Reader:
     """Reads the file PATH, which may still grow."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._at = 0
+        self._file = reading.GrowingFile(path)
         self._notes = Notes()
 
     def read(self) -> Mapping[str, LogTimes]:
         """Return the notes about each log so far, by name; empty if unreadable."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._at)
-                text = file.read()
-        except OSError:
-            return self._notes.logs
-        whole = text.rfind(b"\n") + 1
-        self._at += whole
-        self._notes.feed(text[:whole])
+        while text := self._file.read():
+            self._notes.feed(text)
         return self._notes.logs
 
 

@@ -52,8 +52,6 @@ class PlanRecord(NamedTuple):
 
 def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) -> None:
     """Write PLAN into FOLDER; OSError if that fails."""
-    import json  # 3 ms that a start has no use for
-
     from fleetrun.records import arguments, secrets
 
     envs = [spec.env for spec in plan.processes]
@@ -95,7 +93,7 @@ def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) 
             for spec in plan.processes
         ],
     }
-    folder.write(names.PLAN, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
+    folder.write_json(names.PLAN, document, redact)
 
 
 def read(path: str) -> PlanRecord | None:

@@ -18,6 +18,8 @@ Record = TypeVar("Record", bound=tuple[object, ...])
 
 # Longer files are cut; fleetrun writes none.
 MOST = 64 * 1024 * 1024
+# Of a file that grows, this much is read in one go; no line is longer.
+_PIECE = 16 * 1024 * 1024
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -48,6 +50,21 @@ def piece(path: str, begin: int, length: int) -> bytes:
             return os.pread(fd, length, begin) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     except OSError:
         return b""
+
+
+class GrowingFile:
+    """The file PATH, whose whole lines are read as they are added."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._at = 0
+
+    def read(self) -> bytes:
+        """Return the next lines; nothing where there are none, or the file cannot be read."""
+        text = piece(self._path, self._at, _PIECE)
+        whole = text.rfind(b"\n") + 1
+        self._at += whole
+        return text[:whole]
 
 
 def written_at(path: str) -> float:

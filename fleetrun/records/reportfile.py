@@ -77,10 +77,6 @@ class ReportRecord(NamedTuple):
 
 def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
-    import json  # only after a failure
-
-    from fleetrun.records import secrets
-
     culprit = report.culprit
     document = {
         "schema": SCHEMA,
@@ -88,8 +84,7 @@ def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = s
         "culprit": None if culprit is None else _flat(culprit),
         "victims": [_flat(one) for one in report.victims],
     }
-    # ASCII: whatever bytes a name or a message has, any reader can take it.
-    folder.write(names.REPORT, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
+    folder.write_json(names.REPORT, document, redact)
 
 
 def _flat(one: CulpritRecord | VictimRecord) -> dict[str, object]:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.records import variables
+from fleetrun.records import names, variables
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
@@ -98,5 +98,5 @@ class ManifestFile(Sink):
         )
         document = manifestfile.document(self._plan, job.request, job.began, git)
         document["environment"] = manifestfile.environment(job.environ, remembered)
-        manifestfile.write(job.folder, document, job.redact)
+        job.folder.write_json(names.MANIFEST, document, job.redact)
         self._is_written = True

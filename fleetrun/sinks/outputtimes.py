@@ -6,13 +6,13 @@ the time noted is the file's own, so it is precise also between two looks.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names, outputtimes
+from fleetrun.records.folder import append_whole
 from fleetrun.run.events import Finished, Gathered, Started
 from fleetrun.run.observers import Sink
 
@@ -142,10 +142,8 @@ class OutputTimes(Sink):
 
     def _write(self, text: bytes) -> None:
         """Write TEXT as a whole, or fail."""
-        if (written := os.write(self._fd, text)) < len(text):
-            os.ftruncate(self._fd, self._size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._size += written
+        append_whole(self._fd, text)
+        self._size += len(text)
 
 
 def _now_ms() -> int:
