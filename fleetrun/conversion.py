@@ -113,6 +113,15 @@ def parse_size(text: str) -> int | None:
     return int(float(found[1]) * 1024 ** " kmgt".find(found[2] or " ")) if found else None
 
 
+def counted(count: int, noun: str) -> str:
+    """Return COUNT and NOUN, with an `s` unless COUNT is 1.
+
+    >>> counted(1, "host"), counted(2, "host")
+    ('1 host', '2 hosts')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def duration(seconds: float, *, is_short: bool = False) -> str:
     """Return SECONDS with units.
 

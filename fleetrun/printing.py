@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.plan.visible import visible_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,11 @@ def put(text: str) -> int:
     """
     write(text.encode(errors="surrogateescape"))
     return 0
+
+
+def say(text: str) -> int:
+    """Print TEXT as a line, or several, with control characters made visible; return 0."""
+    return put(f"{visible_lines(text)}\n")
 
 
 def write(piece: bytes) -> None:

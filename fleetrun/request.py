@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleetrun import argv, modes, options
+from fleetrun import argv, conversion, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
@@ -402,7 +402,7 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
     elif ips and least == count:
         least = len(ips)
     if ips and nnodes.given.source != "default" and count != len(ips):
-        named = f"{chosen['ips'].given.typed} names {len(ips)} host{'s' * (len(ips) > 1)}"
+        named = f"{chosen['ips'].given.typed} names {conversion.counted(len(ips), 'host')}"
         # A variable may be there for all jobs of a machine; the list was written for this one.
         if nnodes.given.source.startswith("$") and not chosen["ips"].given.source.startswith("$"):
             notes.append(f"{nnodes.given.typed}={count} is ignored: {named}.")

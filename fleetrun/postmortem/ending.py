@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.conversion import duration
+from fleetrun.conversion import counted, duration
 from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.events import Exited, Interrupted
 
@@ -37,7 +37,7 @@ def line(ending: Ending) -> str:
         word = "Stopped" if isinstance(outcome.cause, Interrupted) else "Failed"
     steps = ""
     if ending.steps is not None:
-        steps = f" and {ending.steps} step{'s' * (ending.steps != 1)}"
+        steps = f" and {counted(ending.steps, 'step')}"
     attempts = f", {outcome.attempts} attempts" if outcome.attempts > 1 else ""
     return (
         f"{word} after {duration(ending.seconds)}{steps}{attempts} (exit code {outcome.exit_code})."

@@ -7,6 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.conversion import counted
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import causes, kernelfacts, lastlines
@@ -191,7 +192,7 @@ def _updates_of(plan: LaunchPlan, ended: Exited) -> str:
     step = read_step(path)
     if step is None or is_scripts(path):
         return ""
-    return f" after {step} update{'s' * (step != 1)},"
+    return f" after {counted(step, 'update')},"
 
 
 def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import Any
 
 import click
@@ -12,8 +13,7 @@ from fleetrun import probe
 from fleetrun.commands import parser, tables
 from fleetrun.commands.tune import candidates, halving, scaling, summary, trials
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan.visible import visible_lines
-from fleetrun.printing import put
+from fleetrun.printing import say
 
 
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.TuneOptions has them
@@ -24,15 +24,10 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     wanted = candidates.settle(wanted, os.environ)
 
     make_folder(wanted.out)
-
-    # A pipe is read while it runs.
-    def say(text: str) -> None:
-        put(f"{visible_lines(text)}\n")
-
     if sizes:
         return scaling.run(wanted, sizes, say, tables.width())
     say(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
-    results = halving.run(wanted, trials.Runner(wanted).run, say=say)
+    results = halving.run(wanted, partial(trials.run, wanted), say=say)
     say(summary.table(results, tables.width()))
     best = summary.write(wanted, results)
     if best is None:
@@ -57,6 +52,9 @@ def make_folder(folder: str) -> None:
     raise EnvironmentFault(f"{folder} cannot be written ({why}); see --out.")
 
 
+TIMEOUT = parser.option(
+    "timeout", "duration", "Time limit of a run.", default="600", minimum=1, metavar="SECONDS"
+)
 command = parser.LaunchCommand(
     "tune",
     help="Train a few steps with every combination of the values, train the better half longer, "
@@ -93,14 +91,7 @@ command = parser.LaunchCommand(
         parser.option(
             "repeats", "int", "Runs of each candidate per round, in turns.", default="2", minimum=1
         ),
-        parser.option(
-            "timeout",
-            "duration",
-            "Time limit of a run.",
-            default="600",
-            minimum=1,
-            metavar="SECONDS",
-        ),
+        TIMEOUT,
         parser.option(
             "out",
             "text",

@@ -105,7 +105,7 @@ def rounds(count: int, steps: int, warmup: int) -> list[int]:
 def run(
     spec: TuneSpec,
     trial: Callable[[Candidate, int, str], Trial],
-    say: Callable[[str], None],
+    say: Callable[[str], object],
 ) -> list[Result]:
     """Halve the candidates round by round; TRIAL runs one for so many updates. Best first."""
     places = {candidate: place for place, candidate in enumerate(spec.candidates)}

@@ -8,17 +8,15 @@ is put down to one of CAUSES.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, conversion, options
 from fleetrun.commands import tables
-from fleetrun.commands.tune.trials import launch, why
+from fleetrun.commands.tune import trials
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostlist
-from fleetrun.records import eventfile, names, tracefile, variables
-from fleetrun.records.folder import SHARED, Folder
+from fleetrun.records import names, tracefile, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,36 +126,26 @@ def _listed(text: str, what: str) -> list[str]:
 
 def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     """Launch SIZE in the folder NAME and return where its steps went."""
-    folder = Path(spec.out).absolute() / "trials" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "log" / names.LATEST).unlink(missing_ok=True)
+    folder = trials.new_folder(spec.out, "trials", name)
     replaced = {word.partition("=")[0] for word in size.words}
-    words = [word for word in spec.launch if word.partition("=")[0] not in replaced]
-    words += [*size.words, f"--profile=all:{spec.warmup + 1}-{spec.steps}"]
-    words += [f"--log_dir={folder / 'log'}", *spec.script]
+    options = [word for word in spec.launch if word.partition("=")[0] not in replaced]
+    options += [*size.words, f"--profile=all:{spec.warmup + 1}-{spec.steps}"]
     # One more: the last that is recorded ends with what comes after it.
     environ = {variables.STOP_AFTER: str(spec.steps + 1)}
-    code = launch(words, environ, folder, spec.timeout_s)
+    code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
     run_dir = folder / "log" / names.LATEST
-    if code is None:
-        return ScaledRun(fault=f"it was stopped after {spec.timeout_s:g} s", folder=str(folder))
-    if code:
-        events = list(eventfile.read(str(run_dir / names.EVENTS)))
-        return ScaledRun(fault=why(folder, run_dir, code, events), folder=str(folder))
-    traces = [tracefile.read(str(path)) for path in sorted(run_dir.glob(names.trace("*")))]
-    found = [one for one in traces if one is not None]
-    if not found:
-        return ScaledRun(
-            fault="it succeeded, but no step was recorded: does it train with Paddle?",
-            folder=str(folder),
-        )
-    return ScaledRun(breakdown(found), folder=str(folder))
+    _, fault = trials.outcome(code, folder, run_dir, spec.timeout_s)
+    paths = sorted(run_dir.glob(names.trace("*")))
+    traces = [trace for path in paths if (trace := tracefile.read(str(path))) is not None]
+    if fault or not traces:
+        return ScaledRun(fault=fault or trials.UNSEEN, folder=str(folder))
+    return ScaledRun(breakdown(traces), folder=str(folder))
 
 
 def in_turns(
-    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], None], prefix: str = ""
+    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], object], prefix: str = ""
 ) -> dict[JobSize, list[ScaledRun]]:
-    """ScaledRun all of WANTED, REPEATS times in turns; a size that fails is not tried again."""
+    """Run each size WANTED `spec.repeats` times, in turns; a size that fails is not run again."""
     runs: dict[JobSize, list[ScaledRun]] = {size: [] for size in wanted}
     for repeat in range(spec.repeats):
         for place, size in enumerate(wanted):
@@ -358,7 +346,7 @@ def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
 
 
 def run(
-    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], None], width: int = 0
+    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], object], width: int = 0
 ) -> int:
     """Measure the sizes WANTED, tell what came of it, and return the exit code."""
     tell(f"{len(wanted)} sizes, {spec.steps} updates, {spec.repeats} runs each, in turns")
@@ -387,16 +375,14 @@ def run(
         "sizes": [_row(size, runs[size]) for size in wanted],
         "changes": tried,
     }
-    out = Folder(str(Path(spec.out).resolve()))
-    out.write(DATA, json.dumps(document, indent=1) + "\n", SHARED)
-    out.close()
+    trials.write(spec.out, {DATA: json.dumps(document, indent=1) + "\n"})
     return 0 if len(sound) == len(wanted) else 1
 
 
 def _tried(
-    spec: TuneSpec, size: JobSize, change: Change, prefix: str, tell: Callable[[str], None]
+    spec: TuneSpec, size: JobSize, change: Change, prefix: str, tell: Callable[[str], object]
 ) -> float | None:
-    """ScaledRun SIZE with and without CHANGE in turns, and return how many times as fast it is."""
+    """Run SIZE with and without CHANGE in turns, and return how many times as fast it is."""
     other = JobSize(size.number, (*size.words, *change.words))
     runs = in_turns(spec, (size, other), lambda _: None, prefix)
     shown = " ".join(change.words)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fleetrun.commands import tables
+from fleetrun.commands.tune import trials
+from fleetrun.conversion import counted
 from fleetrun.records import arguments, names, reading, secrets
-from fleetrun.records.folder import SHARED, Folder
 from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
@@ -101,18 +102,14 @@ def doubts(results: Sequence[Result]) -> list[str]:
 
 def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
     """Write all results into the requested folder; best.yaml only if a candidate works."""
-    folder = Path(spec.out)
-    folder.mkdir(parents=True, exist_ok=True)
     best = best_of(results)
-    out = Folder(str(folder.resolve()))
-    out.write(DATA, _data(spec, results, best), SHARED)
-    out.write(PAGE, page(results), SHARED)
+    texts = {DATA: _data(spec, results, best), PAGE: page(results)}
     if best is None:
         # Not the best of an earlier tune.
-        (folder / BEST).unlink(missing_ok=True)
+        (Path(spec.out) / BEST).unlink(missing_ok=True)
     else:
-        out.write(BEST, yaml_of(best, strategy_of(best)), SHARED)
-    out.close()
+        texts[BEST] = yaml_of(best, strategy_of(best))
+    trials.write(spec.out, texts)
     return best
 
 
@@ -141,8 +138,8 @@ def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
     nccl:
       NCCL_A: x
     """
-    runs = f"{len(best.trials)} run{'s' if len(best.trials) > 1 else ''}"
-    how = f"{best.speed:.2f} steps/s, spread {best.spread:.1%}, {runs} of {best.steps} updates"
+    runs = f"{counted(len(best.trials), 'run')} of {best.steps} updates"
+    how = f"{best.speed:.2f} steps/s, spread {best.spread:.1%}, {runs}"
     whole = yaml.safe_dump(_whole(best.candidate, strategy), sort_keys=False, allow_unicode=True)
     return f"# fleetrun tune: {how}.\n{whole}"
 

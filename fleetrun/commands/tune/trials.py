@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from fleetrun.commands.tune.candidates import FEWEST_TIMED
 from fleetrun.commands.tune.halving import Trial
 from fleetrun.records import eventfile, names, rankfile, reading, reportfile, variables
+from fleetrun.records.folder import SHARED, Folder
 from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
 
 if TYPE_CHECKING:
@@ -23,64 +25,58 @@ if TYPE_CHECKING:
 # The seconds that a launcher has to stop.
 _GRACE_S = 60.0
 _LONGEST_FAULT = 300
+UNSEEN = "it succeeded, but no update was seen: does it train with Paddle?"
 
 
-class Runner:
-    """Runs candidates, one after the other."""
+def run(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
+    """Launch CANDIDATE in the folder NAME for STEPS updates and those in which it plans."""
+    folder = new_folder(spec.out, "trials", name)
+    planning = spec.planning(candidate)
+    options = [*spec.launch, *(f"--set={key}={value}" for key, value in candidate.values)]
+    environ = {variables.STOP_AFTER: str(planning + steps)}
+    code = launch(options, spec.script, environ, folder, spec.timeout_s)
+    run_dir = folder / "log" / names.LATEST
+    events, fault = outcome(code, folder, run_dir, spec.timeout_s)
+    if fault:
+        return Trial(fault=fault, folder=str(folder))
+    at, losses = read_updates(run_dir)
+    timed = sorted(at)[planning + spec.warmup :]
+    speed = updates_per_s(at, timed)
+    if speed is None:
+        fault = f"it succeeded after {len(at)} updates, too few to time" if at else UNSEEN
+        return Trial(fault=fault, folder=str(folder))
+    verdicts = verdicts_of(events)
+    return Trial(
+        updates_per_s=speed,
+        # After as many updates as the other candidates have made.
+        loss=losses.get(0, {}).get(timed[-1] - planning),
+        peak_bytes=peak_bytes(events),
+        merged=_merged(candidate, verdicts),
+        idle=_idle(candidate, verdicts),
+        folder=str(folder),
+    )
 
-    def __init__(self, spec: TuneSpec) -> None:
-        self._spec = spec
 
-    def run(self, candidate: Candidate, steps: int, name: str) -> Trial:
-        """Launch CANDIDATE in the folder NAME for STEPS updates and those in which it plans.
-
-        Return how it went.
-        """
-        folder = Path(self._spec.out).absolute() / "trials" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        # A launch that is refused leaves none, and must not be judged by another's.
-        (folder / "log" / names.LATEST).unlink(missing_ok=True)
-        planning = self._spec.planning(candidate)
-        words = [*self._spec.launch, f"--log_dir={folder / 'log'}"]
-        words += [f"--set={key}={value}" for key, value in candidate.values]
-        environ = {variables.STOP_AFTER: str(planning + steps)}
-        code = launch([*words, *self._spec.script], environ, folder, self._spec.timeout_s)
-        run_dir = folder / "log" / names.LATEST
-        events = list(eventfile.read(str(run_dir / names.EVENTS)))
-        if code is None:
-            fault = f"it was stopped after {self._spec.timeout_s:g} s"
-            return Trial(fault=fault, folder=str(folder))
-        if code:
-            return Trial(fault=why(folder, run_dir, code, events), folder=str(folder))
-        at, losses = read_updates(run_dir)
-        timed = sorted(at)[planning + self._spec.warmup :]
-        if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
-            made = len(at)
-            fault = (
-                f"it succeeded after {made} updates, too few to time"
-                if made
-                else "it succeeded, but no update was seen: does it train with Paddle?"
-            )
-            return Trial(fault=fault, folder=str(folder))
-        verdicts = verdicts_of(events)
-        return Trial(
-            updates_per_s=(timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]]),
-            # After as many updates as the other candidates have made.
-            loss=losses.get(0, {}).get(timed[-1] - planning),
-            peak_bytes=peak_bytes(events),
-            merged=_merged(candidate, verdicts),
-            idle=_idle(candidate, verdicts),
-            folder=str(folder),
-        )
+def new_folder(*parts: str) -> Path:
+    """Return the folder of PARTS, empty: a launch must not be judged by what another has left."""
+    folder = Path(*parts).absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def launch(
-    words: Sequence[str], environ: Mapping[str, str], folder: Path, timeout_s: float
+    options: Sequence[str],
+    script: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path,
+    timeout_s: float,
 ) -> int | None:
-    """Run `fleetrun WORDS` with ENVIRON, its output in FOLDER, and return the exit code.
+    """Run `fleetrun OPTIONS SCRIPT` with ENVIRON added, its output and logs in FOLDER.
 
-    None: it took more than TIMEOUT_S and was stopped.
+    Return the exit code; None if it was stopped after TIMEOUT_S.
     """
+    words = [*options, f"--log_dir={folder / 'log'}", *script]
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "fleetrun", *words],
@@ -104,6 +100,31 @@ def launch(
                     process.wait()
 
 
+def outcome(
+    code: int | None, folder: Path, run_dir: Path, timeout_s: float
+) -> tuple[list[EventRecord], str]:
+    """Return the events of a launch that ended with CODE, and why it failed, or nothing."""
+    events = list(eventfile.read(str(run_dir / names.EVENTS)))
+    if code is None:
+        return events, f"it was stopped after {timeout_s:g} s"
+    return events, _why(folder, run_dir, code, events) if code else ""
+
+
+def updates_per_s(at: Mapping[int, float], timed: Sequence[int]) -> float | None:
+    """Return the speed by the times AT of the updates TIMED, in order; None if they are too few."""
+    if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
+        return None
+    return (timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]])
+
+
+def write(out: str, texts: Mapping[str, str]) -> None:
+    """Write TEXTS, by file name, into the folder OUT."""
+    folder = Folder(str(Path(out).resolve()))
+    for name, text in texts.items():
+        folder.write(name, text, SHARED)
+    folder.close()
+
+
 def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, float]]]:
     """Return when each update was made by the last rank that made it, and each rank's losses."""
     at: dict[int, float] = {}
@@ -124,26 +145,26 @@ def peak_bytes(events: Iterable[EventRecord]) -> int | None:
     )
 
 
-def why(folder: Path, run_dir: Path, code: int, events: list[EventRecord]) -> str:
+def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) -> str:
     """Return why a run failed, in one line; its output is in FOLDER."""
     verdict = reading.text(events[-1].more.get("verdict")) if events else ""
     parts = [verdict] if verdict else []
     found = reportfile.read(str(run_dir / names.REPORT))
     if found is not None and found.culprit is not None:
-        one = found.culprit
-        words = [line for line in one.last_words if line.strip()]
-        parts += [f"{one.kind}: {one.message}"] if one.kind else words[-1:]
+        culprit = found.culprit
+        words = [line for line in culprit.last_words if line.strip()]
+        parts += [f"{culprit.kind}: {culprit.message}"] if culprit.kind else words[-1:]
     if not parts:
-        said = (folder / "output.txt").read_text(errors="replace").split("\n")
-        parts = [line for line in said if line.strip()][-1:] or [f"it exited with {code}"]
+        output = (folder / "output.txt").read_text(errors="replace").split("\n")
+        parts = [line for line in output if line.strip()][-1:] or [f"it exited with {code}"]
     return " ".join(": ".join(parts).split())[:_LONGEST_FAULT]
 
 
 def verdicts_of(events: Iterable[EventRecord]) -> dict[str, FieldVerdict]:
     """Return what became of each field; where ranks disagree, the worst verdict."""
-    judged = [verdict for verdict in events if verdict.event == "strategy_report"]
+    reports = [event for event in events if event.event == "strategy_report"]
     verdicts: dict[str, FieldVerdict] = {}
-    for verdict in eventfile.verdicts(judged[-1]) if judged else ():
+    for verdict in eventfile.verdicts(reports[-1]) if reports else ():
         if verdict.name not in verdicts or verdicts[verdict.name].status in IN_EFFECT:
             verdicts[verdict.name] = verdict
     return verdicts

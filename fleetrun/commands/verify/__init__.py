@@ -12,8 +12,7 @@ from fleetrun.commands import parser, tune
 from fleetrun.commands.tune import candidates
 from fleetrun.commands.verify import equivalence, training_runs
 from fleetrun.errors import UsageError
-from fleetrun.plan.visible import visible_lines
-from fleetrun.printing import put
+from fleetrun.printing import say
 from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import load
 
@@ -40,10 +39,6 @@ def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as Veri
     probe.current_folder()
     spec = make(launch, VerifyOptions(**own), dict(os.environ))
     tune.make_folder(spec.out)
-
-    def say(text: str) -> None:
-        put(f"{visible_lines(text)}\n")
-
     say(
         f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in turns; "
         f"everything is kept in {spec.out}"
@@ -120,14 +115,7 @@ command = parser.LaunchCommand(
             minimum=4,
         ),
         parser.option("repeats", "int", "Runs of each kind, in turns.", default="2", minimum=2),
-        parser.option(
-            "timeout",
-            "duration",
-            "Time limit of a run.",
-            default="600",
-            minimum=1,
-            metavar="SECONDS",
-        ),
+        tune.TIMEOUT,
         parser.option(
             "out",
             "text",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.commands import tables
+from fleetrun.commands.tune import trials
 from fleetrun.commands.tune.halving import MEANINGFUL
 from fleetrun.commands.verify import differences
 from fleetrun.commands.verify.training_runs import Kind
+from fleetrun.conversion import counted
 from fleetrun.records import arguments
-from fleetrun.records.folder import SHARED, Folder
 from fleetrun.records.strategyfiles import IN_EFFECT
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 DATA = "verify.json"
 _MERGE = "gradient_merge"
-
-
-def plural(count: int, noun: str) -> str:
-    """Write COUNT and NOUN, with an `s` unless COUNT is 1."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class Equivalence(NamedTuple):
@@ -67,7 +62,7 @@ class Equivalence(NamedTuple):
 def prove(
     spec: VerifySpec,
     launch: Callable[[VerifySpec, Kind, str], VerifyRun],
-    say: Callable[[str], None],
+    say: Callable[[str], object],
 ) -> Equivalence:
     """Let LAUNCH run what SPEC asks for in turns, and compare; SAY tells of each run."""
     done: list[VerifyRun] = []
@@ -196,7 +191,7 @@ def _of_plain(proof: Equivalence) -> list[str]:
 
 
 def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
-    ranks = plural(len(proof.of(has_strategy=False)[0].snapshots.parameters), "rank")
+    ranks = counted(len(proof.of(has_strategy=False)[0].snapshots.parameters), "rank")
     fault = next((each.fault for each in proof.strategy if each.fault), "")
     if fault:
         return [f"Not equal: {fault}."]
@@ -245,7 +240,7 @@ def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
     how = "all elements" if whole else "the checksums of all elements, and some elements"
     rows = [
         ("updates compared", named),
-        ("parameters", f"{len(count)} on {plural(len(first.parameters), 'rank')}, {how}"),
+        ("parameters", f"{len(count)} on {counted(len(first.parameters), 'rank')}, {how}"),
     ]
     for what, others in (
         ("plain Paddle again", proof.plain),
@@ -273,7 +268,7 @@ def _speed(proof: Equivalence) -> str:
         return "too few updates to time: give more --updates"
     return (
         f"{median(ratios):.3f} times that of plain Paddle ({min(ratios):.3f} to "
-        f"{max(ratios):.3f} in {plural(len(ratios), 'pair')} of runs)"
+        f"{max(ratios):.3f} in {counted(len(ratios), 'pair')} of runs)"
     )
 
 
@@ -349,6 +344,4 @@ def write(spec: VerifySpec, proof: Equivalence) -> None:
             for one in proof.runs
         ],
     }
-    out = Folder(str(Path(spec.out).resolve()))
-    out.write(DATA, json.dumps(document, indent=1) + "\n", SHARED)
-    out.close()
+    trials.write(spec.out, {DATA: json.dumps(document, indent=1) + "\n"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from array import array
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.commands.tune import trials
 from fleetrun.commands.verify.differences import Parameter, RunSnapshots
-from fleetrun.records import eventfile, names, progress, rankfile, reading, variables
+from fleetrun.records import names, progress, rankfile, reading, variables
 from fleetrun.records.strategyfiles import IN_EFFECT
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from fleetrun.records.eventfile import EventRecord
     from fleetrun.records.rankfile import RankAxes
 
-# Fewer timed updates than this tell no speed.
-_FEWEST_TIMED = 3
 _MERGE = "gradient_merge_configs"
 
 
@@ -91,13 +88,11 @@ class VerifyRun(NamedTuple):
 
 
 def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
-    """Launch what SPEC says as KIND does, in the folder NAME, and return what became of it."""
-    folder = Path(spec.out).absolute() / "runs" / name
-    shutil.rmtree(folder, ignore_errors=True)
+    """Launch SPEC as a run of KIND, in the folder NAME, and return its outcome."""
+    folder = trials.new_folder(spec.out, "runs", name)
     snapshots = folder / "snapshots"
-    snapshots.mkdir(parents=True)
-    options = spec.strategy if kind.has_strategy else spec.plain
-    words = [*options, f"--log_dir={folder / 'log'}", *spec.script]
+    snapshots.mkdir()
+    options = ["exec"] * spec.is_exec + [*(spec.strategy if kind.has_strategy else spec.plain)]
     wanted = {
         "path": str(snapshots),
         "updates": spec.updates,
@@ -109,34 +104,25 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
     environ = {variables.STOP_AFTER: str(spec.updates), variables.VERIFY: json.dumps(wanted)}
     if not kind.has_strategy:
         environ[variables.STRATEGY] = ""
-    code = trials.launch(["exec"] * spec.is_exec + words, environ, folder, spec.timeout_s)
+    code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
     parameters, paths, device_bytes = _read(snapshots)
     # A command below `fleetrun exec` may have a log folder of its own.
     latest = folder / "log" / names.LATEST
     run_dir = Path(paths[0]).parent if paths else latest
-    events = list(eventfile.read(str(run_dir / names.EVENTS)))
+    events, fault = trials.outcome(code, folder, run_dir, spec.timeout_s)
     done = VerifyRun(
         *(kind, str(folder)),
         snapshots=RunSnapshots(parameters, {}),
         verdicts=trials.verdicts_of(events),
     )
-    if code is None:
-        return done._replace(fault=f"it was stopped after {spec.timeout_s:g} s")
-    if code:
-        return done._replace(fault=trials.why(folder, run_dir, code, events))
+    if fault or not parameters:
+        return done._replace(fault=fault or trials.UNSEEN)
     at, losses = trials.read_updates(run_dir)
-    if not parameters:
-        return done._replace(
-            fault="it succeeded, but no update was seen: does it train with Paddle?"
-        )
     timed = sorted(number for number in at if number > spec.snapshots)
-    per_s = None
-    if len(timed) >= _FEWEST_TIMED and at[timed[-1]] > at[timed[0]]:
-        per_s = (timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]])
     return done._replace(
         snapshots=RunSnapshots(parameters, losses or _printed(events, run_dir)),
         updates=max(at, default=0),
-        updates_per_s=per_s,
+        updates_per_s=trials.updates_per_s(at, timed),
         peak_bytes=trials.peak_bytes(events),
         device_bytes=device_bytes,
         axes=rankfile.topology(paths),
