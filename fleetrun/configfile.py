@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fleetrun import argv, options
@@ -29,9 +29,9 @@ class Config(NamedTuple):
     beneath: str | None = None
 
 
-def named(parsed: argv.ParsedCommand) -> str | None:
-    """Return the file that --config names."""
-    named = [given.raw for given in parsed.settings if given.option.name == "config" and given.raw]
+def named(settings: Iterable[RawOption]) -> str | None:
+    """Return the file that --config names among SETTINGS."""
+    named = [given.raw for given in settings if given.option.name == "config" and given.raw]
     return named[-1] if named else None
 
 
@@ -42,7 +42,7 @@ def find(
 
     IS_LENIENT: of a file with a mistake, what stands before it.
     """
-    path = named(parsed)
+    path = named(parsed.settings)
     if path is None and os.path.exists(DEFAULT):
         path = DEFAULT
     own = of_user(environ)
@@ -66,41 +66,58 @@ def of_user(environ: Mapping[str, str]) -> str | None:
 
 
 def read(path: str, *, is_lenient: bool = False) -> Config:
-    """Read the config file at PATH; UsageError as file:line when it says what no option means."""
-    from fleetrun import yamlfile  # only those who have a config file pay for it
-
-    text = yamlfile.text_of(path, "this config file")
-    with yamlfile.loading(text, path) as loader:
-        root = loader.get_single_node()
-    if root is None:
-        return Config(path, ())
-    from yaml import MappingNode  # only those who have a config file pay for it
-
-    if not isinstance(root, MappingNode):
-        raise UsageError(f"{path}:{root.start_mark.line + 1}: write one `option: value` a line.")
+    """Read the config file at PATH; UsageError as file:line if it has no such option or value."""
     settings: list[RawOption] = []
     try:
-        settings.extend(_read_entries(root.value, path))
+        settings.extend(_read_entries(_mapping(path), path, options.by_name()))
     except UsageError:
         if not is_lenient:
             raise
     return Config(path, tuple(settings))
 
 
-def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable[RawOption]:
-    """Read each line of the file as what it says about one option."""
-    names = options.by_name()
+def of_command(path: str, command: str, rows: Mapping[str, Option]) -> Iterable[RawOption]:
+    """Read the options ROWS of `fleetrun submit COMMAND` in the config file at PATH."""
+    return _read_entries(_mapping(path, (SUBMIT, command)), path, rows, command)
+
+
+def _mapping(path: str, keys: Iterable[str] = ()) -> "Sequence[tuple[Node, Node]]":
+    """Return the entries of the config file at PATH, or of the mapping below KEYS in it."""
+    from yaml import MappingNode  # only those who have a config file pay for it
+
+    from fleetrun import yamlfile
+
+    with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
+        node = loader.get_single_node()
+    for key in keys:
+        entries = node.value if isinstance(node, MappingNode) else ()
+        node = next((value for name, value in entries if name.value == key), None)
+    if node is None:
+        return ()
+    if not isinstance(node, MappingNode):
+        raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
+    found: Sequence[tuple[Node, Node]] = node.value
+    return found
+
+
+def _read_entries(
+    entries: "Iterable[tuple[Node, Node]]", path: str, rows: Mapping[str, Option], command: str = ""
+) -> Iterable[RawOption]:
+    """Read each line of the file as one of ROWS, the options of a launch or of COMMAND."""
     lines: dict[str, int] = {}
     for key, node in entries:
         line = key.start_mark.line + 1
         where = f"{path}:{line}"
         typed = str(key.value)
-        if typed == SUBMIT:
+        if typed == SUBMIT and not command:
             continue
         name = typed.replace("-", "_")
-        option = names.get(name) or options.of_kind(name)
+        option = rows.get(name) or (None if command else options.of_kind(name))
         if option is None:
-            raise UsageError(f"{where}: no such option: {typed}{_suggest(typed)}")
+            known = [name for name, row in rows.items() if row.in_file]
+            of = f" of {command}" if command else ""
+            meant = argv.suggest(typed, known, prefix="")
+            raise UsageError(f"{where}: no such option{of}: {typed}{meant}")
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
         if option.target in lines:
@@ -117,12 +134,6 @@ def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable
                 yield given
 
 
-def _suggest(typed: str) -> str:
-    """End a sentence with the key most like TYPED."""
-    in_file = [name for name, option in options.by_name().items() if option.in_file]
-    return argv.suggest(typed, in_file, prefix="")
-
-
 def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str, int]]:
     """Turn NODE into the texts the command line would have given, each with its line."""
     from yaml import MappingNode, ScalarNode, SequenceNode
@@ -133,11 +144,11 @@ def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str
         case ScalarNode():
             if not yamlfile.is_null(node):
                 yield node.value, node.start_mark.line + 1
-        case MappingNode() if option.kind == "pairs":
+        case MappingNode() if option.kind in options.REPEATABLE:
             for key, value in node.value:
                 pair = f"{_scalar(key, where, option)}={_scalar(value, where, option)}"
                 yield pair, key.start_mark.line + 1
-        case SequenceNode() if option.kind == "pairs":
+        case SequenceNode() if option.kind in options.REPEATABLE:
             for item in node.value:
                 yield _scalar(item, where, option), item.start_mark.line + 1
         case SequenceNode() if option.kind == "list":

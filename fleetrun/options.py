@@ -37,7 +37,8 @@ SECTIONS = {
 }
 GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
 
-_HYPHENATED = ("dry_run", "from_manifest")
+REPEATABLE = ("texts", "pairs")
+_HYPHENATED = ("dry_run", "from_manifest", "no_kill")
 # Optional values that nobody calls a script: of --help nothing behind it is looked at anyway.
 _OWN_WORDS = frozenset(("help", "color"))
 # Nor these, whose words are numbers.
@@ -72,9 +73,9 @@ _FLEET_SIZE = "start fleetrun on one more host of an elastic job (--nnodes=MIN:M
 class Option(NamedTuple):
     """One option: a row of the table that the parser, the help and the completion share.
 
-    `kind` is one of text, list (commas), int, float, duration (seconds, or with units), bool (may
-    take a word), flag, choice, pairs (KEY=VALUE, repeatable). `bare` is the value when the option
-    is written without one.
+    `kind` is one of text, texts (repeatable), list (commas), int, float, duration (seconds, or with
+    units), bool (may take a word), flag, choice, pairs (KEY=VALUE, repeatable). `bare` is the value
+    when the option is written without one.
     `slot` is the request's field when several options fill the same one. `reason` says why an
     option of the group PADDLE has no effect, or what to do in place of one of LATER.
     """
@@ -163,12 +164,11 @@ class RawOption(NamedTuple):
         return True
 
     def blame(self, problem: str) -> str:
-        """PROBLEM as a sentence that says where it came from; no secret of a pair is in it."""
+        """Return PROBLEM as a sentence that says where it came from, without a variable's value."""
         raw = self.raw
-        if self.option.kind == "pairs":
-            from fleetrun.records import arguments  # only for an error message
-
-            raw = arguments.conceal((raw,))[0][0]
+        if self.option.kind == "pairs" and self.option.name != "set":
+            key, equals, _ = raw.partition("=")
+            raw = f"{key}=***" if equals else key
         if self.source == "command line":
             return f"{self.typed}={raw}: {problem}"
         if self.source.startswith("$"):

@@ -140,7 +140,7 @@ def _config(
     missing: list[str],
 ) -> configfile.Config | None:
     """Return what the config file said at the time, or what the one named now says."""
-    named = configfile.named(parsed)
+    named = configfile.named(parsed.settings)
     if named is not None:
         return configfile.read(named)
     if found.config is None:

@@ -783,7 +783,7 @@ def _config_setting(parsed: argv.ParsedCommand, config: Config | None) -> Iterab
     if config is None or config.path is None:
         yield Setting("config", "None", "default")
     else:
-        source = "command line" if named(parsed) else "current folder"
+        source = "command line" if named(parsed.settings) else "current folder"
         yield Setting("config", config.path, source)
     if config is not None and config.beneath is not None:
         yield Setting(USER_CONFIG, config.beneath, "this user")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,18 @@ if TYPE_CHECKING:
 
 
 def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """Return the one of KNOWN that is most like NAME, whatever its case; LIKENESS is 0 to 1.
+    """Return the one of KNOWN that is most like NAME, or is its first word, whatever its case.
+
+    LIKENESS is 0 to 1.
 
     >>> closest("NCCL_com_num", ["nccl_comm_num", "amp"]), closest("dgc", ["amp"])
     ('nccl_comm_num', None)
+    >>> closest("gpus-per-node", ["gpus", "nodes"])
+    'gpus'
     """
     spelt = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), spelt, n=1, cutoff=likeness)
-    return spelt[found[0]] if found else None
+    return spelt[found[0]] if found else spelt.get(re.split("[-_]", name.lower())[0])
 
 
 def ending(name: str, known: Iterable[str], otherwise: str = "", prefix: str = "") -> str:

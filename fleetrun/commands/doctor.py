@@ -81,13 +81,12 @@ command = parser.LaunchCommand(
     options_metavar="[OPTIONS] [LAUNCH OPTIONS] [SCRIPT [ARGUMENTS]...]",
     callback=click.pass_obj(_doctor),
     params=[
-        parser.option("json", "flag", "Print the findings as one JSON object.", bare="true"),
+        parser.option("json", "flag", "Print the findings as one JSON object."),
         parser.option(
             "allreduce",
             "flag",
             "Let two ranks (or one on each host) sum arrays of several sizes: checks the sums "
             "and measures the bandwidth. Takes as long as importing Paddle.",
-            bare="true",
         ),
         parser.option(
             "wait",

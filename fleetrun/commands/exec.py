@@ -105,8 +105,7 @@ command = parser.LaunchCommand(
             "install",
             "flag",
             "Do so permanently for all commands of this Python environment, with one .pth file.",
-            bare="true",
         ),
-        parser.option("uninstall", "flag", "Remove that file.", bare="true"),
+        parser.option("uninstall", "flag", "Remove that file."),
     ],
 )

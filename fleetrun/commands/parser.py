@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Request
 
+# The metavar of a command that takes a launch after its own options.
+LAUNCH = "-- ARGUMENTS..."
 # Of every command's context.
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 
@@ -70,17 +72,22 @@ def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa
     row = {"metavar": "", "own_default": row.pop("default", None), **row}
     typed = Typed(options.Option(name, kind, "", help=text, **row))
     if kind == "flag":
-        flag = typed.row.flag
-        return click.Option([flag], type=typed, is_flag=True, default=False, help=text)
+        typed = Typed(typed.row._replace(bare="true"))
+        return click.Option([typed.row.flag], type=typed, is_flag=True, default=False, help=text)
     return click.Option(
-        [typed.row.flag],
+        [typed.row.flag, *(f"--{alias}" for alias in typed.row.aliases)],
         type=typed,
         default=typed.row.default,
         show_default=typed.row.default is not None,
-        multiple=kind == "pairs",
+        multiple=kind in options.REPEATABLE,
         metavar=typed.row.metavar or "|".join(typed.row.words) or kind.upper(),
         help=text,
     )
+
+
+def value(param: click.Option, text: str) -> str:
+    """Return TEXT read as the value of PARAM; UsageError if it is not allowed."""
+    return str(param.type.convert(text, param, None))
 
 
 def log_dir() -> click.Option:
@@ -129,13 +136,18 @@ class Launch(NamedTuple):
     script: tuple[str, ...]
 
 
+def rows(command: click.Command) -> list[options.Option]:
+    """Return the rows of COMMAND's own options."""
+    own = (param for param in command.params if isinstance(param, click.Option))
+    return [param.type.row for param in own if isinstance(param.type, Typed)]
+
+
 class LaunchCommand(click.Command):
     """A command before a launch's command line; its callback gets a Launch as the context's obj."""
 
     def rows(self) -> tuple[options.Option, ...]:
         """Return the options allowed before the script: our own, and those of a launch."""
-        own = [param.type.row for param in self.params if isinstance(param.type, Typed)]
-        return (*own, *options.TABLE)
+        return (*rows(self), *options.TABLE)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Extract our own options from ARGS, parsed as a launch's, and keep the rest."""
@@ -197,6 +209,8 @@ def _sentence(error: click.UsageError) -> str:
         # Without what all options begin with, which makes nothing alike.
         bare = [name.lstrip("-") for name in known if name.startswith("--")]
         otherwise = f"see `{context.command_path} --help`."
+        if any(getattr(param, "metavar", "") == LAUNCH for param in context.command.params):
+            otherwise = f"the launch and its options stand after --; {otherwise}"
         meant = suggestions.ending(error.option_name.lstrip("-"), bare, otherwise, "--")
         return f"{where}no such option: {error.option_name}{meant}"
     if isinstance(error, click.MissingParameter) and error.param is not None:

@@ -25,36 +25,25 @@ if TYPE_CHECKING:
 
 WHAT = "submit k8s"
 # The syntax of option values.
-_QUANTITY = common.Form(
-    re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?").fullmatch,
-    "give a quantity, as 8, 500m or 64Gi",
+_quantity = common.matching(
+    r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?", "give a quantity, as 8, 500m or 64Gi"
 )
-_QUEUE = common.Form(
-    re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch, "give the name of a queue"
-)
+_queue = common.matching(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", "give the name of a queue")
 # A label of DNS (RFC 1035, as names of services are); names of pods add "-" and a number, which
 # have to fit into 63, too.
-_NAME = common.Form(
-    re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?").fullmatch,
+_dns_label = common.matching(
+    r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?",
     "give small letters, digits and hyphens, a letter first, 52 at most",
 )
-_VARIABLE = common.Form(
-    re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL).fullmatch,
-    "give NAME=VALUE",
-    is_secret=True,
-)
-_VOLUME = common.Form(re.compile(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)").fullmatch, "give CLAIM=/PATH")
-_LABEL = common.Form(
-    re.compile(
-        r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
-    ).fullmatch,
+_variable = common.matching(r"[A-Za-z_][A-Za-z0-9_]*=.*", "give NAME=VALUE")
+_volume = common.matching(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)", "give CLAIM=/PATH")
+_label = common.matching(
+    r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?",
     "give a label, as pool=a100",
 )
-_TAINT = common.Form(
-    re.compile(
-        r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?"
-        r"(:(NoSchedule|PreferNoSchedule|NoExecute))?"
-    ).fullmatch,
+_taint = common.matching(
+    r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?"
+    r"(:(NoSchedule|PreferNoSchedule|NoExecute))?",
     "give KEY[=VALUE][:EFFECT]",
 )
 # The rendezvous port.
@@ -123,10 +112,10 @@ def _values(given: Mapping[str, Any]) -> Document:
         "tolerations": [_toleration(taint) for taint in given["toleration"]] or None,
         "command": [_EXPANDED.sub("$$", word) for word in words],
         "env": [
-            *(_variable(name, value) for name, value in hosts.items() if is_indexed),
+            *(_entry(name, value) for name, value in hosts.items() if is_indexed),
             {"name": "POD_IP", "valueFrom": address},
             {"name": TOKEN, "valueFrom": token},
-            *(_variable(name, value) for name, value in own.items()),
+            *(_entry(name, value) for name, value in own.items()),
         ],
         "mounts": [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - it is one
@@ -145,7 +134,7 @@ def _values(given: Mapping[str, Any]) -> Document:
     }
 
 
-def _variable(name: str, value: str) -> Document:
+def _entry(name: str, value: str) -> Document:
     return {"name": name, "value": value}
 
 
@@ -218,14 +207,16 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
         )
     if given["kueue"] and given["volcano"]:
         raise UsageError(f"{WHAT}: --kueue and --volcano: give one of them.")
-    name = given["name"] or common.name(parsed).lower().replace("_", "-")
-    _NAME.checked(name, f"{WHAT}: --name")
+    name = given["name"] or parser.value(_NAME, common.name(parsed).lower().replace("_", "-"))
     ttl = None if given["ttl"] is None else int(given["ttl"])
     own = {"name": name, "ttl": ttl, "words": parsed.words, "token": new_token()}
     found = documents({**given, **own})
     return apply(found) if is_applied else put(text(found))
 
 
+_NAME = parser.option(
+    "name", "text", "Job name.  [default: the script]", metavar="NAME", reader=_dns_label
+)
 command = click.Command(
     "k8s",
     help="Print the resources of a job (an Indexed Job with its service and token, or a "
@@ -234,16 +225,57 @@ command = click.Command(
     "options that never change at your site into fleetrun.yaml under `submit: k8s:`.",
     callback=_run,
     params=[
-        common.option(
-            "image", common.WORD, "NAME", "Container image with Paddle, fleetrun and the script."
-        ),
         parser.option("nodes", "int", "Number of pods.", metavar="N", default="1", minimum=1),
         parser.option("gpus", "int", "GPUs per pod.", metavar="N", minimum=0),
-        common.option("cpus", _QUANTITY, "QUANTITY", "CPUs per pod."),
-        common.option("memory", _QUANTITY, "QUANTITY", "Memory per pod."),
-        common.option("shm", _QUANTITY, "QUANTITY", "Size of /dev/shm, for data loaders.", "16Gi"),
-        common.option("name", _NAME, "NAME", "Job name.  [default: the script]"),
-        common.option("namespace", common.WORD, "NAME", "Kubernetes namespace."),
+        _NAME,
+        *(
+            parser.option(name, kind, text, metavar=metavar, reader=reader)
+            for name, kind, metavar, reader, text in (
+                (
+                    "image",
+                    "text",
+                    "NAME",
+                    common.word,
+                    "Image with Paddle, fleetrun and the script.",
+                ),
+                ("cpus", "text", "QUANTITY", _quantity, "CPUs per pod."),
+                ("memory", "text", "QUANTITY", _quantity, "Memory per pod."),
+                ("namespace", "text", "NAME", common.word, "Kubernetes namespace."),
+                ("kueue", "text", "QUEUE", _queue, "Kueue queue."),
+                ("volcano", "text", "QUEUE", _queue, "Volcano queue; all pods start together."),
+                ("env", "pairs", "NAME=VALUE", _variable, "Variable of the pods (repeatable)."),
+                (
+                    "volume",
+                    "texts",
+                    "CLAIM=/PATH",
+                    _volume,
+                    "Mount this volume claim (repeatable).",
+                ),
+                (
+                    "toleration",
+                    "texts",
+                    "KEY[=VALUE][:EFFECT]",
+                    _taint,
+                    "Tolerate this taint of nodes (repeatable).",
+                ),
+            )
+        ),
+        parser.option(
+            "node_selector",
+            "texts",
+            "Use only nodes with this label (repeatable).",
+            metavar="KEY=VALUE",
+            aliases=("node-selector",),
+            reader=_label,
+        ),
+        parser.option(
+            "shm",
+            "text",
+            "Size of /dev/shm, for data loaders.",
+            metavar="QUANTITY",
+            default="16Gi",
+            reader=_quantity,
+        ),
         parser.option(
             "kind",
             "choice",
@@ -254,21 +286,6 @@ command = click.Command(
         parser.option(
             "retries", "int", "Retries after a failure.", metavar="N", default="0", minimum=0
         ),
-        common.option(
-            "env", _VARIABLE, "NAME=VALUE", "Environment variable of the pods (repeatable)."
-        ),
-        common.option(
-            "volume", _VOLUME, "CLAIM=/PATH", "Mount a persistent volume claim (repeatable)."
-        ),
-        common.option(
-            "node_selector", _LABEL, "KEY=VALUE", "Use only nodes with this label (repeatable)."
-        ),
-        common.option(
-            "toleration",
-            _TAINT,
-            "KEY[=VALUE][:EFFECT]",
-            "Tolerate this taint of nodes (repeatable).",
-        ),
         parser.option(
             "ttl",
             "duration",
@@ -276,13 +293,11 @@ command = click.Command(
             metavar="SECONDS",
             minimum=0,
         ),
-        common.option("kueue", _QUEUE, "QUEUE", "Kueue queue."),
-        common.option("volcano", _QUEUE, "QUEUE", "Volcano queue; all pods start together."),
         parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
         click.Option(
             ["--apply", "is_applied"], is_flag=True, help="Create the resources with kubectl."
         ),
-        click.Option(["--dry-run"], is_flag=True, help="Print the resources (the default)."),
+        parser.option("dry_run", "flag", "Print the resources (the default).", in_file=False),
         common.config(),
         common.command_line(),
     ],

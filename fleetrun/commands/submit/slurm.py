@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -100,7 +99,7 @@ def submit(text: str) -> int:
 
 def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa: ANN401 - click's
     parsed = common.launch(words, WHAT, given["config"], most=given["nodes"])
-    given["name"] = given["name"] or common.WORD.checked(common.name(parsed), f"{WHAT}: --name")
+    given["name"] = given["name"] or parser.value(_NAME, common.name(parsed))
     shown = common.shown(parsed.words) if dry_run else parsed.words
     text = script(given, shown, probe.current_folder())
     if not dry_run:
@@ -109,10 +108,16 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
     return put(text)
 
 
-_SIGNAL = common.Form(
-    re.compile(r"[A-Z0-9]+(@[0-9]+)?").fullmatch, "give SIGNAL@SECONDS, as TERM@120"
+def _line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("give one line of shell.")
+    return text
+
+
+_signal = common.matching("[A-Z0-9]+(@[0-9]+)?", "give SIGNAL@SECONDS, as TERM@120")
+_NAME = parser.option(
+    "name", "text", "Job name.  [default: the script]", metavar="NAME", reader=common.word
 )
-_LINE = common.Form(str.isprintable, "give one line of shell")
 command = click.Command(
     "slurm",
     help="Write a batch script and submit it with sbatch. ARGUMENTS are those of a launch "
@@ -124,35 +129,43 @@ command = click.Command(
         parser.option("nodes", "int", "Number of hosts.", metavar="N", default="1", minimum=1),
         parser.option("gpus", "int", "GPUs per host.", metavar="N", minimum=0),
         parser.option("cpus", "int", "CPUs per host.", metavar="N", minimum=1),
-        common.option("memory", common.WORD, "SIZE", "Memory per host: 64G; 0: all."),
-        common.option("time", common.WORD, "TIME", "Time limit: 12:00:00 or 2-00."),
-        common.option("partition", common.WORD, "NAME", "Slurm partition."),
-        common.option("account", common.WORD, "NAME", "Account to charge."),
-        common.option("name", common.WORD, "NAME", "Job name.  [default: the script]"),
-        common.option("module", common.WORD, "NAME", "Load this environment module (repeatable)."),
-        common.option(
-            "setup", _LINE, "LINE", "Run this shell line before the launch (repeatable)."
+        *(
+            parser.option(name, kind, text, metavar=metavar, reader=common.word)
+            for name, kind, metavar, text in (
+                ("memory", "text", "SIZE", "Memory per host: 64G; 0: all."),
+                ("time", "text", "TIME", "Time limit: 12:00:00 or 2-00."),
+                ("partition", "text", "NAME", "Slurm partition."),
+                ("account", "text", "NAME", "Account to charge."),
+                ("module", "texts", "NAME", "Load this environment module (repeatable)."),
+                ("sbatch", "texts", "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."),
+            )
         ),
-        common.option(
-            "sbatch", common.WORD, "OPTION[=VALUE]", "Pass this option to sbatch (repeatable)."
+        _NAME,
+        parser.option(
+            "setup",
+            "texts",
+            "Run this shell line before the launch (repeatable).",
+            metavar="LINE",
+            reader=_line,
         ),
-        common.option(
+        parser.option(
             "signal",
-            _SIGNAL,
-            "SIGNAL@SECONDS",
+            "text",
             "Send a signal this many seconds before the time limit: TERM ends the ranks within "
             "--grace, USR1 is passed on to them.",
+            metavar="SIGNAL@SECONDS",
+            reader=_signal,
         ),
-        click.Option(["--requeue"], is_flag=True, help="Requeue the job after preemption."),
-        click.Option(
-            ["--no-kill"],
-            is_flag=True,
-            help="Keep the job if a host is lost; with --nnodes=MIN:N after --, it continues.",
+        parser.option("requeue", "flag", "Requeue the job after preemption."),
+        parser.option(
+            "no_kill",
+            "flag",
+            "Keep the job if a host is lost; with --nnodes=MIN:N after --, it continues.",
         ),
         parser.option(
             "python", "text", "Python on the hosts.  [default: this one]", metavar="PATH"
         ),
-        click.Option(["--dry-run"], is_flag=True, help="Print the script without submitting it."),
+        parser.option("dry_run", "flag", "Print the script without submitting it.", in_file=False),
         common.config(),
         common.command_line(),
     ],

@@ -245,7 +245,7 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
         (("--image=i", "--", "3d_unet.py"), "--name=3d-unet: give small letters, digits and"),
         (("--image=i", "--memory=lots", "--", "t.py"), "--memory=lots: give a quantity"),
         (("--image=i", "--volume=data", "--", "t.py"), "--volume=data: give CLAIM=/PATH"),
-        (("--image=i", "--env=1=2", "--", "t.py"), "--env=1: give NAME=VALUE"),
+        (("--image=i", "--env=1=2", "--", "t.py"), "--env=1=***: give NAME=VALUE"),
         (("--image=i", "--node_selector=a", "--", "t.py"), "--node_selector=a: give a label"),
         (("--image=i", "--toleration=a:Never", "--", "t.py"), "give KEY[=VALUE][:EFFECT]"),
         (("--image=i", "--kueue=a b", "--", "t.py"), "--kueue=a b: give the name of a queue"),

@@ -222,10 +222,10 @@ def test_config_files_before_and_after_the_dashes_are_one_too_many(
             "submit:\n  slurm:\n    partitions: gpu\n",
             ":3: no such option of slurm: partitions; did you",
         ),
-        ("submit:\n  slurm:\n    time: [1, 2]\n", ":3: time: give one value."),
+        ("submit:\n  slurm:\n    time: [1, 2]\n", ":3: time: a list does not fit: give TIME."),
         ("submit:\n  slurm: gpu\n", ":2: write one `option: value` a line."),
         ("submit: [\n", "this is not YAML"),
-        ("submit:\n  slurm:\n    cpus: many\n", "--cpus=many: give a whole number"),
+        ("submit:\n  slurm:\n    cpus: many\n", ":3: cpus=many: give a whole number"),
     ],
 )
 def test_a_slip_in_the_sites_settings_is_one_sentence(
@@ -256,6 +256,9 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
             "--nnodes=2:4: the job has --nodes=3",
         ),
         (("--", "--rank=2", "t.py"), "--rank is what the queue says; leave it out"),
+        (("--", "--dry-run", "t.py"), "--dry-run after -- starts nothing there: write it before"),
+        (("--gpus-per-node=4", "--", "t.py"), "--gpus-per-node; did you mean --gpus?"),
+        (("--nproc_per_node=4", "--", "t.py"), "the launch and its options stand after --; see"),
         (("--", "--hosts=a,b", "t.py"), "--hosts is what the queue says; leave it out"),
         (("--", "--hostfile=f", "t.py"), "--hostfile is what the queue says; leave it out"),
         (("--", "--gpus=x", "--help"), "runs nothing; give a script"),
