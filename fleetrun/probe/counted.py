@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fleetrun.errors import EnvironmentFault
@@ -39,7 +38,6 @@ class Query:
 
     def __init__(self, signs: Signs, own: Mapping[str, str] | None = None) -> None:
         self._python = signs.python
-        self._began = time.monotonic()
         environ = {**signs.environ, **(own or {})}
         command = [self._python, _CHECKER]
         try:
@@ -54,23 +52,17 @@ class Query:
 
     def result(self, say: Callable[[str], None], timeout_s: float) -> DeviceCounts:
         """Return the answer; SAY gets a line when that takes long."""
-        answer = self._question.wait(self._began + min(_REMARK_S, timeout_s))
-        if answer is None and timeout_s > _REMARK_S:
-            say(f"Waiting up to {timeout_s:g} s for Paddle's plug-ins to count their devices.")
-            answer = self._question.wait(self._began + timeout_s)
-        if answer is None:
-            standing = self._question.abandon()
-            raise self._fault(f"it has not answered within {timeout_s:g} s ({standing})")
+        what = "Paddle's plug-ins to count their devices"
+        answer = self._question.result(timeout_s, log=say, what=what, log_after_s=_REMARK_S)
         if answer.value is None:
-            raise self._fault(answer.trouble)
+            why = answer.trouble
+            raise EnvironmentFault(
+                f"The Paddle of {self._python} does not tell which devices it has: {why}. Look at "
+                f"what `{self._python} -c 'import paddle'` says; --device_kind=cpu trains on the "
+                "CPU."
+            )
         version, counts = cast("tuple[str, list[tuple[str, int]]]", answer.value)
         return DeviceCounts(version, dict(counts))
-
-    def _fault(self, why: str) -> EnvironmentFault:
-        return EnvironmentFault(
-            f"The Paddle of {self._python} does not tell which devices it has: {why}. Look at what "
-            f"`{self._python} -c 'import paddle'` says; --device_kind=cpu trains on the CPU."
-        )
 
 
 def with_devices(

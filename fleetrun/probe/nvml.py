@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from fleetrun.errors import EnvironmentFault
@@ -100,7 +99,6 @@ class DriverQuery:
     """A survey on its way: the driver is asked from here on, and `result` waits for the answer."""
 
     def __init__(self, nvml: Callable[[], Library] = library, *, wants_bus: bool) -> None:
-        self._began = time.monotonic()
         try:
             self._question = IsolatedCall(lambda: survey(nvml(), wants_bus=wants_bus))
         except OSError as error:
@@ -111,16 +109,10 @@ class DriverQuery:
 
     def result(self, say: Callable[[str], None], *, timeout_s: float) -> Survey:
         """Return the answer; without one after TIMEOUT_S seconds, the survey is stuck."""
-        answer = self._question.wait(self._began + min(REMARK_S, timeout_s))
-        if answer is None and timeout_s > REMARK_S:
-            say(f"Waiting up to {timeout_s:g} s for the NVIDIA driver to answer.")
-            answer = self._question.wait(self._began + timeout_s)
-        if answer is None:
-            standing = self._question.abandon()
-            why = f"it has not answered within {timeout_s:g} s ({standing})"
-            return Survey(trouble=why, is_stuck=True)
+        what = "the NVIDIA driver to answer"
+        answer = self._question.result(timeout_s, log=say, what=what, log_after_s=REMARK_S)
         if answer.trouble:
-            return Survey(trouble=answer.trouble)
+            return Survey(trouble=answer.trouble, is_stuck=answer.is_late)
         gpus, barred, lost = cast("_Found", answer.value)
         return Survey(tuple(NvmlGpu(*gpu) for gpu in gpus), barred, lost)
 

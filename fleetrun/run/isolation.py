@@ -15,14 +15,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run import libc, proc
+from fleetrun.run.loop import nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fleetrun.run.loop import Waiting
 
 _CHUNK = 65536
 # A child that SIGKILL can end, or that has crashed, is gone within this time; one that is not held
 # by the kernel may have to wait for a processor first.
 _END_S, _STARVED_S = 0.1, 2.0
+# What comes through the pipe: a value, and why there is none.
+_ANSWERED = 2
 
 
 class CallResult(NamedTuple):
@@ -30,6 +35,8 @@ class CallResult(NamedTuple):
 
     value: object = None
     trouble: str = ""
+    # Whether it has not answered in time, and was abandoned.
+    is_late: bool = False
 
 
 class IsolatedCall:
@@ -41,8 +48,10 @@ class IsolatedCall:
 
     # Whether the child still runs although it was sent SIGKILL.
     is_left = False
+    _waiting: Waiting | None = None
 
     def __init__(self, ask: Callable[[], object]) -> None:
+        self._began = time.monotonic()
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._parts: list[bytes] = []
         # A signal in between would be dealt with by both.
@@ -76,6 +85,55 @@ class IsolatedCall:
                 return answer
         return None
 
+    def result(
+        self,
+        timeout_s: float,
+        *,
+        who: str = "it",
+        log: Callable[[str], None] | None = None,
+        what: str = "",
+        log_after_s: float = 0.0,
+    ) -> CallResult:
+        """Return the result, or that WHO has not answered within TIMEOUT_S.
+
+        LOG_AFTER_S seconds after the beginning, LOG gets a line that WHAT is waited for.
+        """
+        answer = None
+        if log is not None:
+            answer = self.wait(self._began + min(log_after_s, timeout_s))
+            if answer is None and timeout_s > log_after_s:
+                log(f"Waiting up to {timeout_s:g} s for {what}.")
+        return answer or self.wait(self._began + timeout_s) or self._late(timeout_s, who)
+
+    def watch(
+        self,
+        waiting: Waiting,
+        done: Callable[[CallResult], None],
+        timeout_s: float | None = None,
+        *,
+        who: str = "it",
+    ) -> None:
+        """Call DONE with the result, or that WHO has not answered, from a callback of WAITING."""
+        self._waiting = waiting
+
+        def read() -> None:
+            answer = self.read()
+            if answer is not None:
+                self.close()
+                done(answer)
+
+        def give_up() -> None:
+            assert timeout_s is not None
+            done(self._late(timeout_s, who))
+
+        waiting.watch(self.fd, read)
+        if timeout_s is not None:
+            waiting.timer((IsolatedCall, self.pid), time.monotonic() + timeout_s, give_up)
+
+    def _late(self, timeout_s: float, who: str) -> CallResult:
+        why = f"{who} has not answered within {timeout_s:g} s ({self.abandon()})"
+        return CallResult(trouble=why, is_late=True)
+
     def abandon(self) -> str:
         """Kill the child without waiting for it, and return the state it was in."""
         standing = f"process {self.pid}, {proc.state_of(self.pid)}"
@@ -91,14 +149,17 @@ class IsolatedCall:
             value = marshal.loads(b"".join(self._parts))  # noqa: S302 - our own child's
         except (EOFError, ValueError, TypeError):
             value = None
-        if isinstance(value, tuple) and len(value) == len(CallResult._fields):
+        if isinstance(value, tuple) and len(value) == _ANSWERED:
             # Its end of the pipe closes as it exits: wait, or it might outlive the launcher.
             self._reap()
             return CallResult(*value)
         return CallResult(trouble=f"the process that asks it {self._reap()}")
 
     def close(self) -> None:
-        """Close the descriptors; nothing may watch `fd` any more."""
+        """Close the descriptors, and watch them no more."""
+        if self._waiting is not None:
+            self._waiting.unwatch(self.fd)
+            self._waiting.timer((IsolatedCall, self.pid), None, nothing)
         os.close(self._pidfd)
         os.close(self.fd)
 
@@ -118,20 +179,12 @@ class IsolatedCall:
         return how
 
 
-def answer(what: str, ask: Callable[[], object], timeout_s: float) -> tuple[CallResult, bool]:
-    """Return what ASK returned in a child, or why not, and whether it has not within TIMEOUT_S.
-
-    WHAT it asks is the subject of a sentence.
-    """
+def answer(who: str, ask: Callable[[], object], timeout_s: float) -> CallResult:
+    """Return what ASK returned in a child, or that WHO has not answered within TIMEOUT_S."""
     try:
-        question = IsolatedCall(ask)
+        return IsolatedCall(ask).result(timeout_s, who=who)
     except OSError as error:
-        return CallResult(trouble=f"no process can be started: {error.strerror}"), False
-    found = question.wait(time.monotonic() + timeout_s)
-    if found is not None:
-        return found, False
-    why = f"{what} has not answered within {timeout_s:g} s ({question.abandon()})"
-    return CallResult(trouble=why), True
+        return CallResult(trouble=f"no process can be started: {error.strerror}")
 
 
 def _be_child(ask: Callable[[], object], write_fd: int) -> None:

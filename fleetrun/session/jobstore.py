@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run.loop import nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fleetrun.run.isolation import CallResult
     from fleetrun.run.loop import Waiting
 
 
@@ -82,15 +84,10 @@ class JobStore:
             end = partial(self._end, None, why)
             self._waiting.timer((id(self), "failed"), self._asked_at, end)
             return
-        self._waiting.watch(call.fd, self._read)
+        call.watch(self._waiting, self._answered)
 
-    def _read(self) -> None:
-        call = self._call
-        result = None if call is None else call.read()
-        if call is None or result is None:
-            return
-        self._forget()
-        call.close()
+    def _answered(self, result: CallResult) -> None:
+        self._call = None
         value, trouble = None, result.trouble
         if not trouble:
             value, trouble, self._endpoints = cast("tuple[Any, str, tuple[Any, ...]]", result.value)
@@ -103,18 +100,12 @@ class JobStore:
         done(answer)
         self._go_on()
 
-    def _forget(self) -> None:
-        if self._call is not None:
-            self._waiting.unwatch(self._call.fd)
-            self._call = None
-
     def close(self) -> None:
         """Ask no more; nothing is called any more."""
-        self._waiting.timer((id(self), "failed"), None, self._forget)
+        self._waiting.timer((id(self), "failed"), None, nothing)
         self._asked.clear()
         self._asked_at = None
-        call = self._call
-        self._forget()
+        call, self._call = self._call, None
         if call is not None:
             with suppress(OSError):
                 call.abandon()

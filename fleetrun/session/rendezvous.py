@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.gathering import Answer
-    from fleetrun.run.isolation import IsolatedCall
+    from fleetrun.run.isolation import CallResult, IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import Offer, RosterMessage, Verdict
@@ -164,32 +164,16 @@ class Rendezvous(Gathering, SessionHandler):
             told(f"it can start no process ({error.strerror})")
             return
 
-        def read() -> None:
-            answer = call.read()
-            if answer is not None:
-                self._asked()
-                call.close()
-                told(answer.trouble or str(answer.value))
-
-        def late() -> None:
-            self._asked()
-            told(f"{who} did not answer within {within_s:g} s ({call.abandon()})")
-
-        self._waiting.watch(call.fd, read)
-        self._waiting.timer("health", time.monotonic() + within_s, late)
-
-    def _asked(self) -> None:
-        """Ask no more."""
-        if self._call is not None:
-            self._waiting.unwatch(self._call.fd)
-            self._waiting.timer("health", None, self._asked)
+        def answered(answer: CallResult) -> None:
             self._call = None
+            told(answer.trouble or str(answer.value))
+
+        call.watch(self._waiting, answered, within_s, who=who)
 
     def _abandon(self) -> None:
         """Ask no more, whatever the answer would be."""
-        if self._call is not None:
-            call = self._call
-            self._asked()
+        call, self._call = self._call, None
+        if call is not None:
             call.abandon()
 
     def _join(self, trouble: str) -> None:

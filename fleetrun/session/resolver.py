@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import os
-import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -14,6 +13,7 @@ from fleetrun.run.isolation import IsolatedCall
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fleetrun.run.isolation import CallResult
     from fleetrun.run.loop import Waiting
 
 # A DNS server that is down takes the resolver 30 s and more.
@@ -78,37 +78,20 @@ class Lookup:
             # There can be no child now; whoever asks will ask again.
             self._done(())
             return
-        self._waiting.watch(self._question.fd, self._read)
-        self._waiting.timer((id(self), "lookup"), time.monotonic() + _TIMEOUT_S, self._give_up)
+        self._question.watch(self._waiting, self._answered, _TIMEOUT_S)
 
-    def _read(self) -> None:
-        question = self._question
-        answer = None if question is None else question.read()
-        if question is None or answer is None:
-            return
-        self._forget()
-        question.close()
+    def _answered(self, answer: CallResult) -> None:
+        self._question = None
         # What the child writes are plain values.
         found = cast("tuple[tuple[int, tuple[object, ...]], ...]", answer.value or ())
         self._done(tuple(Place(family, name) for family, name in found))
 
-    def _give_up(self) -> None:
-        self.close()
-        self._done(())
-
     def close(self) -> None:
         """Ask no more."""
-        question = self._question
+        question, self._question = self._question, None
         if question is not None:
-            self._forget()
             with suppress(OSError):
                 question.abandon()
-
-    def _forget(self) -> None:
-        if self._question is not None:
-            self._waiting.unwatch(self._question.fd)
-            self._waiting.timer((id(self), "lookup"), None, self._give_up)
-            self._question = None
 
 
 def _ask(host: str, port: int) -> tuple[tuple[int, tuple[object, ...]], ...]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.stackdumps import Collection
     from fleetrun.run.events import Declared, Happening
-    from fleetrun.run.isolation import IsolatedCall
+    from fleetrun.run.isolation import CallResult, IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
     from fleetrun.session.driver import Session
@@ -216,8 +216,8 @@ class Watch(Source):
         if self._judge is not None:
             self._judge.restart()
         if self._question is not None:
-            question = self._question
-            how = self._leave_driver()
+            question, self._question = self._question, None
+            how = question.abandon()
             if question.is_left:
                 self._job.log(f"The NVIDIA driver does not answer ({how}).")
         for collection in (self._collection, self._sample_of_stacks):
@@ -413,41 +413,20 @@ class Watch(Source):
             conclude()
             return
 
-        def on_answer() -> None:
-            answer = question.read()
-            if answer is None:
-                return
-            self._waiting.unwatch(question.fd)
-            self._waiting.timer("driver", None, give_up)
-            question.close()
+        def answered(answer: CallResult) -> None:
             self._question = None
+            if answer.is_late:
+                self._is_driver_stuck = True
+                self._job.log(f"Whether a GPU computes is not known: {answer.trouble}.")
             told = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
             loads = {uuid: hang.GpuLoad(*load) for uuid, load in told.items()}
-            if self._clock is not None and self._clock.see_gpus(loads, time.monotonic()):
+            clock = None if answer.is_late else self._clock
+            if clock is not None and clock.see_gpus(loads, time.monotonic()):
                 self._report_silence(0.0)
             else:
                 conclude()
 
-        def give_up() -> None:
-            self._is_driver_stuck = True
-            how = self._leave_driver()
-            self._job.log(
-                f"The NVIDIA driver did not say within {self._driver_s:g} s whether a GPU "
-                f"computes ({how})."
-            )
-            conclude()
-
-        self._waiting.watch(question.fd, on_answer)
-        self._waiting.timer("driver", time.monotonic() + self._driver_s, give_up)
-
-    def _leave_driver(self) -> str:
-        """Ask no more, and say how the driver's answer stood; nothing if there is no question."""
-        question, self._question = self._question, None
-        if question is None:
-            return ""
-        self._waiting.unwatch(question.fd)
-        self._waiting.timer("driver", None, self._look_for_hang)
-        return question.abandon()
+        question.watch(self._waiting, answered, self._driver_s, who="the NVIDIA driver")
 
     def _depths(self) -> dict[int, hang.DeepSample]:
         from fleetrun.run import proc

@@ -28,7 +28,7 @@ def read(
     """Return whether CUDA starts on this host, and how many GPUs it shows without a mask."""
     has_uvm = any(os.path.exists(os.path.join(root, path)) for path in (_UVM, _WINDOWS))
     seen = CudaStart(has_uvm=has_uvm)
-    answer, _ = isolation.answer("cuInit", lambda: tuple(ask(lib())), timeout_s)
+    answer = isolation.answer("cuInit", lambda: tuple(ask(lib())), timeout_s)
     if answer.trouble:
         return seen._replace(trouble=answer.trouble.removeprefix("OSError: "))
     code, name, count = cast("tuple[int, str, int]", answer.value)

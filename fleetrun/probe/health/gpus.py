@@ -64,8 +64,8 @@ def read(
         return Gpus(has_driver=False)
     xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
     seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
-    answer, is_stuck = isolation.answer("it", lambda: survey(load()), timeout_s)
-    if is_stuck:
+    answer = isolation.answer("it", lambda: survey(load()), timeout_s)
+    if answer.is_late:
         return seen._replace(trouble=answer.trouble, is_stuck=True)
     if answer.trouble and not has_files:
         version = _VERSION.search(files.text(os.path.join(root, _DRIVER)))

@@ -80,15 +80,11 @@ def lookups(
         return look
 
     questions = [(name, IsolatedCall(ask(name))) for name in names]
-    until = time.monotonic() + timeout_s
     found = []
     for name, question in questions:
-        answer = question.wait(until)
-        if answer is None:
-            question.abandon()
-            found.append(NameLookup(name, (), timeout_s))
-        elif answer.trouble:
-            found.append(NameLookup(name, (), 0.0))
+        answer = question.result(timeout_s)
+        if answer.trouble:
+            found.append(NameLookup(name, (), timeout_s if answer.is_late else 0.0))
         else:
             addresses, seconds = cast("tuple[tuple[str, ...], float]", answer.value)
             found.append(NameLookup(name, addresses, seconds))
