@@ -370,6 +370,10 @@ class Roster(NamedTuple):
     rules: "Rules | None" = None
 
 
+# Roles, as Paddle's TRAINING_ROLE calls them.
+SERVER, TRAINER, HETER, COORDINATOR = "PSERVER", "TRAINER", "HETER_TRAINER", "COORDINATOR"
+
+
 class RankSpec(NamedTuple):
     """One rank's place in the job."""
 
@@ -379,6 +383,11 @@ class RankSpec(NamedTuple):
     node_rank: int
     devices: tuple[Device, ...]
     endpoint: Endpoint
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether it is a trainer, as all ranks are but those of parameter servers."""
+        return self.role == TRAINER
 
 
 class ProcessSpec(NamedTuple):
@@ -442,6 +451,12 @@ class LaunchPlan(NamedTuple):
     shared_logs: SharedLogs | None = None
     # From which its ranks resume, if that was asked for.
     checkpoints: Checkpoints | None = None
+
+    @property
+    def trainers(self) -> dict[int, int]:
+        """The processes of this host that are trainers, by rank."""
+        ranks = ((index, process.rank) for index, process in enumerate(self.processes))
+        return {rank.rank: index for index, rank in ranks if rank is not None and rank.is_trainer}
 
 
 class FieldVerdict(NamedTuple):

@@ -12,7 +12,6 @@ from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import UNNAMED_JOB, LaunchPlan, ProcessSpec, Rules
 from fleetrun.plan import command, devices, environment, hosts, origin, use
-from fleetrun.plan.layout import TRAINER
 from fleetrun.records import names
 
 if TYPE_CHECKING:
@@ -229,8 +228,7 @@ def _commands(
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
     wrapped = [
-        spec.role == TRAINER and (ranks == "all" or str(spec.rank) in ranks.split(","))
-        for spec in specs
+        spec.is_trainer and (ranks == "all" or str(spec.rank) in ranks.split(",")) for spec in specs
     ]
     if any(wrapped) and facts.wrap_fault is not None:
         raise EnvironmentFault(f"{origin.option(request, 'wrap')}: {facts.wrap_fault}")
@@ -252,7 +250,7 @@ def _unwrapped(
     before, notes = debug.debugging(request, facts, specs)
     return tuple(
         command.argv(request, facts, before[spec.rank])
-        if spec.role == TRAINER and spec.rank in before
+        if spec.is_trainer and spec.rank in before
         else plain
         for spec in specs
     ), notes
@@ -260,7 +258,7 @@ def _unwrapped(
 
 def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:
     """Raise an error if OPTION names ranks of trainers that the job does not have."""
-    there = [spec.rank for spec in layout.ranks if spec.role == TRAINER]
+    there = [spec.rank for spec in layout.ranks if spec.is_trainer]
     missing = [word for word in words if word.isdigit() and int(word) not in there]
     if missing and there:
         have = "only rank 0" if len(there) == 1 else f"ranks {there[0]}-{there[-1]}"
@@ -275,7 +273,7 @@ def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, HostTo
         return None, None
     from fleetrun.strategy import resolve  # needed only with a strategy
 
-    nodes = [spec.node_rank for spec in layout.ranks if spec.role == TRAINER]
+    nodes = [spec.node_rank for spec in layout.ranks if spec.is_trainer]
     ranks = resolve.topology(nodes)
     return resolve.resolve(request.strategy, ranks), ranks
 

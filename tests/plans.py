@@ -48,11 +48,12 @@ def plan(
     argv: tuple[str, ...] = ("/usr/bin/python3", "-u", "train.py", "--lr", "0.1"),
     env: dict[str, str] | None = None,
     cwd: str = "/home/me/job",
+    splits_logs: bool = False,
     **changes: object,
 ) -> LaunchPlan:
     ranks = tuple(
         RankSpec(
-            role="trainer",
+            role="TRAINER",
             rank=at * per_node + local,
             local_rank=local,
             node_rank=at,
@@ -77,6 +78,7 @@ def plan(
             },
             unset=("PADDLE_MASTER",),
             log=f"workerlog.{rank.local_rank}",
+            error_log=f"workererr.{rank.local_rank}" if splits_logs else "",
             rank=rank,
         )
         for rank in ranks

@@ -8,9 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import Assigned, Endpoint, Member, Roster
+from fleetrun.model import (
+    COORDINATOR,
+    HETER,
+    SERVER,
+    TRAINER,
+    Assigned,
+    Endpoint,
+    Member,
+    Roster,
+)
 from fleetrun.plan.environment import is_identity
-from fleetrun.plan.layout import COORDINATOR, HETER, SERVER, TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.model import Endpoint, RankSpec
-from fleetrun.plan.layout import TRAINER, Layout, LocalProcess, ModeHosts, Slot, Slots
+from fleetrun.model import TRAINER, Endpoint, RankSpec
+from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slot, Slots
 
 if TYPE_CHECKING:
     from fleetrun.model import Device, Facts, Request, Roster

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import modes
 from fleetrun.errors import UsageError
-from fleetrun.model import Endpoint, RankSpec
+from fleetrun.model import COORDINATOR, HETER, SERVER, TRAINER, Endpoint, RankSpec
 from fleetrun.modes import roles
 from fleetrun.modes.roles import MEETING
 from fleetrun.plan import kinds, origin
-from fleetrun.plan.layout import (
-    COORDINATOR,
-    HETER,
-    SERVER,
-    TRAINER,
-    Layout,
-    LocalProcess,
-    ModeHosts,
-    Slots,
-)
+from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slots
 from fleetrun.records import names
 
 if TYPE_CHECKING:

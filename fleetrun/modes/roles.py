@@ -4,9 +4,9 @@
 from typing import NamedTuple
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Request
+from fleetrun.model import COORDINATOR, HETER, SERVER, TRAINER, Request
 from fleetrun.plan import hosts, origin
-from fleetrun.plan.layout import COORDINATOR, HETER, LAST_PORT, SERVER, TRAINER, Slot, Slots
+from fleetrun.plan.layout import LAST_PORT, Slot, Slots
 
 # A port without a process: the first server's, where the gloo of the trainers meets.
 MEETING = "MEETING"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan import command, origin
-from fleetrun.plan.layout import TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +59,7 @@ def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debu
     held = [
         spec
         for spec in specs
-        if spec.role == TRAINER
+        if spec.is_trainer
         and (request.debug == "all" or str(spec.rank) in request.debug.split(","))
     ]
     notes: tuple[str, ...] = ()

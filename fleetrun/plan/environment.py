@@ -214,14 +214,14 @@ def _shown(name: str, value: str) -> str:
 def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
     """Return the variables for the steps that this rank records; none if it records none."""
     ranks, _, steps = (request.profile or "").partition(":")
-    if spec.role != "TRAINER" or (ranks != "all" and str(spec.rank) not in ranks.split(",")):
+    if not spec.is_trainer or (ranks != "all" and str(spec.rank) not in ranks.split(",")):
         return {}
     return {PROFILE: f"{steps}:{run_dir}/{names.trace(names.rank_name(spec))}"}
 
 
 def _flight_recorder(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
     """Return the variable for the collectives of this rank; none if it records none."""
-    if spec.role != "TRAINER" or not (request.flight_recorder or request.hang_timeout_s):
+    if not spec.is_trainer or not (request.flight_recorder or request.hang_timeout_s):
         return {}
     return {FLIGHT_RECORDER: f"{run_dir}/{names.collectives(names.rank_name(spec))}"}
 

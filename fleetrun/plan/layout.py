@@ -7,9 +7,6 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Device, Endpoint, RankSpec
 from fleetrun.namedtuples import NamedTuple
 
-# Roles, as Paddle's TRAINING_ROLE calls them.
-SERVER, TRAINER, HETER, COORDINATOR = "PSERVER", "TRAINER", "HETER_TRAINER", "COORDINATOR"
-
 LAST_PORT = 65535
 # Where launchers of several hosts meet, counted from the first port: ranks of no host have these.
 _SESSION_PORTS = range(96, 100)

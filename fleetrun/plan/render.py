@@ -338,7 +338,7 @@ def _setting_value(setting: Setting) -> str:
 
 
 def _title(process: ProcessSpec) -> str:
-    if process.rank is not None and process.rank.role.lower() == "trainer":
+    if process.rank is not None and process.rank.is_trainer:
         return f"rank {process.rank.rank}"
     return process.name.replace(".", " ")
 

@@ -59,7 +59,7 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
 
 def _placed(plan: LaunchPlan, exited: Exited, topology: RankAxes | None) -> Exited:
     rank = plan.processes[exited.process].rank
-    if topology is None or rank is None or rank.role != "TRAINER":
+    if topology is None or rank is None or not rank.is_trainer:
         return exited
     return exited._replace(place=topology.place(rank.rank))
 

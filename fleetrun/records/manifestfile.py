@@ -122,7 +122,7 @@ def _ranks(plan: LaunchPlan) -> list[dict[str, object]]:
             "host": spec.node_rank,
             "devices": [{"kind": device.kind, "id": device.id} for device in spec.devices],
             **({"cpus": cpus[spec]} if spec in cpus else {}),
-            **({} if spec.role == "TRAINER" else {"role": spec.role}),
+            **({} if spec.is_trainer else {"role": spec.role}),
         }
         for spec in plan.ranks
     ]

@@ -155,7 +155,7 @@ def error_log(log: str) -> str:
 
 def rank_name(spec: RankSpec) -> str:
     """Name a rank in file names: trainers by their number alone."""
-    if spec.role == "TRAINER":
+    if spec.is_trainer:
         return f"{spec.rank}"
     return f"{spec.role.lower().removeprefix('p').removesuffix('_trainer')}.{spec.rank}"
 
@@ -167,7 +167,7 @@ def label(spec: ProcessSpec) -> str:
 
 def spec_label(spec: RankSpec) -> str:
     """Name a rank of any host as users think of it: `rank 3`, `server 0`."""
-    return f"rank {spec.rank}" if spec.role == "TRAINER" else rank_name(spec).replace(".", " ")
+    return f"rank {spec.rank}" if spec.is_trainer else rank_name(spec).replace(".", " ")
 
 
 def label_of(name: str) -> str:

@@ -139,11 +139,7 @@ class ObservedJob:
             return ()
         if request.tee == "all":
             return tuple(range(len(plan.processes)))
-        trainers = {
-            process.rank.rank: index
-            for index, process in enumerate(plan.processes)
-            if process.rank is not None and process.rank.role == "TRAINER"
-        }
+        trainers = plan.trainers
         asked = request.tee or (request.stdin if request.stdin != terminal.NO_PROCESS else None)
         if asked is None:
             # A host may have servers only.

@@ -35,11 +35,7 @@ def choose(plan: LaunchPlan, shown: Sequence[int] = (), wanted: str | None = Non
     """
     if wanted == NO_PROCESS or not _is_inherited():
         return Stdin(None)
-    trainers = {
-        process.rank.rank: index
-        for index, process in enumerate(plan.processes)
-        if process.rank is not None and process.rank.role == "TRAINER"
-    }
+    trainers = plan.trainers
     if not os.isatty(0):
         # Only one process can read a pipe: the first one by default.
         first = next(iter(trainers.values()), None) if _has_ranks(plan) else 0

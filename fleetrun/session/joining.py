@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from fleetrun import planner
 from fleetrun.engines import detect
 from fleetrun.errors import FleetrunError
-from fleetrun.model import Endpoint, Member, Roster
+from fleetrun.model import TRAINER, Endpoint, Member, Roster
 from fleetrun.plan import hosts, use
-from fleetrun.plan.layout import TRAINER, session_ports
+from fleetrun.plan.layout import session_ports
 from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
 from fleetrun.session import script

@@ -171,9 +171,7 @@ class RunDirectory(Sink):
 
     def _write_endpoints(self) -> str:
         """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""
-        lines = "\n".join(
-            str(rank.endpoint) for rank in self._job.plan.ranks if rank.role == "TRAINER"
-        )
+        lines = "\n".join(str(rank.endpoint) for rank in self._job.plan.ranks if rank.is_trainer)
         self._folder.write(names.ENDPOINTS, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}", SHARED)
         return _join(self._run_dir, names.ENDPOINTS)
 

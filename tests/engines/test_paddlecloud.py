@@ -9,8 +9,8 @@ from planning import a_request, gathered, some_facts
 
 from fleetrun.engines import paddlecloud
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import Endpoint
-from fleetrun.plan.layout import TRAINER, ModeHosts, Slot, Slots
+from fleetrun.model import TRAINER, Endpoint
+from fleetrun.plan.layout import ModeHosts, Slot, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,12 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Device, Endpoint, Member, Request, Roster, Script
+from fleetrun.model import (
+    COORDINATOR,
+    HETER,
+    SERVER,
+    TRAINER,
+    Device,
+    Endpoint,
+    Member,
+    Request,
+    Roster,
+    Script,
+)
 from fleetrun.modes import pserver
 from fleetrun.modes.roles import MEETING, Roles, roles, supplied
 from fleetrun.plan import layout
 from fleetrun.plan.devices import Share
-from fleetrun.plan.layout import COORDINATOR, HETER, SERVER, TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

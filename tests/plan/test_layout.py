@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetrun.errors import UsageError
-from fleetrun.plan.layout import TRAINER, Slot, Slots, ports
+from fleetrun.model import TRAINER
+from fleetrun.plan.layout import Slot, Slots, ports
 
 TWO = Slots((Slot(TRAINER),) * 2, 6070)
 
