@@ -125,7 +125,6 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str
         return []
     from fleetrun.postmortem import flight  # only where they are recorded
 
-    trainers = [spec for spec in plan.ranks if spec.role == "TRAINER"]
     ended = [one for one in outcome.exits if one.attempt == exited.attempt]
     states = {
         spec.rank.rank: flight.RankState(has_ended=True)
@@ -133,9 +132,11 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str
         if spec.rank is not None
     }
     axes = rankfile.topology(map(rankfile.path_of, plan.processes))
-    job = flight.JobRanks(len(trainers), axes, states)
+    job = flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
     own = plan.processes[exited.process].rank
-    found = flight.verdict(flightfile.of_plan(plan), job, has_failed=True)
+    found = flight.verdict(
+        flightfile.of_folder(names.run_path(plan, ""), plan.generation), job, has_failed=True
+    )
     return [
         f"{sentence(one.text)}."
         for one in found

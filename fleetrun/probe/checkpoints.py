@@ -61,7 +61,7 @@ def fault(path: str, *, is_marked: bool = False) -> str:
             return _fault_of(path)
         names = sorted(_files(path))
         return (
-            _missing(path, frozenset(names), is_marked=is_marked)
+            _missing(frozenset(names), is_marked=is_marked)
             or next(filter(None, (_fault_of(f"{path}/{name}") for name in names)), "")
             or _unlisted(path, names)
         )
@@ -75,9 +75,8 @@ def _files(path: str) -> Iterable[str]:
             yield os.path.relpath(os.path.join(root, name), path)
 
 
-def _missing(path: str, names: frozenset[str], *, is_marked: bool) -> str:
+def _missing(names: frozenset[str], *, is_marked: bool) -> str:
     """Return which file is missing that its neighbours imply."""
-    del path
     if not names:
         return "it is empty"
     if is_marked and _DONE not in names:

@@ -6,6 +6,7 @@ what makes no sense is left out.
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,6 @@ from fleetrun.records import names, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from fleetrun.model import LaunchPlan
 
 MAGIC = b"FLTRING1"
 HEADER = struct.Struct("<8s8I")
@@ -94,16 +93,16 @@ def read(path: str, restart: int) -> FlightRecord | None:
     return found if found is not None and found.restart == restart else None
 
 
-def of_plan(plan: LaunchPlan) -> dict[int, FlightRecord]:
-    """Return the records of all trainers of PLAN that are in its run directory."""
+def of_folder(run_dir: str, restart: int) -> dict[int, FlightRecord]:
+    """Return what the trainers' files in RUN_DIR have of the attempt RESTART, by rank."""
     found = {}
-    for spec in plan.ranks:
-        if spec.role == "TRAINER":
-            path = names.run_path(plan, names.collectives(names.rank_name(spec)))
-            record = read(path, plan.generation)
+    for name in os.listdir(run_dir):
+        rank = name.removeprefix(names.collectives(""))
+        if rank != name and rank.isdigit():
+            record = read(os.path.join(run_dir, name), restart)
             if record is not None:
-                found[spec.rank] = record._replace(rank=spec.rank)
-    return found
+                found[int(rank)] = record._replace(rank=int(rank))
+    return dict(sorted(found.items()))
 
 
 def parse(ring: bytes | None) -> FlightRecord | None:

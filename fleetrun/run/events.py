@@ -423,6 +423,11 @@ class SignalAll(NamedTuple):
     signum: int
     spared: frozenset[int] = frozenset()
 
+    @property
+    def ends_ranks(self) -> bool:
+        """Whether ranks end by it, if they do not catch it: SIGHUP, SIGINT, SIGKILL or SIGTERM."""
+        return self.signum in {1, 2, 9, 15}
+
 
 class Gather(NamedTuple):
     """Gather the hosts and plan; answered by Gathered or GatherFailed, perhaps later."""

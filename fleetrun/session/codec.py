@@ -220,7 +220,7 @@ class Codec:
         One that is compressed may have MOST bytes before that; 0: there can be none.
         """
         if most and payload.startswith(_PACKED):
-            payload = _unpacked(payload[len(_PACKED) :], most)
+            payload = _inflated(payload[len(_PACKED) :], most)
         values = dict(load(payload))
         name = values.pop(_NAME, None)
         kind = self._types.get(name) if isinstance(name, str) else None
@@ -229,7 +229,26 @@ class Codec:
         return _typed(kind, values, str(name))
 
 
-def _unpacked(packed: bytes, most: int) -> bytes:
+def pack(content: bytes) -> str:
+    """Return CONTENT, compressed, as a text that fits into a message; empty: it does not."""
+    import base64
+    import zlib
+
+    text = base64.b64encode(zlib.compress(content)).decode("ascii")
+    return text if len(text) <= LONGEST_TEXT else ""
+
+
+def unpack(text: str, most: int) -> bytes:
+    """Return what `pack` has made TEXT of; nothing if that is none, or longer than MOST bytes."""
+    import base64
+
+    try:
+        return _inflated(base64.b64decode(text, validate=True), most)
+    except ValueError:
+        return b""
+
+
+def _inflated(packed: bytes, most: int) -> bytes:
     import zlib
 
     unpacking = zlib.decompressobj()

@@ -7,6 +7,8 @@ ranks of the job, which every host has planned alike, so nothing here names a fi
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 from typing import NamedTuple, TypeAlias
 
+from fleetrun.model import LaunchPlan, RankSpec
+
 # Raw bytes of a log in one message; in base64 they fit into a text of the codec's.
 LONGEST_PART = 32 * 1024
 
@@ -111,6 +113,19 @@ class ServerEnded(NamedTuple):
 
     generation: int
     process: int
+
+
+def rank_of(
+    message: PackedEvidence | PackedCollectives, node_rank: int, plan: LaunchPlan
+) -> RankSpec | None:
+    """Return the rank that the host NODE_RANK tells of; None if that is not one of its own.
+
+    It must be another host than this one, and the generation that of PLAN.
+    """
+    if message.generation != plan.generation or not 0 <= message.process < len(plan.ranks):
+        return None
+    spec = plan.ranks[message.process]
+    return spec if spec.node_rank == node_rank != plan.node_rank else None
 
 
 FromMember: TypeAlias = (

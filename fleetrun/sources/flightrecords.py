@@ -6,7 +6,6 @@ host sends the record once, and the coordinator's compares those of all.
 
 from __future__ import annotations
 
-import base64
 import time
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,8 @@ from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import flight
 from fleetrun.records import flightfile, names, rankfile, reading, variables
 from fleetrun.run.events import Noticed
-from fleetrun.session.codec import LONGEST_TEXT
-from fleetrun.session.exchange import PackedCollectives
+from fleetrun.session import codec
+from fleetrun.session.exchange import PackedCollectives, rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,11 +38,6 @@ class FlightRecords:
         self._sent: dict[int, tuple[int, float]] = {}
         self._said: set[str] = set()
 
-    @property
-    def is_on(self) -> bool:
-        """Whether ranks of this host have a file for their collectives."""
-        return any(variables.FLIGHT_RECORDER in one.env for one in self._job.plan.processes)
-
     def open(
         self, waiting: Waiting, *, period_s: float, declare: Callable[[Noticed], None]
     ) -> None:
@@ -51,7 +45,7 @@ class FlightRecords:
         self._waiting, self._period_s, self._declare = waiting, period_s, declare
         if self._session is not None:
             self._session.hearers[PackedCollectives] = self._take
-        if self.is_on:
+        if self._paths():
             self._wait()
 
     def restart(self) -> None:
@@ -65,9 +59,10 @@ class FlightRecords:
     def _look(self) -> None:
         self._wait()
         here = self._here()
-        # What was being written when it was read may have made no sense.
-        if flight.desyncs({**self._told, **here}, self._job_of({})):
-            self._compare({**self._told, **self._here()})
+        # Without names, for which all records are read.
+        if flight.desyncs({**self._told, **here}, flight.JobRanks(0)):
+            # What was being written when it was read may have made no sense.
+            self._compare()
         now = time.time()
         for rank, record in here.items():
             late = next((one for one in record.collectives if one.is_open), None)
@@ -104,19 +99,18 @@ class FlightRecords:
         plan, session = self._job.plan, self._session
         if session is None or plan.node_rank == 0:
             return
-        place = [(spec.role, spec.rank) for spec in plan.ranks].index(("TRAINER", rank))
-        packed = _packed(reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b"")
-        session.to_coordinator(PackedCollectives(plan.generation, place, packed))
+        spec = plan.processes[plan.trainers[rank]].rank
+        assert spec is not None
+        ring = reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b""
+        place = plan.ranks.index(spec)
+        session.to_coordinator(PackedCollectives(plan.generation, place, codec.pack(ring)))
 
     def _take(self, node_rank: int, message: PackedCollectives) -> None:
         """Take what another host tells of a rank, if that is its own and of this generation."""
-        plan = self._job.plan
-        if message.generation != plan.generation or not 0 <= message.process < len(plan.ranks):
-            return
-        spec = plan.ranks[message.process]
-        ring = _unpacked(message.packed)
+        spec = rank_of(message, node_rank, self._job.plan)
+        ring = codec.unpack(message.packed, flightfile.MOST_BYTES)
         record = flightfile.parse(ring)
-        if spec.node_rank != node_rank or node_rank == plan.node_rank or record is None:
+        if spec is None or record is None:
             return
         self._told[spec.rank] = record._replace(rank=spec.rank)
         try:
@@ -125,41 +119,20 @@ class FlightRecords:
         except OSError:
             # A full disk hides no hang.
             pass
-        self._compare({**self._told, **self._here()})
+        self._compare()
 
     # What they say --------------------------------------------------------------------------------
 
     def _job_of(self, states: Mapping[int, RankState]) -> flight.JobRanks:
         plan = self._job.plan
-        trainers = [spec for spec in plan.ranks if spec.role == "TRAINER"]
         axes = rankfile.topology(map(rankfile.path_of, plan.processes))
-        return flight.JobRanks(len(trainers), axes, states)
+        return flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
 
-    def _compare(self, records: Mapping[int, FlightRecord]) -> None:
+    def _compare(self) -> None:
         """Say once that ranks have called different collectives at one place."""
-        for found in flight.desyncs(records, self._job_of({}))[:1]:
+        for found in flight.desyncs({**self._told, **self._here()}, self._job_of({}))[:1]:
             if found.text not in self._said:
                 self._said.add(found.text)
                 self._job.log(f"{sentence(found.text)}.")
                 labels = tuple(f"rank {rank}" for rank in found.ranks)
                 self._declare(Noticed("desync", found.text, time.monotonic(), labels))
-
-
-def _packed(ring: bytes) -> str:
-    """Return RING as a text that fits into a message; empty: it does not."""
-    import zlib  # only with other hosts
-
-    text = base64.b64encode(zlib.compress(ring)).decode("ascii")
-    return text if len(text) <= LONGEST_TEXT else ""
-
-
-def _unpacked(packed: str) -> bytes:
-    """Return what another host has packed; nothing if it is not that, or too long."""
-    import zlib
-
-    try:
-        unpacking = zlib.decompressobj()
-        ring = unpacking.decompress(base64.b64decode(packed), flightfile.MOST_BYTES)
-    except (ValueError, zlib.error):
-        return b""
-    return ring if unpacking.eof else b""

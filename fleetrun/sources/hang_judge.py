@@ -285,7 +285,7 @@ class HangJudge:
                 has_ended=process not in stacks and spec.node_rank in self._stacks,
             )
             for process, spec in enumerate(self._job.plan.ranks)
-            if spec.role == "TRAINER"
+            if spec.is_trainer
         }
 
     def _label(self, process: int) -> str:

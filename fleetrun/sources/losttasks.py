@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
 
-# After these the ranks are ending, and the engine may kill whatever is left of the job.
-_ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
-
 
 class LostTasks(Source):
     """Kills the rank of a task that is gone, as the engine would have killed both in one.
@@ -58,7 +55,8 @@ class LostTasks(Source):
                     self._kill(process)
             case Exited(process=process):
                 self._pids.pop(process, None)
-            case SignalAll(signum=signum) if signum in _ENDING:
+            case SignalAll() if happening.ends_ranks:
+                # The engine may kill whatever is left of the job.
                 self._is_ending = True
             case _:
                 pass

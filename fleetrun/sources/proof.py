@@ -5,8 +5,6 @@ With `--strategy_strict` a job whose strategy is not in effect is declared refut
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import time
 from typing import TYPE_CHECKING
@@ -42,9 +40,7 @@ _SLOWEST_S = 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
 # What a rank says of its strategy is some thousand bytes; what is no record may be more.
-_LONGEST, _LONGEST_PACKED = 1 << 20, 60_000
-# Signals after which the ranks end.
-_ENDING = frozenset((1, 2, 9, 15))
+_LONGEST = 1 << 20
 
 
 def find(plan: LaunchPlan) -> str | None:
@@ -145,12 +141,12 @@ class Proof(Source):
         # By their place among all ranks, as other hosts name them.
         self._trainers: dict[int, _Trainer] = {}
         for place, rank in enumerate(plan.ranks):
-            if rank.role == "TRAINER" and place in own:
+            if rank.is_trainer and place in own:
                 name = names.rank_records(names.rank_name(rank))
                 path = rankfile.path_of(own[place]) or names.run_path(plan, name)
                 restart = rankfile.restart_of(own[place])
                 self._trainers[place] = _Trainer(names.label(own[place]), path, restart)
-            elif rank.role == "TRAINER" and hears and rank.node_rank != plan.node_rank:
+            elif rank.is_trainer and hears and rank.node_rank != plan.node_rank:
                 self._trainers[place] = _Trainer(names.spec_label(rank))
 
     # The supervisor's side ----------------------------------------------------------------------
@@ -180,7 +176,7 @@ class Proof(Source):
                     self._is_ending = True
                 elif not self._is_ending:
                     self._look()
-            case SignalAll(signum=signum) if signum in _ENDING:
+            case SignalAll() if happening.ends_ranks:
                 self._is_ending = True
             case Gathered(attempt=attempt) if attempt:
                 self._begin()
@@ -233,27 +229,27 @@ class Proof(Source):
         if self._session is None or self._judges:
             return
         import json  # only with others
-        import zlib
 
+        from fleetrun.session import codec
         from fleetrun.session.exchange import PackedEvidence
 
         trainer = self._trainers[place]
-        text = json.dumps(trainer.record).encode()
-        packed = base64.b64encode(zlib.compress(text)).decode("ascii") if trainer.record else ""
-        packed = packed if len(packed) <= _LONGEST_PACKED else ""
+        packed = codec.pack(json.dumps(trainer.record).encode()) if trainer.record else ""
         generation = self._job.plan.generation
         self._session.to_coordinator(PackedEvidence(generation, place, trainer.has_ended, packed))
 
     def _receive(self, node_rank: int, message: PackedEvidence) -> None:
         """Take what another host tells of a rank, if that is its own and of this generation."""
-        plan, trainer = self._job.plan, self._trainers.get(message.process)
-        if message.generation != plan.generation or trainer is None:
+        from fleetrun.records import reading  # only with others
+        from fleetrun.session import codec, exchange
+
+        trainer = self._trainers.get(message.process)
+        if trainer is None or exchange.rank_of(message, node_rank, self._job.plan) is None:
             return
-        if plan.ranks[message.process].node_rank == node_rank != plan.node_rank:
-            trainer.take(_unpacked(message.packed))
-            trainer.has_ended = trainer.has_ended or message.has_ended
-            if not self._is_ending:
-                self._look()
+        trainer.take(reading.parse(codec.unpack(message.packed, _LONGEST)))
+        trainer.has_ended = trainer.has_ended or message.has_ended
+        if not self._is_ending:
+            self._look()
 
     def _look(self) -> None:
         """Judge when all evidence is there, and again when the ranks have ended."""
@@ -341,20 +337,6 @@ class Proof(Source):
             except OSError:
                 self._width = 0
         return self._width
-
-
-def _unpacked(packed: str) -> Mapping[str, object] | None:
-    """Return the record that was packed; None where that is nothing, or none can be as long."""
-    import zlib  # only with others
-
-    from fleetrun.records import reading
-
-    try:
-        unpacking = zlib.decompressobj()
-        text = unpacking.decompress(base64.b64decode(packed, validate=True), _LONGEST)
-    except (binascii.Error, ValueError, zlib.error):
-        return None
-    return reading.parse(text) if unpacking.eof else None
 
 
 def _silence_of(trainer: _Trainer) -> str:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # How often ranks that start again are looked at: what they have imported, and their first step.
 _LOOK_S = 0.1
-# The clock that dates files; Python does not name it.
-_CLOCK_REALTIME_COARSE = 5
 
 
 class Recovery(Source):
@@ -73,7 +71,7 @@ class Recovery(Source):
                     self._moments["failed"] = min([self._moments["failed"], *known])
             case Gathered(attempt=attempt, at=at) if attempt:
                 self._moments["agreed"] = at
-                self._attempt, self._since_ns = attempt, _file_clock_ns()
+                self._attempt, self._since_ns = attempt, heartbeat.file_clock_ns()
             case Started(attempt=attempt, at=at) if attempt:
                 self._moments["started"] = at
                 self._waiting.timer("look", at + _LOOK_S, self._look)
@@ -103,7 +101,7 @@ class Recovery(Source):
             self._moments["imported"] = max(moments)
         beats = [heartbeat.beat(path, self._since_ns) for path in self._heartbeats()]
         if any(beats):
-            age_s = (_file_clock_ns() - min(filter(None, beats))) / 1e9
+            age_s = (heartbeat.file_clock_ns() - min(filter(None, beats))) / 1e9
             self._moments["first step"] = time.monotonic() - max(0.0, age_s)
             self._lost_steps = self._lost()
         has_steps = self._step_before is not None or self._reports_updates()
@@ -154,7 +152,3 @@ class Recovery(Source):
         if not any(heartbeat.is_scripts(path) for path in self._heartbeats()):
             return None
         return max(0, self._step_before - now + 1)
-
-
-def _file_clock_ns() -> int:
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records import heartbeat
 from fleetrun.run.events import Exited, Gathered, Noticed, SignalAll
 from fleetrun.run.observers import Source
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 _KILL = 9
 # The most checkpoints that are named which are not whole.
 _NAMED = 3
-# So much does the clock lag that dates files.
-_LAG_S = 0.05
 
 
 class Resumption(Source):
@@ -48,7 +47,7 @@ class Resumption(Source):
                 if plan.checkpoints is not None:
                     self._say(_given(plan.checkpoints, self._folder))
             case SignalAll(signum=signum) if signum != _KILL and self._asked is None:
-                self._asked = time.time()
+                self._asked = heartbeat.file_clock_ns() / 1e9
             case Exited():
                 self._alive -= 1
                 if not self._alive and self._asked is not None:
@@ -62,7 +61,7 @@ class Resumption(Source):
         from fleetrun.probe import checkpoints  # only at the end
 
         found = checkpoints.find(self._folder)
-        if found.newest is not None and found.written > asked - _LAG_S:
+        if found.newest is not None and found.written >= asked:
             return f"After they were asked to stop, ranks wrote {found.newest}."
         when = "" if found.newest is None else f"; the last one, {found.newest}, is older"
         return f"No whole checkpoint was written after ranks were asked to stop{when}."

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from fleetrun.plan.visible import sentence
-from fleetrun.records import names, reading, variables
+from fleetrun.records import heartbeat, names, reading, variables
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -39,16 +39,12 @@ if TYPE_CHECKING:
     from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_judge import HangJudge
 
-# Python does not name it.
-_CLOCK_REALTIME_COARSE = 5
 # Paddle's store, while its server is not there; all that its ranks print then.
 _RETRY = b"retry to connect"
 # A Python has found what PYTHONPATH leads it to by then, on a busy host too.
 _LOADED_S = 5.0
 # A rank that writes more than this between two looks does not wait.
 _MOST_READ = 65536
-# Signals after which the ranks end; what they do then is no hang.
-_ENDING = frozenset((1, 2, 9, 15))
 
 
 class _Rank:
@@ -174,18 +170,17 @@ class Watch(Source):
                     self._judge.restart()
                 if self._records is not None:
                     self._records.restart()
-                # The clock that dates files: the other one may be ahead of it.
-                self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+                self._since_ns = heartbeat.file_clock_ns()
             case Started(process=process, pid=pid, attempt=attempt):
                 if attempt and not self._ranks:
                     self._begin_again()
                 spec = self._job.plan.processes[process]
                 logs = names.log_paths(self._job.plan, spec, attempt)
-                heartbeat = spec.env.get(variables.HEARTBEAT, "")
-                self._ranks[process] = _Rank(pid, logs, heartbeat, self._since_ns)
+                beats = spec.env.get(variables.HEARTBEAT, "")
+                self._ranks[process] = _Rank(pid, logs, beats, self._since_ns)
             case Exited(process=process):
                 self._ranks.pop(process, None)
-            case SignalAll(signum=signum) if signum in _ENDING:
+            case SignalAll() if happening.ends_ranks:
                 self._end()
             case Finished():
                 self._end()
@@ -242,18 +237,15 @@ class Watch(Source):
         seen = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
         states = {process: one.state for process, one in seen.items() if one is not None}
         self._report_stopped(frozenset(hang.stopped(states)), states, now)
+        trainers = self._job.plan.trainers.values()
         cpu_s = {
-            process: one.cpu_s
-            for process, one in seen.items()
-            if one is not None and self._is_trainer(process)
+            process: stat.cpu_s
+            for process, stat in seen.items()
+            if stat is not None and process in trainers
         }
         lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
         if lag is not None and self._reports_stragglers:
             self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
-
-    def _is_trainer(self, process: int) -> bool:
-        rank = self._job.plan.processes[process].rank
-        return rank is not None and rank.role == "TRAINER"
 
     def _report_stopped(
         self, stopped: frozenset[int], states: Mapping[int, str], at: float
@@ -280,7 +272,6 @@ class Watch(Source):
     # Whether all hang ---------------------------------------------------------------------------
 
     def _sample(self) -> dict[int, hang.Sample]:
-        from fleetrun.records import heartbeat
         from fleetrun.run import proc
         from fleetrun.sources import hang
 
@@ -492,8 +483,6 @@ class Watch(Source):
 
     def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
         """Return a process that has shown life since BEFORE."""
-        from fleetrun.records import heartbeat
-
         for process, rank in self._ranks.items():
             seen = before.get(process)
             beat = heartbeat.beat(rank.heartbeat, rank.since_ns)

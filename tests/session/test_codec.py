@@ -1,5 +1,6 @@
 """Whatever bytes come, the codec gives back what was written, or says that nobody wrote it."""
 
+import base64
 import json
 from typing import NamedTuple
 
@@ -9,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import CODEC, End, Hello, Part
 
-from fleetrun.session.codec import LONGEST_TEXT, Frames, Malformed, dump, frame, load
+from fleetrun.session.codec import (
+    LONGEST_TEXT,
+    Frames,
+    Malformed,
+    dump,
+    frame,
+    load,
+    pack,
+    unpack,
+)
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 # No half characters and none that acts on a terminal: those become an escape, see below.
@@ -214,3 +224,13 @@ def test_what_is_compressed_is_read_up_to_a_limit(most: int) -> None:
     for broken in (packed[:-5], b"\0", b"\0" + packed):
         with pytest.raises(Malformed):
             CODEC.read(broken, 1 << 24)
+
+
+@given(st.binary(max_size=200), st.text(max_size=50) | st.binary(max_size=50))
+def test_a_file_in_a_message_is_read_up_to_a_limit_or_not_at_all(
+    content: bytes, other: str | bytes
+) -> None:
+    assert unpack(pack(content), 200) == content
+    assert unpack(pack(content), max(1, len(content) - 1)) in (content[:1], b"")
+    text = other if isinstance(other, str) else base64.b64encode(other).decode()
+    assert unpack(text, 200) == b""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import plans
 import pytest
 from timers import Timers
 
-from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.records.folder import Folder
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.sources.gather import LogGatherer, LogServer
@@ -16,40 +16,12 @@ from fleetrun.sources.gather import LogGatherer, LogServer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fleetrun.model import LaunchPlan
 
-def plan(
-    folder: Path, node_rank: int, *, generation: int = 0, is_split: bool = False
-) -> LaunchPlan:
-    ranks = tuple(
-        RankSpec("TRAINER", rank, rank % 2, rank // 2, (), Endpoint("h", 6070 + rank))
-        for rank in range(6)
-    )
-    return LaunchPlan(
-        job_id="test",
-        mode="collective",
-        engine="static",
-        generation=generation,
-        node_rank=node_rank,
-        nodes=("a", "b", "c"),
-        ranks=ranks,
-        processes=tuple(
-            ProcessSpec(
-                name=f"trainer.{rank.rank}",
-                argv=(),
-                env={},
-                unset=(),
-                log=f"workerlog.{rank.local_rank}",
-                rank=rank,
-                error_log=f"workererr.{rank.local_rank}" if is_split else "",
-            )
-            for rank in ranks
-            if rank.node_rank == node_rank
-        ),
-        rules=Rules(0.0, 0),
-        cwd=str(folder),
-        log_dir="log",
-        run_dir=f"node{node_rank}",
-    )
+
+def plan(folder: Path, node: int, **changes: Any) -> LaunchPlan:
+    hosts = ("a", "b", "c")
+    return plans.plan(hosts=hosts, node=node, cwd=str(folder), run_dir=f"node{node}", **changes)
 
 
 class Job:
@@ -61,7 +33,7 @@ class Job:
         *,
         everything: bool = False,
         generation: int = 0,
-        is_split: bool = False,
+        splits_logs: bool = False,
     ) -> None:
         self.folder = folder
         for node in range(3):
@@ -71,7 +43,7 @@ class Job:
         self.gone: set[int] = set()
         self.asked: list[tuple[int, SendLog]] = []
         self.gatherer = LogGatherer(
-            plan(folder, 0, generation=generation, is_split=is_split),
+            plan(folder, 0, generation=generation, splits_logs=splits_logs),
             Folder(str(folder / "node0")),
             waiting=self.timers,
             ask=self.ask,
@@ -81,7 +53,7 @@ class Job:
         )
         self.servers = {
             node: LogServer(
-                plan(folder, node, is_split=is_split),
+                plan(folder, node, splits_logs=splits_logs),
                 lambda part, node=node: self.gatherer.take(node, part),  # type: ignore[misc]
             )
             for node in (1, 2)
@@ -134,7 +106,7 @@ def test_the_ends_of_all_logs_come_under_the_ranks_of_the_job(tmp_path: Path) ->
 
 
 def test_standard_error_comes_where_it_has_a_log_of_its_own(tmp_path: Path) -> None:
-    job = Job(tmp_path, is_split=True)
+    job = Job(tmp_path, splits_logs=True)
     for rank in range(2, 6):
         job.write(rank, b"out")
     job.write(3, b"err\n", "workererr.1")

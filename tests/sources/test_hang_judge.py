@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import plans
 from timers import Timers
 
-from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.sources.hang_judge import HangJudge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Hung
 
 WAITING = (("all_reduce", "/job/train.py", 4), ("<module>", "/job/train.py", 9))
@@ -74,31 +74,8 @@ class Job:
         )
 
 
-def plan(folder: Path, node_rank: int) -> LaunchPlan:
-    ranks = tuple(
-        RankSpec("TRAINER", rank, rank % 2, rank // 2, (), Endpoint("h", 6070 + rank))
-        for rank in range(4)
-    )
-    return LaunchPlan(
-        job_id="test",
-        mode="collective",
-        engine="static",
-        generation=0,
-        node_rank=node_rank,
-        nodes=("10.0.0.1", "10.0.0.2"),
-        ranks=ranks,
-        processes=tuple(
-            ProcessSpec(
-                name=f"trainer.{rank.rank}", argv=(), env={}, unset=(), log="log", rank=rank
-            )
-            for rank in ranks
-            if rank.node_rank == node_rank
-        ),
-        rules=Rules(0.0, 0),
-        cwd=str(folder),
-        log_dir="log",
-        run_dir=".",
-    )
+def plan(folder: Path, node: int) -> LaunchPlan:
+    return plans.plan(hosts=("10.0.0.1", "10.0.0.2"), node=node, cwd=str(folder), run_dir=".")
 
 
 def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: Path) -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import shlex
 import sys
 import time
-import zlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import plans
 import pytest
 from commandline import Command
-from hypothesis import given
-from hypothesis import strategies as st
 from processes import Launch
 from waiting import LONG_S
 
-from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.model import ExitStatus, ProcessSpec
 from fleetrun.run import events
 from fleetrun.run.events import (
     Exited,
@@ -33,8 +29,8 @@ from fleetrun.run.events import (
     Started,
 )
 from fleetrun.run.loop import Loop
+from fleetrun.session import codec
 from fleetrun.session.exchange import PackedEvidence
-from fleetrun.sources import proof
 from fleetrun.sources.proof import Proof
 
 if TYPE_CHECKING:
@@ -108,33 +104,16 @@ class Room:
         **proof: Any,
     ) -> None:
         self.folder = folder
-        specs = tuple(
-            RankSpec("TRAINER", n, n, n * nodes // ranks, (), Endpoint("127.0.0.1", 6070 + n))
-            for n in range(ranks)
-        )
-        processes = tuple(
-            ProcessSpec(
-                *(f"trainer.{one.rank}", ("x",), env(folder, one.rank), (), "log"), rank=one
-            )
-            for one in specs
-            if not one.node_rank
-        )
-        server = ProcessSpec("server.0", ("x",), {}, (), "serverlog.0")
-        self.plan = LaunchPlan(
-            "job",
-            "collective",
-            "local",
-            0,
-            0,
-            ("h",) * nodes,
-            specs,
-            (*processes, server),
-            Rules(),
-            str(folder),
-            ".",
-            ".",
+        made = plans.plan(
+            hosts=("h",) * nodes,
+            per_node=ranks // nodes,
+            cwd=str(folder),
+            run_dir=".",
             files={"./strategy.json": json.dumps(ASKED if asked is None else asked)},
         )
+        trainers = [one._replace(env=env(folder, rank)) for rank, one in enumerate(made.processes)]
+        server = ProcessSpec("server.0", ("x",), {}, (), "serverlog.0")
+        self.plan = made._replace(processes=(*trainers, server))
         self.said: list[str] = []
         self.declared: list[Declared] = []
         self.loop = Loop()
@@ -531,10 +510,6 @@ def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------------- other hosts
 
 
-def packed(text: bytes) -> str:
-    return base64.b64encode(zlib.compress(text)).decode()
-
-
 def hosts(folder: Path, *, serves: bool = True) -> tuple[Room, SimpleNamespace, list[Any]]:
     """Return a proof of one of two hosts of a rank each, its session, and what it sends."""
     sent: list[Any] = []
@@ -550,7 +525,10 @@ def test_the_ranks_of_all_hosts_are_judged_in_one_table(tmp_path: Path) -> None:
     here.exit(0)
     assert here.said == []
     hear(
-        1, PackedEvidence(0, 1, has_ended=True, packed=packed(json.dumps(evidence(IDLE)).encode()))
+        1,
+        PackedEvidence(
+            0, 1, has_ended=True, packed=codec.pack(json.dumps(evidence(IDLE)).encode())
+        ),
     )
     assert "Rank 1 differs from rank 0: fuse_bn_act_ops has no effect" in here.said[0]
     assert here.refuted is not None
@@ -564,7 +542,7 @@ def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> N
     here.leave(0, evidence(IDLE))
     here.exit(0)
     assert [(one.generation, one.process, one.has_ended) for one in sent] == [(0, 0, True)]
-    told = json.loads(zlib.decompress(base64.b64decode(sent[0].packed)))
+    told = json.loads(codec.unpack(sent[0].packed, 1 << 20))
     assert told["knobs"] == IDLE
     assert here.said == []
     assert here.refuted is None
@@ -585,21 +563,10 @@ def test_a_host_speaks_for_its_own_ranks_of_this_generation(
     tmp_path: Path, node_rank: int, generation: int, process: int
 ) -> None:
     here, session, _ = hosts(tmp_path)
-    text = packed(json.dumps(evidence(GOOD)).encode())
+    text = codec.pack(json.dumps(evidence(GOOD)).encode())
     message = PackedEvidence(generation, process, has_ended=True, packed=text)
     session.hearers[PackedEvidence](node_rank, message)
     assert [one.evidence for one in here.proof._trainers.values()] == [None, None]
-
-
-@given(
-    st.text(max_size=50) | st.binary(max_size=50).map(lambda each: base64.b64encode(each).decode())
-)
-def test_what_another_host_says_that_is_no_evidence_is_none(text: str) -> None:
-    assert proof._unpacked(text) is None
-
-
-def test_what_unpacks_to_too_much_is_no_evidence() -> None:
-    assert proof._unpacked(packed(b" " * (64 << 20))) is None
 
 
 # ---------------------------------------------------------------------------------- real processes

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import plans
 import pytest
 from nvmls import FakeNvml, hang
 from waiting import LONG_S
 
-from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.model import Rules
 from fleetrun.probe import nvml
 from fleetrun.run import isolation, proc
 from fleetrun.run.events import Hung, Noticed, SignalAll, Started
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Declared
     from fleetrun.run.isolation import IsolatedCall
 
@@ -35,28 +36,9 @@ BUSY = "while True: pass"
 IDLE = "import time\ntime.sleep(60)"
 
 
-def a_plan(folder: Path, ranks: int) -> LaunchPlan:
-    specs = [
-        RankSpec("TRAINER", n, n, 0, (), Endpoint("127.0.0.1", 6070 + n)) for n in range(ranks)
-    ]
-    processes = tuple(
-        ProcessSpec(f"trainer.{spec.rank}", ("x",), {}, (), f"workerlog.{spec.rank}", rank=spec)
-        for spec in specs
-    )
-    return LaunchPlan(
-        job_id="test",
-        mode="collective",
-        engine="local",
-        generation=0,
-        node_rank=0,
-        nodes=("127.0.0.1",),
-        ranks=tuple(specs),
-        processes=processes,
-        rules=Rules(),
-        cwd=str(folder),
-        log_dir=str(folder),
-        run_dir=str(folder),
-    )
+def a_plan(folder: Path, ranks: int, **changes: Any) -> LaunchPlan:
+    here = str(folder)
+    return plans.plan(per_node=ranks, cwd=here, log_dir=here, run_dir=here, **changes)
 
 
 class Room:
@@ -73,8 +55,7 @@ class Room:
         self.declared: list[Declared] = []
         self.said: list[str] = []
         self.loop = Loop()
-        rules = Rules(hang_timeout_s=hang_timeout_s)
-        plan = a_plan(folder, len(codes))._replace(rules=rules)
+        plan = a_plan(folder, len(codes), rules=Rules(hang_timeout_s=hang_timeout_s))
         self.job = plans.job(plan, log=self.said.append)
         self.watch = Watch(self.job, **watch)  # type: ignore[arg-type]
         for number in range(len(codes)):
@@ -181,10 +162,7 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     here = room(BUSY, hang_timeout_s=0.2)
     beat = tmp_path / "beat"
     beat.write_text("1")
-    (process,) = a_plan(tmp_path, 1).processes
-    here.job.plan = a_plan(tmp_path, 1)._replace(
-        processes=(process._replace(env={"FLEETRUN_HEARTBEAT": str(beat)}),)
-    )
+    here.job.plan = a_plan(tmp_path, 1, env={"FLEETRUN_HEARTBEAT": str(beat)})
     here.watch.on_event(Started(0, "rank 0", here.children[0].pid, time.monotonic()))
     # Who has reported progress and only spins since then hangs.
     here.until(lambda: here.declared)

@@ -29,7 +29,11 @@ def text(found: Sequence[runs.Run], wanted: Container[str] | None) -> str:
     """
     from fleetrun.commands import tables  # rich takes as long as a million lines
 
-    records = _records(found)
+    records = {
+        rank: record
+        for run in found
+        for rank, record in flightfile.of_folder(run.path, run.attempt).items()
+    }
     if not any(one.last for one in records.values()):
         raise EnvironmentFault(
             f"No collectives were recorded in {found[0].path}: launch with --flight_recorder or "
@@ -59,19 +63,6 @@ def text(found: Sequence[runs.Run], wanted: Container[str] | None) -> str:
     heads = ("called", "rank", "operation", "of", "tensor", "took", "line")
     table = tables.layout(rows, heads=heads, width=tables.width(), whole=(0,))
     return visible_lines("".join((*(f"{sentence(one.text)}.\n" for one in said), table, "\n")))
-
-
-def _records(found: Sequence[runs.Run]) -> dict[int, FlightRecord]:
-    """Return the record of each rank, of the last attempt of its run."""
-    records = {}
-    for run in found:
-        for name in sorted(os.listdir(run.path)):
-            rank = name.removeprefix(names.collectives(""))
-            if rank != name and rank.isdigit():
-                record = flightfile.read(os.path.join(run.path, name), run.attempt)
-                if record is not None:
-                    records[int(rank)] = record._replace(rank=int(rank))
-    return records
 
 
 def _row(record: FlightRecord, one: Collective, job: flight.JobRanks) -> list[str]:

@@ -288,14 +288,13 @@ def _in_collectives(found: Sequence[Run], began: float, last: float) -> Iterator
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for run in found:
-        newest = {log.process: log for log in run.logs if log.rank is not None}
-        for process, log in [*newest.items()][:_MOST_PROFILED]:
-            path = os.path.join(run.path, names.collectives(process.removeprefix("trainer.")))
-            record = flightfile.read(path, log.attempt)
-            for one in () if record is None else record.collectives:
+        records = flightfile.of_folder(run.path, run.attempt)
+        for rank, record in [*records.items()][:_MOST_PROFILED]:
+            for one in record.collectives:
                 if one.state == flightfile.BLOCKING or one.is_open:
                     end = last if one.is_open else one.done_at or one.issued_at
-                    spans.setdefault(log.label, []).append((one.issued_at, max(end, one.issued_at)))
+                    span = one.issued_at, max(end, one.issued_at)
+                    spans.setdefault(f"rank {rank}", []).append(span)
     if not spans:
         return
     # What all rings reach back to.
