@@ -6,15 +6,14 @@ rank (`inject/site/sitecustomize.py`) has readied a file in memory.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import secrets
-from fleetrun.run import proc
+from fleetrun.run import isolation, proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -168,52 +167,20 @@ class _Asking:
         main = self._family[0].pid
         argv = [spy, "dump", "--full-filenames", "--subprocesses", "--pid", str(main)]
         try:
-            pid = os.posix_spawn(
-                spy,
-                argv,
-                environ,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, self.target.path, _APPEND, 0o600),
-                    (os.POSIX_SPAWN_DUP2, 1, 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-            )
-            self._pidfd = os.pidfd_open(pid)
+            dump = isolation.run_program(argv, environ, outputs=(1, 2))
         except OSError as error:
             self.write(f"# py-spy cannot be started: {error.strerror}\n")
             self._ask_next()
             return
-        self._spy_pid = pid
-        self._waiting.watch(self._pidfd, self._on_spy)
-        self._waiting.timer(("spy", pid), time.monotonic() + _SPY_S, self._kill_spy)
+        dump.watch(self._waiting, self._on_spy, _SPY_S)
 
-    def _kill_spy(self) -> None:
-        self.write(f"# py-spy did not answer within {_SPY_S:g} s\n")
-        try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-
-    def _on_spy(self) -> None:
-        self._waiting.unwatch(self._pidfd)
-        self._waiting.timer(("spy", self._spy_pid), None, self._kill_spy)
-        os.close(self._pidfd)
-        with contextlib.suppress(ChildProcessError):
-            # The supervisor, which reaps orphans, may have been faster.
-            os.waitpid(self._spy_pid, os.WNOHANG)
-        if self._collection.is_over:
-            return
-        with open(self.target.path, "rb+") as file:
-            file.seek(self._begin)
-            said = file.read()
-            # It shows the command line.
-            hidden = secrets.mask(said.decode(errors="surrogateescape"))
-            file.seek(self._begin)
-            file.write(hidden.encode(errors="surrogateescape"))
-            file.truncate()
-        if b"\nThread " in said:
+    def _on_spy(self, answer: isolation.CallResult) -> None:
+        if answer.is_late:
+            self.write(f"# py-spy did not answer within {_SPY_S:g} s\n")
+        said = cast("bytes", answer.value or b"").decode(errors="replace")
+        # It shows the command line.
+        self.write(secrets.mask(said))
+        if "\nThread " in said:
             self._end()
             return
         # It may not look into other processes here (a container without the right to).

@@ -18,7 +18,7 @@ from fleetrun.run import libc, proc
 from fleetrun.run.loop import nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.run.loop import Waiting
 
@@ -26,6 +26,9 @@ _CHUNK = 65536
 # A child that SIGKILL can end, or that has crashed, is gone within this time; one that is not held
 # by the kernel may have to wait for a processor first.
 _END_S, _STARVED_S = 0.1, 2.0
+_NOT_FOUND = 127
+# The child's end of the pipe.
+_PIPE = 3
 # What comes through the pipe: a value, and why there is none.
 _ANSWERED = 2
 
@@ -42,15 +45,16 @@ class CallResult(NamedTuple):
 class IsolatedCall:
     """One call: `ask` runs in a child, and its result comes back through `fd`.
 
-    The result is made of plain values: numbers, text, None, tuples, lists and dicts of those.
-    Raises OSError when no child can be started.
+    The result is made of plain values: numbers, text, None, tuples, lists and dicts of those; that
+    of `run_program` is what the program has written. Raises OSError when no child can be started.
     """
 
     # Whether the child still runs although it was sent SIGKILL.
     is_left = False
     _waiting: Waiting | None = None
 
-    def __init__(self, ask: Callable[[], object]) -> None:
+    def __init__(self, ask: Callable[[], object], *, is_program: bool = False) -> None:
+        self._is_program = is_program
         self._began = time.monotonic()
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._parts: list[bytes] = []
@@ -145,8 +149,12 @@ class IsolatedCall:
 
     def _ended(self) -> CallResult:
         """Return what the child has written, or how it ended instead."""
+        written = b"".join(self._parts)
+        if self._is_program:
+            self._reap()
+            return CallResult(written)
         try:
-            value = marshal.loads(b"".join(self._parts))  # noqa: S302 - our own child's
+            value = marshal.loads(written)  # noqa: S302 - our own child's
         except (EOFError, ValueError, TypeError):
             value = None
         if isinstance(value, tuple) and len(value) == _ANSWERED:
@@ -179,6 +187,25 @@ class IsolatedCall:
         return how
 
 
+def run_program(
+    argv: Sequence[str], environ: Mapping[str, str], *, outputs: tuple[int, ...] = (1,)
+) -> IsolatedCall:
+    """Run ARGV, looked up in $PATH; the result is what it writes to the descriptors OUTPUTS.
+
+    That is nothing where there is no such program. Raises OSError when no child can be started.
+    """
+
+    def become() -> None:
+        for fd in outputs:
+            os.dup2(_PIPE, fd)
+        try:
+            os.execvpe(argv[0], tuple(argv), environ)  # noqa: S606 - no shell is wanted
+        except OSError:
+            os._exit(_NOT_FOUND)
+
+    return IsolatedCall(become, is_program=True)
+
+
 def answer(who: str, ask: Callable[[], object], timeout_s: float) -> CallResult:
     """Return what ASK returned in a child, or that WHO has not answered within TIMEOUT_S."""
     try:
@@ -200,16 +227,16 @@ def _be_child(ask: Callable[[], object], write_fd: int) -> None:
         if os.getppid() != launcher:
             return
         # This child must not keep the launcher's pipes open for their readers.
-        os.dup2(write_fd, 3)
+        os.dup2(write_fd, _PIPE)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(null, fd)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(_PIPE + 1, os.sysconf("SC_OPEN_MAX"))
         try:
             answer: tuple[object, str] = (ask(), "")
         except Exception as error:  # noqa: BLE001 - whatever a library may raise is the answer
             answer = (None, f"{type(error).__name__}: {error}")
-        with os.fdopen(3, "wb") as pipe:
+        with os.fdopen(_PIPE, "wb") as pipe:
             # The reader waits for the end of the pipe, not of the process, which may hang, too.
             pipe.write(marshal.dumps(answer))  # type: ignore[arg-type]
     finally:

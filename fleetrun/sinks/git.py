@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from typing import TYPE_CHECKING
 
 from fleetrun.namedtuples import NamedTuple
+from fleetrun.run.isolation import run_program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from fleetrun.run.isolation import IsolatedCall
 
-    from fleetrun.run.loop import Waiting
-
-_TIMEOUT_S = 20.0
-_CHUNK = 64 * 1024
-# Enough for the two lines about the commit, and for one changed file.
-_MOST = 1024 * 1024
 # Without locks, which would disturb the user's git, without programs from the repository's
 # configuration, without a daemon; a folder of another user, as in containers, is allowed.
 _COMMAND = (
@@ -26,7 +19,7 @@ _COMMAND = (
     "--ignore-submodules=dirty",
 )
 # These would make git read another repository.
-_MISLEADING = (b"GIT_DIR", b"GIT_WORK_TREE", b"GIT_INDEX_FILE", b"GIT_COMMON_DIR")
+_MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
 class Revision(NamedTuple):
@@ -106,74 +99,7 @@ def parse(output: str) -> Revision | None:
     )
 
 
-class GitStatus:
-    """One `git status` that runs beside everything else; ANSWER gets what it said, if anything."""
-
-    def __init__(
-        self,
-        folder: str,
-        waiting: Waiting,
-        answer: Callable[[Revision | None], None],
-        *,
-        marker: Mapping[str, str],
-        default_signals: Sequence[int],
-    ) -> None:
-        self._waiting = waiting
-        self._answer = answer
-        self._output = b""
-        self._pid = 0
-        self._fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            env = {name: value for name, value in os.environb.items() if name not in _MISLEADING}
-            # The marker lets a clean-up of the job find this process, too.
-            env |= {os.fsencode(name): os.fsencode(value) for name, value in marker.items()}
-            self._pid = os.posix_spawnp(
-                _COMMAND[0],
-                (_COMMAND[0], "-C", folder, *_COMMAND[1:]),
-                env,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, write_fd, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=default_signals,
-            )
-            self._pidfd = os.pidfd_open(self._pid)
-        except OSError:
-            # There is no git: what was read from .git has to do.
-            self._pidfd = -1
-        finally:
-            os.close(write_fd)
-        waiting.watch(self._fd, self._on_output)
-        waiting.timer("git", time.monotonic() + _TIMEOUT_S, self.close)
-
-    def _on_output(self) -> None:
-        piece = os.read(self._fd, _CHUNK)
-        self._output += piece
-        if piece and len(self._output) < _MOST:
-            return
-        self.close()
-        # Cut off in the middle it says enough: something has changed.
-        self._answer(parse(self._output.decode(errors="replace")))
-
-    def close(self) -> None:
-        """Stop asking."""
-        if self._fd < 0:
-            return
-        self._waiting.unwatch(self._fd)
-        self._waiting.timer("git", None, self.close)
-        os.close(self._fd)
-        self._fd = -1
-        if self._pidfd >= 0:
-            _kill(self._pidfd)
-            os.close(self._pidfd)
-
-
-def _kill(pidfd: int) -> None:
-    """Kill it; the supervisor reaps it, or has done so."""
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def ask(folder: str) -> IsolatedCall:
+    """Ask git for its status of FOLDER; `parse` reads what it says, if there is a git."""
+    environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+    return run_program((_COMMAND[0], "-C", folder, *_COMMAND[1:]), environ)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
-from fleetrun.records import names, variables
+from fleetrun.records import names
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
+    from fleetrun.run.isolation import CallResult, IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
-    from fleetrun.sinks.git import GitStatus, Revision
+    from fleetrun.sinks.git import Revision
 
 # When the ranks have begun to load their programs; a short job would wait for it at its end.
 _AFTER_S = 0.04
 # As the other chores of the run directory: git takes longer than a short job.
-_GIT_AFTER_S = 0.4
+_GIT_AFTER_S, _GIT_S = 0.4, 20.0
 
 
 class ManifestFile(Sink):
@@ -27,7 +29,7 @@ class ManifestFile(Sink):
         self._job = job
         self._plan = job.plan
         self._is_written = False
-        self._question: GitStatus | None = None
+        self._question: IsolatedCall | None = None
 
     def open(self, waiting: Waiting) -> None:
         """Write a little after the ranks have started."""
@@ -37,7 +39,7 @@ class ManifestFile(Sink):
     def close(self) -> None:
         """Write now what a short launch has not written yet."""
         if self._question is not None:
-            self._question.close()
+            self._question.abandon()
         if not self._is_written:
             self._write(self._read_revision())
 
@@ -50,21 +52,21 @@ class ManifestFile(Sink):
             self._waiting.timer("git", time.monotonic() + _GIT_AFTER_S, self._ask)
 
     def _ask(self) -> None:
-        from fleetrun.run.signals import defaults_for_children  # after the start
-        from fleetrun.sinks.git import GitStatus
+        from fleetrun.sinks import git  # after the start
 
-        own = self._plan.processes[0].env.get(variables.JOB) if self._plan.processes else None
-        self._question = GitStatus(
-            self._place(),
-            self._waiting,
-            self._on_answer,
-            marker={} if own is None else {variables.JOB: own},
-            default_signals=defaults_for_children(),
-        )
+        # Without another process, what was read from .git has to do.
+        with suppress(OSError):
+            self._question = git.ask(self._place())
+            self._question.watch(self._waiting, self._on_answer, _GIT_S)
 
-    def _on_answer(self, revision: Revision | None) -> None:
-        if revision is not None:
-            self._write(revision)
+    def _on_answer(self, answer: CallResult) -> None:
+        from fleetrun.sinks import git
+
+        self._question = None
+        if not answer.is_late:
+            revision = git.parse(cast("bytes", answer.value).decode(errors="replace"))
+            if revision is not None:
+                self._write(revision)
 
     def _read_revision(self) -> Revision | None:
         from fleetrun.sinks import git  # the start is over when this runs

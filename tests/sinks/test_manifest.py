@@ -15,11 +15,12 @@ import plans
 import pytest
 from planning import a_request, a_roster, some_facts
 from timers import Timers
-from waiting import until
+from waiting import LONG_S, until
 
 from fleetrun import __version__, argv, configfile, planner, request
 from fleetrun.plan.devices import Share
 from fleetrun.records.secrets import Hider
+from fleetrun.run import proc
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision
@@ -191,15 +192,11 @@ def test_a_launch_that_is_over_before_git_has_its_commit_all_the_same(repository
     assert document["git"]["dirty"] is None
 
 
-def answer(folder: Path, **question: Any) -> Revision | None:
+def answer(folder: Path) -> Revision | None:
     """Return what git says of FOLDER."""
-    loop = Loop()
-    answers: list[Revision | None] = []
-    git.GitStatus(str(folder), loop, answers.append, marker={}, default_signals=(), **question)
-    while not answers:
-        loop.turn()
-    loop.close()
-    return answers[0]
+    said = git.ask(str(folder)).result(LONG_S).value
+    assert isinstance(said, bytes)
+    return git.parse(said.decode())
 
 
 def test_a_changed_file_is_dirty_and_an_unknown_one_is_not(repository: Path) -> None:
@@ -232,18 +229,11 @@ def test_a_git_that_hangs_is_ended(
     program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec /bin/sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    loop = Loop()
-    answers: list[Revision | None] = []
-    question = git.GitStatus(
-        str(repository), loop, answers.append, marker={"A": "b"}, default_signals=()
-    )
+    question = git.ask(str(repository))
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
-    question.close()
-    question.close()
-    _, status = os.waitpid(int((tmp_path / "pid").read_text()), 0)
-    assert os.WTERMSIG(status) == 9
-    assert answers == []
-    loop.close()
+    assert int((tmp_path / "pid").read_text()) == question.pid
+    question.abandon()
+    assert proc.stat(question.pid) is None
 
 
 def test_a_commit_is_read_wherever_git_keeps_it(repository: Path) -> None:
