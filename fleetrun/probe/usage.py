@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# In /proc/PID/stat behind the name, as proc.fields counts: threads, and resident pages.
-_THREADS, _RESIDENT = 17, 21
 
 
 class Usage(NamedTuple):
@@ -32,23 +30,16 @@ def of(leaders: Iterable[int]) -> dict[int, Usage]:
     wanted = set(leaders)
     if not wanted:
         return {}
-    found: dict[int, Usage] = {}
-    words: dict[int, list[bytes]] = {}
-    everybody = []
-    for pid in proc.pids():
-        its = proc.fields(pid)
-        one = proc.parsed(pid, its)
-        if one is not None:
-            words[pid] = its
-            everybody.append(one)
-    for leader, members in proc.families(everybody, wanted).items():
-        own = [words[one.pid] for one in members]
-        if leader in words:
-            found[leader] = Usage(
-                state=words[leader][0].decode(),
-                cpu_s=sum(one.cpu_s for one in members),
-                resident_bytes=sum(int(one[_RESIDENT]) for one in own) * _PAGE,
-                threads=sum(int(one[_THREADS]) for one in own),
-                processes=len(own),
-            )
-    return found
+    everybody = proc.all_processes()
+    states = {one.pid: one.state for one in everybody}
+    return {
+        leader: Usage(
+            state=states[leader],
+            cpu_s=sum(one.cpu_s for one in members),
+            resident_bytes=sum(one.resident_pages for one in members) * _PAGE,
+            threads=sum(one.threads for one in members),
+            processes=len(members),
+        )
+        for leader, members in proc.families(everybody, wanted).items()
+        if leader in states
+    }

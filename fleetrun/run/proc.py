@@ -33,6 +33,8 @@ class Stat(NamedTuple):
     # Page faults, without those of reaped children; and the processor time of these.
     faults: int = 0
     reaped_s: float = 0.0
+    threads: int = 0
+    resident_pages: int = 0
 
 
 def content(path: str) -> bytes:
@@ -120,11 +122,7 @@ def fields(pid: int | str) -> list[bytes]:
 
 def stat(pid: int | str) -> Stat | None:
     """Return the status of process PID; None when it has ended."""
-    return parsed(pid, fields(pid))
-
-
-def parsed(pid: int | str, words: list[bytes]) -> Stat | None:
-    """Return the status of process PID from WORDS, the result of `fields`; None: it has ended."""
+    words = fields(pid)
     if not words or words[0] in b"ZX":
         return None
     return Stat(
@@ -137,6 +135,8 @@ def parsed(pid: int | str, words: list[bytes]) -> Stat | None:
         group=int(words[2]),
         faults=int(words[7]) + int(words[9]),
         reaped_s=(int(words[13]) + int(words[14])) / _TICKS,
+        threads=int(words[17]),
+        resident_pages=int(words[21]),
     )
 
 
