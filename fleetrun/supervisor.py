@@ -46,7 +46,6 @@ from fleetrun.run.gathering import Round, Stage
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.run.observers import Observers
-from fleetrun.run.readiness import Readiness
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.observers import ObservedJob
+    from fleetrun.run.readiness import Readiness
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
@@ -100,6 +100,7 @@ class Supervisor:
         self._why_no_plan: Exception | None = None
         self._todo: list[Action] = []
         self._workers: dict[int, worker.Worker] = {}
+        self._readiness: Readiness | None = None
         self._base_env = dict(os.environb)
         self._guard: Guard
         self._has_guard = False
@@ -128,14 +129,6 @@ class Supervisor:
         self._loop = Loop()
         self._signals = Signals()
         self._default_signals = defaults_for_children()
-        self._readiness = Readiness(
-            self._loop,
-            self._say,
-            self._progress,
-            is_alive=self._workers.__contains__,
-            gone=self._job.gone,
-            ready=self._is_ready,
-        )
         try:
             return self._supervise()
         finally:
@@ -493,7 +486,7 @@ class Supervisor:
         self._todo += actions
         if self._state.is_resting and not before.is_resting:
             self._say_what_comes_next(event.at)
-        if self._state.phase != policy.RUNNING:
+        if self._state.phase != policy.RUNNING and self._readiness is not None:
             self._readiness.stop()
         if before.phase == policy.GATHERING != self._state.phase:
             self._round.end(is_answered=isinstance(event, Gathered | GatherFailed))
@@ -521,7 +514,7 @@ class Supervisor:
             case Spawn():
                 self._feed(self._spawn(action))
             case Await():
-                self._readiness.begin(self._plan, action.process, action.attempt)
+                self._await(action)
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
                 self._observers.on_event(action)
@@ -552,6 +545,19 @@ class Supervisor:
         if said:
             self._say(said)
             self._observers.on_event(Noticed("ended", said, time.monotonic()))
+
+    def _await(self, action: Await) -> None:
+        from fleetrun.run.readiness import Readiness  # only with servers
+
+        self._readiness = self._readiness or Readiness(
+            self._loop,
+            self._say,
+            self._progress,
+            is_alive=self._workers.__contains__,
+            gone=self._job.gone,
+            ready=self._is_ready,
+        )
+        self._readiness.begin(self._plan, action.process, action.attempt)
 
     def _is_ready(self, process: int, attempt: int) -> None:
         self._feed(Ready(process, time.monotonic(), attempt))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _socket  # `socket` takes 40 ms to import, this one 1
+import select
 import time
 from typing import TYPE_CHECKING
 
@@ -11,26 +13,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from fleetrun.model import Endpoint, LaunchPlan
-    from fleetrun.run.loop import Loop
-    from fleetrun.run.portwait import PortWait
+    from fleetrun.run.loop import Waiting
 
 # Servers on other hosts, which somebody may start by hand, may take longer.
 _TIMEOUT_S = 30.0
 _REMOTE_TIMEOUT_S = 300.0
 # When to print what it waits for.
 _REMARK_S = 1.0
+_PACE_S = 0.05
+# After this, try less often: a slow disk, or a host that is started by hand.
+_SLOWER_AFTER_S = 10.0
+_SLOW_PACE_S = 0.5
+# A firewall may drop packets; the kernel alone would retry for two minutes.
+_UNANSWERED_S = 2.0
 
 
 class Readiness:
     """Calls READY with a process and its attempt once the endpoints that it awaits listen.
 
-    IS_ALIVE says whether a process of the plan runs; one that has ended is not waited for, nor are
-    those that are GONE on other hosts.
+    One of each group is enough. IS_ALIVE says whether a process of the plan runs; one that has
+    ended is not waited for, nor are those that are GONE on other hosts. A listening process sees a
+    connection that is closed at once.
     """
 
     def __init__(
         self,
-        loop: Loop,
+        waiting: Waiting,
         log: Callable[[str], None],
         progress: Callable[[str], None],
         *,
@@ -38,69 +46,136 @@ class Readiness:
         gone: Container[Endpoint] = frozenset(),
         ready: Callable[[int, int], None],
     ) -> None:
-        self._loop = loop
+        self._waiting = waiting
         self._log = log
         self._progress = progress
         self._is_alive = is_alive
         self._gone = gone
         self._ready = ready
-        self._ports: PortWait | None = None
         # The attempt, and the groups of endpoints that already listen in it.
         self._listening: tuple[int, frozenset[tuple[Endpoint, ...]]] = (0, frozenset())
+        # Those that do not.
+        self._silent: list[tuple[Endpoint, ...]] = []
+        self._calls: dict[Endpoint, _Call] = {}
 
     def begin(self, plan: LaunchPlan, process: int, attempt: int) -> None:
         """Let PROCESS of PLAN wait until the endpoints that it awaits listen."""
-        from fleetrun.run.portwait import PortWait  # only with servers
-
-        wanted = plan.processes[process].awaits
-        listening = self._listening[1] if self._listening[0] == attempt else frozenset()
-        began = time.monotonic()
-        own = {
+        self._process, self._attempt = process, attempt
+        self._wanted = plan.processes[process].awaits
+        if self._listening[0] != attempt:
+            self._listening = attempt, frozenset()
+        self._silent = [group for group in self._wanted if group not in self._listening[1]]
+        if not self._silent:
+            self._ready(process, attempt)
+            return
+        self._own = {
             spec.rank.endpoint: place
             for place, spec in enumerate(plan.processes)
             if spec.rank is not None
         }
-        own_hosts = {endpoint.host for endpoint in own}
-        is_here = all(endpoint.host in own_hosts for group in wanted for endpoint in group)
+        own_hosts = {endpoint.host for endpoint in self._own}
+        is_here = all(endpoint.host in own_hosts for group in self._wanted for endpoint in group)
         timeout_s = _TIMEOUT_S if is_here else _REMOTE_TIMEOUT_S
-
-        def proceed() -> None:
-            self._listening = (attempt, listening | frozenset(wanted))
-            self.stop()
-            self._ready(process, attempt)
-
-        def is_gone(endpoint: Endpoint) -> bool:
-            return endpoint in self._gone or (endpoint in own and not self._is_alive(own[endpoint]))
-
-        def remark() -> None:
-            self._progress(f"Waiting up to {timeout_s:.0f} s for {self._silent(plan)} to listen.")
-            self._loop.timer("timeout", began + timeout_s, give_up)
-
-        def give_up() -> None:
-            self._log(
-                f"{self._silent(plan)} did not listen within {timeout_s:.0f} s; the others start "
-                "anyway."
-            )
-            proceed()
-
-        missing = [group for group in wanted if group not in listening]
-        if not missing:
-            self._ready(process, attempt)
-            return
-        self._ports = PortWait(missing, waiting=self._loop, is_gone=is_gone, done=proceed)
-        self._loop.timer("timeout", began + _REMARK_S, remark)
-        self._loop.timer("listening", began, self._ports.look)
-
-    def _silent(self, plan: LaunchPlan) -> str:
-        """Name the servers that do not listen yet."""
-        silent = self._ports.silent if self._ports is not None else ()
         servers = [one for one in plan.ranks if one.role == "PSERVER"]
         names = {one.endpoint: f"server {one.rank} at {one.endpoint}" for one in servers}
-        return listed([names.get(group[0], str(group[0])) for group in silent])
+
+        def silent() -> str:
+            return listed([names.get(group[0], str(group[0])) for group in self._silent])
+
+        def remark() -> None:
+            self._progress(f"Waiting up to {timeout_s:.0f} s for {silent()} to listen.")
+            self._waiting.timer("timeout", self._began + timeout_s, give_up)
+
+        def give_up() -> None:
+            why = f"did not listen within {timeout_s:.0f} s; the others start anyway."
+            self._log(f"{silent()} {why}")
+            self._proceed()
+
+        self._began = time.monotonic()
+        self._waiting.timer("timeout", self._began + _REMARK_S, remark)
+        self._waiting.timer("listening", self._began, self._look)
 
     def stop(self) -> None:
         """Stop waiting."""
-        if self._ports is not None:
-            self._ports.stop()
-            self._ports = None
-            self._loop.timer("timeout", None, self.stop)
+        for key in ("timeout", "listening"):
+            self._waiting.timer(key, None, self.stop)
+        for call in self._calls.values():
+            call.close()
+        self._calls.clear()
+
+    def _proceed(self) -> None:
+        self._listening = self._attempt, self._listening[1].union(self._wanted)
+        self.stop()
+        self._ready(self._process, self._attempt)
+
+    def _look(self) -> None:
+        """Try all endpoints that do not listen yet; try again later if any are left."""
+        self._silent = [group for group in self._silent if not self._is_settled(group)]
+        if not self._silent:
+            self._proceed()
+            return
+        now = time.monotonic()
+        pace = _PACE_S if now - self._began < _SLOWER_AFTER_S else _SLOW_PACE_S
+        self._waiting.timer("listening", now + pace, self._look)
+
+    def _is_settled(self, group: tuple[Endpoint, ...]) -> bool:
+        # A process that has ended, such as a server that was not needed, will never listen.
+        if any(map(self._is_gone, group)):
+            return True
+        answers = [self._listens(endpoint) for endpoint in group]
+        return any(answers)
+
+    def _is_gone(self, endpoint: Endpoint) -> bool:
+        own = self._own.get(endpoint)
+        return endpoint in self._gone or (own is not None and not self._is_alive(own))
+
+    def _listens(self, endpoint: Endpoint) -> bool:
+        call = self._calls.pop(endpoint, None)
+        if call is None:
+            try:
+                call = _Call(endpoint)
+            except OSError:
+                # Connection refused, no route, or no such name yet.
+                return False
+        if call.is_answered():
+            call.close()
+            return True
+        if call.is_refused() or time.monotonic() - call.began > _UNANSWERED_S:
+            call.close()
+        else:
+            self._calls[endpoint] = call
+        return False
+
+
+class _Call:
+    """One attempt to connect."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.began = time.monotonic()
+        self._socket = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        try:
+            self._socket.settimeout(0)
+            self._socket.connect_ex((endpoint.host, endpoint.port))
+        except OSError:
+            self.close()
+            raise
+
+    def _events(self) -> int:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLOUT)
+        return sum(event for _, event in poll.poll(0))
+
+    def is_answered(self) -> bool:
+        if self._events() != select.POLLOUT:
+            return False
+        try:
+            # A socket whose own port is the one it connects to is connected to itself.
+            return bool(self._socket.getpeername() != self._socket.getsockname())
+        except OSError:
+            return False
+
+    def is_refused(self) -> bool:
+        return self._events() != 0
+
+    def close(self) -> None:
+        self._socket.close()

@@ -33,7 +33,7 @@ from fleetrun.run.events import (
     Started,
 )
 from fleetrun.run.loop import Loop
-from fleetrun.run.portwait import PortWait
+from fleetrun.run.readiness import Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,16 +182,18 @@ def ask(
 ) -> list[str]:
     """Ask GROUPS for SECONDS at most; return what was heard."""
     loop, heard = Loop(), list[str]()
-    asking = PortWait(
-        groups, waiting=loop, is_gone=gone.__contains__, done=lambda: heard.append("done")
+    plan = generation([True], [0])
+    process = plan.processes[0]._replace(awaits=tuple(groups))
+    asking = Readiness(
+        loop, heard.append, print, is_alive=bool, gone=gone, ready=lambda *_: heard.append("done")
     )
-    asking.look()
+    asking.begin(plan._replace(processes=(process,)), 0, 0)
     deadline = time.monotonic() + seconds
     while not heard and time.monotonic() < deadline:
         loop.turn()
     asking.stop()
     loop.close()
-    return heard or [str(group[0]) for group in asking.silent]
+    return heard or [str(group[0]) for group in asking._silent]
 
 
 def test_one_of_each_group_is_enough(server: socket.socket) -> None:
