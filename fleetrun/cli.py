@@ -235,8 +235,7 @@ def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the prefix of an error, coloured if requested."""
     from fleetrun import colors  # only for an error
 
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    is_coloured = colors.is_wanted(colors.choice(words), environ, is_terminal=is_terminal)
+    is_coloured = colors.on_stream(colors.choice(words), environ, sys.stderr)
     return colors.prefix(is_coloured=is_coloured, is_fault=True)
 
 

@@ -2,6 +2,10 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 NAME = "fleetrun: "
@@ -11,6 +15,11 @@ _HEADINGS = ("Usage", "Exit codes", "More", "用法", "退出码", "更多")
 _WIDE_COLON = "\uff1a"
 # What a line in which no gap ends the term begins with, if it is one.
 _TERMS = ("fleetrun ", "-", "eval ")
+
+
+def on_stream(choice: str, environ: Mapping[str, str], stream: "TextIO | None") -> bool:
+    """Whether to colour what is written to STREAM; None: it is closed."""
+    return is_wanted(choice, environ, is_terminal=stream is not None and stream.isatty())
 
 
 def is_wanted(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
@@ -34,24 +43,10 @@ def choice(words: Sequence[str]) -> str:
     >>> choice(["--gpus", "0", "--color=never", "train.py"]), choice(["train.py", "--color=never"])
     ('never', 'auto')
     """
-    from fleetrun import options  # only for help and mistakes
+    from fleetrun import argv  # only for help and mistakes
 
-    names = options.by_name()
-    found = AUTO
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in {"--", "-m"}:
-        typed, equals, raw = words[at].partition("=")
-        name = typed.lstrip("-").replace("-", "_")
-        at += 1
-        option = names.get(name)
-        if option is not None and not equals:
-            raw = option.bare or ""
-            if at < len(words) and options.takes_next(option, words[at]):
-                raw = words[at]
-                at += 1
-        if name == "color" and raw in {AUTO, ALWAYS, NEVER}:
-            found = raw
-    return found
+    given = [one for one in argv.legible(words).settings if one.option.name == "color"]
+    return next((str(one.value()) for one in reversed(given) if one.is_readable), AUTO)
 
 
 def prefix(*, is_coloured: bool, is_fault: bool = False) -> str:

@@ -42,8 +42,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
         document = output.document(os.uname().nodename, shown, report.measured)
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    is_coloured = colors.is_wanted(wanted.color, os.environ, is_terminal=is_terminal)
+    is_coloured = colors.on_stream(wanted.color, os.environ, sys.stdout)
     put(output.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
     return code
 
@@ -63,8 +62,7 @@ def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: 
         document = {"schema": output.SCHEMA, "exit_code": code, "hosts": hosts}
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    is_coloured = colors.is_wanted(wanted.color, os.environ, is_terminal=is_terminal)
+    is_coloured = colors.on_stream(wanted.color, os.environ, sys.stdout)
     visible_ones = [one._replace(seen=visible(one.seen), fix=visible(one.fix)) for one in shown]
     put(output.text(visible_ones, width=tables.width(), is_coloured=is_coloured))
     return code

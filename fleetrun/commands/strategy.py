@@ -202,7 +202,7 @@ def _text(path: str) -> str:
 
 
 def _fault_prefix() -> str:
-    is_coloured = colors.is_wanted(colors.AUTO, os.environ, is_terminal=sys.stderr.isatty())
+    is_coloured = colors.on_stream(colors.AUTO, os.environ, sys.stderr)
     return colors.prefix(is_coloured=is_coloured, is_fault=True)
 
 
@@ -230,12 +230,6 @@ def _line(message: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _combined(name: str) -> tuple[Layer, tuple[str, ...]]:
-    """Read NAME and raise what a launch would."""
-    layer = load.read(name)
-    return layer, load.combine([layer]).notes
-
-
 # -- explain ---------------------------------------------------------------------------------------
 
 
@@ -248,7 +242,9 @@ def explained(
     width: int = 0,
 ) -> str:
     """Return the outcome of each knob of NAME, with equal places in one row."""
-    layer, notes = _combined(name)
+    layer = load.read(name)
+    # Refused as by a launch.
+    notes = load.combine([layer]).notes
     places = [
         (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
     ]

@@ -15,6 +15,7 @@ from fleetrun.records import flightfile, names, rankfile, reportfile, variables
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.rankfile import ErrorReport
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
+from fleetrun.run import policy
 from fleetrun.run.events import Exited, signal_name
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
 
 def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
     spec = plan.processes[exited.process]
-    failed_at = exited.at if exited.failed_at is None else exited.failed_at
+    failed_at = policy.failed_at(exited)
     words, log, source, error = last_lines_of(plan, exited)
     said = "\n".join(words)
     known = causes.recognise(said) or causes.recognise_loader(said, lastlines.tail(log))
@@ -99,7 +100,7 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
     return Culprit(
         exited=exited,
         host=os.uname().nodename,
-        devices=_devices(plan, exited),
+        devices="" if spec.rank is None else devices_of(spec.rank),
         wall=time.time() - (time.monotonic() - failed_at),
         after_s=failed_at - before.at,
         log=log,
@@ -125,11 +126,11 @@ def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str
         return []
     from fleetrun.postmortem import flight  # only where they are recorded
 
-    ended = [one for one in outcome.exits if one.attempt == exited.attempt]
     states = {
-        spec.rank.rank: flight.RankState(has_ended=True)
-        for spec in (plan.processes[one.process] for one in ended if one.at <= exited.at)
-        if spec.rank is not None
+        rank.rank: flight.RankState(has_ended=True)
+        for one in outcome.exits
+        if one.attempt == exited.attempt and one.at <= exited.at
+        if (rank := plan.processes[one.process].rank) is not None
     }
     axes = rankfile.topology(map(rankfile.path_of, plan.processes))
     job = flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
@@ -177,7 +178,7 @@ def _early_ends(
     is_lost = known is not None and known.name in causes.LOST
     if not is_lost and (known is not None or culprit.status.signum not in _CRASHES):
         return []
-    failed_at = culprit.at if culprit.failed_at is None else culprit.failed_at
+    failed_at = policy.failed_at(culprit)
     return [
         f"{one.label[:1].upper()}{one.label[1:]} had ended without an error"
         f"{_updates_of(plan, one)} {max(failed_at - one.at, 0.0):.1f} s before; its log is "
@@ -221,11 +222,6 @@ def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:
     return [f"{said}; the code is what its exception gives."]
 
 
-def _devices(plan: LaunchPlan, exited: Exited) -> str:
-    rank = plan.processes[exited.process].rank
-    return "" if rank is None else devices_of(rank)
-
-
 def devices_of(rank: RankSpec) -> str:
     """Name the devices of RANK; nothing: it has none."""
     ids = ", ".join(device.id for device in rank.devices)
@@ -234,7 +230,7 @@ def devices_of(rank: RankSpec) -> str:
 
 def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:
     found = []
-    failed_at = culprit.at if culprit.failed_at is None else culprit.failed_at
+    failed_at = policy.failed_at(culprit)
     unread = _MOST_LOGS
     for one in outcome.exits:
         if one.process == culprit.process or not one.status.exit_code:

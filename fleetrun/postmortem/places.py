@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 # A rank whose stack has one of these waits for the others, whatever else is wrong with it.
 _MEETINGS = """
@@ -74,11 +74,7 @@ def of_child(dump: str, pid: int) -> Stack:
     ...          '(most recent call first):\n  File "b.py", line 4 in g\n', 9)
     (Frame(function='g', file='b.py', line=4),)
     """
-    lines = dump.splitlines(keepends=True)
-    for number, line in enumerate(lines):
-        if line.startswith((f"# process {pid}: ", f"Process {pid}: ")):
-            return main_thread("".join(lines[number:]))
-    return ()
+    return _main(_threads(dump).get(pid, ()))
 
 
 def of_processes(dump: str) -> dict[int, tuple[Stack, ...]]:
@@ -88,44 +84,49 @@ def of_processes(dump: str) -> dict[int, tuple[Stack, ...]]:
     ...              '(most recent call first):\n  File "b.py", line 4 in g\n')
     {9: ((Frame(function='g', file='b.py', line=4),),)}
     """
-    threads: dict[int, list[list[Frame]]] = {}
-    here: list[list[Frame]] = []
-    for line in dump.splitlines():
-        word, _, rest = line.removeprefix("# ").partition(" ")
-        number = rest.partition(":")[0]
-        if word in {"process", "Process"} and number.isdigit():
-            here = threads[int(number)] = []
-        elif line.startswith(("Thread ", "Current thread ")):
-            here.append([])
-        elif here and line[:1].isspace():
-            frame = _frame(line.strip())
-            if frame is not None:
-                here[-1].append(frame)
     # Threads are listed in any order.
-    return {pid: tuple(sorted(map(tuple, each))) for pid, each in threads.items() if each}
+    return {
+        pid: tuple(sorted(tuple(frames) for _, frames in threads))
+        for pid, threads in _threads(dump).items()
+        if threads and pid is not None
+    }
 
 
 def main_thread(dump: str) -> Stack:
     r"""Return the stack of the main thread in a DUMP by py-spy or faulthandler.
+
+    That of its first process: what follows belongs to a child of the rank.
 
     >>> main_thread('Thread 7 (idle): "MainThread"\n    wait (a.py:3)\n    <module> (a.py:9)\n')[0]
     Frame(function='wait', file='a.py', line=3)
     >>> main_thread('Current thread 0x7 (most recent call first):\n  File "a.py", line 3 in f\n')
     (Frame(function='f', file='a.py', line=3),)
     """
-    threads: list[tuple[bool, list[Frame]]] = []
-    for number, line in enumerate(dump.splitlines()):
-        if line.startswith(("Thread ", "Current thread ")):
-            threads.append((line.rstrip().endswith('"MainThread"'), []))
-        elif line.startswith(("Process ", "# ")) and threads:
-            # What follows belongs to a child of the rank.
-            break
-        elif threads and line[:1].isspace():
+    return _main(next(filter(None, _threads(dump).values()), ()))
+
+
+def _threads(dump: str) -> dict[int | None, list[tuple[bool, list[Frame]]]]:
+    """Return the threads in DUMP by process: whether each is named as the main one, and its stack.
+
+    None: those before any process is named.
+    """
+    here: list[tuple[bool, list[Frame]]] = []
+    threads: dict[int | None, list[tuple[bool, list[Frame]]]] = {None: here}
+    for line in dump.splitlines():
+        word, _, rest = line.removeprefix("# ").partition(" ")
+        number = rest.partition(":")[0]
+        if word in {"process", "Process"} and number.isdigit():
+            here = threads[int(number)] = []
+        elif line.startswith(("Thread ", "Current thread ")):
+            here.append((line.rstrip().endswith('"MainThread"'), []))
+        elif here and line[:1].isspace():
             frame = _frame(line.strip())
             if frame is not None:
-                threads[-1][1].append(frame)
-        elif number and threads and line.strip():
-            break
+                here[-1][1].append(frame)
+    return threads
+
+
+def _main(threads: Sequence[tuple[bool, list[Frame]]]) -> Stack:
     named = [frames for is_main, frames in threads if is_main]
     # faulthandler names no threads; it begins with the youngest.
     return tuple(named[0] if named else threads[-1][1] if threads else ())

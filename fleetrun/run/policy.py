@@ -255,10 +255,11 @@ def culprit(exits: Sequence[Exited]) -> Exited:
 
     A failure that looks like the loss of a peer comes after those that do not.
     """
-    return min(exits, key=lambda one: (one.is_victim, _failed_at(one)))
+    return min(exits, key=lambda one: (one.is_victim, failed_at(one)))
 
 
-def _failed_at(one: Exited) -> float:
+def failed_at(one: Exited) -> float:
+    """Return when ONE failed: before its end, if it had raised an exception."""
     return one.at if one.failed_at is None else one.failed_at
 
 

@@ -97,11 +97,10 @@ class EventLog(Sink):
                 return "interrupted", {"signal": signal_name(signum)}
             case Examined(exits=exits):
                 first = policy.culprit(exits)
-                failed_at = first.at if first.failed_at is None else first.failed_at
                 failed = self._names(exited.process for exited in exits)
                 return "root_cause", {
                     **(self._process(first) | _status(first)),
-                    "failed_at": failed_at,
+                    "failed_at": policy.failed_at(first),
                     "failed": failed,
                 }
             case SignalAll(signum=signum, spared=spared):
