@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fleetrun.records.rankfile import RankAxes
 
@@ -66,9 +66,11 @@ class Difference(NamedTuple):
     rank: int
     name: str
     apart: float
-    # Of which size its numbers are, and how far apart they may be.
+    # The largest of its numbers, and how far apart they may be.
     largest: float
     allowed: float = 0.0
+    # The rank that RANK differs from, if both are of one run.
+    other_rank: int | None = None
 
     @property
     def share(self) -> float:
@@ -127,7 +129,7 @@ def between(one: RunSnapshots, other: RunSnapshots) -> RunDifferences:
 
 
 def common(one: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunSnapshots]:
-    """Return of both runs the snapshots of parameters that both have."""
+    """Return the snapshots of ONE and of OTHER that exist in both."""
     keys = {
         rank: own.keys() & other.parameters.get(rank, {}).keys()
         for rank, own in one.parameters.items()
@@ -183,10 +185,8 @@ def beyond(found: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Diff
     parted = []
     for (update, place), each in found.weights.items():
         parameter = runs.parameters[place.rank][place.optimizer, update][place.at]
-        unit = _UNITS.get(parameter.dtype, 0.0)
         allowed = max(
-            _ULPS_PER_UPDATE * update * unit * parameter.largest,
-            _NOISE * _until(known.weights.get(place, ()), update),
+            _rounding(parameter, update), _NOISE * _until(known.weights.get(place, ()), update)
         )
         if not each.apart <= allowed:
             parted.append((update, place, each._replace(allowed=allowed)))
@@ -208,7 +208,7 @@ def largest(found: Iterable[Difference]) -> Difference | None:
 
 
 def ranks_apart(runs: RunSnapshots, axes: RankAxes | None) -> Difference | None:
-    """Return where ranks of a run differ first of which AXES say that they hold the same."""
+    """Return the first difference of ranks that, by AXES, hold copies of one parameter."""
     for update in runs.updates():
         held: dict[object, tuple[int, Parameter]] = {}
         for rank, own in sorted(runs.parameters.items()):
@@ -221,14 +221,16 @@ def ranks_apart(runs: RunSnapshots, axes: RankAxes | None) -> Difference | None:
                     if first == rank or known.checksum == each.checksum:
                         continue
                     apart = _apart(known, each)
-                    unit = _UNITS.get(each.dtype, 0.0)
-                    if not apart <= _ULPS_PER_UPDATE * max(1, update) * unit * known.largest:
-                        return Difference(update, rank, each.name, apart, known.largest, first)
+                    allowed = _rounding(known, max(1, update))
+                    if not apart <= allowed:
+                        return Difference(
+                            update, rank, each.name, apart, known.largest, allowed, first
+                        )
     return None
 
 
 def _owner(rank: int, kind: int, axes: RankAxes | None) -> object:
-    """Return what ranks have in common that hold the same of a parameter of KIND."""
+    """Return a key that is the same for all ranks with a copy of RANK's parameter of KIND."""
     if kind < 0 or (axes is None and kind & _SLICED):
         return rank
     places = {} if axes is None else axes.places(rank)
@@ -243,16 +245,20 @@ def _until(rising: Sequence[tuple[int, float]], update: int) -> float:
     return max((most for made, most in rising if made <= update), default=0.0)
 
 
+def _rounding(parameter: Parameter, update: int) -> float:
+    """Return the difference of PARAMETER that rounding may have caused by UPDATE."""
+    unit = _UNITS.get(parameter.dtype, 0.0)
+    return _ULPS_PER_UPDATE * update * unit * parameter.largest
+
+
 def _apart(one: Parameter, other: Parameter) -> float:
-    return max(_distances(one.values, other.values), default=0.0)
-
-
-def _distances(one: Iterable[float], other: Iterable[float]) -> Iterator[float]:
-    return (_distance(mine, yours) for mine, yours in zip(one, other, strict=True))
+    """Return the largest known difference; 0 if only elements differ whose values are not known."""
+    pairs = zip((one.largest, *one.values), (other.largest, *other.values), strict=True)
+    return max(_distance(mine, yours) for mine, yours in pairs)
 
 
 def _distance(one: float, other: float) -> float:
-    """Return how far apart two numbers are; two that are no numbers are the same.
+    """Return the distance of two numbers: 0 if both are NaN, infinite if one of them is.
 
     >>> _distance(1.0, 1.5), _distance(math.nan, math.nan), _distance(1.0, math.nan)
     (0.5, 0.0, inf)

@@ -1,4 +1,4 @@
-"""The runs in turns, and what they prove."""
+"""Runs with and without a strategy, in turns, and whether they are equal."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _of_plain(proof: Equivalence) -> list[str]:
         one = proof.ranks_apart
         lines.append(
             f"The ranks of plain Paddle differ themselves: rank {one.rank} from rank "
-            f"{one.allowed:.0f} {_by(one)} in {one.name} after update {one.update}: these are not "
+            f"{one.other_rank} {_by(one)} in {one.name} after update {one.update}: these are not "
             "copies of one model (is it wrapped in DataParallel or fleet's model?)."
         )
     return lines
@@ -209,6 +209,16 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
         how = "within the noise of two plain runs" if proof.noisy else "within rounding"
     seen = "weights and losses" if any(one.snapshots.losses for one in proof.runs) else "weights"
     lines = [f"Equal: the {seen} are those of plain Paddle {how}, on {ranks}."]
+    unseen = [each for run in proof.strategy for each in run.weights.values() if not each.apart]
+    if unseen:
+        count = len({(each.rank, each.name) for each in unseen})
+        verb = "differs" if count == 1 else "differ"
+        lines.insert(
+            0,
+            f"{counted(count, 'parameter')} {verb} only in elements whose values are not recorded: "
+            f"{unseen[0].name} of rank {unseen[0].rank} after update {unseen[0].update}, for "
+            "example. Whether that is rounding is not known.",
+        )
     merge = proof.of(has_strategy=False)[0].kind.merge
     if merge > 1:
         lines.append(
@@ -312,6 +322,7 @@ def write(spec: VerifySpec, proof: Equivalence) -> None:
         if one is None:
             return None
         keys = {"update": one.update, "rank": one.rank, "parameter": one.name or None}
+        keys |= {} if one.other_rank is None else {"other_rank": one.other_rank}
         return {**keys, "apart": figure(one.apart), "allowed": figure(one.allowed)}
 
     document = {

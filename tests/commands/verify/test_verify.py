@@ -43,7 +43,8 @@ with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
         record = {
             "update": update, "optimizer": 0, "records": os.environ["FLEETRUN_RECORDS"],
             "names": ["a.weight", "b.weight"], "kinds": [0, 0], "dtypes": ["float32"] * 2,
-            "sums": [hash(tuple(each)) for each in values], "sizes": [2, 2],
+            "sums": [hash(tuple(each)) + (case == "hidden" and not is_plain) for each in values],
+            "sizes": [2, 4 if case == "hidden" else 2],
             "largest": [max(each) for each in values],
             "values": [base64.b64encode(array.array("d", each).tobytes()).decode()
                        for each in values],
@@ -66,6 +67,10 @@ CASES = {
     ),
     "rounding": (0, "those of plain Paddle within rounding, on 2 ranks"),
     "chaotic": (0, "those of plain Paddle within rounding, on 2 ranks"),
+    "hidden": (
+        0,
+        "4 parameters differ only in elements whose values are not recorded: a.weight of",
+    ),
     "noisy": (0, f"{PLAIN}: b.weight of rank "),
     "ranks": (0, "The ranks of plain Paddle differ themselves: rank 1 from rank 0 by 1 ("),
     "strategy fails": (5, "Not equal: plain Paddle trains, and with comm_fusion rank "),
@@ -95,6 +100,13 @@ def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path
         assert "speed                      2.000 times that of plain" in done.stdout
         results = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
         assert results[-1].startswith("Equal: ")
+    if case == "ranks":
+        differing = kept["plain_ranks_part_at"]
+        assert (differing["rank"], differing["other_rank"], differing["allowed"] < 1e-3) == (
+            1,
+            0,
+            True,
+        )
     if case == "wrong":
         assert kept["parts_at"] == {
             "update": 3,
@@ -169,3 +181,12 @@ def test_numbers_that_are_none_are_equal_to_each_other_alone() -> None:
 def test_runs_of_different_updates_are_not_compared() -> None:
     one, other = (RunSnapshots({0: {(0, update): held(1.0)}}, {}) for update in (1, 2))
     assert "has not made the same updates" in differences.between(one, other).fault
+
+
+def test_the_largest_elements_tell_of_differences_between_the_recorded_ones() -> None:
+    one, other = (
+        RunSnapshots({0: {(0, 1): [held(1.0)[0]._replace(size=9, checksum=n, largest=n)]}}, {})
+        for n in (1, 5)
+    )
+    (found,) = differences.between(one, other).weights.values()
+    assert found.apart == 4.0
