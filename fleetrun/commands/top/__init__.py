@@ -88,7 +88,7 @@ def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
                     view = after(view, key, snapshot.rows, page)
                 if view.is_over:
                     return 0
-                if view.what == STACKS != before.what:
+                if view.what == STACKS and before.what != STACKS:
                     sampler.ask_for_stacks()
                 _draw(console, snapshot, view)
     _print(snapshot, is_coloured=is_coloured)

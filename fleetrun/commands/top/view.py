@@ -1,4 +1,4 @@
-"""What people have asked `fleetrun top` to show by keys: order, filter, a row, its log; pure."""
+"""What `fleetrun top` shows, as chosen by keys: order, filter, a row, its log; pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.commands.top.sample import RankRow, totals
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from fleetrun.commands.top.sample import RankRow
 
 # What rows can be in the order of, by the heads of the columns.
 _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
@@ -36,8 +36,6 @@ _KEYS = {
     b"\x7f": "backspace",
     b"\x08": "backspace",
     b"\x1b": "escape",
-    b"k": "up",
-    b"j": "down",
 }
 _KEY = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)?|[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*", re.DOTALL
@@ -97,6 +95,7 @@ def after(view: View, key: bytes, rows: Sequence[RankRow], page: int) -> View:
     if view.is_typing:
         return _typed(view, key, name)
     moves = {"up": -1, "down": 1, "page up": -page, "page down": page}
+    name = name or {b"k": "up", b"j": "down"}.get(key, "")
     if name in moves:
         return _moved(view, moves[name], rows)
     act = _ACTIONS.get(key)
@@ -114,10 +113,14 @@ def _sorted(view: View, step: int) -> View:
 
 
 def _opened(view: View, what: str, rows: Sequence[RankRow]) -> View:
-    """Return VIEW with the log or the stacks of the selected row of ROWS, else of an odd one."""
-    odd = next((row.label for row in rows if row.is_odd), rows[0].label if rows else "")
-    known = any(row.label == view.selected for row in rows)
-    return view._replace(what=what, selected=view.selected if known else odd)
+    """Return VIEW with the log or the stacks of the selected row of ROWS, else of an odd one.
+
+    Of a selected host those of one of its ROWS.
+    """
+    found = [row for row in rows if view.selected in (row.label, row.host)] or rows
+    # Stable: an odd one, else the first.
+    chosen = sorted(found, key=lambda row: not row.is_odd)[:1]
+    return view._replace(what=what, selected=chosen[0].label if chosen else "")
 
 
 _ACTIONS: dict[bytes, Callable[[View, Sequence[RankRow]], View]] = {
@@ -142,8 +145,6 @@ _ACTIONS: dict[bytes, Callable[[View, Sequence[RankRow]], View]] = {
 
 def _typed(view: View, key: bytes, name: str) -> View:
     """Return VIEW whose filter is being typed after KEY."""
-    if key in (b"j", b"k"):
-        name = ""
     if name in ("enter", "escape"):
         return view._replace(is_typing=False, words="" if name == "escape" else view.words)
     if name == "backspace":
@@ -153,7 +154,8 @@ def _typed(view: View, key: bytes, name: str) -> View:
 
 
 def _moved(view: View, by: int, rows: Sequence[RankRow]) -> View:
-    labels = [row.label for row in ordered(rows, view)]
+    shown = totals(rows) if view.what == HOSTS else rows
+    labels = [row.label for row in ordered(shown, view)]
     if not labels:
         return view
     at = labels.index(view.selected) + by if view.selected in labels else 0

@@ -17,7 +17,6 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from fleetrun.commands.report import page
 from fleetrun.commands.ui.views import Views
 from fleetrun.errors import FleetrunError
 
@@ -40,12 +39,13 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_SCRIPT, _STYLE = "text/javascript", "text/css"
-_FILES = {
-    "/": ("ui.html", "text/html"),
-    "/ui.js": ("ui.js", _SCRIPT),
-    "/ui.css": ("ui.css", _STYLE),
-}
+_FILES = (
+    ("/", "ui.html", "text/html"),
+    ("/ui.js", "ui.js", "text/javascript"),
+    ("/ui.css", "ui.css", "text/css"),
+    ("/page.css", "../report/page.css", "text/css"),
+    ("/chart.js", "../report/chart.js", "text/javascript"),
+)
 
 
 def serve(listening: socket.socket, token: str, log_dir: str) -> None:
@@ -68,11 +68,7 @@ def serve(listening: socket.socket, token: str, log_dir: str) -> None:
 
 
 def application(token: str, views: Views) -> ASGIApp:
-    """Return what answers, to those who know TOKEN, with VIEWS."""
-
-    def file(name: str, kind: str) -> Route:
-        text = Path(__file__).with_name(name).read_text(encoding="utf-8")
-        return _fixed(f"/{name}" if name != "ui.html" else "/", text, kind)
+    """Return the application that answers requests with TOKEN from VIEWS."""
 
     def answer(path: str, get: Callable[[Request], object], *, method: str = "GET") -> Route:
         def endpoint(request: Request) -> Response:
@@ -91,9 +87,10 @@ def application(token: str, views: Views) -> ASGIApp:
 
     run = "/api/runs/{run}"
     routes = [
-        *(file(*each) for each in _FILES.values()),
-        _fixed("/page.css", page.part("page.css"), _STYLE),
-        _fixed("/chart.js", page.part("chart.js"), _SCRIPT),
+        *(
+            _fixed(path, (Path(__file__).parent / file).read_text(encoding="utf-8"), kind)
+            for path, file, kind in _FILES
+        ),
         answer("/api/runs", lambda _: views.listed()),
         answer(run, lambda it: views.run(it.path_params["run"], asked(it).get("seen", ""))),
         answer(f"{run}/logs", lambda it: views.logs(it.path_params["run"], asked(it))),
@@ -105,7 +102,7 @@ def application(token: str, views: Views) -> ASGIApp:
 
 
 def _fixed(path: str, text: str, kind: str) -> Route:
-    """Return the route of what is the same for everybody, and says nothing about any run."""
+    """Return the route of a file, which needs no token: it says nothing about any run."""
     return Route(path, lambda _: Response(text, media_type=kind))
 
 
@@ -129,7 +126,7 @@ def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
 
 
 def _refusal(path: str, headers: dict[bytes, bytes], expected: bytes) -> Response | None:
-    """Return why a request gets nothing; None: it may be answered."""
+    """Return the response that refuses a request; None if it may be answered."""
     name = headers.get(b"host", b"").decode("latin-1").rpartition(":")
     if (name[0] or name[2]) not in _NAMES:
         return PlainTextResponse("fleetrun ui answers to 127.0.0.1 and localhost only.", 421)

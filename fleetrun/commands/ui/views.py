@@ -6,9 +6,8 @@ import base64
 import os
 import threading
 from array import array
-from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fleetrun.commands.logs import choose, collectives, show
 from fleetrun.commands.report import history, page
@@ -34,13 +33,6 @@ _LEAST_OF_EACH = 4 << 10
 _MOST_STACKS = 1 << 20
 
 
-class _Watched(NamedTuple):
-    """A run that somebody looks at: what it was when it was read last, and what was read."""
-
-    version: str
-    story: history.RunHistory
-
-
 class Views:
     """What is known of the runs in LOG_DIR, and of jobs of this user elsewhere on this host."""
 
@@ -49,7 +41,8 @@ class Views:
         # By the key that stands for it in addresses: no path of a request is ever opened.
         self._paths: dict[str, str] = {}
         self._runs: dict[str, tuple[int, Run]] = {}
-        self._watched: dict[str, _Watched] = {}
+        # By key: the version that was read last, and its story.
+        self._watched: dict[str, tuple[str, history.RunHistory]] = {}
         self._metrics: dict[str, metricsfile.MetricsReader] = {}
         # Requests are answered by threads.
         self._lock = threading.Lock()
@@ -190,16 +183,16 @@ class Views:
     def _story(self, key: str, found: Sequence[Run], version: str) -> history.RunHistory:
         with self._lock:
             before = self._watched.get(key)
-            if before is None or before.version != version:
+            if before is None or before[0] != version:
                 story = history.read(found, measured=self._measured, most_bytes=_MOST_SEARCHED)
-                before = self._watched[key] = _Watched(version, story)
-            return before.story
+                before = self._watched[key] = version, story
+            return before[1]
 
     def _measured(self, run: Run) -> Sequence[metricsfile.MetricsRecord]:
-        make = partial(
-            metricsfile.MetricsReader, os.path.join(run.path, names.METRICS), _MOST_MOMENTS
-        )
-        return self._metrics.setdefault(run.path, make()).read()
+        if run.path not in self._metrics:
+            path = os.path.join(run.path, names.METRICS)
+            self._metrics[run.path] = metricsfile.MetricsReader(path, _MOST_MOMENTS)
+        return self._metrics[run.path].read()
 
 
 def _version(found: Sequence[Run]) -> str:

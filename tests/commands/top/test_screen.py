@@ -222,6 +222,9 @@ def test_keys_sort_filter_and_choose() -> None:
     assert pressed(snapshot, b"jjk").selected == "rank 0"
     hosts = shown(snapshot, b"h", height=50)
     assert [line.split()[0] for line in hosts[3:35]] == [f"node{number}" for number in range(32)]
+    assert pressed(snapshot, b"hjjj").selected == "node2"
+    assert "node20 " in "".join(shown(snapshot, b"h" + b"j" * 21, height=12))
+    assert pressed(snapshot, b"hjjjl") == View(what="log", selected="rank 16")
     assert pressed(snapshot, b"jl").what == "log"
     assert pressed(snapshot, b"jlq").what == "ranks"
     assert pressed(snapshot, b"q").is_over
