@@ -32,9 +32,11 @@ from fleetrun.probe.health import gpu_proof as proof_reader
 from fleetrun.probe.health import gpus as gpu_reader
 from fleetrun.probe.health import machine as machine_reader
 from fleetrun.probe.health import network as network_reader
-from fleetrun.probe.health import peers as meeting
 from fleetrun.probe.health import software as software_reader
 from fleetrun.records import secrets
+from fleetrun.records.variables import TOKEN
+from fleetrun.session import introductions
+from fleetrun.session.authentication import Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -121,8 +123,15 @@ def examine(
     if len(members) > 1:
         card = _card(net.hostname, programs, cards)
         address = members[me].host if hosts.is_loopback(members[me].host) else None
-        spots = [meeting.HostPorts(each.host, each.ports) for each in members]
-        met = meeting.meet(spots, me, card, timeout_s=timeout_s, address=address, say=say)
+        met = introductions.meet(
+            [introductions.HostPorts(each.host, each.ports) for each in members],
+            me,
+            card,
+            key=Key(request.job_id, environ.get(TOKEN)),
+            timeout_s=timeout_s,
+            address=address,
+            say=say,
+        )
         found += peers.judge(met, card)
     measured = None
     if allreduce:

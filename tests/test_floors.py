@@ -406,6 +406,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.session.elected",
         "fleetrun.session.election",
         "fleetrun.session.etcd",
+        "fleetrun.session.introductions",
         "fleetrun.session.jobrecord",
         "fleetrun.session.jobstore",
         "fleetrun.session.prehook",

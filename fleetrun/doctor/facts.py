@@ -269,7 +269,7 @@ class Connect(NamedTuple):
     """A connection to one port of another host: connected, or why not.
 
     `outcome` is connected, refused (the host answers, nothing listens), silent (no answer at all),
-    or another program (which listens there); `text` is the kernel's word for it.
+    or another program (which listens there); `text` says more.
     """
 
     port: int

@@ -47,7 +47,7 @@ def _connections(peer: Peer) -> Iterator[Finding]:
         if outcome == "silent":
             yield error(
                 check,
-                f"{where} does not answer ({rows[0].text})",
+                f"{where}: {rows[0].text}",
                 "a firewall drops what comes there, or the host is down; ranks would wait forever"
                 if not connected
                 else "a firewall drops what comes there; ranks would wait forever",
@@ -63,7 +63,7 @@ def _connections(peer: Peer) -> Iterator[Finding]:
         elif outcome == "another program":
             yield error(
                 check,
-                f"{where} is answered by something other than fleetrun",
+                f"{where} is answered by something other than this check-up ({rows[0].text})",
                 "the rank that is to listen there cannot",
                 f"ssh {peer.host} ss -ltnp  # stop it, or another --start_port on every host",
             )

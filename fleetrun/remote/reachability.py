@@ -5,15 +5,19 @@ from __future__ import annotations
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
-import select
-import time
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
+
+from fleetrun.run.loop import Loop
+from fleetrun.session.connection import reason
+from fleetrun.session.dialer import TcpConnect
+from fleetrun.session.resolver import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fleetrun.remote.protocol import HostEndpoint
+    from fleetrun.session.connection import Link
 
 # As long as a lost packet is sent again twice.
 _TIMEOUT_S = 5.0
@@ -49,41 +53,31 @@ def missing(
     places: Sequence[HostEndpoint], timeout_s: float = _TIMEOUT_S
 ) -> tuple[tuple[str, str], ...]:
     """Return those of PLACES that cannot be connected to within TIMEOUT_S: a name and why."""
-    faults: dict[str, str] = {}
-    waiting: dict[int, tuple[HostEndpoint, _socket.socket]] = {}
-    poll = select.poll()
-    for place in places:
-        try:
-            family, _, _, _, where = _socket.getaddrinfo(
-                place.address, place.port, _socket.AF_INET, _socket.SOCK_STREAM
-            )[0]
-        except OSError as error:
-            faults[place.name] = f"its name cannot be resolved: {error.strerror}"
-            continue
-        made = _socket.socket(family, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
-        code = made.connect_ex(where)
-        if code in {0, errno.EINPROGRESS}:
-            waiting[made.fileno()] = place, made
-            poll.register(made, select.POLLOUT)
+    loop = Loop()
+    faults: dict[HostEndpoint, str] = {}
+    calls: dict[HostEndpoint, TcpConnect] = {}
+
+    def connected(place: HostEndpoint, link: Link | None, number: int) -> None:
+        del calls[place]
+        if link is not None:
+            link.socket.close()
+        elif number == errno.ETIMEDOUT:
+            faults[place] = f"no answer within {timeout_s:g} s"
         else:
-            faults[place.name] = os.strerror(code).lower()
-            made.close()
-    until = time.monotonic() + timeout_s
-    while waiting and (left := until - time.monotonic()) > 0:
-        for fd, _ in poll.poll(left * 1000):
-            place, made = waiting.pop(fd)
-            code = made.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
-            if code:
-                faults[place.name] = os.strerror(code).lower()
-            poll.unregister(made)
-            made.close()
-    for place, made in waiting.values():
-        faults[place.name] = f"no answer within {timeout_s:g} s"
-        with suppress(OSError):
-            made.close()
-    found = []
+            faults[place] = reason(OSError(number, os.strerror(number)))
+
     for place in places:
-        if place.name in faults:
-            where_to = f"{place.name} at {place.address}:{place.port}"
-            found.append((place.name, f"it does not reach {where_to} ({faults[place.name]})."))
-    return tuple(found)
+        # As the endpoints of ranks are.
+        found = [one for one in resolve(place.address, place.port) if one.family == _socket.AF_INET]
+        if found:
+            calls[place] = TcpConnect(found[0], loop, partial(connected, place), timeout_s)
+        else:
+            faults[place] = "its name cannot be resolved"
+    while calls:
+        loop.turn()
+    loop.close()
+    return tuple(
+        (one.name, f"it does not reach {one.name} at {one.address}:{one.port} ({faults[one]}).")
+        for one in places
+        if one in faults
+    )

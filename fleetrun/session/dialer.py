@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.run.loop import WRITABLE
+from fleetrun.run.loop import WRITABLE, nothing
 from fleetrun.session.connection import HUNG_UP, Connection, Link, plain_address, reason
 from fleetrun.session.resolver import Lookup, Place, literal, own_name
 
@@ -29,6 +29,9 @@ _CONNECT_S, _INTRODUCTION_S = 1.0, 5.0
 # The pause between two rounds: hosts that start together find each other at once, and thousands
 # that wait for one are no flood.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
+# What has become of a call that failed: a TCP connection was refused, or nothing came back, or
+# somebody has accepted it who did not prove to be of this job.
+REFUSED, SILENT, OTHER = "refused", "silent", "another program"
 # What a name means may change while we wait: a host that is being started.
 _LOOK_UP_AGAIN_S = 2.0
 
@@ -94,8 +97,9 @@ class Dialer:
         self._lookups: dict[Target, Lookup] = {}
         self._queue: list[tuple[Target, Place]] = []
         self._attempts: list[_Attempt] = []
-        # The last thing that went wrong with each, and those where somebody said what.
+        # What went wrong with each last, as a text and a kind, and those where somebody said what.
         self.troubles: dict[Target, str] = {}
+        self.outcomes: dict[Target, str] = {}
         self._refused: set[Target] = set()
 
     @property
@@ -194,7 +198,6 @@ class Dialer:
                 failed=partial(self._failed, target),
             )
             self._attempts.append(attempt)
-            attempt.begin()
             if self._queue and self._is_begun:
                 self._waiting.timer((id(self), "next"), time.monotonic() + _NEXT_S, self._next)
         elif not self._attempts:
@@ -217,10 +220,75 @@ class Dialer:
         if attempt.is_refused or target not in self._refused:
             # A coordinator that has given up by now listens no more, which explains nothing.
             self.troubles[target] = why
-        # Not at once: the caller may just be starting this attempt.
+            self.outcomes[target] = attempt.outcome
         self._waiting.timer((id(self), "next"), time.monotonic(), self._next)
-        if attempt.is_closed and self._closed is not None and target not in self._refused:
+        is_closed = attempt.outcome == REFUSED
+        if is_closed and self._closed is not None and target not in self._refused:
             self._closed(attempt.target)
+
+
+class TcpConnect:
+    """One attempt to connect to PLACE: DONE is called with the link, or with None and an errno.
+
+    Nothing is called after `close`; the socket belongs to whoever got the link.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        waiting: Waiting,
+        done: Callable[[Link | None, int], None],
+        within_s: float = _CONNECT_S,
+    ) -> None:
+        self._waiting = waiting
+        self._done = done
+        self._socket: _socket.socket | None = None
+        kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
+        try:
+            link = self._socket = _socket.socket(place.family, kind)
+            number = link.connect_ex(place.name)
+        except OSError as error:
+            # A kernel without IPv6, or no file to spare.
+            number = error.errno or errno.EIO
+        until = time.monotonic()
+        if self._socket is not None and number in {0, errno.EINPROGRESS}:
+            number, until = errno.ETIMEDOUT, until + within_s
+            waiting.watch(self._socket.fileno(), self._connected, WRITABLE)
+        # Never from within: the caller has nothing in hand yet.
+        waiting.timer((id(self), "connect"), until, partial(self._fail, number))
+
+    def _connected(self) -> None:
+        link = self._socket
+        assert link is not None  # it was watched
+        try:
+            here, there = link.getsockname(), link.getpeername()
+        except OSError as error:
+            number = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+            self._fail(number or error.errno or errno.ENOTCONN)
+            return
+        if here == there:
+            # A caller that was given the very port that it calls reaches itself.
+            self._fail(errno.ECONNREFUSED)
+            return
+        self._forget()
+        self._socket = None
+        self._done(Link(link, plain_address(there), plain_address(here), there[1]), 0)
+
+    def _fail(self, number: int) -> None:
+        self.close()
+        self._done(None, number)
+
+    def _forget(self) -> None:
+        self._waiting.timer((id(self), "connect"), None, nothing)
+        if self._socket is not None:
+            self._waiting.unwatch(self._socket.fileno())
+
+    def close(self) -> None:
+        """Give up."""
+        self._forget()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 class _Attempt:
@@ -236,57 +304,31 @@ class _Attempt:
         ready: Callable[[_Attempt, Connection], None],
         failed: Callable[[_Attempt, str], None],
     ) -> None:
-        self._place = place
         self._waiting = waiting
         self._key = key
         self._codec = codec
         self._ready = ready
         self._failed = failed
-        self._socket: _socket.socket | None = None
         self._connection: Connection | None = None
         self.target = Target(plain_address(place.name), int(str(place.name[1])))
-        # Whether what listens there has said what it does not like, and whether nobody listens.
-        self.is_refused = self.is_closed = False
+        # Whether what listens there has said what it does not like.
+        self.is_refused = False
+        self.outcome = SILENT
+        self._connect = TcpConnect(place, waiting, self._connected)
 
-    def begin(self) -> None:
-        """Call."""
-        kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
-        try:
-            link = _socket.socket(self._place.family, kind)
-        except OSError as error:
-            # A kernel without IPv6, or no file to spare.
-            self._fail(reason(error))
-            return
-        self._socket = link
-        self._deadline(_CONNECT_S)
-        number = link.connect_ex(self._place.name)
-        if number not in {0, errno.EINPROGRESS}:
-            self._fail_to_connect(number)
-            return
-        self._waiting.watch(link.fileno(), self._connected, WRITABLE)
-
-    def _connected(self) -> None:
-        link = self._socket
+    def _connected(self, link: Link | None, number: int) -> None:
         if link is None:
+            self.outcome = REFUSED if number == errno.ECONNREFUSED else SILENT
+            why = reason(OSError(number, os.strerror(number)))
+            if number == errno.ETIMEDOUT:
+                why = f"no answer within {_CONNECT_S:g} s (is a firewall in between?)"
+            self._fail(why)
             return
-        self._waiting.unwatch(link.fileno())
-        number = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
-        if number:
-            self._fail_to_connect(number)
-            return
-        try:
-            here, there = link.getsockname(), link.getpeername()
-        except OSError as error:
-            self._fail(reason(error))
-            return
-        if here == there:
-            # A caller that was given the very port that it calls reaches itself.
-            self._fail_to_connect(errno.ECONNREFUSED)
-            return
-        self._socket = None
-        self._deadline(_INTRODUCTION_S)
+        self.outcome = OTHER
+        until = time.monotonic() + _INTRODUCTION_S
+        self._waiting.timer((id(self), "deadline"), until, self._late)
         self._connection = Connection(
-            Link(link, plain_address(there), plain_address(here), there[1]),
+            link,
             self._waiting,
             self._key,
             self._codec,
@@ -304,18 +346,8 @@ class _Attempt:
         self.is_refused = why != HUNG_UP
         self._fail(why if self.is_refused else f"whoever listens there {why}")
 
-    def _deadline(self, seconds: float) -> None:
-        self._waiting.timer((id(self), "deadline"), time.monotonic() + seconds, self._late)
-
     def _late(self) -> None:
-        if self._connection is None:
-            self._fail(f"no answer within {_CONNECT_S:g} s (is a firewall in between?)")
-        else:
-            self._fail("a program other than fleetrun listens there")
-
-    def _fail_to_connect(self, number: int) -> None:
-        self.is_closed = number == errno.ECONNREFUSED
-        self._fail(reason(OSError(number, os.strerror(number))))
+        self._fail("a program other than fleetrun listens there")
 
     def _fail(self, why: str) -> None:
         self.close()
@@ -324,10 +356,7 @@ class _Attempt:
     def close(self) -> None:
         """Give it up; nothing is called any more."""
         self._waiting.timer((id(self), "deadline"), None, self._late)
-        if self._socket is not None:
-            self._waiting.unwatch(self._socket.fileno())
-            self._socket.close()
-            self._socket = None
+        self._connect.close()
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -43,10 +43,11 @@ def literal(host: str, port: int) -> tuple[Place, ...]:
     >>> literal("::1", 80)[0].address, literal("node1", 80)
     ('::1', ())
     """
-    return _places(host, port, _socket.AI_NUMERICHOST)
+    return resolve(host, port, _socket.AI_NUMERICHOST)
 
 
-def _places(host: str, port: int, flags: int) -> tuple[Place, ...]:
+def resolve(host: str, port: int, flags: int = 0) -> tuple[Place, ...]:
+    """Return where PORT of HOST is; blocks, and returns nothing for an unknown name."""
     # As bytes: for text, Python would import a codec that takes 20 ms.
     encoded = host.encode()
     try:
@@ -95,7 +96,7 @@ class Lookup:
 
 
 def _ask(host: str, port: int) -> tuple[tuple[int, tuple[object, ...]], ...]:
-    return tuple(tuple(place) for place in _places(host, port, 0))  # type: ignore[misc]
+    return tuple(tuple(place) for place in resolve(host, port))  # type: ignore[misc]
 
 
 def own_name() -> str:

@@ -31,7 +31,7 @@ def test_a_peer_that_is_well_has_nothing_to_mend() -> None:
         ({"connects": (PORTS[0], Connect(6071, "silent", "timed out"))}, "connection", ERROR),
         ({"connects": (PORTS[0], Connect(6071, "refused"))}, "connection", WARNING),
         ({"connects": (PORTS[0], Connect(6071, "another program"))}, "connection", ERROR),
-        ({"connects": (Connect(6070, "silent"),), "card": None}, "connection", ERROR),
+        ({"connects": (Connect(6070, "silent", "no answer"),), "card": None}, "connection", ERROR),
         ({"ahead_s": 30.0}, "clock", WARNING),
         ({"ahead_s": -30.0}, "clock", WARNING),
         ({"card": CARD._replace(paddle="2.6.2")}, "versions", ERROR),

@@ -9,20 +9,28 @@ from contextlib import suppress
 import ports
 
 from fleetrun.doctor.facts import Connect, HostDescription, Peer
-from fleetrun.probe.health import peers
-from fleetrun.probe.health.peers import HostPorts
+from fleetrun.session import introductions
+from fleetrun.session.authentication import Key
+from fleetrun.session.introductions import HostPorts
 
 CARD = HostDescription("node", "0.1.0", "3.11", "3.3.1", "", "", "")
-TIMEOUT_S = 60.0
+KEY, TIMEOUT_S = Key("job"), 60.0
 
 
-def meet_all(spots: list[HostPorts], timeout_s: float = TIMEOUT_S) -> list[tuple[Peer, ...]]:
+def alone(spots: list[HostPorts], me: int, timeout_s: float, key: Key = KEY) -> tuple[Peer, ...]:
+    """Let host ME of SPOTS meet the others."""
+    card = CARD._replace(host=f"node{me}")
+    return introductions.meet(spots, me, card, key=key, timeout_s=timeout_s, address=spots[me].host)
+
+
+def meet_all(
+    spots: list[HostPorts], timeout_s: float = TIMEOUT_S, keys: list[Key] | None = None
+) -> list[tuple[Peer, ...]]:
     """Let every host of SPOTS meet the others."""
     found: dict[int, tuple[Peer, ...]] = {}
 
     def meet(me: int) -> None:
-        card = CARD._replace(host=f"node{me}")
-        found[me] = peers.meet(spots, me, card, timeout_s=timeout_s, address=spots[me].host)
+        found[me] = alone(spots, me, timeout_s, KEY if keys is None else keys[me])
 
     threads = [threading.Thread(target=meet, args=(me,)) for me in range(len(spots))]
     for thread in threads:
@@ -48,8 +56,8 @@ def test_hosts_that_come_meet_on_every_port() -> None:
 def test_a_host_that_does_not_come_refuses() -> None:
     (port,) = ports.free(1)
     spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
-    (peer,) = peers.meet(spots, 0, CARD, timeout_s=0.3, address="127.0.0.2")
-    assert peer == Peer("127.0.0.3", (Connect(port, "refused"),))
+    (peer,) = alone(spots, 0, 0.3)
+    assert peer == Peer("127.0.0.3", (Connect(port, "refused", "connection refused"),))
 
 
 def test_what_answers_otherwise_is_another_program() -> None:
@@ -67,10 +75,21 @@ def test_what_answers_otherwise_is_another_program() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
-        (peer,) = peers.meet(spots, 0, CARD, timeout_s=2.0, address="127.0.0.2")
+        (peer,) = alone(spots, 0, 2.0)
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
-    assert peer == Peer("127.0.0.3", (Connect(port, "another program"),))
+    (connect,) = peer.connects
+    assert (connect.outcome, peer.card) == ("another program", None)
+    assert "'HTTP/1.1 400 Bad Request'" in connect.text
+
+
+def test_a_check_up_of_another_job_is_named_as_such() -> None:
+    (port,) = ports.free(1)
+    spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
+    found = meet_all(spots, 0.5, keys=[Key("job"), Key("job", "a token")])
+    assert [(peer.connects[0].outcome, "token" in peer.connects[0].text) for (peer,) in found] == [
+        ("another program", True)
+    ] * 2
 
 
 def test_who_calls_and_says_nonsense_changes_nothing() -> None:
