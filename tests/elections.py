@@ -353,8 +353,7 @@ class ElectedWorld(World):
         ):
             leader.unkept = message
             assert leader.coordinator is not None
-            known = state.recorded(leader.coordinator, message)
-            record = leader.election.record(message.generation, message.restarts, *known)
+            record = state.record(leader.coordinator, message, leader.name)
             leader.election.keep(record, lambda: self.has_kept(leader))
         held = {one for one, _ in leader.held}
         is_held = leader.unkept is not None and (

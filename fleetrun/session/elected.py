@@ -122,7 +122,7 @@ class ElectedSession(Session):
     # As a candidate of the election -------------------------------------------------------------
 
     def may_lead(self) -> bool:
-        """Return whether nothing runs here, and this host has said what it brings along."""
+        """Whether nothing runs here, and this host has said what it brings along."""
         known = self._member
         if known is None or known.offer is None or known.failure is not None:
             return False
@@ -262,8 +262,7 @@ class ElectedSession(Session):
         if self._coordinator is None:
             return
         self._unkept = roster
-        known = state.recorded(self._coordinator, roster)
-        record = self._election.record(roster.generation, roster.restarts, *known)
+        record = state.record(self._coordinator, roster, self.launcher)
         self._election.keep(record, self._has_kept)
 
     def _has_kept(self) -> None:

@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 
     from fleetrun.run.loop import Waiting
     from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.jobrecord import HostFailureCount, RosterEntry
     from fleetrun.session.jobstore import JobStore, StoreAnswer
 
-    class LeaderCallbacks(Protocol):
-        """What an election has the launcher do that may be elected, or follows the one that is."""
+    class Candidate(Protocol):
+        """A launcher's session, as an election lets it lead or follow."""
 
         @abstractmethod
         def may_lead(self) -> bool:
-            """Return whether nothing runs here, and the next generation can be coordinated here."""
+            """Whether nothing runs here, and the next generation can be coordinated here."""
 
         @abstractmethod
         def listen(self, local: str) -> tuple[str, int]:
@@ -75,7 +74,7 @@ _NAME_BYTES = 8
 
 
 class Election:
-    """Finds a coordinator for the job of LAUNCHER, which CALLBACKS lets lead or follow."""
+    """Finds a coordinator for the job of LAUNCHER, whose SESSION leads or follows."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Election:
         launcher: str,
         store: JobStore,
         waiting: Waiting,
-        callbacks: LeaderCallbacks,
+        session: Candidate,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,7 +92,7 @@ class Election:
         self._launcher = launcher
         self._store = store
         self._waiting = waiting
-        self._callbacks = callbacks
+        self._session = session
         # Why etcd does not answer.
         self.trouble = ""
         self.leader: LeaderRecord | None = None
@@ -186,21 +185,21 @@ class Election:
         if self.leader is not None:
             # Who answers there from now on leads another term.
             self.leader = None
-            self._callbacks.unfollow()
+            self._session.unfollow()
         if self._free_at is None:
             self._free_at = self._clock()
-        if not self._callbacks.may_lead() or self._clock() < self._rests_until:
+        if not self._session.may_lead() or self._clock() < self._rests_until:
             return
         record = jobrecord.read_record(recorded)
         if self._job is not None and (record is None or record.job != self._job):
             self.rest()
-            self._callbacks.end("the job has ended, or etcd has lost its record")
+            self._session.end("the job has ended, or etcd has lost its record")
             return
         if record is not None and record.job not in {self._job, self._followed}:
             # Its hosts would be faster. Those that are cut off have ended their ranks by then.
             wait_s = record.config.quarantine_s + record.config.heartbeat_timeout_s
             if self._clock() < self._free_at + wait_s:
-                self._callbacks.note(
+                self._session.note(
                     "etcd has the roster of a job of this name that has not ended: waiting "
                     f"{wait_s:.0f} s for its hosts"
                 )
@@ -217,21 +216,21 @@ class Election:
             self.trouble = "the value there is not from fleetrun"
         elif self._job is not None and leader.job != self._job:
             self.rest()
-            self._callbacks.end("another job of the same name has begun")
+            self._session.end("another job of the same name has begun")
         elif leader.launcher != self._launcher and leader != self.leader:
             self.leader = leader
-            self._callbacks.follow()
+            self._session.follow()
 
     # Becoming it --------------------------------------------------------------------------------
 
     def _campaign(self, record: JobRecord | None, record_revision: int, local: str) -> None:
         try:
-            host, port = self._callbacks.listen(local)
+            host, port = self._session.listen(local)
         except EnvironmentFault as error:
             if record is None:
                 raise
             # One of the others will do.
-            self._callbacks.note(str(error))
+            self._session.note(str(error))
             return
         job = os.urandom(_NAME_BYTES).hex() if record is None else record.job
         generation = 0 if record is None else record.generation + 1
@@ -249,7 +248,7 @@ class Election:
         self._is_looking = False
         self.trouble = answer.trouble
         if answer.value is None or not self._is_seeking:
-            self._callbacks.unlisten()
+            self._session.unlisten()
             self._pause_s = _FIRST_S
             self._look_later()
             return
@@ -258,7 +257,7 @@ class Election:
         self.leader, self.is_leading = leader, True
         lost_at, self._free_at = self._free_at or answer.asked_at, None
         self._renewed(answer.asked_at)
-        self._callbacks.lead(record, lost_at)
+        self._session.lead(record, lost_at)
 
     # Being it -----------------------------------------------------------------------------------
 
@@ -266,7 +265,7 @@ class Election:
         self.renewed_at = at
         self._timer("renew", at + self.config.heartbeat_s, self._renew)
         self._timer("overdue", at + self.config.warning_s, self.check)
-        self._callbacks.renewed(at)
+        self._session.renewed(at)
 
     def _renew(self) -> None:
         if self.is_leading:
@@ -308,7 +307,7 @@ class Election:
         self.leader = None
         self._timer("renew", None, self._renew)
         self._timer("overdue", None, self.check)
-        self._callbacks.resign(why, self.renewed_at)
+        self._session.resign(why, self.renewed_at)
 
     def keep(self, record: JobRecord, kept: Callable[[], None]) -> None:
         """Write RECORD down; KEPT is called when it is, if this is still the coordinator then."""
@@ -329,22 +328,6 @@ class Election:
                 self._resign("another host has become the coordinator")
 
         self._store.ask(answered, "keep", jobrecord.write(record), self._revision, lease)
-
-    def record(
-        self,
-        generation: int,
-        restarts: int,
-        entries: tuple[RosterEntry, ...],
-        failure_counts: tuple[HostFailureCount, ...] = (),
-        admitted: tuple[str, ...] = (),
-    ) -> JobRecord:
-        """Return the record of a roster of ENTRIES, with the STRIKES of hosts that are none.
-
-        ADMITTED is by what those who have taken part are known again.
-        """
-        assert self.leader is not None
-        job, own, config = self.leader.job, self._launcher, self.config.told
-        return JobRecord(job, generation, restarts, own, entries, config, failure_counts, admitted)
 
     def leave(self, *, is_final: bool) -> None:
         """Coordinate no more; IS_FINAL: the job has ended. Nothing runs any more in either case."""

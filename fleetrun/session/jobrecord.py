@@ -39,7 +39,7 @@ class LeaderRecord(NamedTuple):
 
 
 class RosterEntry(NamedTuple):
-    """A host of the roster, in the order of the ranks."""
+    """A host of the job; `launcher` is empty for one that has no place in the roster."""
 
     launcher: str
     host: str
@@ -52,18 +52,6 @@ class RosterEntry(NamedTuple):
         _check(self.failure_count, names=(self.launcher, self.host, self.hostname))
 
 
-class HostFailureCount(NamedTuple):
-    """How often a job has failed because of a host that has no place in it now."""
-
-    address: str
-    hostname: str
-    failure_count: int
-
-    def check(self) -> None:
-        """Raise ValueError where no launcher can have written it."""
-        _check(self.failure_count, names=(self.address, self.hostname))
-
-
 class JobRecord(NamedTuple):
     """The roster that a job last began a generation with, written by its coordinator."""
 
@@ -71,9 +59,10 @@ class JobRecord(NamedTuple):
     generation: int
     restarts: int
     coordinator: str
+    # Hosts in the order of their ranks, and others because of which the job has failed.
     entries: tuple[RosterEntry, ...]
     config: RendezvousConfig
-    failure_counts: tuple[HostFailureCount, ...] = ()
+    others: tuple[RosterEntry, ...] = ()
     # By what those who have taken part are known again.
     admitted: tuple[str, ...] = ()
 

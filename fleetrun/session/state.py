@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.jobrecord import HostFailureCount, JobRecord, RosterEntry
-    from fleetrun.session.messages import FromCoordinator, FromMember, RosterMessage, Stop
+    from fleetrun.session.jobrecord import JobRecord, RosterEntry
+    from fleetrun.session.messages import Entry, FromCoordinator, FromMember, RosterMessage, Stop
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
     "forming",
@@ -181,9 +181,7 @@ def resume(
     """
     config = record.config
     lost = [entry for entry in record.entries if entry.launcher == record.coordinator]
-    failure_counts = {
-        (one.address, one.hostname): one.failure_count for one in record.failure_counts
-    }
+    failure_counts = {(one.host, one.hostname): one.failure_count for one in record.others}
     if record.coordinator != launcher:
         failure_counts |= {(one.host, one.hostname): one.failure_count + 1 for one in lost}
     failure = Failure(
@@ -220,19 +218,25 @@ def resume(
     return state
 
 
-def recorded(
-    state: State, roster: RosterMessage
-) -> tuple[tuple[RosterEntry, ...], tuple[HostFailureCount, ...], tuple[str, ...]]:
-    """Return what of ROSTER, and of hosts that were there before, another coordinator must know."""
-    from fleetrun.session.jobrecord import HostFailureCount, RosterEntry  # only with etcd
+def record(state: State, roster: RosterMessage, coordinator: str) -> JobRecord:
+    """Return what another coordinator must know of ROSTER, which COORDINATOR has made."""
+    from fleetrun.session.jobrecord import JobRecord, RosterEntry  # only with etcd
 
-    entries = []
-    for one in roster.entries:
+    def entry(one: Entry) -> RosterEntry:
         host = state.hosts.get(one.launcher)
-        failure_count = 0 if host is None else host.failure_count
-        entries.append(RosterEntry(one.launcher, one.host, one.hostname, failure_count))
-    counts = tuple(HostFailureCount(*who, count) for who, count in state.failure_counts.items())
-    return tuple(entries), counts, () if state.has_token else tuple(sorted(state.admitted))
+        count = 0 if host is None else host.failure_count
+        return RosterEntry(one.launcher, one.host, one.hostname, count)
+
+    return JobRecord(
+        state.session,
+        roster.generation,
+        roster.restarts,
+        coordinator,
+        tuple(map(entry, roster.entries)),
+        state.config.told,
+        tuple(RosterEntry("", *who, count) for who, count in state.failure_counts.items()),
+        () if state.has_token else tuple(sorted(state.admitted)),
+    )
 
 
 def absent(state: State) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session import coordinator, state
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
-from fleetrun.session.jobrecord import HostFailureCount, JobRecord
+from fleetrun.session.jobrecord import RosterEntry
 from fleetrun.session.messages import (
     PROTOCOL,
     Acknowledged,
@@ -806,12 +806,11 @@ def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
     failed(one, 1, 0, 2)
     one.run(0, 1, 2)
     assert one.state.roster is not None
-    entries, failure_counts, _ = state.recorded(one.state, one.state.roster)
-    assert [entry.failure_count for entry in entries] == [0, 1, 0]
-    assert failure_counts == ()
+    record = state.record(one.state, one.state.roster, "launcher 0")
+    assert [entry.failure_count for entry in record.entries] == [0, 1, 0]
+    assert record.others == ()
     # The first host is lost; the third one coordinates the job now.
-    failure_counts = (HostFailureCount("10.0.0.9", "node-9", 4),)
-    record = JobRecord("job", 1, 1, "launcher 0", entries, one.state.config, failure_counts)
+    record = record._replace(others=(RosterEntry("", "10.0.0.9", "node-9", 4),))
     next_one = state.resume(one.now, record, "launcher 2", one.now)
     assert next_one.hosts["launcher 1"].failure_count == 1
     assert next_one.failure_counts == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}

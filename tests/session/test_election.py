@@ -176,7 +176,7 @@ def test_a_coordinator_that_does_not_reach_etcd_resigns_before_its_lease_ends(la
 def test_whom_a_roster_is_refused_or_whose_lease_has_ended_resigns(lab: Lab) -> None:
     become(lab)
     lab.did()
-    record = lab.election.record(0, 0, (RosterEntry("me", "b", "b"),))
+    record = RECORD
     kept: list[int] = []
     lab.election.keep(record, lambda: kept.append(1))
     assert lab.answer(trouble="no answer")[:2] == ("keep", jobrecord.write(record))
@@ -197,7 +197,7 @@ def test_whom_a_roster_is_refused_or_whose_lease_has_ended_resigns(lab: Lab) -> 
 def test_the_coordinator_of_a_job_that_never_starts_again_stays_without_etcd() -> None:
     lab = Lab(RendezvousConfig(2, 2, heartbeat_timeout_s=10.0, has_store=True))
     become(lab)
-    record = lab.election.record(0, 0, (RosterEntry("me", "b", "b"),))
+    record = RECORD
     lab.election.keep(record, lab.election.fix)
     # It goes with the coordinator.
     assert lab.answer(value=True)[3] == 7

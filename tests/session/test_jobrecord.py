@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from fleetrun.session import jobrecord
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.jobrecord import HostFailureCount, JobRecord, LeaderRecord, RosterEntry
+from fleetrun.session.jobrecord import JobRecord, LeaderRecord, RosterEntry
 
 NAMES = st.text("abcXYZ012._:-", max_size=20).filter(lambda name: not name.startswith("-"))
 NUMBERS = st.integers(0, 10**6)
 LEADERS = st.builds(LeaderRecord, NAMES, NAMES, st.integers(1, 65535), NAMES, NUMBERS)
-ENTRIES = st.lists(st.builds(RosterEntry, NAMES, NAMES, NAMES, NUMBERS), min_size=1, max_size=4)
-STRIKES = st.lists(st.builds(HostFailureCount, NAMES, NAMES, NUMBERS), max_size=4)
+ENTRY = st.builds(RosterEntry, NAMES, NAMES, NAMES, NUMBERS)
+ENTRIES = st.lists(ENTRY, min_size=1, max_size=4).map(tuple)
+OTHERS = st.lists(ENTRY, max_size=4).map(tuple)
 SECONDS = st.floats(0.0, 1e6)
 CONFIG = st.builds(
     RendezvousConfig,
@@ -28,9 +29,7 @@ CONFIG = st.builds(
     **{name: SECONDS for name in RendezvousConfig._fields if name.endswith("_s")},
 )
 KNOWN = st.lists(NAMES, max_size=3).map(tuple)
-RECORDS = st.builds(
-    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), CONFIG, STRIKES.map(tuple), KNOWN
-)
+RECORDS = st.builds(JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES, CONFIG, OTHERS, KNOWN)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -55,7 +54,7 @@ def test_numbers_out_of_range_are_neither() -> None:
     bads = (leader._replace(port=0), leader._replace(port=65536), leader._replace(generation=-1))
     for bad in bads:
         assert jobrecord.read_leader(jobrecord.write(bad)) is None
-    entry, count = RosterEntry("a", "b", "c"), HostFailureCount("d", "e", 0)
+    entry, count = RosterEntry("a", "b", "c"), RosterEntry("", "d", "e")
     record = JobRecord("j", 0, 0, "a", (entry,), RendezvousConfig(1, 2), (count,))
     assert jobrecord.read_record(jobrecord.write(record)) == record
     for other in (
@@ -64,7 +63,7 @@ def test_numbers_out_of_range_are_neither() -> None:
         record._replace(entries=(entry._replace(failure_count=-1),)),
         record._replace(entries=(entry._replace(host="\x1b"),)),
         record._replace(admitted=("a/b",)),
-        record._replace(failure_counts=(count._replace(failure_count=-1),)),
+        record._replace(others=(count._replace(failure_count=-1),)),
         record._replace(config=RendezvousConfig(2, 1)),
         record._replace(config=RendezvousConfig(1, 2, names=("a", "b"))),
         record._replace(config=RendezvousConfig(1, 2, heartbeat_timeout_s=-1.0)),
