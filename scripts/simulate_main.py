@@ -26,7 +26,7 @@ from fleetrun.session.authentication import Handshake, Key, Seal
 from fleetrun.session.codec import Codec
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connection import LONGEST_FROM_LISTENER
-from fleetrun.session.messages import Offer
+from fleetrun.session.messages import JoinRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,10 +107,10 @@ class Peer:
         self.heard_at = self.free_at = 0.0
         self.seals: tuple[Seal, Seal] | None = None
 
-    def offer(self) -> Offer:
+    def offer(self) -> JoinRequest:
         """Return what the host brings: a rank for each of its devices."""
         devices = range(self.job.devices)
-        return Offer(
+        return JoinRequest(
             host="" if self.number else "10.0.0.1",
             hostname=f"node-{self.number:05}",
             pid=4711,
@@ -250,7 +250,7 @@ class Simulation:
 
     def join(self, peer: Peer) -> None:
         """Let PEER join."""
-        peer.feed(member.Offered(peer.offer(), self.now))
+        peer.feed(member.JoinRequested(peer.offer(), self.now))
         peer.feed(member.Connected(self.now))
 
     def to_coordinator(self, peer: Peer, message: FromMember) -> None:

@@ -191,7 +191,7 @@ class ElectedLauncher(Launcher):
     def may_lead(self) -> bool:
         """Whether it can coordinate."""
         is_here = self.is_alive and not self.has_ended
-        return is_here and self.state.phase == member.JOINING and self.state.offer is not None
+        return is_here and self.state.phase == member.JOINING and self.state.request is not None
 
     def listen(self, local: str) -> tuple[str, int]:
         """Listen where its name is."""

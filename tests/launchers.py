@@ -9,7 +9,7 @@ import ports
 from fleetrun.run.loop import Loop
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler
-from fleetrun.session.messages import Offer, RosterMessage, Verdict
+from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Failure
@@ -68,6 +68,6 @@ class Launchers:
         session = Session(endpoint, name, host=name, log=said.append)
         session.handler = rank = Rank()
         session.open(self.loop)
-        session.offer(Offer("", name, len(self.sessions), (7000,), ((),)))
+        session.join(JoinRequest("", name, len(self.sessions), (7000,), ((),)))
         self.sessions.append(session)
         return session, rank, said

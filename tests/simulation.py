@@ -18,10 +18,10 @@ from fleetrun.session.messages import (
     Done,
     Failed,
     HostReady,
+    JoinRequest,
     LauncherKilled,
     Leave,
     Missing,
-    Offer,
     RosterMessage,
     Start,
     Stop,
@@ -208,8 +208,8 @@ class Launcher:
             ports = (7000 + self.state.generation,)
             is_ill = self.world.chance.random() < self.world.chances.trouble
             trouble = "its disk is full" if is_ill and self.state.generation else ""
-            offer = Offer(self.name, self.name, self.index, ports, ((),), trouble=trouble)
-            self.feed(member.Offered(offer, self.clock()))
+            offer = JoinRequest(self.name, self.name, self.index, ports, ((),), trouble=trouble)
+            self.feed(member.JoinRequested(offer, self.clock()))
             generation = self.state.generation
             patience = max(asked.rdzv_timeout_s for asked in self.world.asked) + 5.0
             self.world.after(patience, lambda: self.lose_patience(generation))

@@ -12,7 +12,7 @@ from fleetrun.session.messages import PROTOCOL, Join, Refused
 from fleetrun.session.state import ENDED, FORMING, Close, Refusal, Send
 
 if TYPE_CHECKING:
-    from fleetrun.session.messages import LauncherKilled, Offer
+    from fleetrun.session.messages import JoinRequest, LauncherKilled
     from fleetrun.session.rank_assignment import Host
     from fleetrun.session.state import Received, State, Step
 
@@ -83,7 +83,7 @@ def objection(state: State, event: Received, join: Join) -> Objection | None:
     found = unlike(state, event, join)
     if found is not None:
         return found
-    return OVER if state.phase == ENDED else _no_place(state, event, join.offer)
+    return OVER if state.phase == ENDED else _no_place(state, event, join.request)
 
 
 def unlike(state: State, event: Received, join: Join) -> Objection | None:
@@ -99,22 +99,24 @@ def unlike(state: State, event: Received, join: Join) -> Objection | None:
 def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
     """Return the settings of a launcher that differ and must not, each with what it is for us."""
     local = next((host for host in state.hosts.values() if host.is_local), None)
-    where = "the coordinator" if local is None else local.offer.hostname
+    where = "the coordinator" if local is None else local.request.hostname
     if join.protocol != PROTOCOL:
         version = "the version of fleetrun"
         line = f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"
         return {version: line}
     found = (
-        {} if local is None else rank_assignment.differences(local.offer, join.offer, where=where)
+        {}
+        if local is None
+        else rank_assignment.differences(local.request, join.request, where=where)
     )
     if event.has_same_script is False:
         found = {"the script": f"its script differs from that on {where}", **found}
     return found
 
 
-def _no_place(state: State, event: Received, offer: Offer) -> Objection | None:
+def _no_place(state: State, event: Received, request: JoinRequest) -> Objection | None:
     """Return why there is no place for a launcher; None if there is one."""
-    config, rank = state.config, offer.rank
+    config, rank = state.config, request.rank
     hosts = config.most + config.spares
     if rank is not None and rank >= hosts:
         return Objection(f"its rank is {rank}, and the job has {hosts} hosts, 0 to {hosts - 1}")
@@ -123,7 +125,7 @@ def _no_place(state: State, event: Received, offer: Offer) -> Objection | None:
         # Two want the same place, or one was started again.
         if holder.connection is None or not state.generation:
             return None
-        who = f"{holder.name}, pid {holder.offer.pid}"
+        who = f"{holder.name}, pid {holder.request.pid}"
         return _for_hosts(state, f"it has the same rank as {who}: {rank}", f"rank {rank} is taken")
     is_closed = state.phase != FORMING and not config.may_change
     here = [host for host in state.hosts.values() if host.connection is not None]
@@ -143,7 +145,7 @@ def holder_of(state: State, rank: int | None) -> Host | None:
     """Return the host that has claimed RANK in the roster that is being made."""
     if rank is None or state.phase != FORMING:
         return None
-    return next((one for one in state.hosts.values() if one.offer.rank == rank), None)
+    return next((one for one in state.hosts.values() if one.request.rank == rank), None)
 
 
 def refuse(state: State, event: Received, found: Objection, *, ends_job: bool = False) -> Step:
@@ -159,7 +161,7 @@ def line(event: Received, why: str) -> str:
     """Return the line for the other hosts that a launcher cannot take part, and WHY."""
     join = event.message
     assert isinstance(join, Join)  # nobody else is refused
-    return f"{join.offer.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]
+    return f"{join.request.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]
 
 
 def _remember(known: tuple[Refusal, ...], new: Refusal) -> tuple[Refusal, ...]:
@@ -202,7 +204,7 @@ def is_awaited(state: State, address: str) -> bool:
     >>> is_awaited(begin(listed, 0.0), "10.0.0.2"), is_awaited(begin(listed, 0.0), "10.0.0.3")
     (True, False)
     """
-    taken = {host.offer.rank for host in state.hosts.values()}
+    taken = {host.request.rank for host in state.hosts.values()}
     return state.phase == FORMING and any(
         address in addresses
         for place, addresses in enumerate(state.config.addresses)

@@ -62,9 +62,8 @@ if TYPE_CHECKING:
     from fleetrun.session.messages import FromCoordinator
     from fleetrun.session.state import Action, Event, State, Step
 
-# Everybody hears who is missing this often, at most; of very many hosts more seldom, as that many
-# messages are sent then.
-_REMARK_S, _REMARKS_PER_S = 1.0, 1000
+# Everybody hears who is missing this often, at most.
+_REMARK_S = 1.0
 # What is added where somebody says that a host cannot take part, who may be anybody.
 _LONGEST_FAULT = 400
 _UNPROVEN = f" (the job waits on: without {TOKEN} nothing proves that this is one of its hosts)"
@@ -115,7 +114,7 @@ def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for eac
         return _refuse(state, event, objection)
     host = Host(
         join.launcher,
-        join.offer,
+        join.request,
         event.address,
         event.is_local,
         event.connection,
@@ -158,7 +157,7 @@ def _may_return(state: State, event: Received, join: Join) -> bool:
 
 def _admit(state: State, event: Received, host: Host) -> Step:
     """Let HOST in, whose launcher is new here and fits."""
-    holder = admission.holder_of(state, host.offer.rank)
+    holder = admission.holder_of(state, host.request.rank)
     if holder is not None and holder.connection is not None:
         return _two_of_one_rank(state, event, host, holder)
     lost: tuple[Action, ...] = ()
@@ -189,8 +188,8 @@ def _admit(state: State, event: Received, host: Host) -> Step:
 def _part(state: State, event: Received) -> Step:
     """Refuse those who came before the coordinator's own launcher, and do not fit to it."""
     actions: list[Action] = []
-    for host in [one for one in state.hosts.values() if not one.is_local and one.offer.ports]:
-        join = Join(PROTOCOL, host.launcher, state.generation, host.offer)
+    for host in [one for one in state.hosts.values() if not one.is_local and one.request.ports]:
+        join = Join(PROTOCOL, host.launcher, state.generation, host.request)
         early = Received(host.connection or 0, join, event.at, host.address)
         objection = admission.unlike(state, early, join)
         if objection is not None:
@@ -201,7 +200,7 @@ def _part(state: State, event: Received) -> Step:
 
 def _where(host: Host) -> tuple[str, str]:
     """Return what names a host beyond the life of its launcher."""
-    return host.address, host.offer.hostname
+    return host.address, host.request.hostname
 
 
 def _refuse(state: State, event: Received, objection: Objection) -> Step:
@@ -225,8 +224,8 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
 
 def _two_of_one_rank(state: State, event: Received, host: Host, holder: Host) -> Step:
     """End the job of which two hosts want the same place: nobody knows which one is right."""
-    who = f"{holder.name}, pid {holder.offer.pid}, and {host.name}, pid {host.offer.pid}"
-    what = f"two launchers have rank {host.offer.rank}: {who}"
+    who = f"{holder.name}, pid {holder.request.pid}, and {host.name}, pid {host.request.pid}"
+    what = f"two launchers have rank {host.request.rank}: {who}"
     state, actions = _rendezvous_failed(state, what, event.at)
     assert state.verdict is not None
     return state, (*actions, Send((event.connection,), state.verdict), Close(event.connection))
@@ -249,7 +248,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
         broken_at=None,
         is_redialing=False,
         is_joined=host.is_joined or is_next,
-        offer=join.offer if is_next else host.offer,
+        request=join.request if is_next else host.request,
     )
     own = "" if event.is_local else event.own
     state = with_host(state, host)._replace(own=state.own or own)
@@ -391,17 +390,17 @@ def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] =
 
 
 def _entry(state: State, host: Host) -> Entry:
-    offer = host.offer
+    request = host.request
     seen = (state.own or host.address) if host.is_local else host.address
-    name = offer.host or seen or offer.hostname
+    name = request.host or seen or request.hostname
     return Entry(
         host.launcher,
         name,
-        offer.hostname,
-        offer.ports,
-        offer.groups,
-        offer.master_port,
-        offer.attempt,
+        request.hostname,
+        request.ports,
+        request.groups,
+        request.master_port,
+        request.attempt,
     )
 
 
@@ -419,7 +418,7 @@ def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Se
         return []
     told = []
     for host in hosts:
-        found = rank_assignment.remarks(local.offer, host.offer, where=local.offer.hostname)
+        found = rank_assignment.remarks(local.request, host.request, where=local.request.hostname)
         if found and host.connection is not None:
             remarks = tuple(f"{host.name}: {each}" for each in found)
             told.append(Send((host.connection,), _awaited(state, remarks, at)))
@@ -664,10 +663,10 @@ def _is_lost(config: RendezvousConfig, host: Host, at: float) -> bool:
 def _lost(state: State, host: Host, at: float) -> Step:
     """Go on without HOST, or end."""
     config = state.config
-    was_seated = host.has_place or host.order >= 0
+    had_place = host.has_place or host.order >= 0
     state = without_host(state, host)
     closing: tuple[Action, ...] = () if host.connection is None else (Close(host.connection),)
-    if state.phase == ENDED or not was_seated:
+    if state.phase == ENDED or not had_place:
         return state, closing
     failure_counts = {**state.failure_counts, _where(host): host.failure_count + 1}
     state = state._replace(failure_counts=failure_counts, lost={**state.lost, host.launcher: host})
@@ -722,8 +721,7 @@ def _wait(state: State, at: float) -> Step:
         what = f"{who} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
     told = "\n".join((who, *state.remarks))
-    pause_s = max(_REMARK_S, len(state.hosts) / _REMARKS_PER_S)
-    if told == state.told or at < state.told_at + pause_s:
+    if told == state.told or at < state.told_at + _REMARK_S:
         return state, ()
     state = state._replace(told=told, told_at=at)
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)

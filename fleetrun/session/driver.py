@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         FromCoordinator,
         FromMember,
         Heartbeat,
+        JoinRequest,
         Missing,
-        Offer,
         RosterMessage,
         Verdict,
     )
@@ -225,8 +225,8 @@ class Session:
     def _contradicted(self, why: str) -> None:
         """End the job: WHY another host coordinates it, too."""
         known = self._member
-        if known is not None and known.phase == member.JOINING and known.offer is not None:
-            self.offer(known.offer, Failure("", f"the job has two coordinators: {why}", _CODE))
+        if known is not None and known.phase == member.JOINING and known.request is not None:
+            self.join(known.request, Failure("", f"the job has two coordinators: {why}", _CODE))
 
     def _call(self, targets: Sequence[Target]) -> None:
         """Call the coordinator, which is at one of TARGETS."""
@@ -343,9 +343,9 @@ class Session:
 
     # What this launcher says --------------------------------------------------------------------
 
-    def offer(self, offer: Offer, failure: Failure | None = None) -> None:
+    def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
         """Join the next generation, or say by FAILURE why this host cannot."""
-        self._event(member.Offered(offer, time.monotonic(), failure))
+        self._event(member.JoinRequested(request, time.monotonic(), failure))
 
     @property
     def _generation(self) -> int:

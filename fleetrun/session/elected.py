@@ -38,7 +38,7 @@ _PLACE = "place "
 class ElectedSession(Session):
     """A launcher's part in the session of a job that etcd at ENDPOINTS knows, if IS_SECURE by TLS.
 
-    `host` of MEETING is by what the others call this host, if the user has said so; else one of
+    `host` of ENDPOINT is by what the others call this host, if the user has said so; else one of
     OWN is, its addresses, if that which leads to etcd does not leave this host.
     """
 
@@ -124,7 +124,7 @@ class ElectedSession(Session):
     def may_lead(self) -> bool:
         """Whether nothing runs here, and this host has said what it brings along."""
         known = self._member
-        if known is None or known.offer is None or known.failure is not None:
+        if known is None or known.request is None or known.failure is not None:
             return False
         return known.phase == member.JOINING
 

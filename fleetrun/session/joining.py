@@ -20,7 +20,7 @@ from fleetrun.session import script
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import RendezvousEndpoint, Session
-from fleetrun.session.messages import Offer, is_name
+from fleetrun.session.messages import JoinRequest, is_name
 from fleetrun.session.portcheck import PortCheck
 from fleetrun.session.rank_assignment import LIST
 from fleetrun.session.rendezvous import Rendezvous
@@ -82,7 +82,7 @@ def join(
     first_me: int | None = None
     _note_token(endpoint, facts, log)
 
-    def offer(attempt: int) -> Offer:
+    def offer(attempt: int) -> JoinRequest:
         nonlocal local
         if attempt:
             local = gather(attempt)
@@ -182,7 +182,7 @@ def tell(
     bare = _named(request, facts, found, place)
     session = _session(request, facts, endpoint, os.urandom(_NAME_BYTES).hex(), bare, log)
 
-    def offer(_: int) -> Offer:
+    def offer(_: int) -> JoinRequest:
         raise fault
 
     def plan(_: messages.RosterMessage) -> LaunchPlan:
@@ -260,7 +260,7 @@ def _endpoint(
     A program may be another one on a host that is known otherwise, by a token or its address, and
     where all are this machine.
     """
-    found_at = _meets_at(request, facts, found, first_port, place)
+    found_at = _endpoint_of(request, facts, found, first_port, place)
     is_here = bool(found.hosts) and all(map(hosts.is_loopback, found.hosts))
     is_known = found_at.token is not None or found_at.allowed is not None or is_here
     return found_at._replace(
@@ -270,7 +270,7 @@ def _endpoint(
     )
 
 
-def _meets_at(
+def _endpoint_of(
     request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
 ) -> RendezvousEndpoint:
     """Return where the launchers of the job meet, and whether that may be here."""
@@ -329,7 +329,7 @@ def _session(  # noqa: PLR0917 - as join has them
     facts: Facts,
     endpoint: RendezvousEndpoint,
     launcher: str,
-    bare: Offer,
+    bare: JoinRequest,
     log: Callable[[str], None],
 ) -> Session:
     """Return the session, whose coordinator etcd elects if the job meets there."""
@@ -390,10 +390,10 @@ def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...
     return tuple(map(of, names))
 
 
-def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | None) -> Offer:
+def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | None) -> JoinRequest:
     """Return who this host is, before it offers anything."""
     is_listed = place is not None and bool(found.hosts)
-    return Offer(
+    return JoinRequest(
         host=found.hosts[place or 0] if is_listed else (request.host or ""),
         hostname=_plain(facts.hostname),
         pid=facts.pid,

@@ -20,9 +20,9 @@ from fleetrun.session.messages import (
     Heartbeat,
     HostReady,
     Join,
+    JoinRequest,
     Leave,
     Missing,
-    Offer,
     Redialing,
     Refused,
     RosterMessage,
@@ -77,10 +77,10 @@ class Heard(NamedTuple):
     at: float
 
 
-class Offered(NamedTuple):
+class JoinRequested(NamedTuple):
     """The host wants to take part in the next generation; with a FAILURE, to say why it cannot."""
 
-    offer: Offer
+    request: JoinRequest
     at: float
     failure: Failure | None = None
 
@@ -133,7 +133,7 @@ class KillAt(NamedTuple):
     at: float | None
 
 
-Event: TypeAlias = Connected | Disconnected | Gone | Heard | Elapsed | Offered | Said
+Event: TypeAlias = Connected | Disconnected | Gone | Heard | Elapsed | JoinRequested | Said
 Action: TypeAlias = SendToCoordinator | Redial | Deliver | Fence | KillAt
 
 
@@ -153,7 +153,7 @@ class MemberState(NamedTuple):
     session: str = ""
     # What only launchers of this host know.
     secret: str = ""
-    offer: Offer | None = None
+    request: JoinRequest | None = None
     is_connected: bool = False
     has_same_script: bool = True
     # When the connection broke, while there is no other.
@@ -226,9 +226,9 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
             return _refused(state, "its script differs from the one here")
         case Elapsed(at=at):
             return _elapsed(state, at)
-        case Offered(offer=offer, failure=failure):
-            state = state._replace(phase=JOINING, offer=offer, failure=failure)
-            return _say(state, _join(state, state.generation, offer))
+        case JoinRequested(request=request, failure=failure):
+            state = state._replace(phase=JOINING, request=request, failure=failure)
+            return _say(state, _join(state, state.generation, request))
         case Said(message=message, at=at):
             return _said(state, message, at)
 
@@ -241,23 +241,23 @@ def _say(state: MemberState, message: FromMember, *more: Action) -> Step:
 
 def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember, ...]:
     """Return the messages for a connection that is made after this launcher has left."""
-    if state.offer is None or state.phase != JOINING:
+    if state.request is None or state.phase != JOINING:
         return ()
-    return _join(state, state.generation, state.offer), Leave(failure)
+    return _join(state, state.generation, state.request), Leave(failure)
 
 
 def introduction(state: MemberState) -> Join | None:
     """Return what another coordinator of this job would be told, while none of it has begun."""
-    if state.offer is None or state.phase != JOINING or state.generation:
+    if state.request is None or state.phase != JOINING or state.generation:
         return None
     # Whoever listens there may be a stranger.
-    return _join(state, 0, state.offer)._replace(secret="")
+    return _join(state, 0, state.request)._replace(secret="")
 
 
-def _join(state: MemberState, generation: int, offer: Offer) -> Join:
+def _join(state: MemberState, generation: int, request: JoinRequest) -> Join:
     failure = state.failure if state.phase == JOINING else None
     own = state.session, state.secret
-    return Join(PROTOCOL, state.launcher, generation, offer, *own, failure)
+    return Join(PROTOCOL, state.launcher, generation, request, *own, failure)
 
 
 # The connection -------------------------------------------------------------------------------
@@ -266,11 +266,11 @@ def _join(state: MemberState, generation: int, offer: Offer) -> Join:
 def _connected(state: MemberState, at: float) -> Step:
     """Join, and send everything that the coordinator may not have received."""
     state = state._replace(is_connected=True, broken_at=None, unanswered=(), wake_at=at)
-    if state.offer is None:
+    if state.request is None:
         return state, ()
     # What it brings into the next generation is not known before it is offered.
     generation = state.generation - (state.phase == IDLE)
-    said: list[FromMember] = [_join(state, generation, state.offer)]
+    said: list[FromMember] = [_join(state, generation, state.request)]
     if state.phase in {READY, RUNNING, STOPPING}:
         said.append(HostReady(state.generation))
     if state.is_done:
@@ -313,20 +313,12 @@ def _elapsed(state: MemberState, at: float) -> Step:
     return _set_timer(state, at), (*lost, *sent)
 
 
-def _patience_s(state: MemberState) -> float:
-    """Return how long a heartbeat may be unanswered on a connection that still counts as one."""
-    # When ten thousand hosts join at once, the coordinator is busy for seconds, and more callers
-    # would not help. Nothing runs yet.
-    is_first = state.phase == JOINING and not state.generation
-    return state.config.heartbeat_timeout_s if is_first else state.config.unanswered_s
-
-
 def _beat(state: MemberState, at: float) -> Step:
     """Send a heartbeat, or look for another connection where none is answered."""
     config = state.config
-    if not state.is_connected or state.offer is None or state.phase == ENDED:
+    if not state.is_connected or state.request is None or state.phase == ENDED:
         return state, ()
-    if state.unanswered and at >= state.unanswered[0][1] + _patience_s(state):
+    if state.unanswered and at >= state.unanswered[0][1] + config.unanswered_s:
         parting = SendToCoordinator(Redialing(state.generation))
         return state._replace(is_connected=False, unanswered=()), (parting, Redial())
     if state.unanswered and at < state.unanswered[-1][1] + config.heartbeat_s:
@@ -388,7 +380,7 @@ def _is_last(state: MemberState, failure: Failure) -> bool:
 
 def _loss(state: MemberState, *, is_gone: bool) -> Failure:
     """Return why this launcher and the coordinator have lost each other."""
-    where = state.offer.hostname if state.offer is not None else ""
+    where = state.request.hostname if state.request is not None else ""
     if state.stood_still_s:
         what = _stood_still(state)
     elif is_gone:
@@ -415,7 +407,7 @@ def _set_timer(state: MemberState, at: float) -> MemberState:
     due = [at + config.heartbeat_s]
     if state.unanswered:
         due += [state.unanswered[-1][1] + config.heartbeat_s]
-        due += [state.unanswered[0][1] + _patience_s(state)]
+        due += [state.unanswered[0][1] + config.unanswered_s]
     else:
         due += [state.alive_at + config.heartbeat_s]
     due += [state.alive_at + after for after in (config.warning_s, config.fence_s)]
@@ -519,7 +511,9 @@ def _refused(state: MemberState, why: str) -> Step:
     code = RendezvousError.exit_code if is_early else LOST
     failure = Failure(state.coordinator, f"the coordinator refused this host: {why}", code)
     if state.stood_still_s and not is_early:
-        failure = Failure(state.offer.hostname if state.offer else "", _stood_still(state), LOST)
+        failure = Failure(
+            state.request.hostname if state.request else "", _stood_still(state), LOST
+        )
     return _end_for(state, failure)
 
 

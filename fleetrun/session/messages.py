@@ -47,7 +47,7 @@ def _check_ports(ports: tuple[int, ...], groups: tuple[tuple[Device, ...], ...])
         raise ValueError("a kind of devices that is none")
 
 
-class Offer(NamedTuple):
+class JoinRequest(NamedTuple):
     """What a host brings into a generation: a held port and a group of devices for each rank.
 
     `settings` must be the same on all hosts; `remarks` are worth a line where they differ.
@@ -94,7 +94,7 @@ class Join(NamedTuple):
     launcher: str
     # The one that it is in, or wants to take part in.
     generation: int
-    offer: Offer
+    request: JoinRequest
     # That of the roster in which it has a place; empty: it has none yet.
     session: str = ""
     # What only launchers of this host know: without a token, by it they come back.

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fleetrun.session.config import RendezvousConfig
-    from fleetrun.session.messages import Offer
+    from fleetrun.session.messages import JoinRequest
 
 # The setting of jobs whose hosts are known by name.
 LIST, ORDER = "the list of hosts", "the order of the hosts"
@@ -24,7 +24,7 @@ class Host(NamedTuple):
     """A launcher that takes part, or wants to."""
 
     launcher: str
-    offer: Offer
+    request: JoinRequest
     address: str
     is_local: bool
     # None: it is broken, since `broken_at`.
@@ -54,7 +54,7 @@ class Host(NamedTuple):
     @property
     def name(self) -> str:
         """Its name for people."""
-        return self.offer.named(self.address)
+        return self.request.named(self.address)
 
 
 def listed(names: Sequence[str], *, more: int = 0) -> str:
@@ -81,8 +81,8 @@ def left_out(hosts: Sequence[Host], least: int, most: int) -> dict[str, str]:
     out: dict[str, str] = {}
     others = [host for host in hosts if not host.is_local]
     for host in others:
-        if host.offer.trouble and len(hosts) - len(out) > least:
-            out[host.launcher] = host.offer.trouble
+        if host.request.trouble and len(hosts) - len(out) > least:
+            out[host.launcher] = host.request.trouble
     for host in sorted(others, key=lambda one: -one.failure_count):
         if host.failure_count >= _MOST_FAILURES and len(hosts) - len(out) > most:
             out.setdefault(
@@ -104,7 +104,7 @@ def assigned(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
     places: dict[int, Host] = {}
     rest = []
     for host in chosen:
-        wanted = host.order if host.order >= 0 else host.offer.rank
+        wanted = host.order if host.order >= 0 else host.request.rank
         if wanted is not None and wanted < len(chosen) and wanted not in places:
             places[wanted] = host
         else:
@@ -114,15 +114,15 @@ def assigned(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
 
 
 def _rank_of_newcomer(host: Host) -> tuple[bool, int, bool, tuple[int, ...], str, int]:
-    rank = host.offer.rank
-    address = host.offer.host or host.address
+    rank = host.request.rank
+    address = host.request.host or host.address
     return (
         rank is None,
         rank or 0,
         not host.is_local,
         _numbers(address),
         address,
-        host.offer.pid,
+        host.request.pid,
     )
 
 
@@ -135,7 +135,7 @@ def _numbers(address: str) -> tuple[int, ...]:
 def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
     """Name who has not come yet."""
     if config.names and not config.may_change:
-        taken = {host.offer.rank for host in hosts}
+        taken = {host.request.rank for host in hosts}
         absent = [name for place, name in enumerate(config.names) if place not in taken]
         return listed(absent)
     lacking = config.least - len(hosts)
@@ -144,8 +144,8 @@ def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
         if more <= 0:
             return f"the ranks of lost hosts, which may still run ({_here(hosts)})"
         return f"up to {more} more host{'s' * (more != 1)} ({_here(hosts)})"
-    if hosts and all(host.offer.rank is not None for host in hosts):
-        known = {host.offer.rank for host in hosts}
+    if hosts and all(host.request.rank is not None for host in hosts):
+        known = {host.request.rank for host in hosts}
         absent = [f"rank {rank}" for rank in range(config.least) if rank not in known]
         who = listed(absent[:lacking])
     else:
@@ -161,7 +161,7 @@ def _here(hosts: Sequence[Host]) -> str:
     return f"{names} {'are' if len(hosts) > 1 else 'is'} here"
 
 
-def differences(first: Offer, second: Offer, *, where: str) -> dict[str, str]:
+def differences(first: JoinRequest, second: JoinRequest, *, where: str) -> dict[str, str]:
     """Return in what two hosts differ that must not differ, each with a line that has both values.
 
     WHERE is the host of FIRST.
@@ -169,7 +169,7 @@ def differences(first: Offer, second: Offer, *, where: str) -> dict[str, str]:
     return _differences(dict(first.settings), dict(second.settings), where)
 
 
-def remarks(first: Offer, second: Offer, *, where: str) -> list[str]:
+def remarks(first: JoinRequest, second: JoinRequest, *, where: str) -> list[str]:
     """Return in what two hosts differ that is worth a remark."""
     return list(_differences(dict(first.remarks), dict(second.remarks), where).values())
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fleetrun.run.isolation import CallResult, IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
-    from fleetrun.session.messages import Offer, RosterMessage, Verdict
+    from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
     from fleetrun.session.portcheck import PortCheck
 
     class Settled(Protocol):
@@ -63,8 +63,8 @@ class Rendezvous(Gathering, SessionHandler):
         self,
         session: Session,
         *,
-        offer: Callable[[int], Offer],
-        bare: Offer,
+        offer: Callable[[int], JoinRequest],
+        bare: JoinRequest,
         plan: Callable[[RosterMessage], LaunchPlan],
         redact: Callable[[str], str],
         log: Callable[[str], None],
@@ -189,13 +189,13 @@ class Rendezvous(Gathering, SessionHandler):
             own = () if offer.master_port is None else (offer.master_port,)
             self._offered = (*own, *offer.ports)
             self._hold()
-            self._session.offer(offer._replace(trouble=self._redact(trouble)[:_LONGEST]))
+            self._session.join(offer._replace(trouble=self._redact(trouble)[:_LONGEST]))
 
     def _tell(self, fault: FleetrunError) -> None:
         """Join to say that this host cannot take part because of FAULT."""
         self._fault = fault
         self._tell_late(fault)
-        self._session.offer(self._bare, self._failure(fault))
+        self._session.join(self._bare, self._failure(fault))
 
     def _tell_late(self, fault: FleetrunError) -> None:
         """Tell hosts that are still to come that the job cannot start because of FAULT."""

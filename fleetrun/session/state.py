@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.run.events import Elapsed, Failure
-from fleetrun.session.messages import LOST, Offer, Verdict
+from fleetrun.session.messages import LOST, JoinRequest, Verdict
 from fleetrun.session.rank_assignment import Host
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def resume(
             continue
         host = Host(
             entry.launcher,
-            Offer(entry.host, entry.hostname, 0, (), ()),
+            JoinRequest(entry.host, entry.hostname, 0, (), ()),
             address="",
             is_local=entry.launcher == launcher,
             connection=None,
@@ -243,7 +243,7 @@ def absent(state: State) -> tuple[str, ...]:
     """Return which of the hosts that are known by name have not come, while the job forms."""
     if state.phase != FORMING or state.generation:
         return ()
-    taken = {host.offer.rank for host in state.hosts.values()}
+    taken = {host.request.rank for host in state.hosts.values()}
     return tuple(name for place, name in enumerate(state.config.names) if place not in taken)
 
 

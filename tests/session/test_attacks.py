@@ -31,8 +31,8 @@ from fleetrun.session.messages import (
     Failed,
     Heartbeat,
     Join,
+    JoinRequest,
     Missing,
-    Offer,
     Refused,
     RosterMessage,
     Stopped,
@@ -178,7 +178,7 @@ class Job:
 
     def join(self, number: int, settings: tuple[tuple[str, str], ...] = SETTINGS) -> None:
         """Let launcher NUMBER join."""
-        self.launched[number].session.offer(offer(number, settings))
+        self.launched[number].session.join(offer(number, settings))
 
     def begin(self) -> None:
         """Let both launchers join, and the job begin."""
@@ -220,13 +220,15 @@ def job() -> Iterator[Job]:
 
 def offer(
     number: int = 1, settings: tuple[tuple[str, str], ...] = SETTINGS, **more: object
-) -> Offer:
+) -> JoinRequest:
     """Return what a host brings along."""
-    found = Offer("", f"node-{number}", 7, (7000 + number,), ((),), settings=settings)
+    found = JoinRequest("", f"node-{number}", 7, (7000 + number,), ((),), settings=settings)
     return found._replace(**more)  # type: ignore[arg-type]
 
 
-def a_join(brings: Offer | None = None, launcher: str = "stranger", secret: str = "5" * 32) -> Join:
+def a_join(
+    brings: JoinRequest | None = None, launcher: str = "stranger", secret: str = "5" * 32
+) -> Join:
     """Return what somebody says who wants to take part."""
     return Join(PROTOCOL, launcher, 0, brings or offer(), secret=secret)
 

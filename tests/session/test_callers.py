@@ -8,7 +8,7 @@ from wire import turn_until
 
 from fleetrun.run.loop import Loop
 from fleetrun.session.callers import Callers
-from fleetrun.session.messages import PROTOCOL, Heartbeat, Join, Offer, Start
+from fleetrun.session.messages import PROTOCOL, Heartbeat, Join, JoinRequest, Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fleetrun.session.exchange import FromMember as Exchanged
     from fleetrun.session.messages import FromMember
 
-JOIN = Join(PROTOCOL, "launcher", 0, Offer("", "node-2", 7, (), ()))
+JOIN = Join(PROTOCOL, "launcher", 0, JoinRequest("", "node-2", 7, (), ()))
 
 
 class Caller:

@@ -21,10 +21,10 @@ from fleetrun.session.messages import (
     Heartbeat,
     HostReady,
     Join,
+    JoinRequest,
     LauncherKilled,
     Leave,
     Missing,
-    Offer,
     Redialing,
     Refused,
     RosterMessage,
@@ -91,7 +91,7 @@ class Session:
     ) -> None:
         """Let a launcher join the generation."""
         settings = (("--run_mode", mode),)
-        offer = Offer(
+        offer = JoinRequest(
             "", f"node-{number}", 7, (7000,), ((),), rank, settings=settings, trouble=trouble
         )
         name = name or f"launcher {number}"
@@ -820,7 +820,7 @@ def test_a_launcher_of_another_job_of_the_name_gets_no_place_in_this_one() -> No
     one = Session(2)
     one.state = one.state._replace(session="new")
     one.join(0)
-    offer = Offer("", "node-1", 7, (7000,), ((),), settings=(("--run_mode", "collective"),))
+    offer = JoinRequest("", "node-1", 7, (7000,), ((),), settings=(("--run_mode", "collective"),))
     one.say(1, Join(PROTOCOL, "of the old job", 0, offer, "old"))
     assert one.last(1) == Refused(
         "it belongs to another job of this name, whose coordinator was lost"

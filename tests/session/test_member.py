@@ -11,7 +11,7 @@ from fleetrun.session.messages import (
     Failed,
     HostReady,
     Join,
-    Offer,
+    JoinRequest,
     Redialing,
     RosterMessage,
     Start,
@@ -19,7 +19,7 @@ from fleetrun.session.messages import (
     Verdict,
 )
 
-OFFER = Offer("", "node-2", 7, (7000,), ((),))
+OFFER = JoinRequest("", "node-2", 7, (7000,), ((),))
 OWN = Failure("node-2", "rank 2 exited with 9", 9)
 THEIRS = Failure("node-3", "rank 3 exited with 7", 7)
 
@@ -34,7 +34,7 @@ class Launcher:
         self.done: list[member.Action] = []
         for event in (
             member.Connected(self.now),
-            member.Offered(OFFER, self.now),
+            member.JoinRequested(OFFER, self.now),
             member.Heard(RosterMessage(0, 0, (), RendezvousConfig(3, 3)), self.now),
             member.Said(HostReady(0), self.now),
             member.Heard(Start(0), self.now),
@@ -74,7 +74,7 @@ def joined() -> Launcher:
         RendezvousConfig(3, 3), "launcher 2", "node-1", one.now, is_local=False
     )
     one.feed(member.Connected(one.now))
-    one.feed(member.Offered(OFFER, one.now))
+    one.feed(member.JoinRequested(OFFER, one.now))
     return one
 
 

@@ -16,7 +16,7 @@ from fleetrun.session import health as checks
 from fleetrun.session import prehook
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
-from fleetrun.session.messages import Leave, Offer, RosterMessage, Stopped, Verdict
+from fleetrun.session.messages import JoinRequest, Leave, RosterMessage, Stopped, Verdict
 from fleetrun.session.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
     from fleetrun.session.driver import Session
 
-BARE = Offer("10.0.0.1", "node-1", 7, (), ())
+BARE = JoinRequest("10.0.0.1", "node-1", 7, (), ())
 
 
 def rendezvous(
@@ -67,10 +67,10 @@ class Told:
     def open(self, waiting: object) -> None:
         """Open nothing."""
 
-    def offer(self, offer: Offer) -> None:
+    def join(self, request: JoinRequest) -> None:
         """Take note."""
         self.offers += 1
-        self.troubles.append(offer.trouble)
+        self.troubles.append(request.trouble)
 
     def missing(self) -> str:
         """Name what is waited for."""

@@ -15,8 +15,8 @@ from fleetrun.session.member import (
     Disconnected,
     Fence,
     Heard,
+    JoinRequested,
     KillAt,
-    Offered,
     Said,
     SendToCoordinator,
 )
@@ -25,7 +25,7 @@ from fleetrun.session.messages import (
     Entry,
     Failed,
     HostReady,
-    Offer,
+    JoinRequest,
     Refused,
     RosterMessage,
     Start,
@@ -45,13 +45,13 @@ class Launcher:
     ) -> None:
         self.done: list[member.Action] = []
         self.state = member.begin(config, "me", "10.0.0.1", 0.0, is_local=is_local)
-        offer = Offer("", "node-2", 7, (7000,), ((),))
+        offer = JoinRequest("", "node-2", 7, (7000,), ((),))
         entry = Entry("me", "10.0.0.2", "node-2", (7000,), ((),))
         other = entry._replace(launcher="first", host="10.0.0.1")
         roster = RosterMessage(0, 0, (entry,) if is_alone else (entry, other), config)
         for event in (
             Connected(0.1),
-            Offered(offer, 0.2),
+            JoinRequested(offer, 0.2),
             Heard(roster, 0.3),
             Said(HostReady(0), 0.4),
             Heard(Start(0), 0.5),
