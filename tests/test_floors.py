@@ -409,7 +409,6 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.session.introductions",
         "fleetrun.session.jobrecord",
         "fleetrun.session.jobstore",
-        "fleetrun.session.prehook",
         "fleetrun.interface",
         "fleetrun.__main__",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.run.loop import Loop, LoopShare, nothing
-from fleetrun.session import coordinator, exchange, host_ends, member, messages, state
+from fleetrun.session import coordinator, exchange, member, messages, state
 from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
@@ -436,7 +436,7 @@ class Session:
 
     def host_ends(self) -> tuple[HostEnd, ...]:
         """Return how the hosts of the last generation have ended, as far as is known here."""
-        return () if self._coordinator is None else host_ends.of_hosts(self._coordinator)
+        return () if self._coordinator is None else state.host_ends(self._coordinator)
 
     def _own_rank(self) -> int:
         placed = () if self._coordinator is None else self._coordinator.placed

@@ -1,11 +1,14 @@
-"""Whether this host can take part in another generation: its GPUs, and the disk of its logs."""
+"""Whether this host can take part in a generation: its GPUs, the disk of its logs, its hook."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records.variables import TOKEN
+from fleetrun.run import libc
 from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ _SPARE_SHARE = 0.1
 _LEAST_BYTES = 16 << 20
 _TRIED_BYTES = 65536
 _GIB, _MIB = 1 << 30, 1 << 20
+_CHUNK = 65536
+# Of what a hook has written: for a line about its end.
+_LONGEST_TAIL, _LONGEST_LINE = 4096, 300
 
 
 def ask(log_dir: str, before: Mapping[str, GpuUse]) -> IsolatedCall:
@@ -113,3 +119,38 @@ def _full(before: Mapping[str, GpuUse], gpus: list[NvmlGpu]) -> str:
                 whom = f" (pid {', '.join(map(str, pids))})" if pids else ""
                 return f"{amount} of the memory of {name} are still in use{whom}"
     return ""
+
+
+def ask_hook(command: str, environ: Mapping[str, str]) -> IsolatedCall:
+    """Run the shell COMMAND in a child; the value of the answer is why it failed, or nothing.
+
+    Raises OSError when no child can be started.
+    """
+    return IsolatedCall(lambda: hook_trouble(command, environ))
+
+
+def hook_trouble(command: str, environ: Mapping[str, str]) -> str:
+    """Run the shell COMMAND, and return how it failed, with its last line; else nothing."""
+    import subprocess
+
+    tail = b""
+    with subprocess.Popen(
+        ("/bin/sh", "-c", command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # The session's token is not for others.
+        env={name: value for name, value in environ.items() if name != TOKEN},
+        # With who asks for it the shell is killed, too; the launcher sweeps up what that leaves.
+        preexec_fn=lambda: libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+    ) as shell:
+        assert shell.stdout is not None  # it is a pipe
+        while part := os.read(shell.stdout.fileno(), _CHUNK):
+            tail = (tail + part)[-_LONGEST_TAIL:]
+    code = shell.returncode
+    if not code:
+        return ""
+    lines = tail.decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    how = f"exited with {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+    return f"{how}: {last[:_LONGEST_LINE]}" if last else how

@@ -220,9 +220,9 @@ def _hook(
         return None
 
     def ask() -> IsolatedCall:
-        from fleetrun.session import prehook  # few have one
+        from fleetrun.session import health  # few have one
 
-        return prehook.ask(command, facts.environ)
+        return health.ask_hook(command, facts.environ)
 
     return ask
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.model import SharedLogs
@@ -20,7 +20,7 @@ from fleetrun.records import names
 from fleetrun.records.folder import PRIVATE, SHARED, enter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 # What the planner makes of a job's name, its time and its process; never a path.
 _RUN_NAME = re.compile(r"\w[\w.-]{1,200}")
@@ -51,28 +51,15 @@ class LogFolder:
             if not os.path.isdir(self._path):
                 os.makedirs(self._path)
                 self._has_made_folder = True
-            folder = enter(self._path)
-            try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                fd = os.open(names.marker(self._launcher), flags, SHARED, dir_fd=folder)
-                try:
-                    os.write(fd, os.fsencode(self._run))
-                finally:
-                    os.close(fd)
-            finally:
-                os.close(folder)
+            self._write(names.marker(self._launcher), os.fsencode(self._run), SHARED)
 
     def secret(self, hostname: str) -> str:
         """Return what a launcher of HOSTNAME has kept here that was killed, else something new."""
         self._secret_file = names.host_secret(hostname)
-        with suppress(OSError):
-            folder = enter(self._path)
-            try:
-                found = _status(self._secret_file, folder)
-                if found.st_uid == os.geteuid() and found.st_nlink == 1:
-                    self._secret = _text(self._secret_file, folder)
-            finally:
-                os.close(folder)
+        with suppress(OSError), self._entered() as folder:
+            found = _status(self._secret_file, folder)
+            if found.st_uid == os.geteuid() and found.st_nlink == 1:
+                self._secret = _text(self._secret_file, folder)
         if not _SECRET.fullmatch(self._secret):
             self._secret = os.urandom(_SECRET_BYTES).hex()
         return self._secret
@@ -80,16 +67,7 @@ class LogFolder:
     def remember(self) -> None:
         """Keep the secret for a launcher that follows this one."""
         with suppress(OSError):
-            folder = enter(self._path)
-            try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                fd = os.open(self._secret_file, flags, PRIVATE, dir_fd=folder)
-                try:
-                    os.write(fd, self._secret.encode())
-                finally:
-                    os.close(fd)
-            finally:
-                os.close(folder)
+            self._write(self._secret_file, self._secret.encode(), PRIVATE)
 
     def forget(self) -> None:
         """Keep the secret no longer: the job has ended, or this launcher's part in it."""
@@ -140,16 +118,12 @@ class LogFolder:
     def _read(self, launchers: Sequence[str]) -> dict[str, str]:
         """Return what those of LAUNCHERS have written that have written it here, as our user."""
         found: dict[str, str] = {}
-        with suppress(OSError):
-            folder = enter(self._path)
-            try:
-                user = _status(names.marker(self._launcher), folder).st_uid
-                for each in launchers:
-                    with suppress(OSError):
-                        if _status(names.marker(each), folder).st_uid == user:
-                            found[each] = _text(names.marker(each), folder)
-            finally:
-                os.close(folder)
+        with suppress(OSError), self._entered() as folder:
+            user = _status(names.marker(self._launcher), folder).st_uid
+            for each in launchers:
+                with suppress(OSError):
+                    if _status(names.marker(each), folder).st_uid == user:
+                        found[each] = _text(names.marker(each), folder)
         return found
 
     def settle(self) -> None:
@@ -165,12 +139,27 @@ class LogFolder:
                 os.rmdir(self._path)
 
     def _remove(self, name: str) -> None:
-        with suppress(OSError):
-            folder = enter(self._path)
+        with suppress(OSError), self._entered() as folder:
+            os.unlink(name, dir_fd=folder)
+
+    @contextmanager
+    def _entered(self) -> Iterator[int]:
+        """Open the folder; OSError where that is not possible."""
+        folder = enter(self._path)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _write(self, name: str, data: bytes, mode: int) -> None:
+        """Write DATA to NAME, which must be new."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._entered() as folder:
+            fd = os.open(name, flags, mode, dir_fd=folder)
             try:
-                os.unlink(name, dir_fd=folder)
+                os.write(fd, data)
             finally:
-                os.close(folder)
+                os.close(fd)
 
 
 def _status(name: str, folder: int) -> os.stat_result:

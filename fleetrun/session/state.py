@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from fleetrun.records.hostsfile import HostEnd
 from fleetrun.run.events import Elapsed, Failure
 from fleetrun.session.messages import LOST, JoinRequest, Verdict
 from fleetrun.session.rank_assignment import Host
@@ -22,6 +23,9 @@ FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
     "stopping",
     "ended",
 )
+
+# How a host has ended that no failure was reported of.
+SUCCEEDED, STOPPED, UNKNOWN = "its ranks succeeded", "its ranks were stopped", "its end is unknown"
 
 
 class Received(NamedTuple):
@@ -237,6 +241,36 @@ def record(state: State, roster: RosterMessage, coordinator: str) -> JobRecord:
         tuple(RosterEntry("", *who, count) for who, count in state.failure_counts.items()),
         () if state.has_token else tuple(sorted(state.admitted)),
     )
+
+
+def host_ends(state: State) -> tuple[HostEnd, ...]:
+    """Return how the hosts of the generation that STATE is in, or ended with, have ended."""
+    found: list[HostEnd] = []
+    reports = {report.launcher: report.failure for report in state.reports.values()}
+    verdict = state.verdict
+    is_well = verdict is not None and verdict.failure is None
+    for node_rank, entry in enumerate(() if state.roster is None else state.roster.entries):
+        failure, host = reports.get(entry.launcher), state.hosts.get(entry.launcher)
+        what, code = UNKNOWN, 1
+        if failure is not None:
+            what, code = failure.what, failure.exit_code
+        elif is_well or (host is not None and host.is_done):
+            what, code = SUCCEEDED, 0
+        elif host is not None and host.is_stopped:
+            what, code = STOPPED, 0
+        found.append(
+            HostEnd(
+                node_rank,
+                entry.host,
+                entry.hostname,
+                len(entry.ports),
+                what,
+                code,
+                is_first=verdict is not None and verdict.launcher == entry.launcher,
+                is_victim=failure is not None and failure.is_victim,
+            )
+        )
+    return tuple(found)
 
 
 def absent(state: State) -> tuple[str, ...]:

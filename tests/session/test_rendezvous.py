@@ -12,8 +12,8 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Failure
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import Loop
+from fleetrun.session import health
 from fleetrun.session import health as checks
-from fleetrun.session import prehook
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
 from fleetrun.session.messages import JoinRequest, Leave, RosterMessage, Stopped, Verdict
@@ -221,7 +221,7 @@ def test_the_users_command_runs_before_a_host_joins(command: str, why: str | Non
     told, loop = Told(), Loop()
     environ = {"FLEETRUN_TOKEN": "secret", "CODE": "7", "PATH": "/usr/bin:/bin"}
     plan = cast("LaunchPlan", ())
-    gathering = rendezvous(told, lambda _: plan, hook=lambda: prehook.ask(command, environ))
+    gathering = rendezvous(told, lambda _: plan, hook=lambda: health.ask_hook(command, environ))
     gathering.begin(0, loop, lambda _: None)
     assert gathering.missing() == "the command of --elastic_pre_hook"
     turn_until(loop, lambda: told.offers)

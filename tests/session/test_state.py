@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetrun.run.events import Failure
-from fleetrun.session import host_ends, state
+from fleetrun.session import state
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import Entry, RosterMessage, Verdict
 
@@ -23,11 +23,11 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
         },
         verdict=Verdict(0, "l1", first, is_final=True),
     )
-    found = host_ends.of_hosts(told)
+    found = state.host_ends(told)
     assert [one.exit_code for one in found] == [1, 7, 1, 1]
     assert [one.is_first for one in found] == [False, True, False, False]
     assert [one.is_victim for one in found] == [False, False, True, False]
-    assert found[3].what == host_ends.UNKNOWN
+    assert found[3].what == state.UNKNOWN
     well = told._replace(reports={}, verdict=Verdict(0, "", None, is_final=True))
-    assert {one.what for one in host_ends.of_hosts(well)} == {host_ends.WELL}
-    assert host_ends.of_hosts(state.begin(RendezvousConfig(4, 4), 0.0)) == ()
+    assert {one.what for one in state.host_ends(well)} == {state.SUCCEEDED}
+    assert state.host_ends(state.begin(RendezvousConfig(4, 4), 0.0)) == ()
