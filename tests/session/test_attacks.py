@@ -445,7 +445,7 @@ def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> 
     job.join(0)
     stranger = job.stranger(SCRIPT)
     values = json.loads(CODEC.write(a_join()))
-    place = values["offer"] if field in values["offer"] else values
+    place = values["request"] if field in values["request"] else values
     place[field] = name
     stranger.say_raw(json.dumps(values).encode())
     turn_until(job.loop, lambda: stranger.lost)
@@ -480,8 +480,8 @@ def test_an_offer_that_no_host_makes_reaches_nobody(job: Job, field: str, value:
     if field == "groups":
         device = Device("gpu", "0", 0)
         values = json.loads(CODEC.write(a_join(offer(groups=((device,),)))))
-        value = [[{**values["offer"]["groups"][0][0], "kind": "gpu,0=x"}]]
-    values["offer"][field] = value
+        value = [[{**values["request"]["groups"][0][0], "kind": "gpu,0=x"}]]
+    values["request"][field] = value
     stranger.say_raw(json.dumps(values).encode())
     turn_until(job.loop, lambda: stranger.lost)
     assert not stranger.heard
@@ -644,7 +644,7 @@ def test_a_connection_that_is_played_again_is_none(job: Job) -> None:
             return not piece
 
         turn_until(job.loop, is_over)
-    assert b"missing" not in got
+    assert b"Missing" not in got
     assert "another token" in job.said().removeprefix(before)
 
 
