@@ -15,7 +15,7 @@ STRATEGIES = (ROOT / "docs" / "architecture-strategies.md").read_text(encoding="
 # Files of one name are of one thing: the doctor judges, a plan divides, or a sink writes, what the
 # other reads.
 SAME_FILES = {
-    *("devices.py", "gpus.py", "machine.py", "network.py", "peers.py", "software.py"),
+    *("devices.py", "gpus.py", "machine.py", "network.py", "software.py"),
     "outputtimes.py",
 }
 

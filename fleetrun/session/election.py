@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.jobstore import JobStore, StoreAnswer
 
-    class Candidate(Protocol):
+    class ElectionCandidate(Protocol):
         """A launcher's session, as an election lets it lead or follow."""
 
         @abstractmethod
@@ -82,7 +82,7 @@ class Election:
         launcher: str,
         store: JobStore,
         waiting: Waiting,
-        session: Candidate,
+        session: ElectionCandidate,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -313,12 +313,20 @@ def _elapsed(state: MemberState, at: float) -> Step:
     return _set_timer(state, at), (*lost, *sent)
 
 
+def _patience_s(state: MemberState) -> float:
+    """Return how long a heartbeat may be unanswered on a connection that still counts as one."""
+    # When thousands of hosts join at once, the coordinator is busy for seconds, and more callers
+    # would not help. Nothing runs yet.
+    is_first = state.phase == JOINING and not state.generation
+    return state.config.heartbeat_timeout_s if is_first else state.config.unanswered_s
+
+
 def _beat(state: MemberState, at: float) -> Step:
     """Send a heartbeat, or look for another connection where none is answered."""
     config = state.config
     if not state.is_connected or state.request is None or state.phase == ENDED:
         return state, ()
-    if state.unanswered and at >= state.unanswered[0][1] + config.unanswered_s:
+    if state.unanswered and at >= state.unanswered[0][1] + _patience_s(state):
         parting = SendToCoordinator(Redialing(state.generation))
         return state._replace(is_connected=False, unanswered=()), (parting, Redial())
     if state.unanswered and at < state.unanswered[-1][1] + config.heartbeat_s:
@@ -407,7 +415,7 @@ def _set_timer(state: MemberState, at: float) -> MemberState:
     due = [at + config.heartbeat_s]
     if state.unanswered:
         due += [state.unanswered[-1][1] + config.heartbeat_s]
-        due += [state.unanswered[0][1] + config.unanswered_s]
+        due += [state.unanswered[0][1] + _patience_s(state)]
     else:
         due += [state.alive_at + config.heartbeat_s]
     due += [state.alive_at + after for after in (config.warning_s, config.fence_s)]
