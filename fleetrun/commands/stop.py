@@ -96,7 +96,7 @@ def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
         from fleetrun.run import jobprocesses
 
         marker = f"{JOB}={job.name}".encode()
-        if not jobprocesses.kill_all(marker, frozenset(), _SWEEP_S, 0):
+        if not jobprocesses.kill_all(marker, _SWEEP_S, 0):
             raise EnvironmentFault(f"stop: processes of {job.name} do not die; look at `ps -e`.")
     about, end = jobs.about(job), jobs.end(job)
     called = about.job_id or job.name

@@ -7,7 +7,6 @@ rank (`inject/site/sitecustomize.py`) has readied a file in memory.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -209,20 +208,14 @@ class _Asking:
             )
         try:
             self._fd = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
-            pidfd = os.pidfd_open(one.pid)
         except OSError as error:
             return f"it cannot be asked: {error.strerror}"
-        self._seen = os.fstat(self._fd).st_size
-        self._offset = self._seen
+        self._seen = self._offset = os.fstat(self._fd).st_size
         try:
-            now = proc.stat(one.pid)
-            if now is not None and now.started == one.started:
-                signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
+            proc.send(one, STACK_SIGNAL)
         except OSError as error:
             os.close(self._fd)
             return f"it cannot be asked: {error.strerror}"
-        finally:
-            os.close(pidfd)
         self._deadline = time.monotonic() + _ANSWER_S
         self._look_again()
         return ""

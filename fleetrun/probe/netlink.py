@@ -1,8 +1,9 @@
-"""The IP addresses of this host, from the kernel's own list of them."""
+"""The kernel's own lists, asked for by netlink; and that of the IP addresses of this host."""
 
 from __future__ import annotations
 
 import _socket  # `socket` and psutil together take 80 ms to import, this one 1
+import os
 import struct
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # From linux/netlink.h, linux/rtnetlink.h and linux/if_addr.h.
-_NETLINK_ROUTE = 0
-_GET_ADDRESSES = 22
 _REQUEST_DUMP = 0x301
-_ERROR, _DONE, _NEW_ADDRESS = 2, 3, 20
+_ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
+_ERROR_NUMBER = struct.Struct("=i")
+_ATTRIBUTE = struct.Struct("=HH")
+_LONGEST = 1 << 16
+# The kernel answers at once; whatever stands in for it may not.
+_ANSWER_S = 2.0
+_ROUTE, _GET_ADDRESSES = 0, 22
 # Family, length of the prefix, flags, scope, index of the interface.
 _BODY = struct.Struct("=BBBBI")
-_ATTRIBUTE = struct.Struct("=HH")
 # Of a point-to-point link, the first is the other end's.
 _ADDRESS, _LOCAL = 1, 2
-_LONGEST = 1 << 16
 
 
 def addresses() -> tuple[Address, ...]:
@@ -31,49 +34,44 @@ def addresses() -> tuple[Address, ...]:
     OSError where the kernel does not tell.
     """
     names = dict(_socket.if_nameindex())
-    found = [
-        Address(names[index], _socket.inet_ntop(family, packed))
-        for family, index, packed in _dump()
-        if family in {_socket.AF_INET, _socket.AF_INET6} and index in names
-    ]
+    found = []
+    for message in dump(_ROUTE, _GET_ADDRESSES, _BODY.pack(_socket.AF_UNSPEC, 0, 0, 0, 0)):
+        family, _, _, _, index = _BODY.unpack_from(message)
+        parts = dict(attributes(message[_BODY.size :]))
+        packed = parts.get(_LOCAL, parts.get(_ADDRESS))
+        is_ip = family in {_socket.AF_INET, _socket.AF_INET6}
+        if is_ip and packed is not None and index in names:
+            found.append(Address(names[index], _socket.inet_ntop(family, packed)))
     return tuple(sorted(found, key=lambda one: ":" in one.ip))
 
 
-def _dump() -> Iterator[tuple[int, int, bytes]]:
-    """Yield the family, the interface's index and the address of each."""
-    link = _socket.socket(
-        _socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, _NETLINK_ROUTE
-    )
+def dump(protocol: int, kind: int, body: bytes) -> Iterator[bytes]:
+    """Yield what the kernel lists for the request KIND of PROTOCOL, with BODY; or raise OSError."""
+    link = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
     try:
-        # The kernel answers at once; whatever stands in for it may not.
-        link.settimeout(2.0)
-        body = _BODY.pack(_socket.AF_UNSPEC, 0, 0, 0, 0)
-        length = _HEADER.size + len(body)
-        link.send(_HEADER.pack(length, _GET_ADDRESSES, _REQUEST_DUMP, 1, 0) + body)
-        while True:
-            answer = link.recv(_LONGEST)
+        link.settimeout(_ANSWER_S)
+        link.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST_DUMP, 1, 0) + body)
+        while answer := link.recv(_LONGEST):
             while len(answer) >= _HEADER.size:
                 length, kind, *_ = _HEADER.unpack_from(answer)
                 message = answer[_HEADER.size : length]
                 answer = answer[max(_padded(length), _HEADER.size) :]
-                if kind in {_DONE, _ERROR}:
+                if kind == _DONE:
                     return
-                if kind == _NEW_ADDRESS:
-                    yield from _address(message)
+                if kind == _ERROR:
+                    (number,) = _ERROR_NUMBER.unpack_from(message)
+                    raise OSError(-number, os.strerror(-number))
+                yield message
     finally:
         link.close()
 
 
-def _address(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-    family, _, _, _, index = _BODY.unpack_from(message)
-    attributes, found = message[_BODY.size :], {}
-    while len(attributes) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(attributes)
-        found[kind] = attributes[_ATTRIBUTE.size : length]
-        attributes = attributes[max(_padded(length), _ATTRIBUTE.size) :]
-    packed = found.get(_LOCAL, found.get(_ADDRESS))
-    if packed is not None:
-        yield family, index, packed
+def attributes(text: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the kinds and values of the attributes in TEXT."""
+    while len(text) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(text)
+        yield kind, text[_ATTRIBUTE.size : length]
+        text = text[max(_padded(length), _ATTRIBUTE.size) :]
 
 
 def _padded(length: int) -> int:

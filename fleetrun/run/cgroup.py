@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
 from typing import TYPE_CHECKING
 
 from fleetrun.run import proc
+from fleetrun.run.loop import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 # How long to wait until the killed processes have left the cgroup; a device may hold them.
 _SECONDS = 1.0
-_PAUSE_MS = 5
+_PAUSE_S = 0.005
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -61,7 +61,7 @@ def _write(path: str, text: str) -> None:
 def _remove(folder: str) -> None:
     deadline = time.monotonic() + _SECONDS
     while not _is_removed(folder) and time.monotonic() < deadline:
-        select.poll().poll(_PAUSE_MS)
+        poll(_PAUSE_S)
 
 
 def _is_removed(folder: str) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.namedtuples import NamedTuple
 from fleetrun.run import libc, proc
+from fleetrun.run.loop import poll
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _ROUND_S = 0.05
 GUARD = "rank-guard"
 # How long a process may take from its fork until it runs its program.
 _EXEC_S = 5.0
-_LOOK_MS = 5
+_LOOK_S = 0.005
 
 
 class Order(NamedTuple):
@@ -151,7 +151,7 @@ def adopted(order: Order) -> int | None:
         # A child between fork and exec still looks like the one that made it.
         if not any(proc.command(pid).startswith(GUARD) for pid in seen):
             return None
-        select.poll().poll(_LOOK_MS)
+        poll(_LOOK_S)
     return None
 
 
@@ -251,7 +251,7 @@ def kill(leaders: AbstractSet[int], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     signal_groups(leaders)
     while any(map(_is_alive, leaders)) and time.monotonic() < deadline:
-        select.poll().poll(_LOOK_MS)
+        poll(_LOOK_S)
     # Those in other sessions are our children now.
     sweep(leaders, max(0.0, deadline - time.monotonic()), is_guard=True)
 
@@ -316,9 +316,7 @@ def _reap(pid: int, deadline: float) -> None:
             return
         pidfd = os.pidfd_open(pid)
         try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            poll(deadline - time.monotonic(), pidfd)
         finally:
             os.close(pidfd)
         _reap_if_ended(pid)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import _socket
 import os
-import select
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import variables
 from fleetrun.run import children, framing
+from fleetrun.run.loop import poll
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ class ForkServer:
     def state(self) -> ServerState:
         """Return how far it is; let it fork what is to wait."""
         try:
-            if self._state.state == LOADING and _is_ready(self._socket, 0.0):
+            if self._state.state == LOADING and poll(0.0, self._socket.fileno()):
                 kind, value = _receive(self._socket)[0]
                 if kind == "unfit":
                     self._lose(value)
@@ -143,10 +143,4 @@ def _send(to: _socket.socket, message: Any, *fds: int) -> None:  # noqa: ANN401 
 
 def _receive(link: _socket.socket) -> tuple[tuple[str, Any], list[int]]:
     deadline = time.monotonic() + _ANSWER_S
-    return framing.receive(link, lambda: _is_ready(link, deadline - time.monotonic()))
-
-
-def _is_ready(one: _socket.socket, seconds: float) -> bool:
-    ready = select.poll()
-    ready.register(one, select.POLLIN)
-    return bool(ready.poll(max(0.0, seconds) * 1000))
+    return framing.receive(link, lambda: bool(poll(deadline - time.monotonic(), link.fileno())))

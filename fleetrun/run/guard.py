@@ -13,13 +13,12 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import contextlib
 import errno
 import os
-import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.run import children, framing, libc
-from fleetrun.run.loop import Loop, nothing
+from fleetrun.run.loop import READABLE, WRITABLE, Loop, nothing, poll
 
 if TYPE_CHECKING:
     from abc import abstractmethod
@@ -54,7 +53,7 @@ _ENDED_S, _TOLD_S = 0.05, 3.0
 # Orphans are reaped this much after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
 # A guard that was stopped (`kill -STOP`) is sent SIGCONT after this long.
-_CONTINUE_MS = 1000
+_CONTINUE_S = 1.0
 # What a sweep may take beyond its own time limit.
 _MARGIN_S = 5.0
 
@@ -227,7 +226,7 @@ class Guard:
             raise _GuardLost(was_received=False)
         rest = memoryview(framing.pack(order))
         while rest:
-            self._is_ready(select.POLLOUT)
+            self._is_ready(WRITABLE)
             try:
                 rest = rest[framing.send(self._socket, rest, files) :]
             except BlockingIOError:
@@ -241,17 +240,15 @@ class Guard:
         """Return its answer; take over when it has ended, or does not answer within SECONDS."""
         until = None if seconds is None else time.monotonic() + seconds
         try:
-            return framing.receive(self._socket, lambda: self._is_ready(select.POLLIN, until))[0]
+            return framing.receive(self._socket, lambda: self._is_ready(READABLE, until))[0]
         except (EOFError, ConnectionError):
             self._take_over()
             raise _GuardLost(was_received=True) from None
 
     def _is_ready(self, event: int, until: float | None = None) -> bool:
         """Wait until the socket is ready for EVENT, at most UNTIL; a stopped guard continues."""
-        ready = select.poll()
-        ready.register(self._socket, event)
         while until is None or time.monotonic() <= until:
-            if ready.poll(_CONTINUE_MS):
+            if poll(_CONTINUE_S, self._socket.fileno(), mask=event):
                 return True
             if not self._has_ended:
                 os.kill(self.pid, signal.SIGCONT)
@@ -311,16 +308,14 @@ class Guard:
         _detach(launcher, -1, (), has_terminal=self._settings is not None)
         guarded = _end_of(launcher)
         if guarded is not None:
-            ready = select.poll()
-            ready.register(guarded, select.POLLIN)
-            ready.poll()
+            poll(None, guarded)
         self._kill_by_marker()
 
     def _kill_by_marker(self) -> bool:
         """Kill what has the marker of the job; return whether nothing is left."""
         from fleetrun.run import jobprocesses  # for no launch that ends by itself
 
-        is_over = jobprocesses.kill_all(self._marker, frozenset(), _SECONDS, self._shared)
+        is_over = jobprocesses.kill_all(self._marker, _SECONDS, self._shared)
         if self._settings is not None:
             # We are in the terminal's background.
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -428,14 +423,11 @@ class _Service:
 
     def run(self) -> None:
         """Return when the launcher has ended."""
-        ready = select.poll()
-        for fd in (self._orders.fileno(), self._guarded, self._woken):
-            ready.register(fd, select.POLLIN)
         orphans_at: float | None = None
         while True:
             due = [at for at in (orphans_at, self.kill_at) if at is not None]
-            timeout = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
-            fds = [fd for fd, _ in ready.poll(timeout)]
+            timeout_s = min(due) - time.monotonic() if due else None
+            fds = poll(timeout_s, self._orders.fileno(), self._guarded, self._woken)
             if self._guarded in fds:
                 return
             if self._woken in fds:
@@ -468,10 +460,8 @@ class _Service:
 
     def _has_request(self) -> bool:
         """Wait for the rest of a request; False when the launcher has ended."""
-        ready = select.poll()
-        ready.register(self._orders, select.POLLIN)
-        ready.register(self._guarded, select.POLLIN)
-        return self._orders.fileno() in [fd for fd, _ in ready.poll()]
+        orders = self._orders.fileno()
+        return orders in poll(None, orders, self._guarded)
 
     def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901 - one case for each
         match order, values:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import marshal
 import os
-import select
 import signal
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run import libc, proc
-from fleetrun.run.loop import nothing
+from fleetrun.run.loop import nothing, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,9 +79,7 @@ class IsolatedCall:
 
     def wait(self, until: float) -> CallResult | None:
         """Return the result; None if it has not arrived by UNTIL (monotonic seconds)."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        while poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        while poll(until - time.monotonic(), self.fd):
             answer = self.read()
             if answer is not None:
                 self.close()
@@ -173,10 +170,8 @@ class IsolatedCall:
 
     def _reap(self) -> str:
         """Reap the child if it ends soon; otherwise the supervisor does it later."""
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        self.is_left = not poll.poll(_END_S * 1000) and (
-            proc.fields(self.pid)[:1] == [b"D"] or not poll.poll(_STARVED_S * 1000)
+        self.is_left = not poll(_END_S, self._pidfd) and (
+            proc.fields(self.pid)[:1] == [b"D"] or not poll(_STARVED_S, self._pidfd)
         )
         how = "has ended"
         # The supervisor, which reaps orphans, may have been faster.

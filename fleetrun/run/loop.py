@@ -142,5 +142,13 @@ class LoopShare:
                 self._to.timer((id(self), key), None, nothing)
 
 
+def poll(seconds: float | None, *fds: int, mask: int = READABLE) -> list[int]:
+    """Return those of FDS that are ready within SECONDS (None: for ever), as soon as one is."""
+    one = select.poll()
+    for fd in fds:
+        one.register(fd, mask)
+    return [fd for fd, _ in one.poll(None if seconds is None else max(0.0, seconds) * 1000)]
+
+
 def nothing() -> None:
     """Do nothing: for a timer that only wakes the loop, or is taken away."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import select
 import signal
 import subprocess
 import time
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run.loop import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,12 +88,8 @@ class _WaitSignals:
 
     def wait(self, fd: int, until: float) -> bool:
         """Return whether FD is readable before UNTIL; raise _SignalArrived on a signal."""
-        poll = select.poll()
-        for each in (fd, self._fd):
-            poll.register(each, select.POLLIN)
         while True:
-            left_ms = max(until - time.monotonic(), 0.0) * 1000
-            ready = {each for each, _ in poll.poll(left_ms)}
+            ready = poll(until - time.monotonic(), fd, self._fd)
             if self._fd in ready and set(os.read(self._fd, 64)) & set(self._WANTED):
                 raise _SignalArrived
             if fd in ready:

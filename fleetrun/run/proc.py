@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from fleetrun.namedtuples import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
 # The numbers of read, and of select and pselect6, which readline waits in.
 _READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(os.uname().machine, ())
@@ -184,6 +185,30 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
         if its_leader is not None:
             found[its_leader].append(one)
     return found
+
+
+def descendants(processes: Collection[Stat], roots: AbstractSet[int]) -> set[int]:
+    """Return ROOTS and the ids of those of PROCESSES that descend from one of them."""
+    found = set(roots)
+    grown = True
+    while grown:
+        more = {one.pid for one in processes if one.parent in found} - found
+        found |= more
+        grown = bool(more)
+    return found
+
+
+def send(one: Stat, signum: int) -> None:
+    """Send SIGNUM to the process that was seen, and to no later one with its id; or OSError."""
+    import signal
+
+    pidfd = os.pidfd_open(one.pid)
+    try:
+        now = stat(one.pid)
+        if now is not None and now.started == one.started:
+            signal.pidfd_send_signal(pidfd, signum)
+    finally:
+        os.close(pidfd)
 
 
 class Io(NamedTuple):

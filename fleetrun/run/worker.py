@@ -16,6 +16,7 @@ from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Launched, Leftover, Order
 from fleetrun.run.guard import Guard
+from fleetrun.run.loop import poll
 
 # What a log is tried with: a traceback, or nothing of any use, fits.
 _TRIAL = b"\n" * 4096
@@ -68,11 +69,7 @@ class Worker:
 
     def has_ended(self) -> bool:
         """Whether the leader has ended; it is not reaped."""
-        from select import POLLIN, poll  # only after a failure
-
-        one = poll()
-        one.register(self.pidfd, POLLIN)
-        return bool(one.poll(0))
+        return bool(poll(0.0, self.pidfd))
 
     def left_behind(self) -> int | None:
         """Return a member of the group that has outlived its leader, or None."""
@@ -113,28 +110,10 @@ class TerminalWorker(Worker):
     def _family(self) -> list[int]:
         """Return the process and its descendants, orphans too, in the launcher's group."""
         group = os.getpgrp()
-        family = {self.pid}
         # Orphans are children of the guard, which has no other children in this group.
-        parents = family | self._guard.pids
-        seen = proc.all_processes()
-        grown = True
-        while grown:
-            more = {
-                one.pid
-                for one in seen
-                if one.parent in parents and one.pid not in parents and _group(one.pid) == group
-            }
-            family |= more
-            parents |= more
-            grown = bool(more)
-        return sorted(family - {self.pid})
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
+        roots = self._guard.pids | {self.pid}
+        seen = [one for one in proc.all_processes() if one.group == group]
+        return sorted(proc.descendants(seen, roots) - roots)
 
 
 def environment(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import stat
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from fleetrun.run.loop import WRITABLE, poll
 
 if TYPE_CHECKING:
     from socket import socket
@@ -98,9 +99,8 @@ class Outlet:
             return 0
 
     def _write_carefully(self, data: bytes | memoryview) -> int:
-        poll = select.poll()
-        poll.register(self.fd, select.POLLOUT)
-        return os.write(self.fd, data[:_PIPE_ROOM]) if poll.poll(0) else 0
+        has_room = poll(0.0, self.fd, mask=WRITABLE)
+        return os.write(self.fd, data[:_PIPE_ROOM]) if has_room else 0
 
     def close(self) -> None:
         """Give back what was opened here."""

@@ -6,7 +6,6 @@ It is a process of its own. The launcher's lines are kept back until it has ende
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import termios
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.run import itself
 from fleetrun.run.events import Finished, Interrupted
+from fleetrun.run.loop import poll
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # How long the last table may take when the job is over.
 _TIMEOUT_S = 5.0
-_END_MS = 1000
+_END_S = 1.0
 # After this the launcher has heard of a signal that ended the screen, too.
 _HEARD_S = 0.2
 # The ordinary screen, and its cursor.
@@ -81,9 +81,7 @@ class Screen(Sink):
         """Stop it, and restore the terminal."""
         if self._pidfd >= 0:
             self._kill()
-            gone = select.poll()
-            gone.register(self._pidfd, select.POLLIN)
-            gone.poll(_END_MS)
+            poll(_END_S, self._pidfd)
             self._on_end()
 
     def _kill(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from fleetrun.probe import netlink
 from fleetrun.sources import sockets
 
 if TYPE_CHECKING:
@@ -55,24 +56,17 @@ def test_a_process_that_is_gone_has_none() -> None:
     assert sockets.inodes([pid]) == set()
 
 
-def answers(*messages: tuple[int, bytes]) -> list[bytes]:
-    text = b""
-    for kind, body in messages:
-        text += struct.pack("=IHHII", 16 + len(body), kind, 2, 0, 0) + body
-        text += bytes(-len(body) % 4)
-    return list(sockets._answers(lambda _: text))
-
-
 def test_a_kernel_that_does_not_count_bytes_tells_of_none() -> None:
     # `struct tcp_info` of Linux 3.10 ends after 104 bytes.
     attribute = struct.pack("=HH", 4 + 104, 2) + bytes(104)
-    (message,) = answers((20, bytes(68) + struct.pack("=I", 7) + attribute), (3, bytes(4)))
+    message = bytes(68) + struct.pack("=I", 7) + attribute
     assert list(sockets._connection(message)) == []
 
 
 def test_a_kernel_without_the_means_is_an_error() -> None:
+    # The diagnosis of a family that no kernel has.
     with pytest.raises(FileNotFoundError):
-        answers((2, struct.pack("=i", -2) + bytes(16)))
+        list(netlink.dump(4, 20, struct.pack("=BBBxI48x", 44, socket.IPPROTO_TCP, 0, 1)))
 
 
 @pytest.fixture(params=[("127.0.0.1", "127.0.0.1:"), ("::ffff:127.0.0.1", "127.0.0.1:")])

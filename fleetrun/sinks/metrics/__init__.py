@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import os
-import select
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Finished
+from fleetrun.run.loop import poll
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _AFTER_S = 5.0
 _SOON_S = 0.5
 # What SIGKILL reaches is gone by then.
-_END_MS = 1000
+_END_S = 1.0
 _LISTENING_FD = 3
 _BACKLOG = 16
 
@@ -82,9 +82,8 @@ class Metrics(Sink):
         """End the process; one that a driver holds is left behind."""
         self._kill()
         if self._ended_fd >= 0:
-            ended = select.poll()
-            ended.register(self._ended_fd, select.POLLHUP)
-            ended.poll(_END_MS)
+            # Nobody writes there: it is ready when the other end is closed.
+            poll(_END_S, self._ended_fd)
             self._forget()
         self._shut()
 
