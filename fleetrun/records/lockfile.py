@@ -53,7 +53,12 @@ def begin(log_dir: str, name: str) -> tuple[Folder, int]:
         folder.make(runs)
     finally:
         os.close(runs)
+    return folder, hold(folder)
+
+
+def hold(folder: Folder) -> int:
+    """Create the lock of FOLDER and return it: we hold it; FileExistsError where it is there."""
     lock = folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     is_locked(lock)
-    os.write(lock, mark(os.getpid(), name))
-    return folder, lock
+    os.write(lock, mark(os.getpid(), os.path.basename(folder.path)))
+    return lock

@@ -15,7 +15,7 @@ from fleetrun.records import reading
 from fleetrun.records.folder import append_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 SCHEMA = 1
 # No line is longer: some hundred bytes for each of very many ranks.
@@ -112,13 +112,6 @@ def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def read(path: str) -> Iterator[MetricsRecord]:
-    """Yield the valid lines of the file PATH."""
-    for found in reading.lines(path):
-        if found.get("schema") == SCHEMA:
-            yield _record(found)
 
 
 class MetricsReader:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.events import Gathered, SourceFailed
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from fleetrun.errors import FleetrunError
     from fleetrun.model import Endpoint, LaunchPlan, Request
-    from fleetrun.run.events import Declared, Happening, Outcome, Recovered
+    from fleetrun.run.events import Declared, Happening, Outcome, Recovered, Started
     from fleetrun.run.guard import LossTeller
     from fleetrun.run.loop import Loop, Waiting
 
@@ -120,6 +121,10 @@ class ObservedJob:
         self.folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
         self.began, self.began_at = time.time(), time.monotonic()
 
+    def logs(self, started: Started) -> tuple[str, ...]:
+        """Return the paths of the output of a process of the current plan that has STARTED."""
+        return names.log_paths(self.plan, self.plan.processes[started.process], started.attempt)
+
     def preparing(self) -> Sequence[Sink | Source]:
         """Return new observers that prepare something before the ranks are started."""
         return ()
@@ -150,6 +155,29 @@ class ObservedJob:
     def stdin(self, plan: LaunchPlan) -> terminal.Stdin:
         """Return the process of PLAN that reads standard input."""
         return terminal.choose(plan, self.shown(plan), self.request.stdin)
+
+
+class Chores:
+    """What can wait until the ranks have been started, and is done at the end at the latest."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._left: list[Callable[[], None]] = []
+
+    def add(self, key: str, after_s: float, chore: Callable[[], None]) -> None:
+        """Do CHORE in AFTER_S seconds."""
+        self._left.append(chore)
+        self._waiting.timer(key, time.monotonic() + after_s, partial(self._do, chore))
+
+    def finish(self) -> None:
+        """Do now what a short launch has not done yet."""
+        for chore in list(self._left):
+            self._do(chore)
+
+    def _do(self, chore: Callable[[], None]) -> None:
+        if chore in self._left:
+            self._left.remove(chore)
+            chore()
 
 
 class Caller(Protocol):

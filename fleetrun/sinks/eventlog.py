@@ -76,10 +76,7 @@ class EventLog(Sink):
         """Return what HAPPENING is called in the file, and what its line has."""
         match happening:
             case Started():
-                spec = self._job.plan.processes[happening.process]
-                logs = map(
-                    os.path.basename, names.log_paths(self._job.plan, spec, happening.attempt)
-                )
+                logs = map(os.path.basename, self._job.logs(happening))
                 files = dict.fromkeys(("log", "error_log")) | dict(
                     zip(("log", "error_log"), logs, strict=False)
                 )

@@ -5,12 +5,11 @@ Later attempts add their environment. Only the owner may read it (mode 0600).
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names
 from fleetrun.run.events import Gathered
-from fleetrun.run.observers import Sink
+from fleetrun.run.observers import Chores, Sink
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening
@@ -27,30 +26,27 @@ class LaunchFile(Sink):
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
         self._first = job.plan
-        self._is_written = False
 
     def open(self, waiting: Waiting) -> None:
         """Write a little after the ranks have started."""
-        waiting.timer("launch file", time.monotonic() + _AFTER_S, self._write_first)
+        self._chores = Chores(waiting)
+        self._chores.add("launch file", _AFTER_S, self._write_first)
 
     def on_event(self, happening: Happening) -> None:
         """Add the environment of another attempt, which has other ports."""
         if isinstance(happening, Gathered) and happening.attempt:
             from fleetrun.plan import render
 
-            self._write_first()
+            self._chores.finish()
             self._append(render.again(happening.plan))
 
     def close(self) -> None:
         """Write now what a short launch has not written yet."""
-        self._write_first()
+        self._chores.finish()
 
     def _write_first(self) -> None:
-        if self._is_written:
-            return
         from fleetrun.plan import render  # no start waits for it
 
-        self._is_written = True
         notes = "".join(f"fleetrun: {note}\n" for note in self._first.notes)
         banner = render.banner(self._job.request, self._first, has_links=self._job.has_links)
         self._append(banner + notes)

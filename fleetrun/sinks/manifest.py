@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from fleetrun.records import names
-from fleetrun.run.observers import Sink
+from fleetrun.run.observers import Chores, Sink
 
 if TYPE_CHECKING:
     from fleetrun.run.isolation import CallResult, IsolatedCall
@@ -28,25 +28,26 @@ class ManifestFile(Sink):
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
         self._plan = job.plan
-        self._is_written = False
         self._question: IsolatedCall | None = None
 
     def open(self, waiting: Waiting) -> None:
         """Write a little after the ranks have started."""
         self._waiting = waiting
-        waiting.timer("manifest", time.monotonic() + _AFTER_S, self._begin)
+        self._chores = Chores(waiting)
+        self._chores.add("manifest", _AFTER_S, self._begin)
 
     def close(self) -> None:
         """Write now what a short launch has not written yet."""
         if self._question is not None:
             self._question.abandon()
-        if not self._is_written:
-            self._write(self._read_revision())
+        self._chores.finish()
 
     # Git ----------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        revision = self._read_revision()
+        from fleetrun.sinks import git  # the start is over when this runs
+
+        revision = git.read(self._place())
         self._write(revision)
         if revision is not None:
             self._waiting.timer("git", time.monotonic() + _GIT_AFTER_S, self._ask)
@@ -67,11 +68,6 @@ class ManifestFile(Sink):
             revision = git.parse(cast("bytes", answer.value).decode(errors="replace"))
             if revision is not None:
                 self._write(revision)
-
-    def _read_revision(self) -> Revision | None:
-        from fleetrun.sinks import git  # the start is over when this runs
-
-        return git.read(self._place())
 
     def _place(self) -> str:
         """Return the script's folder; ours for a module or a program of the system."""
@@ -101,4 +97,3 @@ class ManifestFile(Sink):
         document = manifestfile.document(self._plan, job.request, job.began, git)
         document["environment"] = manifestfile.environment(job.environ, remembered)
         job.folder.write_json(names.MANIFEST, document, job.redact)
-        self._is_written = True

@@ -74,8 +74,7 @@ class OutputTimes(Sink):
         if self._fd < 0:
             return
         if isinstance(happening, Started):
-            spec = self._job.plan.processes[happening.process]
-            for path in names.log_paths(self._job.plan, spec, happening.attempt):
+            for path in self._job.logs(happening):
                 log = self._logs[path] = _WatchedLog(self._count, path)
                 self._count += 1
                 self._write(outputtimes.named(log.number, os.path.basename(path)))

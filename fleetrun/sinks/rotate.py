@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records.names import label, log_paths
+from fleetrun.records.names import label
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
@@ -191,10 +191,7 @@ class Rotation(Sink):
             self._drop(happening.process)
             logs = self._logs[happening.process] = []
             try:
-                logs.extend(
-                    _RotatedLog(path, label(spec))
-                    for path in log_paths(self._job.plan, spec, happening.attempt)
-                )
+                logs.extend(_RotatedLog(path, label(spec)) for path in self._job.logs(happening))
             except OSError as error:
                 self._complain(label(spec), error)
         elif isinstance(happening, Gathered):

@@ -10,17 +10,17 @@ import errno
 import os
 import stat
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Folder, enter, point, remove
 from fleetrun.run.events import Gathered, Started
-from fleetrun.run.observers import Sink
+from fleetrun.run.observers import Chores, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
@@ -52,7 +52,6 @@ class RunDirectory(Sink):
         self._whole = os.path.dirname(self._run_dir) if shared and shared.own else self._run_dir
         self._is_first = shared is None or not shared.own
         self._has_complained = False
-        self._chores: list[Callable[[], None]] = []
 
     def prepare(self) -> None:
         """Make the folder and what the ranks need in it; a full or read-only disk shows here."""
@@ -69,12 +68,10 @@ class RunDirectory(Sink):
             self._runs_fd = enter(names.RUNS, self._log_fd)
             self._make()
             self._is_made = self._job.plan.shared_logs is None
-            self._lock_fd = self._folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            self._lock_fd = lockfile.hold(self._folder)
             # Not only the file systems that know no owners say the same of both.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
                 raise PermissionError(errno.EPERM, "another user has a folder there")
-            lockfile.is_locked(self._lock_fd)
-            os.write(self._lock_fd, lockfile.mark(os.getpid(), os.path.basename(self._run_dir)))
             self._is_made = True
             self._job.has_links = _takes_links(self._folder)
         except OSError as error:
@@ -126,26 +123,22 @@ class RunDirectory(Sink):
 
     def open(self, waiting: Waiting) -> None:
         """Give the launch its well-known names; the rest can wait."""
-        self._waiting = waiting
-        chores = [(self._write_plan, _PLAN_AFTER_S)]
+        self._chores = Chores(waiting)
+        self._chores.add("plan", _PLAN_AFTER_S, self._write_plan)
         if self._is_first:
             self._name_previous()
             self._link(names.LATEST, self._run_dir)
             if self._job.plan.ranks:
                 self._link(names.ENDPOINTS, self._write_endpoints())
             self._link_others(0)
-            chores.append((self._prune, _PRUNE_AFTER_S))
-        now = time.monotonic()
-        for chore, delay in chores:
-            self._chores.append(chore)
-            waiting.timer(chore.__name__, now + delay, lambda chore=chore: self._do(chore))  # type: ignore[misc]
+            self._chores.add("old runs", _PRUNE_AFTER_S, self._prune)
 
     def on_event(self, happening: Happening) -> None:
         """Link a process's well-known log to the one of the current attempt."""
         if isinstance(happening, Started) and self._is_first:
             spec = self._job.plan.processes[happening.process]
-            paths = names.log_paths(self._job.plan, spec, happening.attempt)
-            for log, path in zip((spec.log, spec.error_log), paths, strict=False):
+            logs = zip((spec.log, spec.error_log), self._job.logs(happening), strict=False)
+            for log, path in logs:
                 self._link(log, path)
         elif isinstance(happening, Gathered) and happening.attempt:
             # The same run with other ports, and maybe other ranks.
@@ -156,18 +149,12 @@ class RunDirectory(Sink):
 
     def close(self) -> None:
         """Do the chores that a short launch has not done yet, and release the lock."""
-        for chore in list(self._chores):
-            self._do(chore)
+        self._chores.finish()
         if self._is_first and self._job.plan.shared_logs is not None:
             with suppress(OSError):
                 os.unlink(self._job.plan.shared_logs.marker, dir_fd=self._log_fd)
         for fd in (self._lock_fd, self._runs_fd, self._log_fd):
             os.close(fd)
-
-    def _do(self, chore: Callable[[], None]) -> None:
-        if chore in self._chores:
-            self._chores.remove(chore)
-            chore()
 
     def _write_endpoints(self) -> str:
         """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""
@@ -195,17 +182,16 @@ class RunDirectory(Sink):
             name = os.path.basename(os.readlink(names.LATEST, dir_fd=self._log_fd))
         except OSError:
             return
-        fd = None if name == os.path.basename(self._run_dir) else self._open_lock(name)
-        if fd is None:
+        if name == os.path.basename(self._run_dir):
             return
-        pid = lockfile.launcher(fd, name)
-        if pid is not None and lockfile.is_locked(fd):
-            self._job.log(
-                f"{name} (process {pid}) still runs in this folder: {self._log_dir}/latest and "
-                f"workerlog.N now belong to this launch; its own logs are in "
-                f"{self._log_dir}/runs/{name}."
-            )
-        os.close(fd)
+        with self._lock_of(name) as fd:
+            pid = None if fd is None else lockfile.launcher(fd, name)
+            if fd is not None and pid is not None and lockfile.is_locked(fd):
+                self._job.log(
+                    f"{name} (process {pid}) still runs in this folder: {self._log_dir}/latest and "
+                    f"workerlog.N now belong to this launch; its own logs are in "
+                    f"{self._log_dir}/runs/{name}."
+                )
 
     def _link_others(self, attempt: int) -> None:
         """Let the logs of the hosts that share the folder be found with ours."""
@@ -267,13 +253,8 @@ class RunDirectory(Sink):
 
     def _is_launch(self, name: str) -> bool:
         """Whether fleetrun made the folder NAME for the user that we are, and under that name."""
-        fd = self._open_lock(name)
-        if fd is None:
-            return False
-        try:
-            return lockfile.launcher(fd, name) is not None
-        finally:
-            os.close(fd)
+        with self._lock_of(name) as fd:
+            return fd is not None and lockfile.launcher(fd, name) is not None
 
     def _forget_marker(self, name: str) -> None:
         """Remove what a launcher has left that was killed before or during its job."""
@@ -289,8 +270,17 @@ class RunDirectory(Sink):
             if "/" in run or not self._is_launch(run) or self._is_over(run):
                 os.unlink(name, dir_fd=fd)
 
+    @contextmanager
+    def _lock_of(self, name: str) -> Iterator[int | None]:
+        """Open what marks the folder NAME, for a while; None if that is no folder of ours."""
+        fd = self._open_lock(name)
+        try:
+            yield fd
+        finally:
+            if fd is not None:
+                os.close(fd)
+
     def _open_lock(self, name: str) -> int | None:
-        """Open what marks the folder NAME; None if that is no folder of ours."""
         try:
             folder = os.open(
                 name,
@@ -318,13 +308,9 @@ class RunDirectory(Sink):
 
     def _is_over(self, name: str) -> bool:
         """Whether NAME is an earlier launch of ours that has ended."""
-        fd = self._open_lock(name)
-        if fd is None:
-            return False
-        try:
-            return not lockfile.is_locked(fd) and not self._has_others(name)
-        finally:
-            os.close(fd)
+        with self._lock_of(name) as fd:
+            is_ours = fd is not None and not lockfile.is_locked(fd)
+            return is_ours and not self._has_others(name)
 
     def _has_others(self, name: str) -> bool:
         """Whether another host still has its part of the launch NAME, which several share."""
@@ -348,17 +334,10 @@ class RunDirectory(Sink):
 
     def _remove(self, name: str) -> None:
         """Remove the launch NAME, if it is over."""
-        fd = self._open_lock(name)
-        if fd is None:
-            return
-        try:
-            if not lockfile.is_locked(fd) and not self._has_others(name):
+        # What cannot be removed today stays.
+        with suppress(OSError), self._lock_of(name) as fd:
+            if fd is not None and not lockfile.is_locked(fd) and not self._has_others(name):
                 remove(name, self._runs_fd)
-        except OSError:
-            # What cannot be removed today stays.
-            return
-        finally:
-            os.close(fd)
 
     def _forget_name(self, name: str) -> None:
         """Remove a link NAME into an earlier launch that is over: this one has no such file."""

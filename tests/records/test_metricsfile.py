@@ -22,7 +22,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     record = a_record()._replace(ranks=(nan, a_record().ranks[1]))
     assert metricsfile.append(str(path), a_record()) == path.stat().st_size
     metricsfile.append(str(path), record)
-    first, second = metricsfile.read(str(path))
+    first, second = metricsfile.MetricsReader(str(path), 8).read()
     assert first == a_record()
     assert metricsfile.newest(str(path)) == second
     with path.open("a") as file:
@@ -74,5 +74,5 @@ def test_nothing_that_a_line_may_hold_is_an_error(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     path.write_text(json.dumps({**line, "schema": 1}) + "\n")
-    [found] = metricsfile.read(str(path))
+    [found] = metricsfile.MetricsReader(str(path), 8).read()
     assert isinstance(found.time, float)

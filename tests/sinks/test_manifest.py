@@ -151,6 +151,7 @@ def test_a_secrets_value_is_hidden_wherever_it_stands(tmp_path: Path) -> None:
     made = a_request(typed=words)
     (tmp_path / "log").mkdir()
     one, path = sink(tmp_path, made, environ, hide=Hider(environ, words))
+    one.open(Timers())
     one.close()
     assert "s3cr3tWord" not in path.read_text()
     assert json.loads(path.read_text())["command"][1:] == ["--note=***", "as *** says"]

@@ -44,7 +44,8 @@ OFTEN = "--metrics_period=0.2"
 
 
 def records(job: Command) -> list[metricsfile.MetricsRecord]:
-    return list(metricsfile.read(str(job.folder / "log" / "latest" / names.METRICS)))
+    path = str(job.folder / "log" / "latest" / names.METRICS)
+    return list(metricsfile.MetricsReader(path, 100_000).read())
 
 
 def scrape(port: int) -> dict[str, dict[str, float]]:
