@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import engines, modes, planner, probe
+from fleetrun import engines, modes, planner, printing, probe
 from fleetrun.doctor import (
     accelerators,
     findings,
@@ -26,7 +26,6 @@ from fleetrun.doctor.facts import HostDescription, Transfer, Transfers
 from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import devices, hosts, kinds
-from fleetrun.plan.visible import visible
 from fleetrun.probe import tcp
 from fleetrun.probe.health import gpu_proof as proof_reader
 from fleetrun.probe.health import gpus as gpu_reader
@@ -174,11 +173,7 @@ def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
     """Return what shows the progress on a terminal; None in pipes and CI."""
     if environ.get("CI") or sys.stderr is None or not sys.stderr.isatty():
         return None
-
-    def say(text: str) -> None:
-        print(f"fleetrun: {visible(text)}", file=sys.stderr, flush=True)
-
-    return say
+    return printing.remark
 
 
 def preflight(request: Request, environ: Mapping[str, str]) -> None:
@@ -188,11 +183,9 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     hide = secrets.of_launch(request, environ)
     grave = [one for one in found if one.level == findings.ERROR]
     shown = grave if request.quiet else [one for one in found if one.level != findings.OK]
-    if sys.stderr is not None:
-        for one in shown:
-            seen = one.seen.removesuffix(".")
-            reported = f"{one.check}: {seen}; {one.means}; fix: {one.fix}"
-            print(f"fleetrun: {one.level}: {visible(hide(reported))}", file=sys.stderr, flush=True)
+    for one in shown:
+        seen = one.seen.removesuffix(".")
+        printing.remark(f"{one.level}: {hide(f'{one.check}: {seen}; {one.means}; fix: {one.fix}')}")
     if grave:
         count = "one thing" if len(grave) == 1 else f"{len(grave)} things"
         raise EnvironmentFault(

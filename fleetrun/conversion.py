@@ -154,6 +154,14 @@ def parse_duration(text: str) -> float | None:
     return _real(word)
 
 
+def pattern(text: str) -> "re.Pattern[bytes]":
+    """Return the regular expression TEXT, for bytes; ValueError if it is none."""
+    try:
+        return re.compile(text.encode(errors="surrogateescape"))
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"this is not a regular expression ({error}).") from None
+
+
 def ranges(numbers: Iterable[int], between: str = ", ") -> str:
     """Write NUMBERS in order, consecutive ones as ranges.
 

@@ -357,12 +357,7 @@ def _reading_rank(text: str) -> str:
 def _pattern(text: str) -> str:
     if is_rank_list(text):
         raise ValueError(f"give a regular expression; --tee={text} chooses ranks.")
-    import re  # needed by few launches
-
-    try:
-        re.compile(text.encode(errors="surrogateescape"))
-    except (re.error, OverflowError) as error:
-        raise ValueError(f"this is not a regular expression ({error}).") from None
+    conversion.pattern(text)
     return text
 
 

@@ -1,15 +1,16 @@
-"""What a command prints on standard output, whole or with a sentence why not."""
+"""Prints the output of commands, whole or with a sentence why not, and remarks beside it."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
+from fleetrun.colors import NAME
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan.visible import visible_lines
+from fleetrun.plan.visible import visible, visible_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,13 @@ def put(text: str) -> int:
 def say(text: str) -> int:
     """Print TEXT as a line, or several, with control characters made visible; return 0."""
     return put(f"{visible_lines(text)}\n")
+
+
+def remark(text: str) -> None:
+    """Print TEXT as a line of fleetrun's own on standard error, if that is open."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(f"{NAME}{visible(text)}", file=sys.stderr, flush=True)
 
 
 def write(piece: bytes) -> None:

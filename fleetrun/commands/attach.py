@@ -12,7 +12,7 @@ import click
 
 from fleetrun.commands import parser, ps
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan.visible import visible
+from fleetrun.printing import remark
 from fleetrun.probe import jobs
 from fleetrun.records import names
 
@@ -73,11 +73,8 @@ def console(job: RunningJob) -> str:
         ) from None
     if not logs:
         raise EnvironmentFault(f"attach: {job.name} has no console and no log yet.")
-    print(
-        f"fleetrun: {visible(job.name)} was not started with --detach and has its console "
-        f"elsewhere: this is {logs[0]}.",
-        file=sys.stderr,
-    )
+    elsewhere = f"was not started with --detach and has its console elsewhere: this is {logs[0]}."
+    remark(f"{job.name} {elsewhere}")
     return f"{job.run_dir}/{logs[0]}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from fleetrun.commands import parser, tables
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
-from fleetrun.printing import put
+from fleetrun.printing import put, remark
 from fleetrun.probe import jobs
 from fleetrun.records import names, reading
 
@@ -80,8 +79,7 @@ def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> 
     code = _show(found, is_json=is_json, where="these hosts")
     for host, (_, failure) in zip(hosts, results, strict=True):
         if failure:
-            said = f"fleetrun: ps: {host.name}  {failure}"
-            print(visible(said), file=sys.stderr, flush=True)
+            remark(f"ps: {host.name}  {failure}")
             code = EnvironmentFault.exit_code
     return code
 

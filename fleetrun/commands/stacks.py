@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 import click
@@ -12,7 +11,7 @@ from fleetrun.commands import ps
 from fleetrun.commands.logs import collectives
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible_lines
-from fleetrun.printing import put
+from fleetrun.printing import put, remark
 from fleetrun.probe import jobs
 from fleetrun.records import eventfile, names, reading, runs
 
@@ -50,7 +49,7 @@ def command(word: str | None) -> int:
     try:
         put(collectives.text(runs.hosts(runs.read(run)), None))
     except EnvironmentFault as error:
-        sys.stderr.write(f"fleetrun: {error}\n")
+        remark(str(error))
     return 0
 
 

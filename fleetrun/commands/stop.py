@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import click
 
 from fleetrun.commands import ps
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.plan.visible import visible
+from fleetrun.printing import remark
 from fleetrun.probe import jobs
 from fleetrun.records.variables import JOB
 
@@ -44,7 +43,7 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     for job, pidfd in asked:
         _wait(job, pidfd, is_now=is_now)
     if not chosen:
-        _say("no job of yours runs on this host.")
+        remark("no job of yours runs on this host.")
     return 0
 
 
@@ -101,8 +100,4 @@ def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
     about, end = jobs.about(job), jobs.end(job)
     called = about.job_id or job.name
     pid = "" if job.launcher is None else f" (process {job.launcher})"
-    _say(f"{called}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")
-
-
-def _say(text: str) -> None:
-    print(f"fleetrun: {visible(text)}", file=sys.stderr, flush=True)
+    remark(f"{called}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")

@@ -15,7 +15,7 @@ from fleetrun.commands import parser, tables, values
 from fleetrun.commands.pager import page as through_pager
 from fleetrun.errors import UsageError
 from fleetrun.plan.visible import visible, visible_lines
-from fleetrun.printing import put
+from fleetrun.printing import put, remark
 from fleetrun.records import secrets
 from fleetrun.strategy import explanation, fields, load, schema
 
@@ -61,10 +61,7 @@ def _show(name: str) -> int:
     # A preset alone, so that it can be kept as a file.
     code = _say(shown(name))
     if name in load.PRESETS and name in fields.by_name(fields.STRATEGY):
-        print(
-            f"fleetrun: {name} is a field, too: `fleetrun strategy show strategy.{name}`.",
-            file=sys.stderr,
-        )
+        remark(f"{name} is a field, too: `fleetrun strategy show strategy.{name}`.")
     return code
 
 
@@ -81,7 +78,7 @@ def _validate(files: tuple[str, ...]) -> int:
         if layer is None or faults:
             continue
         for note in load.combine([layer]).notes:
-            print(f"fleetrun: {visible(note)}", file=sys.stderr)
+            remark(note)
         count = len(layer.knobs)
         print(f"{visible(name)}: valid, {count} {'setting' if count == 1 else 'settings'}.")
     return worst

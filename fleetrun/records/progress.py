@@ -111,7 +111,7 @@ def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
 
     None: there is none of this attempt.
     """
-    name = names.heartbeat(log.process.removeprefix("trainer."))
+    name = names.heartbeat(log.file_key)
     path = os.path.join(run_dir, name)
     step = heartbeat.read_step(path)
     if step is not None:

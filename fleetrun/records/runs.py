@@ -34,6 +34,11 @@ class LogRecord(NamedTuple):
         return names.label_of(self.process)
 
     @property
+    def file_key(self) -> str:
+        """Return what names the files of the process: its rank, or such as `server.0`."""
+        return self.process.removeprefix("trainer.")
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """Return the files with its output, standard output's first."""
         return (self.path, self.error_path) if self.error_path else (self.path,)
@@ -62,6 +67,12 @@ class Run(NamedTuple):
     def name(self) -> str:
         """Return the name of the folder, of a host in a shared one with that of the run."""
         return names.run_name(self.path)
+
+    @property
+    def host(self) -> str:
+        """Return the host that it ran on, as the plan has it; nothing if that is not known."""
+        nodes = () if self.plan is None else self.plan.nodes
+        return nodes[self.node_rank] if self.node_rank < len(nodes) else ""
 
 
 def read(path: str) -> Run:

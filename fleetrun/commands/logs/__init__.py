@@ -15,7 +15,7 @@ from fleetrun.commands import parser
 from fleetrun.commands.logs import choose, show
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible_lines
-from fleetrun.printing import put
+from fleetrun.printing import put, remark
 from fleetrun.records import names, runs
 
 if TYPE_CHECKING:
@@ -78,9 +78,10 @@ def _logs(**own: object) -> int:
 def _say_why_nothing(chosen: Sequence[runs.Run], asked: _LogOptions) -> None:
     """Print why nothing is shown; raise EnvironmentFault if there should be something."""
     if asked.failed and any(run.logs for run in chosen):
-        verdict = chosen[0].verdict or "it still runs" if runs.is_running(chosen[0].path) else ""
-        reported = f" ({verdict or chosen[0].verdict})" if verdict or chosen[0].verdict else ""
-        sys.stderr.write(f"fleetrun: no rank of {chosen[0].name} has failed{reported}.\n")
+        still = "it still runs" if runs.is_running(chosen[0].path) else ""
+        verdict = chosen[0].verdict or still
+        reported = f" ({verdict})" if verdict else ""
+        remark(f"no rank of {chosen[0].name} has failed{reported}.")
         return
     raise EnvironmentFault(
         f"{chosen[0].path} has no logs: nothing was started, or {names.EVENTS} is gone."

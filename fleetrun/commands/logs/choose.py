@@ -170,9 +170,9 @@ def pattern(text: str, option: str = "--grep", groups: Sequence[str] = ()) -> re
     It must contain one of GROUPS, if there are any.
     """
     try:
-        compiled = re.compile(text.encode(errors="surrogateescape"))
-    except (re.error, OverflowError) as error:
-        raise UsageError(f"{option}={text}: this is not a regular expression ({error}).") from None
+        compiled = conversion.pattern(text)
+    except ValueError as error:
+        raise UsageError(f"{option}={text}: {error}") from None
     if groups and not set(groups) & set(compiled.groupindex):
         wanted = " or ".join(f"(?P<{group}>...)" for group in groups)
         raise UsageError(f"{option}={text}: it has no group {wanted}.")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.commands.logs import merge
 from fleetrun.commands.logs.clean import Cleaner
-from fleetrun.printing import copy, write
+from fleetrun.printing import copy, remark, write
 from fleetrun.records import names, outputtimes, reading, runs
 from fleetrun.records.logfile import LogFile
 from fleetrun.run.loop import Loop, nothing
@@ -205,9 +204,7 @@ class Viewer:
                 file = LogFile(path, times)
             except OSError as error:
                 self._missing.add(path)
-                sys.stderr.write(
-                    f"fleetrun: the log of {log.label} cannot be read: {path} ({error.strerror}).\n"
-                )
+                remark(f"the log of {log.label} cannot be read: {path} ({error.strerror}).")
                 continue
             prefix = b""
             if self._is_prefixed:

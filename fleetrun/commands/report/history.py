@@ -194,7 +194,7 @@ def read(
     if running and began:
         last = time.time()
     for run in found:
-        host = _host(run, len(found))
+        host = run.host if len(found) > 1 else ""
         peaks: dict[tuple[str, int], int | None] = {}
         for event in eventfile.read(os.path.join(run.path, names.EVENTS)):
             last = max(last, event.time)
@@ -251,9 +251,9 @@ def _traces(found: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
     """Yield what the first ranks have recorded that have recorded anything."""
     count = 0
     for run in found:
-        for process in sorted({log.process for log in run.logs}, key=_number_of):
-            rank = process.removeprefix("trainer.")
-            trace = tracefile.read(os.path.join(run.path, names.trace(rank)))
+        labels = {log.file_key: log.label for log in run.logs}
+        for key in sorted(labels, key=lambda key: _number(labels[key])):
+            trace = tracefile.read(os.path.join(run.path, names.trace(key)))
             if trace is not None:
                 count += 1
                 yield trace
@@ -311,17 +311,6 @@ def _in_collectives(found: Sequence[Run], began: float, last: float) -> Iterator
     shown = tuple(begin - began + at * width_s for at in range(_MOST_COLUMNS))
     values = tuple(tuple(round(min(one, 100.0), 2) for one in row) for row in rows.values())
     yield Use(_COLLECTIVES, "%", tuple(rows), shown, values)
-
-
-def _number_of(process: str) -> tuple[str, int]:
-    return _number(names.label_of(process))
-
-
-def _host(run: Run, count: int) -> str:
-    """Return which host RUN was on, where there are several."""
-    if run.plan is None or count == 1 or run.node_rank >= len(run.plan.nodes):
-        return ""
-    return run.plan.nodes[run.node_rank]
 
 
 def _bar(log: LogRecord, began: float, last: float, host: str) -> AttemptSpan:
@@ -493,7 +482,7 @@ def _uses(
             cells[kind].setdefault(row, {})[at] = round(value, 6)
 
     for run, records in zip(found, metrics, strict=True):
-        host = _host(run, len(found))
+        host = run.host if len(found) > 1 else ""
         clocks: dict[str, _StepClock] = {}
         for record in records:
             at = int((record.time - began) // width_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +11,7 @@ import click
 from fleetrun import argv, configfile, options
 from fleetrun.commands import parser
 from fleetrun.errors import UsageError
+from fleetrun.printing import remark
 from fleetrun.records import arguments
 
 if TYPE_CHECKING:
@@ -147,7 +147,4 @@ def shown(words: Sequence[str]) -> tuple[str, ...]:
 def remark_on_secrets(words: Sequence[str]) -> None:
     """Remark if `shown` has hidden a part of WORDS."""
     if shown(words) != tuple(words):
-        print(
-            "fleetrun: secret values are shown as ***; without --dry-run they are handed in.",
-            file=sys.stderr,
-        )
+        remark("secret values are shown as ***; without --dry-run they are handed in.")

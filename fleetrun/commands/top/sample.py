@@ -207,7 +207,7 @@ class Sampler:
         alive = [log.pid for log in newest.values() if log.ended_at is None and log.pid is not None]
         used = usage.of(alive) if is_here else {}
         gpus = self._gpus([one for spec in specs.values() for one in spec.devices], is_here=is_here)
-        host = _host(run) or self._here
+        host = run.host or self._here
         reported = None if is_here or not is_alive else _other_hosts(run)
         for name, log in newest.items():
             spec = specs.get(name)
@@ -279,7 +279,7 @@ class Sampler:
             is_odd=is_odd,
             total_steps=seen.progress.total,
             logs=log.paths,
-            stacks=os.path.join(run.path, names.stacks(log.process.removeprefix("trainer."))),
+            stacks=os.path.join(run.path, names.stacks(log.file_key)),
         )
         row = _with_gpus(row, gpus)
         used_percent = row.cpu_percent if row.gpu_percent is None else row.gpu_percent
@@ -412,11 +412,6 @@ def _with_gpus(row: RankRow, gpus: Sequence[metricsfile.GpuUsage]) -> RankRow:
         gpu_memory_total_bytes=_whole(_total(one.memory_total_bytes for one in gpus)),
         power_w=_total(one.power_w for one in gpus),
     )
-
-
-def _host(run: runs.Run) -> str:
-    nodes = () if run.plan is None else run.plan.nodes
-    return nodes[run.node_rank] if run.node_rank < len(nodes) else ""
 
 
 def _percent(seen: _LogState, cpu_s: float, now: float) -> float | None:

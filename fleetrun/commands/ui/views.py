@@ -137,12 +137,12 @@ class Views:
         found = []
         hosts = self._hosts(key)
         for run in hosts:
-            ranks = {log.process: log.label for log in run.logs}
-            for process, label in ranks.items():
-                path = os.path.join(run.path, names.stacks(process.removeprefix("trainer.")))
-                said = reading.content(path, _MOST_STACKS // len(ranks) + 4096, from_end=True)
-                if said:
-                    text = visible_lines(newest(said.decode(errors="replace")))
+            labels = {log.file_key: log.label for log in run.logs}
+            for key_in_files, label in labels.items():
+                path = os.path.join(run.path, names.stacks(key_in_files))
+                dump = reading.content(path, _MOST_STACKS // len(labels) + 4096, from_end=True)
+                if dump:
+                    text = visible_lines(newest(dump.decode(errors="replace")))
                     found.append({"label": label, "text": text})
         try:
             recorded = collectives.text(hosts, None)
