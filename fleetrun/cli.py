@@ -174,18 +174,19 @@ def _resolved(
 
         config = configfile.find(parsed, environ)
     _check_script(parsed)
-    rows: Sequence[detect.ClusterRow] = ()
-    if not ENGINE_MARKS.isdisjoint(environ):
-        from fleetrun.engines import detect  # needed only below an engine
-
-        rows = detect.rows(environ)
     found: list[detect.Detected] = []
+    detect_place: Callable[[], detect.Detected] | None = None
+    if not ENGINE_MARKS.isdisjoint(environ):
+        from fleetrun.engines.detect import read, rows  # needed only below an engine
 
-    def detected() -> detect.Detected:
-        found.append(detect.read(rows, environ, _text))
-        return found[0]
+        if listed := rows(environ):
 
-    wanted = request.resolve(parsed, environ, config, layers, detected if rows else None)
+            def detected() -> detect.Detected:
+                found.append(read(listed, environ, _text))
+                return found[0]
+
+            detect_place = detected
+    wanted = request.resolve(parsed, environ, config, layers, detect_place)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
     return wanted, environ, found[0] if found else None
 

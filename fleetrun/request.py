@@ -389,7 +389,7 @@ def _meeting_point(found: ResolvedOption) -> ResolvedOption:
 def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: bool) -> Hosts:
     """Return the hosts of the job; UsageError where the options contradict each other."""
     listed = chosen["ips"].value
-    ips = tuple(map(str, listed)) if isinstance(listed, tuple) else ()
+    ips = tuple(map(str, listed if isinstance(listed, tuple) else ()))
     point = meeting_point(ips[0]) if len(ips) == 1 else None
     if point is not None:
         notes.append(f"The port of --ips={ips[0]} has no effect: see --start_port.")

@@ -35,7 +35,8 @@ def fleetrun(
 def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess.Popen[bytes]:
     """Start `fleetrun WORDS` in FOLDER, with pipes for what it says unless POPEN has others."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environ()}
-    return subprocess.Popen([*FLEETRUN, *words], cwd=folder, **{**pipes, **popen})
+    made: Any = subprocess.Popen([*FLEETRUN, *words], cwd=folder, **{**pipes, **popen})
+    return made
 
 
 class Command(Job):

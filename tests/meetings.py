@@ -29,7 +29,8 @@ class Meeting:
         self.env = {"FLEETRUN_TOKEN": token} if token else {}
         self.script = script
         self.port = ports.free(1)[0]
-        self.options = (f"--master=127.0.0.1:{self.port}", "--host=127.0.0.1", *options)
+        own = (f"--master=127.0.0.1:{self.port}", "--host=127.0.0.1")
+        self.options: tuple[str, ...] = (*own, *options)
         self.commands: list[Command] = []
         self.launchers: list[subprocess.Popen[bytes]] = []
 

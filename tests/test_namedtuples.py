@@ -50,7 +50,9 @@ def attempt(action: typing.Callable[[], object]) -> object:
     try:
         return action()
     except (TypeError, ValueError) as error:
-        return type(error), str(error).replace("Theirs", "Ours")
+        said = str(error).replace("Theirs", "Ours")
+        # That of `_replace` is a TypeError from Python 3.13 on.
+        return "Got unexpected" in said or type(error), said
 
 
 ACTIONS: tuple[typing.Callable[[Any], object], ...] = (

@@ -131,7 +131,7 @@ def shared_weights(
         group = _own_group(each)
         if each.trainable and group is not None and group.nranks > 1:
             key = (str(each.color.get("color")), int(group.id))
-            name = called.get(id(each), each.name)
+            name = called.get(id(each)) or each.name
             colored.setdefault(key, (group, {}))[1][name] = Part(each)
     for key in sorted(colored):
         group, weights = colored[key]

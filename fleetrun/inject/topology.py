@@ -84,7 +84,7 @@ def _coordinates(rank: int, known: Any) -> dict[str, int]:
     names = topology.get_hybrid_group_names()
     places = topology.get_coord(rank)
     found = {
-        AXES.get(name, name): int(place)
+        AXES.get(name) or name: int(place)
         for name, place in sorted(zip(names, places), key=lambda each: _order(each[0]))
         if topology.get_dim(name) > 1
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
@@ -51,6 +50,8 @@ def options(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def path() -> str:
     """Return where the .pth file of this Python's environment is, or would be."""
+    import sysconfig  # it loads threading from Python 3.13 on
+
     return os.path.join(sysconfig.get_path("purelib"), _NAME)
 
 

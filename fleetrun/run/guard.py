@@ -465,9 +465,9 @@ class _Service:
 
     def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901 - one case for each
         match order, values:
-            case "start", [order]:
+            case "start", [sent]:
                 try:
-                    started = self._start(_received(order, fds))
+                    started = self._start(_received(sent, fds))
                 except OSError as error:
                     self._say(("refused", error.errno))
                 except ValueError as error:
@@ -475,11 +475,11 @@ class _Service:
                 else:
                     self.ranks.add(started.pid)
                     self._say(("started", tuple(started)))
-            case "stand by", [order, modules, count]:
+            case "stand by", [sent, modules, count]:
                 from fleetrun.run import forkserver  # only where a job may start again
 
                 with contextlib.suppress(OSError, ValueError):
-                    self._forks = forkserver.ForkServer(_received(order, fds), modules, count)
+                    self._forks = forkserver.ForkServer(_received(sent, fds), modules, count)
             case "standing by", []:
                 unfit = "unfit", 0, "it could not be started"
                 self._say(unfit if self._forks is None else tuple(self._forks.state()))

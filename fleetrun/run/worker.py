@@ -183,6 +183,7 @@ def spawn(
     The one that reads the terminal stays in the launcher's session.
     """
     fds: list[int] = []
+    log = ""
     try:
         for log in logs:
             fds.append(folder.append(os.path.basename(log), SHARED))

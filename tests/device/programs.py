@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import distributed as dist
+from paddle.distributed.communication import stream
 from paddle.version import full_version
 
 rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
@@ -134,7 +135,7 @@ def gathers() -> dict[str, Any]:
         dist.all_gather(parts, tensor(rank + 1))
         found["list"] = [part.item() for part in parts]
         whole = paddle.zeros([world])
-        dist.stream.all_gather(whole, tensor(rank + 1))
+        stream.all_gather(whole, tensor(rank + 1))
         found["tensor"] = whole.tolist()
     return found
 

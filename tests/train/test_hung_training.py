@@ -56,7 +56,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
     fault = hanging.drawn(seed)
     options = "--hang_timeout=6", "--nproc_per_node", str(fault.ranks)
     job = Command.python(tmp_path, "", *options, ranks=fault.ranks)
-    job.argv[-1:] = [hanging.__file__, str(seed)]
+    job.argv[-1:] = [str(hanging.__file__), str(seed)]
     ended = job.run()
     who = f"rank {fault.rank}"
     events = list(eventfile.read(str(tmp_path / "log" / "latest" / "events.jsonl")))

@@ -108,7 +108,8 @@ RENAMED = {"paddleformers": {"--evaluation_strategy=steps": "--eval_strategy=ste
 def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
     library: str, kind: str, tmp_path: Path
 ) -> None:
-    more = [RENAMED.get(library, {}).get(each, each) for each in KINDS[kind]]
+    renamed = RENAMED.get(library, {})
+    more = [renamed.get(each) or each for each in KINDS[kind]]
     options = ["--strategy=recommended", "--nproc_per_node=2", "--updates=4"]
     done = launched(library, tmp_path, "verify", *options, *words(library, *more, "--max_steps=64"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.distributed.communication import stream
 
 PART_WAYS = 40
 rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 # Where each comparison begins, whatever it finds.
 gathers: list[int] = []
-plain = paddle.distributed.stream.all_gather
+plain = stream.all_gather
 updates = 0
 
 
@@ -30,7 +31,7 @@ def counted(*args: Any, **options: Any) -> Any:
     return plain(*args, **options)
 
 
-paddle.distributed.stream.all_gather = counted
+stream.all_gather = counted
 
 
 def train(by: float, steps: int) -> dict[str, Any]:

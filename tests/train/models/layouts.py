@@ -50,7 +50,8 @@ class Summed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
         return Summed.summed(x, group) if forward else x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
+    def backward(ctx: Any, *args: Any) -> Any:
+        (gradient,) = args
         return Summed.summed(gradient, ctx.group) if ctx.backward_too else gradient.clone()
 
     @staticmethod
