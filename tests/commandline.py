@@ -35,8 +35,8 @@ def fleetrun(
 def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess.Popen[bytes]:
     """Start `fleetrun WORDS` in FOLDER, with pipes for what it says unless POPEN has others."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environ()}
-    made: Any = subprocess.Popen([*FLEETRUN, *words], cwd=folder, **{**pipes, **popen})
-    return made
+    argv = [*FLEETRUN, *words]
+    return subprocess.Popen(argv, cwd=folder, text=False, **{**pipes, **popen})
 
 
 class Command(Job):
