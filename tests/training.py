@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).parent / "train" / "models"
 SITE = ROOT / "fleetrun" / "inject" / "site"
+PROGRAMS = ROOT / "tests" / "device" / "programs.py"
 _PADDLE26 = os.environ.get("FLEETRUN_TEST_PADDLE26")
 
 
@@ -246,3 +247,19 @@ def ends(ranks: list[subprocess.Popen[bytes]], folder: Path) -> tuple[list[int],
             rank.kill()
     said = [(folder / f"output.{rank}").read_text() for rank in range(len(ranks))]
     return [rank.wait() for rank in ranks], said
+
+
+def run_program(
+    folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
+) -> tuple[list[int], list[str], list[dict[str, Any]]]:
+    """Return the codes of NRANKS ranks of PROGRAM, what they said, and what they have reported.
+
+    MORE are their variables.
+    """
+    folder.mkdir(exist_ok=True)
+    report = str(folder / "report")
+    argv: list[str | Path] = [PROGRAMS, program]
+    ranks = start(PYTHONS[version], argv, folder, nranks, lambda _: more, OUTPUT=report)
+    codes, outputs = ends(ranks, folder)
+    files = [folder / f"report.{rank}" for rank in range(nranks)]
+    return codes, outputs, [json.loads(one.read_text()) for one in files if one.exists()]

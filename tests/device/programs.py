@@ -173,6 +173,43 @@ def sparse() -> dict[str, Any]:
     return {}
 
 
+def views() -> dict[str, Any]:
+    """Add 1 to a view of a buffer."""
+    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
+    flat: Any = paddle.zeros([4])
+    part = paddle.base.core.eager.Tensor(flat.get_tensor()._slice(0, 2), flat.place)
+    with paddle.no_grad():
+        part.add_(paddle.ones([2]))
+    assert flat.tolist() == [1, 1, 0, 0], f"the buffer is {flat.tolist()}"
+    return {}
+
+
+def halves() -> dict[str, Any]:
+    """Add what is bfloat16."""
+    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
+    value = paddle.ones([2]).astype("bfloat16")
+    (value + value).numpy()
+    return {}
+
+
+def static() -> dict[str, Any]:
+    """Make a static graph of several ranks, or run that of one."""
+    paddle.enable_static()
+    value = paddle.static.data("value", [4, 2])
+    loss = paddle.static.nn.fc(value, 1).mean()
+    if world > 1:
+        dist.fleet.init(is_collective=True)
+        sgd = dist.fleet.distributed_optimizer(paddle.optimizer.SGD(0.1))
+        sgd.minimize(loss)
+        return {}
+    place = paddle.CustomPlace(os.environ["TESTDEVICE_KIND"], 0)
+    executor = paddle.static.Executor(place)
+    executor.run(paddle.static.default_startup_program())
+    feed = {"value": np.ones([4, 2], dtype="float32")}
+    executor.run(feed=feed, fetch_list=[loss])
+    return {}
+
+
 def sums() -> dict[str, Any]:
     """Sum five times."""
     dist.init_parallel_env()

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, ends, start
+from training import PYTHONS, run_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
-PROGRAMS = Path(__file__).parent / "programs.py"
 # Everything is late, by what is drawn.
 LATE = {"kernel_us": 500, "delay_us": 3000}
-
-
-def run(
-    folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
-) -> tuple[list[int], list[str], list[dict[str, Any]]]:
-    """Return the codes of NRANKS ranks of PROGRAM, what they said, and what they have reported.
-
-    MORE are their variables.
-    """
-    folder.mkdir(exist_ok=True)
-    report = str(folder / "report")
-    argv: list[str | Path] = [PROGRAMS, program]
-    ranks = start(PYTHONS[version], argv, folder, nranks, lambda _: more, OUTPUT=report)
-    codes, outputs = ends(ranks, folder)
-    files = [folder / f"report.{rank}" for rank in range(nranks)]
-    return codes, outputs, [json.loads(one.read_text()) for one in files if one.exists()]
 
 
 def reports(
     folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
 ) -> list[Any]:
     """Return what NRANKS ranks of PROGRAM report, which all end well."""
-    codes, outputs, found = run(folder, program, nranks, version, **more)
+    codes, outputs, found = run_program(folder, program, nranks, version, **more)
     assert codes == [0] * nranks, outputs
     return found
 
@@ -125,7 +109,7 @@ def test_paddle_itself_mixes_up_strided_gradients_and_crashes_on_sparse_ones(
     """What fleetrun's reducer works around, and why no kind of model adds sparse gradients up."""
     with devices.on("npu"):
         (found,) = reports(tmp_path, "strided", 1)
-        codes, outputs, _ = run(tmp_path / "sparse", "sparse", 1)
+        codes, outputs, _ = run_program(tmp_path / "sparse", "sparse", 1)
     assert found["cpu"] == [[36.0, 72.0, 142.0], [84.0, 162.0, 316.0]]
     assert found["npu"] == [[36.0, 80.0, 74.0], [160.0, 146.0, 316.0]]
     assert codes == [-signal.SIGSEGV], outputs
@@ -145,7 +129,7 @@ def test_the_third_collective_of_a_rank_fails_as_ordered(
     fault: str, codes: list[int], tmp_path: Path
 ) -> None:
     with devices.on("npu", fault=fault):
-        ended, outputs, found = run(tmp_path, "sums", 2)
+        ended, outputs, found = run_program(tmp_path, "sums", 2)
     assert ended == codes, outputs
     if codes == [0, 0]:
         assert found[0]["sums"] == [1, 3, 5, 7, 9]

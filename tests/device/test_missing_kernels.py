@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, ROOT, SITE, ends, evidence, start, told, train
+from training import PROGRAMS, PYTHONS, SITE, ends, evidence, start, told, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def test_hosts_whose_devices_differ_take_what_all_of_them_can(
     with devices.on("npu", **LATE):
         ranks = start(
             PYTHON,
-            [ROOT / "tests" / "device" / "programs.py", "training"],
+            [PROGRAMS, "training"],
             tmp_path,
             2,
             of_rank,

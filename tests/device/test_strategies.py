@@ -90,7 +90,8 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
         if device_strategies.sends_gradients(document):
             assert proof["counts"]["gradients_checked"] > 0
-            assert_witnessed(proof, devices.witnessed(witness, rank))
+            if not devices.PLUGIN:
+                assert_witnessed(proof, devices.witnessed(witness, rank))
 
 
 def test_what_fleetrun_gathers_is_not_freed_while_it_comes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import ports
 import pytest
 from checkout import ROOT
 from commandline import FLEETRUN
-from training import PYTHONS, WARM_PATH, made_once, run
+from training import PROGRAMS, PYTHONS, WARM_PATH, made_once, run
 
 if TYPE_CHECKING:
     import subprocess
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-PROGRAMS = ROOT / "tests" / "device" / "programs.py"
 # Ranks that load their plug-in themselves: a warm one has that of the server.
 COLD = {"PYTHONPATH": str(ROOT)}
 # Of the plug-in's own variables, which another one must not read.
