@@ -249,6 +249,27 @@ def ends(ranks: list[subprocess.Popen[bytes]], folder: Path) -> tuple[list[int],
     return [rank.wait() for rank in ranks], said
 
 
+def assert_as_alone(ranks: Sequence[Any], near: float = 1e-6) -> None:
+    """Compare the weights of each model of RANKS with those of one process, and among ranks."""
+    reports = [{"": rank} if "weights" in rank else rank for rank in ranks]
+    names = [name for name, model in reports[0].items() if "alone" in model]
+    assert names
+    for models in reports:
+        for name in names:
+            weights = models[name]["weights"]
+            assert weights == pytest.approx(models[name]["alone"], abs=near), name
+            assert weights == reports[0][name]["weights"], name
+
+
+def train_as_alone(
+    version: str, model: str, folder: Path, strategy: dict[str, Any], **more: Any
+) -> list[Any]:
+    """Return what `train` returns by the Paddle of VERSION, with the weights of one process."""
+    ranks = train(PYTHONS[version], model, folder / "ours", strategy, **more)
+    assert_as_alone(ranks)
+    return ranks
+
+
 def run_program(
     folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
 ) -> tuple[list[int], list[str], list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What the tests of this folder leave out on the device under test, when Paddle refuses it there."""
+"""What tests of this folder leave out on the device under test: what Paddle refuses there."""
 
 from __future__ import annotations
 

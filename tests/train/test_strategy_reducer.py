@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import devices
 import pytest
-from training import PYTHONS, evidence, train
+from training import PYTHONS, assert_as_alone, evidence, train, train_as_alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +27,7 @@ FIRST, MIDDLE, LAST, UNUSED = (
 def test_buckets_follow_the_order_that_the_first_backward_shows(
     version: str, tmp_path: Path
 ) -> None:
-    ranks = train(PYTHONS[version], "order.py", tmp_path / "ours", ONE_BY_ONE)
-    for rank in ranks:
-        assert rank["weights"] == pytest.approx(rank["alone"], abs=1e-6)
+    for rank in train_as_alone(version, "order.py", tmp_path, ONE_BY_ONE):
         # What is made last was expected first, and what is never used.
         first = [[], "last", "middle", "first", UNUSED, FIRST, MIDDLE, LAST]
         others = [[], "last", LAST, "middle", MIDDLE, "first", FIRST, UNUSED]
@@ -44,11 +42,7 @@ def test_several_backwards_of_one_update_give_the_weights_of_one(
     version: str, tmp_path: Path
 ) -> None:
     fused = {"fuse_grad_size_in_num": 3, "nccl_comm_num": 2}
-    ranks = train(PYTHONS[version], "twice.py", tmp_path / "ours", fused)
-    for rank in ranks:
-        for name, model in rank.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
-            assert model["weights"] == ranks[0][name]["weights"], name
+    ranks = train_as_alone(version, "twice.py", tmp_path, fused)
     made = {name: model["allreduces"] for name, model in ranks[0].items()}
     # Four gradients are two buckets.
     assert made == {"retain": 4, "accumulate": 2, "cross": 4, "look_on": 2}
@@ -59,12 +53,8 @@ def test_layers_in_two_models_are_averaged_as_those_in_one_and_models_go(
     version: str, tmp_path: Path
 ) -> None:
     fused = {"fuse_grad_size_in_num": 1, "nccl_comm_num": 2}
-    ranks = train(PYTHONS[version], "shared.py", tmp_path / "ours", fused)
-    for rank in ranks:
-        assert rank.pop("gone") == {"at_once": True, "later": True}
-        for way, model in rank.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
-            assert model["weights"] == ranks[0][way]["weights"], way
+    for rank in train_as_alone(version, "shared.py", tmp_path, fused):
+        assert rank["gone"] == {"at_once": True, "later": True}
 
 
 # The first of these are one allreduce of two gradients or more; the second one for each.
@@ -73,11 +63,7 @@ def test_layers_in_two_models_are_averaged_as_those_in_one_and_models_go(
 def test_strided_gradients_are_averaged_as_what_they_stand_for(
     version: str, fused: dict[str, bool], tmp_path: Path
 ) -> None:
-    ranks = train(PYTHONS[version], "strided.py", tmp_path / "ours", fused)
-    for rank in ranks:
-        for name, model in rank.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
-            assert model["weights"] == ranks[0][name]["weights"], name
+    train_as_alone(version, "strided.py", tmp_path, fused)
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -94,13 +80,8 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
     version: str, tmp_path: Path
 ) -> None:
     asked = {"fuse_grad_size_in_MB": 0.0003}
-    ranks = train(PYTHONS[version], "handed_over.py", tmp_path / "ours", asked, check_ranks="auto")
-    for rank in ranks:
-        assert len(rank.pop("own")["allreduces"]) == 8
-    for rank in ranks:
-        for way, model in rank.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
-            assert model["weights"] == ranks[0][way]["weights"], way
+    for rank in train_as_alone(version, "handed_over.py", tmp_path, asked, check_ranks="auto"):
+        assert len(rank["own"]["allreduces"]) == 8
         # Paddle's sends without a word to Python. Ours has what is checked: 1, 2, 4, 8.
         seen = {way: [bool(made) for made in model["allreduces"]] for way, model in rank.items()}
         first = [True, True, False, True]
@@ -122,10 +103,9 @@ def test_odd_backwards_are_averaged_right_or_refused_where_paddles_reducer_has_t
     ranks = train(
         PYTHONS[version], "odd_backwards.py", tmp_path / "ours", asked, check_ranks="auto"
     )
+    assert_as_alone([models for models, _ in ranks])
     for models, stopped in ranks:
         for way, model in models.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
-            assert model["weights"] == ranks[0][0][way]["weights"], way
             assert model["seen"] == [True, True, False, True, False, False, False, True], way
         # As fleetrun's own reducer says.
         assert "had a gradient on every rank at first and has none now" in stopped["left_out"]
@@ -145,12 +125,9 @@ def test_models_that_are_cast_after_they_were_wrapped_are_averaged_in_their_new_
     version: str, asked: dict[str, Any], tmp_path: Path
 ) -> None:
     ranks = train(PYTHONS[version], "cast.py", tmp_path / "ours", asked, check_ranks="auto")
-    for rank in ranks:
-        for name, model in rank.items():
-            # Of numbers of 16 bits that are about 1, the next one is 0.008 away.
-            near = 0.02 if "16" in name else 1e-6
-            assert model["weights"] == pytest.approx(model["alone"], abs=near), name
-            assert model["weights"] == ranks[0][name]["weights"], name
+    for name in ranks[0]:
+        # Of numbers of 16 bits that are about 1, the next one is 0.008 away.
+        assert_as_alone([rank[name] for rank in ranks], 0.02 if "16" in name else 1e-6)
 
 
 # What one model alone does not show: losses one after the other, layers of several models, ...
@@ -162,12 +139,7 @@ def test_models_that_are_not_plain_are_averaged_right_where_only_bytes_are_asked
     version: str, model: str, check_ranks: int | str, tmp_path: Path
 ) -> None:
     asked = {"fuse_grad_size_in_MB": 0.0003}
-    ranks = train(PYTHONS[version], model, tmp_path / "ours", asked, check_ranks=check_ranks)
-    for rank in ranks:
-        rank.pop("gone", None)
-        for name, trained in rank.items():
-            assert trained["weights"] == pytest.approx(trained["alone"], abs=1e-6), name
-            assert trained["weights"] == ranks[0][name]["weights"], name
+    train_as_alone(version, model, tmp_path, asked, check_ranks=check_ranks)
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -189,11 +161,8 @@ def test_gradients_are_averaged_before_a_hook_at_the_end_of_backward_replaces_th
     version: str, merge: dict[str, Any], tmp_path: Path
 ) -> None:
     asked = {"fuse_grad_size_in_num": 3, **merge}
-    ranks = train(PYTHONS[version], "final_hooks.py", tmp_path / "ours", asked)
-    for rank in ranks:
+    for rank in train_as_alone(version, "final_hooks.py", tmp_path, asked):
         for name, model in rank.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
-            assert model["weights"] == ranks[0][name]["weights"], name
             assert model["dtypes"] in (["float32"], ["fp32"]), name
 
 
@@ -249,11 +218,8 @@ def test_stages_of_hierarchical_allreduces_overlap_each_other_and_the_backward(
         "hierarchical_allreduce_inter_nranks": size,
         "fuse_grad_size_in_num": 2,
     }
-    ranks = train(PYTHONS[version], "staged.py", tmp_path / "ours", asked, nranks=4)
     every = [LAST, MIDDLE, FIRST] * 4
-    for rank, report in enumerate(ranks):
-        assert report["weights"] == pytest.approx(report["alone"], abs=1e-6)
-        assert report["weights"] == ranks[0]["weights"]
+    for rank, report in enumerate(train_as_alone(version, "staged.py", tmp_path, asked, nranks=4)):
         is_grouped, leads = rank // size * size + 1 < 4, rank % size == 0
         assert report["stages"]["reduce"] == (every if is_grouped else [])
         assert report["stages"]["broadcast"] == report["stages"]["reduce"]
@@ -297,11 +263,9 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
 ) -> None:
     asked = {"use_hierarchical_allreduce": "auto", "fuse_grad_size_in_num": 2}
     folder = tmp_path / "ours"
-    ranks = train(PYTHONS[version], "levels.py", folder, asked, nranks=4, hosts=2)
+    ranks = train_as_alone(version, "levels.py", tmp_path, asked, nranks=4, hosts=2)
     for report in ranks:
         for name, model in report.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
-            assert model["weights"] == ranks[0][name]["weights"], name
             # Two buckets in each of three steps.
             way = "two" if name in {"two", "known"} else "one"
             assert model["seen"].pop("leaders", 0) in {0, 6}
