@@ -1,14 +1,11 @@
 """Trains a model whose script says how large the buckets are, and one whose script does not."""
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import paddle
 from paddle import nn
+from twins import write  # type: ignore[import-not-found, unused-ignore]
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 SIZES: Any = ({}, {"comm_buffer_size": 0.0008}, {"last_comm_buffer_size": 0.0004})
 # All of them live, and are counted.
@@ -22,4 +19,4 @@ for sizes in SIZES:
     optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
     models[-1](paddle.ones([2, 4])).mean().backward()
     optimizer.step()
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps([]))
+write([])

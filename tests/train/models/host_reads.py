@@ -4,18 +4,16 @@ On a GPU each such read stops the host until the device is done. Reported are th
 fleetrun's own code in each step, by the name of the method.
 """
 
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import paddle
 from paddle import nn
+from twins import write  # type: ignore[import-not-found, unused-ignore]
 
 READS = ("numpy", "item", "tolist", "__float__", "__int__", "__bool__", "__index__", "cpu")
 STEPS = 12
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 found: list[list[str]] = []
 tensor: Any = paddle.Tensor
 
@@ -43,4 +41,4 @@ for _ in range(STEPS):
     model(paddle.randn([5, 4])).mean().backward()
     optimizer.step()
     optimizer.clear_grad()
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(found))
+write(found)

@@ -5,18 +5,15 @@ Reports what the script is stopped with, and after which updates the ranks were 
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle import nn
 from paddle.distributed.communication import stream
+from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
 
 PART_WAYS = 40
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 # Where each comparison begins, whatever it finds.
 gathers: list[int] = []
@@ -59,4 +56,4 @@ def train(by: float, steps: int) -> dict[str, Any]:
 
 
 report = {"apart": train(0.1, 70), "rounded": train(2e-7, 200)}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+write(report)

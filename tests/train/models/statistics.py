@@ -5,19 +5,16 @@ Reports whether the ranks were found to differ, and in what, for each model.
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
 from paddle import nn
+from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 
 
@@ -152,4 +149,4 @@ for name, make in KINDS.items():
 report["noted"] = train(Noted(), note)
 report["begun"] = train(Begun())
 report["spoilt"] = train(normed(), spoil)
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+write(report)

@@ -4,8 +4,6 @@ And whether the models and optimizers are gone.
 """
 
 import gc
-import json
-import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
 
 MODELS = 6
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 
 
@@ -43,4 +41,4 @@ for _ in range(MODELS):
     report["weights"].append(weights)
     report["seen"].append(len(list(Path("/proc/self/fd").iterdir())))
 report["are_gone"] = all(each() is None for each in references)
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+write(report)
