@@ -79,8 +79,10 @@ def variables(python: Path) -> dict[str, str]:
         # Paddle tells on each import what it has loaded.
         "GLOG_minloglevel": "1",
     }
+    started = warm(python, **loading)
     return {
-        **warm(python, **loading),
+        **started,
+        "TEST_WARM_SELF_TESTS": started["TEST_WARM_SOCKET"],
         "PADDLE_DISTRI_BACKEND": "xccl",
         "PADDLE_XCCL_BACKEND": kind,
         **{f"TESTDEVICE_{name.upper()}": str(value) for name, value in settings.items()},

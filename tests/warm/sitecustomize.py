@@ -53,7 +53,9 @@ def _stand_in(path: str, place: int) -> None:
     os._exit(code % 256)
 
 
-_place = _script() if "TEST_WARM_SOCKET" in os.environ else None
+# Those whom the rank starts by itself start as always, but for the self-tests on a device.
+_is_self_test = sys.orig_argv[1:2] and sys.orig_argv[1].endswith("/on_device.py")
+_variable = "TEST_WARM_SELF_TESTS" if _is_self_test else "TEST_WARM_SOCKET"
+_place = _script() if _variable in os.environ else None
 if _place is not None:
-    # Those whom the rank starts by itself start as always.
-    _stand_in(os.environ.pop("TEST_WARM_SOCKET"), _place)
+    _stand_in(os.environ.pop(_variable), _place)
