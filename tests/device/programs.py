@@ -192,18 +192,25 @@ def halves() -> dict[str, Any]:
     return {}
 
 
+def cut() -> dict[str, Any]:
+    """Give each rank a part of a tensor."""
+    dist.init_parallel_env()
+    dist.shard_tensor(paddle.ones([2]), dist.ProcessMesh([0, 1]), [dist.Shard(0)])
+    return {}
+
+
 def static() -> dict[str, Any]:
     """Make a static graph of several ranks, or run that of one."""
     paddle.enable_static()
     value = paddle.static.data("value", [4, 2])
     loss = paddle.static.nn.fc(value, 1).mean()
     if world > 1:
-        dist.fleet.init(is_collective=True)
-        sgd = dist.fleet.distributed_optimizer(paddle.optimizer.SGD(0.1))
-        sgd.minimize(loss)
+        fleet: Any = dist.fleet
+        fleet.init(is_collective=True)
+        fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(loss)
         return {}
-    place = paddle.CustomPlace(os.environ["TESTDEVICE_KIND"], 0)
-    executor = paddle.static.Executor(place)
+    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
+    executor = paddle.static.Executor()
     executor.run(paddle.static.default_startup_program())
     feed = {"value": np.ones([4, 2], dtype="float32")}
     executor.run(feed=feed, fetch_list=[loss])

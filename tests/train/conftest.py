@@ -58,6 +58,7 @@ REFUSALS = (
         test_strategy_dygraph.py[2.6.2] test_strategy_kinds.py[2.6.2]
         test_strategy_matrix.py[2.6.2] test_strategy_reducer.py[2.6.2]
         test_strategy_setups.py[2.6.2] test_verdicts.py[2.6.2-dygraph]
+        test_processes_that_the_script_spawns_train_with_the_strategy[2.6.2]
         test_ranks_do_not_wait_for_one_whose_check_fails[2.6.2]
         test_updates_of_sharding_stage_1_are_seen[2.6.2]
         """,
@@ -71,6 +72,13 @@ REFUSALS = (
         test_each_update_is_a_heartbeat[tests-2.6.2]
         test_programs_and_losses_that_cannot_be_merged_are_refused[2.6.2]
         """,
+    ),
+    Refusal(
+        "Paddle cuts tensors for ranks on CPUs only",
+        "cut",
+        "The (Slice|Split) in reshard only supported on CPU",
+        "test_updates_of_auto_parallel_are_seen_and_compared",
+        nranks=2,
     ),
     Refusal(
         "Paddle crashes where it adds up sparse gradients on plug-ins: the report says what to do",

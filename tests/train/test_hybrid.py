@@ -6,7 +6,6 @@ each group sends.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -157,11 +156,9 @@ def test_a_hybrid_job_trains_as_one_process(
     witness = tmp_path / "witness"
     witness.mkdir()
     nranks = math.prod(layout.get(axis, 1) for axis in AXES)
-    on_device: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if place == "npu":
-        on_device = devices.on("npu", witness=witness, count=max(nranks, 4))
+    on_device = devices.on("npu", witness=witness, count=max(nranks, 4))
     more |= {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
-    with on_device:
+    with on_device if place == "npu" else devices.on(""):
         ranks = train(*(python, "hybrid.py", tmp_path / "ours", asked), nranks=nranks, more=more)
     for report in ranks:
         assert report["apart"] < (1e-3 if is_rounded else 2e-6)

@@ -221,9 +221,10 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     # Of ranks that are started warm no stack can be taken.
     cold = {"PYTHONPATH": str(ROOT)}
     done = run(PYTHONS[version], ["-m", "fleetrun", *options, "train.py", end], tmp_path, **cold)
+    where = "mp 1, NPU 1" if devices.kind() else "mp 1"
     said = {
-        "fail": "fleetrun: rank 1 (mp 1) exited with 1.",
-        "hang": "Rank 1 (mp 1) stands in <module> (train.py:",
+        "fail": f"fleetrun: rank 1 ({where}) exited with 1.",
+        "hang": f"Rank 1 ({where}) stands in <module> (train.py:",
     }
     assert said[end] in done.stdout, done.stdout
     # The last heartbeat was written, though a signal may have ended the rank.

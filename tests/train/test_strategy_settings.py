@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from training import PYTHONS, evidence, run, told
-from warming import warm
 
 from fleetrun.records import heartbeat, rankfile
 
@@ -135,7 +134,6 @@ def train(
     version: str, folder: Path, script: str, asked: dict[str, Any], *, ranks: int = 2, **env: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run SCRIPT on RANKS ranks with the strategy ASKED; return the end and the output of each."""
-    python = PYTHONS[version]
     (folder / "train.py").write_text(script, encoding="utf-8")
     (folder / "strategy.json").write_text(
         json.dumps(told({"topology": TOPOLOGY, **asked})), encoding="utf-8"
@@ -143,7 +141,7 @@ def train(
     env = {"FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"), **env}
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
     argv = ["-m", "fleetrun", f"--nproc_per_node={ranks}", *words, "train.py"]
-    done = run(python, argv, folder, **warm(python))
+    done = run(PYTHONS[version], argv, folder)
     logs = sorted(folder.glob("log/workerlog.*"))
     return done, [log.read_text(encoding="utf-8", errors="replace") for log in logs]
 

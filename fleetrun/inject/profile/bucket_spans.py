@@ -148,10 +148,10 @@ def _submitted(submit: Callable[..., Any], recorder: Recorder) -> Callable[..., 
     """Record when the host has waited for an allreduce: the device's own times are unknown."""
 
     @functools.wraps(submit)
-    def submitted(own: Any, tensor: Any) -> Any:
+    def submitted(own: Any, tensor: Any, *args: Any) -> Any:
         flight = _Flight(tensor, recorder)
         flight.begin = now()
-        return _Flown(submit(own, tensor), flight)
+        return _Flown(submit(own, tensor, *args), flight)
 
     return submitted
 
