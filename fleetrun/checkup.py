@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import engines, modes, planner, printing, probe
 from fleetrun.doctor import (
-    accelerators,
     findings,
     gpus,
     machine,
@@ -231,7 +230,7 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
                 findings.warning("job", note, "it changes what the job uses", "fleetrun --dry-run")
                 for note in facts.notes
             ),
-            *accelerators.judge(facts.paddle_counts, facts.absent),
+            *gpus.judge_plugins(facts.paddle_counts, facts.absent),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Findings about GPUs, by what NVIDIA's driver reports; pure."""
+"""Findings about GPUs, by what NVIDIA's driver reports, and devices of Paddle's plug-ins; pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from fleetrun.conversion import size
 from fleetrun.doctor.findings import Finding, error, ok, warning
+from fleetrun.plan import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, Xid
 
@@ -302,10 +303,10 @@ def _log(gpus: Gpus) -> Iterator[Finding]:
             "sudo dmesg | grep -i xid",
         )
         return
-    kinds: dict[tuple[int, str], list[Xid]] = {}
+    errors: dict[tuple[int, str], list[Xid]] = {}
     for xid in gpus.xids:
-        kinds.setdefault((xid.number, xid.bus), []).append(xid)
-    for (number, bus), rows in kinds.items():
+        errors.setdefault((xid.number, xid.bus), []).append(xid)
+    for (number, bus), rows in errors.items():
         seen = f"Xid {number} of the GPU at {bus}, {len(rows)} times since the kernel's log began"
         fix = "dmesg | grep -i xid  # NVIDIA's list of Xid errors says what each is"
         if number in _GRAVE_XIDS:
@@ -313,5 +314,33 @@ def _log(gpus: Gpus) -> Iterator[Finding]:
             yield error("Xid errors", seen, means, fix)
         else:
             yield warning("Xid errors", seen, "most often a program's fault, not the GPU's", fix)
-    if not kinds:
+    if not errors:
         yield ok("Xid errors", "none in the kernel's log")
+
+
+def judge_plugins(counts: Mapping[str, int], absent: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the devices that Paddle has COUNTS of, by their kinds, and why others are ABSENT."""
+    for kind, count in counts.items():
+        if count:
+            seen = f"{count} of Paddle's kind {kind}; ranks talk to each other by xccl"
+            yield ok(f"{kinds.label(kind)}s", seen)
+    for kind, why in absent.items():
+        if kind != "gpu":
+            yield _absent(kind, why, has_plugin=kind in counts)
+
+
+def _absent(kind: str, why: str, *, has_plugin: bool) -> Finding:
+    """Return the finding about a KIND that is present but cannot be used, and WHY."""
+    means = "ranks do not use them"
+    if kind not in kinds.VENDORS and not has_plugin:
+        fix = f"install the plug-in for this Paddle's version, or unset {kinds.ROOT}"
+        return warning("plug-ins", why, means, fix)
+    if has_plugin:
+        masks = ", ".join(kinds.masks(kind))
+        file = kinds.VENDORS.get(kind, kinds.Vendor()).file
+        driver = f"ls /dev/{file}*" if file else "look at the vendor's driver"
+        fix = f"{driver}  # are they there, may this user open them, does {masks} hide them?"
+    else:
+        package = kinds.VENDORS[kind].package or f"the plug-in for {kinds.label(kind)}s"
+        fix = f"pip install {package}  # of Paddle's own version"
+    return warning(f"{kinds.label(kind)}s", why, means, fix)

@@ -49,18 +49,17 @@ def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer
         return found._replace(fault=f"there is no folder {asked.cwd}.")
     if not asked.target:
         return found
+    wanted = Script(asked.form, asked.target, ())
     try:
-        path = scripts.find(Script(asked.form, asked.target, ()), asked.cwd, environ)
+        scripts.find(wanted, asked.cwd, environ)
     except FleetrunError as error:
         return found._replace(fault=str(error))
     if (fault := _taken(asked.ports)) is not None:
         return found._replace(fault=fault)
-    if path is not None and asked.target.endswith(".py"):
-        import hashlib  # a program has none
+    from fleetrun.session import script  # only for a launch
 
-        with open(os.path.join(asked.cwd, path), "rb") as file:
-            found = found._replace(digest=hashlib.sha256(file.read()).hexdigest())
-    return found
+    is_python = script.is_python(wanted)
+    return found._replace(digest=script.identity(wanted, asked.cwd, environ) if is_python else "")
 
 
 def _taken(ports: Sequence[int]) -> str | None:

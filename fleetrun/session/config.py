@@ -11,8 +11,9 @@ from fleetrun.model import DEFAULTS, Rules
 _FENCE_S = 2.0
 # A connection that breaks is made again: a firewall that resets for 3 s is no lost host.
 _REJOIN_S = 4.5
-# Planning takes milliseconds, on a host that has much to do seconds.
-_PREPARE_S = 60.0
+# How long hosts may take to plan a generation, once its roster stands: milliseconds mostly, on a
+# busy host seconds.
+PREPARE_S = 60.0
 
 # Options of which a job has but one value, and the fields that they are.
 _OPTIONS = (
@@ -82,11 +83,6 @@ class RendezvousConfig(NamedTuple):
     def may_change(self) -> bool:
         """Whether a host that is lost can be done without, or another one take its place."""
         return self.is_elastic or self.spares > 0
-
-    @property
-    def prepare_s(self) -> float:
-        """How long hosts may take to plan a generation, once its roster stands."""
-        return _PREPARE_S
 
     @property
     def heartbeat_s(self) -> float:

@@ -14,6 +14,7 @@ from fleetrun.run.events import Elapsed, Failure
 from fleetrun.run.policy import decide
 from fleetrun.session import admission, rank_assignment
 from fleetrun.session.authentication import fingerprint
+from fleetrun.session.config import PREPARE_S
 from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
@@ -316,8 +317,8 @@ def _form(state: State, at: float) -> Step:
         placed=tuple(host.launcher for host in chosen),
         left_out=frozenset(out),
         admitted=state.admitted.union(host.secret for host in hosts.values()),
-        deadline=at + config.prepare_s,
-        timeout_s=config.prepare_s,
+        deadline=at + PREPARE_S,
+        timeout_s=PREPARE_S,
     )
     actions: list[Action] = [to_placed(state, roster)]
     others = [host for host in hosts.values() if not host.has_place]

@@ -11,6 +11,7 @@ from fleetrun.plan.visible import sentence
 from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Gathering
 from fleetrun.session import portcheck
+from fleetrun.session.config import PREPARE_S
 from fleetrun.session.driver import SessionHandler
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ class Rendezvous(Gathering, SessionHandler):
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and say whether that is possible."""
         has_stood_by = self._until is None
-        self._wait(self._session.config.prepare_s + _LATER_S)
+        self._wait(PREPARE_S + _LATER_S)
         if has_stood_by and self._health is not None and not self._told_trouble:
             # Since it joined, much may have gone wrong here.
             self._ask(self._health, partial(self._plan_if_well, roster))

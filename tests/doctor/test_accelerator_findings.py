@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.doctor import accelerators
+from fleetrun.doctor import gpus
 from fleetrun.doctor.findings import OK, WARNING
 
 
 def test_a_plain_host_has_nothing_to_say() -> None:
-    assert list(accelerators.judge({}, {})) == []
+    assert list(gpus.judge_plugins({}, {})) == []
     # What keeps GPUs away is said with the GPUs.
-    assert list(accelerators.judge({}, {"gpu": "GPU 0 may not be opened"})) == []
+    assert list(gpus.judge_plugins({}, {"gpu": "GPU 0 may not be opened"})) == []
 
 
 def test_each_kind_that_paddle_has_is_named() -> None:
-    found = list(accelerators.judge({"mlu": 4, "foo": 1}, {}))
+    found = list(gpus.judge_plugins({"mlu": 4, "foo": 1}, {}))
     assert [(one.check, one.level) for one in found] == [("MLUs", OK), ("FOOs", OK)]
     assert found[0].seen == "4 of Paddle's kind mlu; ranks talk to each other by xccl"
 
@@ -46,6 +46,6 @@ def test_each_kind_that_paddle_has_is_named() -> None:
 def test_what_is_missing_is_said_with_what_mends_it(
     kind: str, counts: dict[str, int], check: str, fix: str
 ) -> None:
-    (found,) = accelerators.judge(counts, {kind: "why"})
+    (found,) = gpus.judge_plugins(counts, {kind: "why"})
     assert (found.check, found.level, found.seen) == (check, WARNING, "why")
     assert found.fix.startswith(fix)
