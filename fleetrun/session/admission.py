@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from fleetrun.session.rank_assignment import Host
     from fleetrun.session.state import Received, State, Step
 
-# Misconfigured hosts retry: the most refusals that are remembered, in all and for each address.
+# Misconfigured hosts retry: the most refusals that are kept, in all and for each address.
 _REMEMBERED, _EACH = 16, 3
-# What all of them say fits into one failure's text, which every member takes.
+# All remarks together must fit into the text of one failure.
 _LONGEST_REFUSAL = 700
 
 
 class Objection(NamedTuple):
-    """Why a launcher cannot take part: what those hear who do, and what the launcher hears."""
+    """Why a launcher cannot take part: for the job's own hosts, and for the launcher itself."""
 
     why: str
-    # The same, where that is no secret.
+    # What the launcher is told; empty: the same.
     told: str = ""
 
 
@@ -41,7 +41,7 @@ _STRANGER = Objection(
 
 
 def is_impostor(state: State, event: Received, join: Join | LauncherKilled) -> bool:
-    """Whether a launcher has the name of one that is known, and does not know its secret."""
+    """Whether a launcher uses the name of a known one without knowing its secret."""
     host = state.hosts.get(join.launcher) or state.lost.get(join.launcher)
     if host is None or event.is_local:
         return False
@@ -52,7 +52,7 @@ def is_impostor(state: State, event: Received, join: Join | LauncherKilled) -> b
 
 
 def _is_stranger(state: State, event: Received, join: Join) -> bool:
-    """Whether a launcher comes to a job that has begun, with nothing that proves who it is."""
+    """Whether a launcher joins a job that has begun without anything that proves who it is."""
     if state.has_token or event.is_local or not _has_begun(state):
         return False
     return fingerprint(join.secret) not in state.admitted
@@ -64,13 +64,13 @@ def _has_begun(state: State) -> bool:
 
 
 def doubt(state: State, event: Received, join: Join) -> Objection | None:
-    """Return why a launcher is not believed to be of this job; None if it is."""
+    """Return why a launcher does not count as one of this job; None if it does."""
     if is_impostor(state, event, join):
         return _IMPOSTOR
     if _is_stranger(state, event, join):
         return _STRANGER
     if join.session and join.session != state.session:
-        # Its own coordinator was lost, and its ranks may still run.
+        # Its own coordinator was lost; its ranks may still be running.
         return _STALE
     return _LOST if join.launcher in state.lost else None
 
@@ -78,7 +78,7 @@ def doubt(state: State, event: Received, join: Join) -> Objection | None:
 def objection(state: State, event: Received, join: Join) -> Objection | None:
     """Return why a launcher of this job cannot take part; None if it can."""
     if state.phase == ENDED and not _has_begun(state):
-        # The host of the coordinator may lack the script, which was what has ended it.
+        # The coordinator's own host may lack the script, and have ended the job for that.
         return OVER
     found = unlike(state, event, join)
     if found is not None:
@@ -87,7 +87,7 @@ def objection(state: State, event: Received, join: Join) -> Objection | None:
 
 
 def unlike(state: State, event: Received, join: Join) -> Objection | None:
-    """Return in what a launcher differs that must be alike; None: in nothing."""
+    """Return how a launcher differs where all hosts must be alike; None if it does not."""
     found = misfit(state, event, join)
     if not found:
         return None
@@ -97,7 +97,7 @@ def unlike(state: State, event: Received, join: Join) -> Objection | None:
 
 
 def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
-    """Return the settings of a launcher that differ and must not, each with what it is for us."""
+    """Return the settings in which a launcher must not differ but does, each with a sentence."""
     local = next((host for host in state.hosts.values() if host.is_local), None)
     where = "the coordinator" if local is None else local.request.hostname
     if join.protocol != PROTOCOL:
@@ -122,7 +122,7 @@ def _no_place(state: State, event: Received, request: JoinRequest) -> Objection 
         return Objection(f"its rank is {rank}, and the job has {hosts} hosts, 0 to {hosts - 1}")
     holder = holder_of(state, rank)
     if holder is not None:
-        # Two want the same place, or one was started again.
+        # Two hosts claim the same rank, or one was started again.
         if holder.connection is None or not state.generation:
             return None
         who = f"{holder.name}, pid {holder.request.pid}"
@@ -137,19 +137,19 @@ def _no_place(state: State, event: Received, request: JoinRequest) -> Objection 
 
 
 def _for_hosts(state: State, why: str, told: str) -> Objection:
-    """Return an objection of which only who has proved to know a token hears all."""
+    """Return an objection whose details are told only to launchers that know the token."""
     return Objection(why, "" if state.has_token else told)
 
 
 def holder_of(state: State, rank: int | None) -> Host | None:
-    """Return the host that has claimed RANK in the roster that is being made."""
+    """Return the host that has claimed RANK while the roster is being formed."""
     if rank is None or state.phase != FORMING:
         return None
     return next((one for one in state.hosts.values() if one.request.rank == rank), None)
 
 
 def refuse(state: State, event: Received, found: Objection, *, ends_job: bool = False) -> Step:
-    """Refuse a launcher, and remember that for the others."""
+    """Refuse a launcher, and keep a remark about it for the other hosts."""
     if state.phase != ENDED:
         new = Refusal(event.address, line(event, found.why))
         state = state._replace(refused=_remember(state.refused, new))
@@ -158,7 +158,7 @@ def refuse(state: State, event: Received, found: Objection, *, ends_job: bool = 
 
 
 def line(event: Received, why: str) -> str:
-    """Return the line for the other hosts that a launcher cannot take part, and WHY."""
+    """Return the remark for the other hosts that a launcher cannot take part, and WHY."""
     join = event.message
     assert isinstance(join, Join)  # nobody else is refused
     return f"{join.request.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]
@@ -177,14 +177,14 @@ def _remember(known: tuple[Refusal, ...], new: Refusal) -> tuple[Refusal, ...]:
 
 
 def is_of_this_job(state: State, event: Received) -> bool:
-    """Whether a launcher that is refused has come with the script of the job, so is no stranger."""
+    """Whether a refused launcher has proved the script of the job, so that it belongs to it."""
     is_first = state.phase == FORMING and not state.generation
     has_local = any(one.is_local for one in state.hosts.values())
     return is_first and has_local and event.has_same_script is True
 
 
 def is_believed(state: State, event: Received, join: Join) -> bool:
-    """Whether a host that says it has a fault is of this job, as far as that can be known."""
+    """Whether a host that reports a fault is known well enough to belong to this job."""
     return (
         event.is_local
         or state.has_token
@@ -196,7 +196,7 @@ def is_believed(state: State, event: Received, join: Join) -> bool:
 
 
 def is_awaited(state: State, address: str) -> bool:
-    """Whether ADDRESS is that of a listed host that is not there: nobody else can take its place.
+    """Whether ADDRESS is that of a listed host which has not joined yet.
 
     >>> from fleetrun.session.state import begin
     >>> from fleetrun.session.config import RendezvousConfig

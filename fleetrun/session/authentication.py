@@ -5,11 +5,11 @@
     caller  -> listener   proofs of the caller
 
 A proof is an HMAC over both nonces and the role, so that none fits another connection or the
-other end. That of the script is over its digest, too, which nobody sends: who has another script
-is connected, and is told so, but learns nothing of it. A host that lacks the script proves the
-command line instead. Each later frame has an HMAC by a key of
-this connection over its direction, its number and its payload, so that
-whoever passes the handshake on can neither add to what is said nor repeat it.
+other end. The proof of the script also covers its digest, which is never sent: a launcher with
+another script is connected and told so, but learns nothing about ours. A host that lacks the
+script proves the command line instead. Each later frame carries an HMAC, by a key of this
+connection, over its direction, number and payload, so that a relay can neither add nor repeat
+frames.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fleetrun.session.codec import Malformed, dump, load
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What both ends must speak alike before anything else can be understood.
+# The version of frames, handshake and names of messages.
 WIRE_VERSION = 6
-# More than any frame of the handshake has.
+# In bytes; every frame of the handshake is shorter.
 LONGEST_HANDSHAKE = 512
 _NONCE_BYTES = 16
-# Of a frame's HMAC-SHA256 as much as RFC 2104 asks for at least.
+# An HMAC-SHA256 is truncated to the least that RFC 2104 allows.
 MAC_BYTES = 16
 _CALLER, _LISTENER = "caller", "listener"
 
@@ -37,7 +37,7 @@ _CALLER, _LISTENER = "caller", "listener"
 class AuthenticationError(Exception):
     """The other end cannot be trusted; the message says why, and is safe to print.
 
-    ANSWER is a last frame for the other end, by which it can say the same.
+    ANSWER is a last frame for the other end, so that it can report the same.
     """
 
     def __init__(self, why: str, answer: bytes | None = None) -> None:
@@ -50,15 +50,15 @@ def _hmac(key: bytes, text: bytes) -> bytes:
 
 
 def fingerprint(secret: str) -> str:
-    """Return what is kept of SECRET: enough to know it again, and not to say it."""
+    """Return a digest of SECRET, by which it is recognised."""
     return _hmac(b"fleetrun host", secret.encode())[:MAC_BYTES].hex()
 
 
 class Key:
     """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
 
-    Without a token it keeps jobs apart, but anyone who knows the name can connect. SCRIPT is what
-    tells the job's script from others, empty where it cannot be read, and COMMAND its command line.
+    Without a token it keeps jobs apart, but anyone who knows the name can connect. SCRIPT
+    identifies the job's script and is empty if that cannot be read; COMMAND is its command line.
     """
 
     def __init__(
@@ -106,8 +106,7 @@ class Handshake:
         self._nonces = b""
         # The seals of outgoing and of incoming frames.
         self.seals: tuple[Seal, Seal] | None = None
-        # Whether the other end has proved that its script is ours, or lacks it and has proved that
-        # its command line is.
+        # Whether the other end has proved to have our script or, lacking it, our command line.
         self.has_same_script = self.has_same_command = False
 
     def begin(self) -> bytes | None:

@@ -80,7 +80,7 @@ class PendingCallers:
 class Callers:
     """Numbers the connections of callers, and closes those that do not join within JOIN_S.
 
-    SAID is called with what a caller says, LOST with the number of one that is gone.
+    SAID is called with each message of a caller, LOST with the number of one that is gone.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class Callers:
             caller.send(message)
 
     def finish(self, number: int) -> None:
-        """Close the connection of caller NUMBER once all is sent."""
+        """Close the connection of caller NUMBER once everything is sent."""
         caller = self._open.get(number)
         if caller is not None:
             self._pending.discard(caller)
             caller.finish()
 
     def finish_all(self) -> None:
-        """Close all connections once all is sent; nothing that they say counts any more."""
+        """Close all connections once everything is sent; ignore what they still say."""
         self._pending.close()
         for caller in self._open.values():
             caller.finish()

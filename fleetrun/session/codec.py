@@ -1,4 +1,4 @@
-"""Frames and messages: bytes of other hosts, read with bounds on everything they may hold.
+"""Frames and messages: bytes from other hosts, read with bounds on everything in them.
 
 A frame is four bytes of length, big-endian, and a JSON object. A message is a NamedTuple, which
 is written as `{"is": NAME, field: value, ...}` and checked by the annotations of its fields.
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from json import JSONDecoder, JSONEncoder
 
 _HEAD = 4
-# So much of what another program sends is quoted.
+# How much of what another program sends is quoted.
 _SHOWN = 24
-# An object in a list in an object is all that a message needs, so this is ample.
+# Messages need three levels.
 MOST_DEPTH = 8
 LONGEST_TEXT = 1 << 16
 _LARGEST = 1 << 63
-# Python reads long numbers in a time that grows with the square of their digits.
+# Python parses long numbers in quadratic time.
 _MOST_DIGITS = 20
-# One without an end goes to the end: each byte is looked at once, whatever is sent.
+# An unterminated string extends to the end, so that each byte is read once.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
-# What acts on a terminal or changes the order of what is read. The Pythons of two hosts may know
-# different characters as printable, so the others pass.
+# Characters that act on a terminal or reorder text. Other unprintable ones pass, because two
+# hosts' Pythons may disagree about them.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _BRACKET = re.compile(rb"[\[\]{}]")
 _NAME = "is"
-# A payload from here on is worth being compressed; then it begins as no JSON does.
+# Payloads of this length are compressed; the mark cannot begin JSON.
 _LONG = 1 << 16
 _PACKED = b"\0"
 
-# So long a text may become by escapes.
+# The longest that escapes may make a text.
 _ESCAPED = 8 * 1024
 
 
 class Malformed(ValueError):
-    """Bytes that no launcher sends; the message says what is wrong with them."""
+    """Raised for bytes that no launcher sends; the message says what is wrong with them."""
 
 
 # Frames ------------------------------------------------------------------------------------------
@@ -60,17 +60,16 @@ def frame(payload: bytes) -> bytes:
 
 
 class Frames:
-    """Cuts what is received into frames, none longer than LIMIT bytes."""
+    """Splits received bytes into frames of at most LIMIT bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._rest = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the payloads that are complete with PIECE; Malformed when one is too long.
+        """Yield the payloads that PIECE completes; raise Malformed when one is too long.
 
-        What is held is never longer than a frame and PIECE together. The limit may be changed
-        between two frames.
+        At most one frame and PIECE are buffered. The limit may change between two frames.
         """
         self._rest += piece
         while len(self._rest) >= _HEAD:
@@ -105,11 +104,11 @@ def dump(values: Mapping[str, object]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # File names may hold lone surrogates; within JSON a backslash is written twice.
+        # File names may contain lone surrogates; JSON doubles a backslash.
         return re.sub("[\ud800-\udfff]", lambda one: f"\\\\u{ord(one[0]):04x}", text).encode()
 
 
-# To make one takes longer than to use it for a heartbeat.
+# Making an encoder takes longer than encoding a heartbeat.
 @cache
 def _encoder() -> "JSONEncoder":
     from json import JSONEncoder  # only jobs on several hosts have to pay for it
@@ -130,7 +129,7 @@ def _decoder() -> "JSONDecoder":
 
 
 def load(payload: bytes) -> Mapping[str, object]:
-    """Read a JSON object; Malformed where it is none, or nested too deep."""
+    """Return the JSON object in PAYLOAD; raise Malformed if it is none or nested too deep."""
     _check_depth(payload)
     try:
         values = _decoder().decode(payload.decode())
@@ -184,8 +183,8 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 class Codec:
     """Writes and reads messages of KINDS, which a frame names as their classes are called.
 
-    A type may have a method `check`, which raises ValueError for what its annotations allow and
-    its meaning does not.
+    A type may have a method `check`, which raises ValueError for values that its annotations allow
+    but that make no sense.
     """
 
     def __init__(self, *kinds: type) -> None:
@@ -204,7 +203,7 @@ class Codec:
         return self._last[1]
 
     def write_packed(self, message: tuple[object, ...]) -> bytes:
-        """Return what `write` does, but compressed if it is long."""
+        """Return MESSAGE as `write` does, compressed if it is long."""
         payload = self.write(message)
         if len(payload) < _LONG:
             return payload
@@ -215,9 +214,9 @@ class Codec:
         return self._last_packed[1]
 
     def read(self, payload: bytes, most: int = 0) -> Any:  # noqa: ANN401 - any of the types it was made with
-        """Return the message in PAYLOAD; Malformed if it is none.
+        """Return the message in PAYLOAD; raise Malformed if it is none.
 
-        One that is compressed may have MOST bytes before that; 0: there can be none.
+        A compressed one may have MOST bytes when unpacked; 0: compression is not accepted.
         """
         if most and payload.startswith(_PACKED):
             payload = _inflated(payload[len(_PACKED) :], most)
@@ -275,13 +274,13 @@ def _plain(value: object, *, has_lines: bool = False) -> object:
         return _plain_fields(value) if hasattr(value, "_fields") else [_plain(one) for one in value]
     if not isinstance(value, str) or value.isprintable():
         return value
-    # Escapes make it longer, and there are limits.
+    # Escapes make it longer; keep it within the limits.
     shown = visible_lines(value) if has_lines else visible(value)
     return shown[: max(len(value), _ESCAPED)]
 
 
 def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR0911 - one line for each kind of value
-    """Return VALUE as the annotation KIND has it; Malformed where it does not fit."""
+    """Return VALUE as the annotation KIND requires; raise Malformed if it does not match."""
     if kind is object:
         return value
     if kind is float and type(value) is int:
@@ -307,7 +306,7 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
 
 @cache
 def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - an annotation
-    """Take KIND apart, which is slow for so many values."""
+    """Return origin and arguments of KIND, cached because a roster has thousands of values."""
     return get_origin(kind), get_args(kind)
 
 
@@ -338,7 +337,7 @@ def _text(text: str, where: str, *, has_lines: bool) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # JSON can write half of a character, which nothing here could print.
+        # JSON can encode half of a surrogate pair, which cannot be printed.
         raise Malformed(f"{where} is no text") from None
     if _CONTROL.search(text.replace("\n", "") if has_lines else text):
         raise Malformed(f"{where} holds control characters")

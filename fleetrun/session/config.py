@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from fleetrun.model import DEFAULTS, Rules
 
-# Who is cut off has killed its ranks so long before the others stop waiting for it.
+# How long before the others stop waiting for a host that is cut off it has killed its ranks.
 _FENCE_S = 2.0
-# A connection that breaks is made again: a firewall that resets for 3 s is no lost host.
+# Broken connections are made again: a firewall that resets for 3 s is not a lost host.
 _REJOIN_S = 4.5
 # How long hosts may take to plan a generation, once its roster stands: milliseconds mostly, on a
 # busy host seconds.
 PREPARE_S = 60.0
 
-# Options of which a job has but one value, and the fields that they are.
+# Options with one value for the whole job, and their fields.
 _OPTIONS = (
     ("--nnodes", ("least", "most")),
     ("--spares", ("spares",)),
@@ -40,7 +40,7 @@ class RendezvousConfig(NamedTuple):
     most: int
     # The hosts in the order of their ranks, where they are known by name.
     names: tuple[str, ...] = ()
-    # What each of them is known to call from; empty: anything.
+    # The addresses from which each of them calls; empty: unknown.
     addresses: tuple[tuple[str, ...], ...] = ()
     max_restarts: int = 0
     rdzv_timeout_s: float = DEFAULTS["rdzv_timeout_s"]
@@ -48,7 +48,7 @@ class RendezvousConfig(NamedTuple):
     elastic_timeout_s: float = DEFAULTS["elastic_timeout_s"]
     # Hosts beyond `most` that stand by.
     spares: int = 0
-    # How long ranks that are asked to end may take, and after which silence they hang; 0: never.
+    # How long ranks may take to end when asked to, and after what silence they hang; 0: never.
     grace_s: float = DEFAULTS["grace_s"]
     hang_timeout_s: float = 0.0
     # Whether hosts try each other's rank ports before a start.
@@ -57,7 +57,7 @@ class RendezvousConfig(NamedTuple):
     has_store: bool = False
 
     def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
+        """Raise ValueError if no launcher can have sent it."""
         numbers = (self.max_restarts, self.spares, *(getattr(self, name) for name in _SECONDS))
         if not 1 <= self.least <= self.most or not all(map(isfinite, numbers)) or min(numbers) < 0:
             raise ValueError(self)
@@ -66,42 +66,42 @@ class RendezvousConfig(NamedTuple):
 
     @property
     def told(self) -> "RendezvousConfig":
-        """What the other hosts are told: the coordinator alone has to know who they are."""
+        """The config without names and addresses, which only the coordinator needs."""
         return self._replace(names=(), addresses=())
 
     @property
     def rules(self) -> Rules:
-        """What a plan has of them."""
+        """The part that a plan needs."""
         return Rules(self.grace_s, self.max_restarts, hang_timeout_s=self.hang_timeout_s)
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job goes on when a host is lost, or one more comes."""
+        """Whether the job goes on when a host is lost or another one joins."""
         return self.least < self.most
 
     @property
     def may_change(self) -> bool:
-        """Whether a host that is lost can be done without, or another one take its place."""
+        """Whether the job can go on without a lost host, or replace it."""
         return self.is_elastic or self.spares > 0
 
     @property
     def heartbeat_s(self) -> float:
-        """How often a member shows that it is there."""
+        """How often a member sends a heartbeat."""
         return self.heartbeat_timeout_s / 5
 
     @property
     def look_s(self) -> float:
-        """How often the coordinator looks for hosts that are silent."""
+        """How often the coordinator looks for silent hosts."""
         return self.heartbeat_timeout_s / 10
 
     @property
     def unanswered_s(self) -> float:
-        """When a member gives up a connection on which its heartbeats are not answered."""
+        """How long a member waits for the answer to a heartbeat before it reconnects."""
         return self.heartbeat_timeout_s / 3
 
     @property
     def margin_s(self) -> float:
-        """How long before the heartbeat timeout a host that is cut off has killed its ranks."""
+        """How long before the heartbeat timeout a host that is cut off kills its ranks."""
         return min(_FENCE_S, self.heartbeat_timeout_s / 5)
 
     @property
@@ -116,7 +116,7 @@ class RendezvousConfig(NamedTuple):
 
     @property
     def starts_again(self) -> bool:
-        """Whether another generation may begin while a host that is lost still trains."""
+        """Whether another generation may begin while a lost host is still training."""
         return self.may_change or self.max_restarts > 0
 
     @property
@@ -126,17 +126,17 @@ class RendezvousConfig(NamedTuple):
 
     @property
     def rejoin_s(self) -> float:
-        """How long after a connection broke its other end counts as lost."""
+        """How long after its connection broke a host counts as lost."""
         return min(_REJOIN_S, 0.5 * self.heartbeat_timeout_s)
 
     @property
     def quarantine_s(self) -> float:
-        """How long after the last word of a lost host no generation begins."""
+        """How long after the last message of a lost host no generation begins."""
         return max(self.heartbeat_timeout_s, self.fence_s + 1.0)
 
 
 def differences(asked: RendezvousConfig, config: RendezvousConfig) -> list[str]:
-    """Return the options by which a host has ASKED for something else than the CONFIG of the job.
+    """Return the options in which the config that a host ASKED for differs from the job's CONFIG.
 
     >>> differences(RendezvousConfig(2, 2), RendezvousConfig(2, 4, grace_s=5.0))
     ['--nnodes=2:4 (here 2)', '--grace=5 (here 10)']

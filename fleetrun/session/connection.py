@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from fleetrun.session.codec import Codec
 
 _PIECE = 1 << 16
-# What a part of the unsent bytes takes beside them.
+# The memory that each unsent part takes beside its bytes.
 _PART_BYTES = 256
-# From whom calls: a join, a failure with a rank's last lines. From whom is called: a roster too.
+# In bytes. Callers send joins and failures with last lines; listeners also send rosters.
 LONGEST_FROM_CALLER = 1 << 18
 LONGEST_FROM_LISTENER = 1 << 24
-# A peer that does not read is lost: a roster of thousands of hosts fits several times.
+# A peer that does not read this much counts as lost; several rosters of 2,000 hosts fit.
 MOST_UNSENT = 1 << 25
-# How long unsent messages may take after `finish`.
+# How long unsent messages may take to leave after `finish`.
 _FLUSH_S = 2.0
-# From linux/tcp.h; a kernel that does not know them does without.
+# From linux/tcp.h; older kernels ignore them.
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 _LONGEST_RETRANSMIT_MS = 1000
-# Why a connection was lost whose other end was closed.
+# Why a connection was lost that the other end has closed.
 HUNG_UP = "hung up"
 # When the kernel gives up on a silent host; the session does so long before.
 _GIVE_UP_MS = 60_000
@@ -51,7 +51,7 @@ class Link(NamedTuple):
     socket: _socket.socket
     address: str
     local_address: str
-    # Of the one that listens.
+    # The port of the listener.
     port: int = 0
 
 
@@ -69,10 +69,9 @@ def plain_address(name: tuple[object, ...]) -> str:
 class Connection:
     """Messages to and from another launcher, over LINK.
 
-    `heard` is called with each message, and `lost` with a reason when there will be no more;
-    whoever is given a connection sets both. Nothing here blocks, and neither is called from within
-    `send`, `finish` or `close`. READY is called when the handshake is done, FAILED with a reason
-    where it is not, both once at most.
+    `heard` is called with each message, and `lost` with a reason when there will be no more; the
+    owner sets both. Nothing blocks, and neither is called from within `send`, `finish` or `close`.
+    Either READY is called once the handshake is complete, or FAILED with a reason.
     """
 
     def __init__(
@@ -92,17 +91,17 @@ class Connection:
         self.heard: Callable[[tuple[object, ...]], None] = _ignore
         self.lost: Callable[[str], None] = _ignore
         self.is_open = True
-        # What the other end has proved, as of Handshake; known once READY is called.
+        # What the other end has proved (see Handshake), once READY is called.
         self.has_same_script = self.has_same_command = False
         self._socket = link.socket
         self._waiting = waiting
         self._codec = codec
         self._longest = LONGEST_FROM_LISTENER if is_caller else LONGEST_FROM_CALLER
-        # Only what a listener sends is ever so long that it has to be.
+        # Only listeners send messages that are worth compressing.
         self._write = codec.write if is_caller else codec.write_packed
         self._longest_packed = LONGEST_FROM_LISTENER if is_caller else 0
         self._handshake = Handshake(key, is_caller=is_caller)
-        # Of what we send, and of what comes; there once the handshake is done.
+        # For outgoing and incoming frames, once the handshake is complete.
         self._sealing: Seal | None = None
         self._opening: Seal | None = None
         self._ready = ready
@@ -121,12 +120,12 @@ class Connection:
     # For its user -------------------------------------------------------------------------------
 
     def send(self, message: tuple[object, ...]) -> None:
-        """Send MESSAGE, now or when there is room; a failure is reported to `lost`."""
+        """Send MESSAGE now or when there is room; report a failure to `lost`."""
         if self.is_open and not self._is_finishing and self._sealing is not None:
             self._push(frame(self._sealing.put(self._write(message))))
 
     def finish(self) -> None:
-        """Send what is left and hang up; `lost` follows when the other end has hung up too."""
+        """Send what is left and hang up; `lost` follows when the other end hangs up as well."""
         if not self.is_open:
             return
         self._is_finishing = True
@@ -134,7 +133,7 @@ class Connection:
         self._flush()
 
     def close(self) -> None:
-        """End the connection at once; nothing is called any more."""
+        """Close the connection at once; no callback follows."""
         if self.is_open:
             self.is_open = False
             for what in ("flush", "later"):
@@ -162,7 +161,7 @@ class Connection:
         self.lose(HUNG_UP)
 
     def _lose_later(self, why: str) -> None:
-        """Report a loss from the loop, as `send` must not call back its caller."""
+        """Report a loss from the loop, because `send` must not call its caller back."""
         self._waiting.timer(self._key("later"), time.monotonic(), lambda: self.lose(why))
 
     def _forget_unsent(self) -> None:
@@ -241,7 +240,7 @@ class Connection:
                 self.heard(message)
 
     def _take(self, payload: bytes) -> tuple[object, ...] | None:
-        """Return the message in PAYLOAD; None where it was a part of the handshake."""
+        """Return the message in PAYLOAD; None if it was part of the handshake."""
         if self._opening is not None:
             sent = self._opening.take(payload)
             message: tuple[object, ...] = self._codec.read(sent, self._longest_packed)
@@ -260,7 +259,7 @@ class Connection:
 
 
 def reason(error: OSError) -> str:
-    """Return what ERROR was, without Python's own form of it.
+    """Return the text of ERROR without Python's decoration.
 
     >>> reason(ConnectionResetError(104, "Connection reset by peer"))
     'connection reset by peer'
@@ -276,10 +275,10 @@ def _ignore(_: object) -> None:
 
 
 def _tune(link: _socket.socket) -> None:
-    """Let short messages go at once, and let those that are lost be sent again soon.
+    """Send short messages at once, and retransmit lost ones soon.
 
-    The kernel doubles the time after each loss, so after a few seconds without a network it would
-    be silent for as long again.
+    By default the kernel doubles the pause after each loss, so that it would stay silent for
+    seconds after the network is back.
     """
     link.settimeout(0)
     wanted = (
