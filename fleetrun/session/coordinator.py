@@ -1,7 +1,7 @@
-"""The coordinator of a session: keeps the roster, and decides for all hosts how it ended.
+"""The coordinator of a session: keeps the roster, and decides how the job ends on all hosts.
 
-`step(state, event) -> (state, actions)`, pure. Who performs the actions feeds every message of a
-member, every broken connection, and Elapsed at `wake_at`.
+`step(state, event) -> (state, actions)`, pure. The caller performs the actions and feeds every
+message of a member, every broken connection, and Elapsed at `wake_at`.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ if TYPE_CHECKING:
     from fleetrun.session.messages import FromCoordinator
     from fleetrun.session.state import Action, Event, State, Step
 
-# Everybody hears who is missing this often, at most.
+# How often hosts are told who is missing, at most.
 _REMARK_S = 1.0
-# What is added where somebody says that a host cannot take part, who may be anybody.
+# Added to a fault that an unproven host reports.
 _LONGEST_FAULT = 400
 _UNPROVEN = f" (the job waits on: without {TOKEN} nothing proves that this is one of its hosts)"
 
 
 def step(state: State, event: Event) -> Step:
-    """Return the state after EVENT, and what is to be done."""
+    """Return the state after EVENT, and the actions to perform."""
     match event:
         case Received(message=Join()):
             return _join(state, event)
@@ -127,7 +127,7 @@ def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for eac
 
 
 def _troubled(state: State, event: Received, failure: Failure) -> Step:
-    """Go on without a launcher whose host cannot take part, or end the job with its FAILURE."""
+    """Go on without a launcher whose host has a fault, or end the job with its FAILURE."""
     join = event.message
     assert isinstance(join, Join)
     known = state.hosts.get(join.launcher)
@@ -149,7 +149,7 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
 
 
 def _may_return(state: State, event: Received, join: Join) -> bool:
-    """Whether a launcher that counted as lost, and was only slow, is told how the job ends."""
+    """Whether a launcher that was only slow, not lost, may hear how the job ends."""
     if join.launcher not in state.lost or admission.is_impostor(state, event, join):
         return False
     is_current = join.generation == state.generation
@@ -157,13 +157,13 @@ def _may_return(state: State, event: Received, join: Join) -> bool:
 
 
 def _admit(state: State, event: Received, host: Host) -> Step:
-    """Let HOST in, whose launcher is new here and fits."""
+    """Admit HOST, whose launcher is new and matches the job."""
     holder = admission.holder_of(state, host.request.rank)
     if holder is not None and holder.connection is not None:
         return _two_of_one_rank(state, event, host, holder)
     lost: tuple[Action, ...] = ()
     if holder is not None:
-        # It was killed, and somebody has started it again.
+        # It was killed and started again.
         state, lost = _lost(state, holder, event.at)
         if state.phase == ENDED:
             state, told_so = _join(state, event)
@@ -187,7 +187,7 @@ def _admit(state: State, event: Received, host: Host) -> Step:
 
 
 def _part(state: State, event: Received) -> Step:
-    """Refuse those who came before the coordinator's own launcher, and do not fit to it."""
+    """Refuse launchers that came before the coordinator's own and differ from it."""
     actions: list[Action] = []
     for host in [one for one in state.hosts.values() if not one.is_local and one.request.ports]:
         join = Join(PROTOCOL, host.launcher, state.generation, host.request)
@@ -200,12 +200,12 @@ def _part(state: State, event: Received) -> Step:
 
 
 def _where(host: Host) -> tuple[str, str]:
-    """Return what names a host beyond the life of its launcher."""
+    """Return the name of a host that outlives its launcher."""
     return host.address, host.request.hostname
 
 
 def _refuse(state: State, event: Received, objection: Objection) -> Step:
-    """Refuse a launcher, and end the job if no other can take its place."""
+    """Refuse a launcher, and end the job if no other launcher can replace it."""
     join = event.message
     assert isinstance(join, Join)
     found = admission.misfit(state, event, join)
@@ -214,7 +214,7 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
     )
     ends_job = is_awaited and bool(found) and not state.config.may_change
     if rank_assignment.ORDER in found and state.phase == FORMING and not state.generation:
-        # It coordinates the job, too, and some hosts wait there.
+        # It coordinates the job as well, and some hosts wait for it.
         ends_job = True
     state, actions = admission.refuse(state, event, objection, ends_job=ends_job)
     if not ends_job:
@@ -224,7 +224,7 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
 
 
 def _two_of_one_rank(state: State, event: Received, host: Host, holder: Host) -> Step:
-    """End the job of which two hosts want the same place: nobody knows which one is right."""
+    """End the job: two hosts claim the same rank, and nobody knows which one is right."""
     who = f"{holder.name}, pid {holder.request.pid}, and {host.name}, pid {host.request.pid}"
     what = f"two launchers have rank {host.request.rank}: {who}"
     state, actions = _rendezvous_failed(state, what, event.at)
@@ -242,7 +242,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
     is_next = state.phase == FORMING and join.generation == state.generation
     host = host._replace(
         connection=event.connection,
-        # Of those who were there before this coordinator was, it is not known.
+        # Unknown for hosts that joined an earlier coordinator.
         address=host.address or event.address,
         secret=host.secret or fingerprint(join.secret),
         heard_at=event.at,
@@ -259,9 +259,9 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
 
 
 def _owed(state: State, host: Host, event: Received) -> list[FromCoordinator]:
-    """Return what tells HOST, which has joined again by EVENT, all that it may have missed."""
+    """Return the messages that HOST, which has joined again by EVENT, may have missed."""
     verdict = state.verdict
-    # Whoever came later was never in the generation that ended.
+    # Hosts that came later were never in the generation that ended.
     was_there = verdict is not None and 0 <= host.since <= verdict.generation
     join = event.message
     is_behind = was_there and isinstance(join, Join) and join.generation < state.generation
@@ -286,7 +286,7 @@ def _owed(state: State, host: Host, event: Received) -> list[FromCoordinator]:
 
 
 def _form(state: State, at: float) -> Step:
-    """Make the roster if all are there who are waited for."""
+    """Form the roster if nobody is waited for any more."""
     if state.phase != FORMING or at < state.not_before:
         return state, ()
     if not _is_complete(state, at):
@@ -300,7 +300,7 @@ def _form(state: State, at: float) -> Step:
     named = tuple(f"{state.hosts[one].name} stays out: {why}" for one, why in out.items())
     hosts = {host.launcher: host._replace(has_place=False) for host in state.hosts.values()}
     for one in out:
-        # It is like one that never had a place.
+        # As if it had never had a place.
         hosts[one] = hosts[one]._replace(order=-1, since=-1)
     for order, host in enumerate(chosen):
         since = state.generation if host.since < 0 else host.since
@@ -326,7 +326,7 @@ def _form(state: State, at: float) -> Step:
         connections = [host.connection for host in others if host.connection is not None]
         actions.append(_stand_by(state, connections, named))
     if not config.may_change:
-        # One that was counted twice: its connection broke, and it came again as another one.
+        # A host that was counted twice: its connection broke, and it came back as another one.
         for host in others:
             state = without_host(state, host)
             if host.connection is not None:
@@ -338,7 +338,7 @@ def _form(state: State, at: float) -> Step:
 
 
 def _wait_for_more(state: State, at: float) -> State:
-    """Begin to wait for new hosts, once all are back that are left, and they are too few."""
+    """Begin to wait for new hosts once all remaining ones are back and too few."""
     config = state.config
     if not config.may_change or not state.generation or state.is_short:
         return state
@@ -351,24 +351,24 @@ def _wait_for_more(state: State, at: float) -> State:
 def _is_complete(state: State, at: float) -> bool:
     here, config = len(state.here), state.config
     if here < len(state.hosts) and state.generation:
-        # Survivors are still stopping; those that are lost are soon known to be.
+        # Survivors are still stopping; lost ones will soon count as lost.
         return False
     if here >= config.most:
         return True
     if here < config.least:
         return False
-    # Who has been training together goes on at once.
+    # Hosts that have trained together go on at once.
     return state.generation > 0 or at >= _enough_at(state)
 
 
 def _enough_at(state: State) -> float:
-    """Return when the first start of an elastic job comes without more hosts."""
+    """Return when an elastic job first starts without more hosts."""
     newest = max(host.joined_at for host in state.here)
     return min(newest + state.config.elastic_timeout_s, state.deadline)
 
 
 def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
-    """Return for whom the coordinator waits, and for how long still."""
+    """Return for whom the coordinator waits, and how much longer."""
     who, until, limit = _missing(state), state.deadline, "--rdzv_timeout"
     has_enough = state.config.least <= len(state.here)
     if state.phase == PREPARING:
@@ -383,7 +383,7 @@ def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
 
 
 def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] = ()) -> Send:
-    """Tell launchers that the job runs without them, for now; NAMED are lines about some."""
+    """Tell launchers that the job runs without them for now; NAMED are remarks about some."""
     running = [state.hosts[one].name for one in state.placed if one in state.hosts]
     who = f"a place in the job, which runs on {rank_assignment.listed(running)}"
     remarks = (*state.remarks, *named)
@@ -413,7 +413,7 @@ def _missing(state: State) -> str:
 
 
 def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Send]:
-    """Tell those of HOSTS that differ from the coordinator's in what, where they may."""
+    """Tell HOSTS in which optional settings they differ from the coordinator's host."""
     local = next((one for one in state.hosts.values() if one.is_local), None)
     if local is None:
         return []
@@ -430,7 +430,7 @@ def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Se
 
 
 def _received(state: State, event: Received) -> Step:
-    """Take what a member says."""
+    """Handle a message of a member."""
     host = caller(state, event.connection)
     if host is None:
         return state, ()
@@ -497,14 +497,14 @@ def _failed(state: State, launcher: str, failure: Failure, at: float) -> Step:
 
 
 def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> Step:
-    """Note that nothing runs on HOST any more; when that holds for all, decide."""
+    """Note that nothing runs on HOST any more; decide once that holds for all hosts."""
     actions: tuple[Action, ...] = ()
     if failure is None and state.phase in {PREPARING, RUNNING}:
         failure = Failure(host.name, "the ranks were stopped", LOST)
     if failure is not None:
         state, actions = _failed(state, host.launcher, failure, at)
         if host.launcher in state.reports:
-            # The report at the end knows more than the first one.
+            # The last report knows more than the first one.
             report = state.reports[host.launcher]._replace(failure=failure)
             state = state._replace(reports={**state.reports, host.launcher: report})
     if state.phase != STOPPING:
@@ -565,7 +565,7 @@ def _arbitrate(state: State, at: float) -> Step:
 
 
 def _broken(state: State, connection: int, at: float) -> Step:
-    """Note that a connection is gone; its launcher may make another one."""
+    """Note that a connection is gone; its launcher may reconnect."""
     launcher = state.connections.get(connection)
     if launcher is None:
         return state, ()
@@ -577,16 +577,16 @@ def _broken(state: State, connection: int, at: float) -> Step:
 
 
 def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
-    """Handle a launcher that leaves: at the end, or because it was asked to stop."""
+    """Handle a launcher that leaves at the end, or because it was asked to stop."""
     state = without_host(state, host)
     closing = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED:
         return state, closing
-    # One that was cut off ends by itself, which is no reason for the others.
+    # A launcher that was cut off ends by itself; that need not end the others.
     is_departure = state.config.may_change
     failure = failure or Failure(host.name, "fleetrun has ended", LOST, is_departure=is_departure)
     if state.phase == FORMING:
-        # Who had no place yet, while others had, is not missed.
+        # A launcher that had no place while others had is not missed.
         is_spare = state.generation > 0 and host.since < 0
         may_go = state.config.may_change and (failure.is_departure or is_spare)
         if may_go and not host.is_local:
@@ -609,7 +609,7 @@ def _look(state: State, at: float) -> Step:
     config = state.config
     asleep = at - state.looked_at - 2 * config.look_s
     if asleep > config.heartbeat_timeout_s / 2:
-        # This process itself was stopped: give living hosts the time for a heartbeat.
+        # This process itself was stopped: give living hosts time for a heartbeat.
         hosts = {
             name: host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
             for name, host in state.hosts.items()
@@ -637,12 +637,12 @@ def _look(state: State, at: float) -> Step:
 
 
 def _grow(state: State, at: float) -> Step:
-    """Start again with those who stand by, once nobody else has come for a while."""
+    """Start again with the hosts that stand by, once no other has come for a while."""
     placed = [state.hosts[one] for one in state.placed if one in state.hosts]
     known = state.left_out.union(state.placed)
     new = [host for host in state.here if host.launcher not in known]
     is_full = len(placed) >= state.config.most
-    # What is done in part is not begun again.
+    # A generation that is partly done is not begun again.
     if is_full or not new or any(host.is_done for host in placed):
         return state, ()
     if at < max(host.joined_at for host in new) + state.config.elastic_timeout_s:
@@ -671,8 +671,8 @@ def _lost(state: State, host: Host, at: float) -> Step:
         return state, closing
     failure_counts = {**state.failure_counts, _where(host): host.failure_count + 1}
     state = state._replace(failure_counts=failure_counts, lost={**state.lost, host.launcher: host})
-    # Where a connection breaks, its launcher has ended then. Silence says nothing of the ranks:
-    # what others report before a host counts as lost came first.
+    # A launcher whose connection broke ended at that moment. Silence says nothing about the ranks:
+    # what others report before a host counts as lost happened first.
     since = at if host.broken_at is None or host.is_redialing else host.broken_at
     silence = f"the launcher has been silent for {at - host.heard_at:.0f} s"
     how = "fleetrun was lost" if host.broken_at is not None else silence
@@ -684,7 +684,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
     )
     if state.phase == FORMING:
         if failure.is_departure:
-            # Others may be too few now.
+            # The remaining hosts may be too few now.
             deadline = max(state.deadline, state.not_before + state.timeout_s)
             return state._replace(deadline=deadline, is_short=False), closing
         ended = Verdict(state.generation, host.launcher, failure, is_final=True)
@@ -696,7 +696,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
 
 
 def _killed(state: State, event: Received) -> Step:
-    """Take the word of the guard of a launcher that was killed."""
+    """Handle the report of the guard that its launcher was killed."""
     message, at = event.message, event.at
     assert isinstance(message, LauncherKilled)
     host = state.hosts.get(message.launcher) or state.lost.get(message.launcher)
@@ -709,13 +709,13 @@ def _killed(state: State, event: Received) -> Step:
     )
     if message.launcher not in state.lost:
         return _lost(state, host, at)
-    # The others need not wait for the end of its ranks any more.
+    # Nobody has to wait for the end of its ranks any more.
     state = state._replace(lost={**state.lost, message.launcher: host})
     return _form(state, at)
 
 
 def _wait(state: State, at: float) -> Step:
-    """Report which hosts are missing, or that the timeout has passed."""
+    """Report which hosts are missing, or end the job when the timeout has passed."""
     who, is_late = _missing(state), state.phase == PREPARING
     verb = "took too long" if is_late else "did not come"
     if at >= state.deadline:
@@ -735,7 +735,7 @@ def _rendezvous_failed(state: State, what: str, at: float) -> Step:
 
 
 def _end(state: State, verdict: Verdict, at: float) -> Step:
-    """Send the verdict of the job to all."""
+    """End the job, and send the verdict to all hosts."""
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
     connected = (host.launcher for host in state.hosts.values() if host.connection is not None)
     state = state._replace(

@@ -1,4 +1,4 @@
-"""Connects to another launcher, trying all of its possible addresses until one answers."""
+"""Connects to another launcher by trying all of its possible addresses until one answers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 # A firewall may drop packets; the next address is tried after this.
 _NEXT_S = 0.25
-# Until there must be a connection, and until both ends have introduced themselves. The kernel would
-# repeat a lost call after 1, 3 and 7 s, and so be late where a network has come back.
+# How long a connection and then the handshake may take. The kernel would repeat a lost SYN after
+# 1, 3 and 7 s, which is late when a network has come back.
 _CONNECT_S, _INTRODUCTION_S = 1.0, 5.0
 # The pause between two rounds: hosts that start together find each other at once, and thousands
-# that wait for one are no flood.
+# that wait for one do not flood it.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
-# What has become of a call that failed: a TCP connection was refused, or nothing came back, or
-# somebody has accepted it who did not prove to be of this job.
+# How a call failed: the TCP connection was refused, or nothing came back, or whatever accepted it
+# did not prove to belong to this job.
 REFUSED, SILENT, OTHER = "refused", "silent", "another program"
-# What a name means may change while we wait: a host that is being started.
+# Names are resolved again, as a host that is being started may change its address.
 _LOOK_UP_AGAIN_S = 2.0
 
 
 class Target(NamedTuple):
-    """Where a launcher is expected, as the user knows it."""
+    """Where a launcher is expected, as the user has named it."""
 
     host: str
     port: int
@@ -52,7 +52,7 @@ class Target(NamedTuple):
 
 
 def in_words(troubles: Mapping[Target, str]) -> str:
-    """Return TROUBLES with the ports of one host together.
+    """Return TROUBLES as text, grouped by host and reason.
 
     >>> in_words({Target("a", 1): "no answer", Target("a", 2): "no answer"})
     'a:1, 2: no answer'
@@ -67,10 +67,10 @@ def in_words(troubles: Mapping[Target, str]) -> str:
 
 
 class Dialer:
-    """Calls TARGETS in turn until one answers as a launcher that knows KEY; it goes to OPENED.
+    """Calls TARGETS in turn until a launcher that knows KEY answers; OPENED gets the connection.
 
-    A round tries every address of every target; after it come a pause and the next, until `close`.
-    CLOSED is called with each address and port where nobody listens and nobody has refused us.
+    A round tries every address of every target; after a pause comes the next, until `close`. CLOSED
+    is called with each address and port where nothing listens, unless a launcher has refused us.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Dialer:
         self._lookups: dict[Target, Lookup] = {}
         self._queue: list[tuple[Target, Place]] = []
         self._attempts: list[_Attempt] = []
-        # What went wrong with each last, as a text and a kind, and those where somebody said what.
+        # The last failure of each target, as text and kind, and the targets that said why.
         self.troubles: dict[Target, str] = {}
         self.outcomes: dict[Target, str] = {}
         self._refused: set[Target] = set()
 
     @property
     def trouble(self) -> str:
-        """Return why there is no connection yet, with address and port; empty: not known.
+        """Return why there is no connection yet, with address and port; empty if unknown.
 
-        A launcher's refusal says more than the silence of another address.
+        A launcher's refusal is kept: it says more than another address's silence.
         """
         return in_words(self.troubles)
 
@@ -116,14 +116,14 @@ class Dialer:
         return bool(self._attempts or self._queue)
 
     def begin(self) -> None:
-        """Call; after a connection was lost, call again. What is under way begins anew."""
+        """Call, or call again after a connection was lost; abandon what is under way."""
         self.hang_up()
         self._is_begun = True
         self._pause_s = _FIRST_PAUSE_S
         self._round()
 
     def close(self) -> None:
-        """Call no more; a connection that was handed over is its user's."""
+        """Stop calling; a connection that was handed over belongs to its owner."""
         self._is_begun = False
         for what in ("round", "next"):
             self._waiting.timer((id(self), what), None, self._round)
@@ -136,7 +136,7 @@ class Dialer:
         self._queue.clear()
 
     def hang_up(self) -> None:
-        """Call no more, and close the connection that was handed over."""
+        """Stop calling, and close the connection that was handed over."""
         self.close()
         if self._connection is not None:
             self._connection.close()
@@ -145,7 +145,7 @@ class Dialer:
     # A round ------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        """Resolve the names again if that was long ago, and connect to all."""
+        """Resolve the names if that was long ago, and connect to all targets."""
         now = time.monotonic()
         is_known = all(self._places.get(target) for target in self._targets)
         if is_known and now < self._looked_up_at + _LOOK_UP_AGAIN_S:
@@ -167,7 +167,7 @@ class Dialer:
         del self._lookups[target]
         usable = found
         if target.host not in {"localhost", own_name()}:
-            # Some hosts call themselves 127.0.1.1 and tell others so.
+            # Some hosts resolve their own name to 127.0.1.1, and publish that.
             usable = tuple(place for place in found if not place.is_loopback)
         self._places[target] = usable
         if not found:
@@ -184,7 +184,7 @@ class Dialer:
         self._next()
 
     def _next(self) -> None:
-        """Connect to the next one; without any left or under way, end the round."""
+        """Connect to the next address; end the round if none is left or under way."""
         if not self._is_begun:
             return
         if self._queue:
@@ -218,7 +218,7 @@ class Dialer:
         if attempt.is_refused:
             self._refused.add(target)
         if attempt.is_refused or target not in self._refused:
-            # A coordinator that has given up by now listens no more, which explains nothing.
+            # Keep the refusal of a coordinator that has stopped listening since.
             self.troubles[target] = why
             self.outcomes[target] = attempt.outcome
         self._waiting.timer((id(self), "next"), time.monotonic(), self._next)
@@ -254,7 +254,7 @@ class TcpConnect:
         if self._socket is not None and number in {0, errno.EINPROGRESS}:
             number, until = errno.ETIMEDOUT, until + within_s
             waiting.watch(self._socket.fileno(), self._connected, WRITABLE)
-        # Never from within: the caller has nothing in hand yet.
+        # Never from within the constructor.
         waiting.timer((id(self), "connect"), until, partial(self._fail, number))
 
     def _connected(self) -> None:
@@ -311,7 +311,7 @@ class _Attempt:
         self._failed = failed
         self._connection: Connection | None = None
         self.target = Target(plain_address(place.name), int(str(place.name[1])))
-        # Whether what listens there has said what it does not like.
+        # Whether the listener has said why it refuses us.
         self.is_refused = False
         self.outcome = SILENT
         self._connect = TcpConnect(place, waiting, self._connected)
@@ -354,7 +354,7 @@ class _Attempt:
         self._failed(self, why)
 
     def close(self) -> None:
-        """Give it up; nothing is called any more."""
+        """Give up; no callback follows."""
         self._waiting.timer((id(self), "deadline"), None, self._late)
         self._connect.close()
         if self._connection is not None:

@@ -1,4 +1,4 @@
-"""A launcher's part in the session: performs what the protocol decides, over the wire."""
+"""A launcher's part in the session: performs what the pure protocol decides."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
         """The launcher's link to the guard, which goes on when it cannot."""
 
         def kill_at(self, at: float | None) -> None:
-            """Let the ranks be killed at a moment, unless another one is named before."""
+            """Kill the ranks at AT, unless another moment is named before."""
 
         def tell_at(self, target: Target) -> None:
-            """Let the coordinator at TARGET be told if this launcher is killed."""
+            """Tell the coordinator at TARGET if this launcher is killed."""
 
 
 class SessionHandler:
-    """Does what the session decides; each overrides what it needs."""
+    """Does what the session decides; subclasses override what they need."""
 
     def obey(self) -> None:
-        """Go by the config of the job, which is known now."""
+        """Adopt the config of the job, which is known now."""
 
     def plan(self, roster: RosterMessage) -> None:
-        """Plan the generation; `planned` is the answer."""
+        """Plan the generation, and answer by `planned`."""
 
     def run(self) -> None:
         """Start the ranks."""
 
     def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Stop the ranks, or kill them if the others may start again; `stopped` is the answer."""
+        """Stop the ranks, or kill them if IS_FENCED, and answer by `stopped`."""
 
     def stand_by(self) -> None:
-        """Wait for a place, for however long: the job runs without this host."""
+        """Wait for a place for as long as the job runs without this host."""
 
     def conclude(self, verdict: Verdict) -> None:
         """Take the verdict."""
@@ -73,8 +73,7 @@ class SessionHandler:
 
 # The connection of the coordinator's own launcher, which is none.
 _OWN = 0
-# So many lines are said about callers that were refused, and about launchers that do not fit: the
-# coordinator tells of each address only some.
+# The most lines about refused callers, and about launchers that do not match.
 _MOST_REFUSED, _MOST_REMARKS = 32, 64
 # How long the delivery of the end of a rendezvous may take.
 _FLUSH_S = 2.0
@@ -87,9 +86,9 @@ CODEC = Codec(
 
 
 class RendezvousEndpoint(NamedTuple):
-    """Where the launchers meet: at the first of PORTS of HOST that is free.
+    """Where the launchers meet: at the first free one of PORTS of HOST.
 
-    `addresses` are those to listen on where the coordinator may be this launcher; none: it is not.
+    `addresses` are those to listen on if this launcher may be the coordinator, else empty.
     """
 
     config: RendezvousConfig
@@ -97,17 +96,17 @@ class RendezvousEndpoint(NamedTuple):
     ports: tuple[int, ...]
     job_id: str
     token: str | None = None
-    # What tells the job's script from others, which each end of a connection proves to have; and
-    # what only the launchers of this host know.
+    # What identifies the job's script, which each end of a connection proves to have; and what only
+    # the launchers of this host know.
     script: str = ""
     secret: str = ""
-    # What a host proves that lacks the script, and whether others may have another one.
+    # What a host without the script proves instead, and whether scripts may differ.
     command: str = ""
     may_differ: bool = False
     addresses: tuple[str, ...] = ()
-    # Whether another launcher of the job may have been faster, on this very host.
+    # Whether another launcher on this very host may have been faster.
     may_be_second: bool = False
-    # Who may call; None: whoever knows the job.
+    # The addresses that may call; None: all.
     allowed: frozenset[str] | None = None
 
 
@@ -121,7 +120,7 @@ class Session:
         self.host = host
         self.handler: SessionHandler
         self._endpoint = endpoint
-        # By what the others call the coordinator, if it is here.
+        # The name by which the others reach the coordinator, if it is here.
         self._own_host = endpoint.host
         self._log = log
         # It outlives the observers that lend it a share of the loop.
@@ -130,7 +129,7 @@ class Session:
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
         self._rival: RivalSearch | None = None
-        # What the check of the ports before the start has not reached.
+        # The endpoints that the port check did not reach.
         self.unreached: tuple[str, ...] = ()
         self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
@@ -139,13 +138,12 @@ class Session:
         self._member: member.MemberState | None = None
         self._missing: Missing | None = None
         self._missing_at = 0.0
-        # What was said of the session already, and of which addresses that a caller was refused.
+        # Remarks that were printed, and the addresses of refused callers.
         self._said: set[str] = set()
         self._refused: set[str] = set()
-        # What is said on a connection that comes after this launcher has left.
+        # Messages for a connection that opens after this launcher has left.
         self._last_words: tuple[FromMember, ...] = ()
-        # Who takes what the hosts tell each other beside the protocol: by its type, with the node
-        # rank of a member that says it.
+        # Handlers of the messages beside the protocol, by type; they get the sender's node rank.
         self.hearers: dict[type, Callable[[int, Any], None]] = {}
         # When the coordinator was heard last.
         self.heard_at = time.monotonic()
@@ -154,8 +152,8 @@ class Session:
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
-        # When the ranks are killed even if this launcher is stopped, where the coordinator is that
-        # is told of its death, and who does both; and whether that coordinator has hung up.
+        # When the guard kills the ranks even if this launcher is stopped, the coordinator that it
+        # tells of this launcher's death, the link to it, and whether that coordinator has hung up.
         self._kill_at: float | None = None
         self._connected_to: Target | None = None
         self._guard: GuardLink | None = None
@@ -165,7 +163,7 @@ class Session:
 
     @property
     def config(self) -> RendezvousConfig:
-        """Those of the job, once they are known; before that, what this host asks for."""
+        """The config of the job once it is known; before that, what this host asks for."""
         return self._endpoint.config if self._member is None else self._member.config
 
     @property
@@ -179,7 +177,7 @@ class Session:
         return False
 
     def open(self, waiting: Waiting) -> None:
-        """Listen or call; EnvironmentFault where the port cannot be had."""
+        """Listen or call; raise EnvironmentFault if the port cannot be bound."""
         endpoint = self._endpoint
         self._share.move(waiting)
         self._member = member.begin(
@@ -194,7 +192,7 @@ class Session:
             self._call([Target(endpoint.host, port) for port in endpoint.ports])
 
     def _coordinate(self) -> bool:
-        """Become the coordinator, where this launcher may be and no other one is."""
+        """Become the coordinator if this launcher may be and no other one is."""
         endpoint, now = self._endpoint, time.monotonic()
         self._listener = self._listen(endpoint.addresses) if endpoint.addresses else None
         if self._listener is None or self._member is None:
@@ -211,7 +209,7 @@ class Session:
         return True
 
     def _search(self) -> RivalSearch:
-        """Look for a host that takes itself for the first of the list, as this one does."""
+        """Look for a host that also takes itself for the first of the list."""
         return RivalSearch(
             self._endpoint.ports,
             key=self.key,
@@ -223,7 +221,7 @@ class Session:
         )
 
     def _contradicted(self, why: str) -> None:
-        """End the job: WHY another host coordinates it, too."""
+        """End the job, as another host coordinates it as well; WHY says which."""
         known = self._member
         if known is not None and known.phase == member.JOINING and known.request is not None:
             self.join(known.request, Failure("", f"the job has two coordinators: {why}", _CODE))
@@ -323,7 +321,7 @@ class Session:
         self._callers.close()
 
     def guard(self, link: GuardLink) -> None:
-        """Let LINK know when the ranks are to be killed, and whom to tell of this one's death."""
+        """Tell the guard when to kill the ranks, and which coordinator to tell of our death."""
         self._guard = link
         if self._kill_at is not None:
             link.kill_at(self._kill_at)
@@ -331,7 +329,7 @@ class Session:
             link.tell_at(self._connected_to)
 
     def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
-        """Begin to tell that this launcher was killed; the guard does, which is a child of it."""
+        """Return the report that this launcher was killed, for the guard, its child."""
         return LossReport(
             Target(*target),
             launcher=self.launcher,
@@ -344,7 +342,7 @@ class Session:
     # What this launcher says --------------------------------------------------------------------
 
     def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
-        """Join the next generation, or say by FAILURE why this host cannot."""
+        """Join the next generation, or report in FAILURE why this host cannot."""
         self._event(member.JoinRequested(request, time.monotonic(), failure))
 
     @property
@@ -364,7 +362,7 @@ class Session:
             self.stopped(failure)
 
     def done(self) -> None:
-        """Report that all ranks of this host that the job waits for have succeeded."""
+        """Report that all essential ranks of this host have succeeded."""
         self._say_of_ranks(messages.Done(self._generation))
 
     def failed(self, failure: Failure) -> None:
@@ -372,12 +370,12 @@ class Session:
         self._say_of_ranks(messages.Failed(self._generation, failure))
 
     def stopped(self, failure: Failure | None) -> None:
-        """Report that no rank runs here any more, and what failed here first."""
+        """Report that no rank runs here any more, and the first failure here."""
         self._say_of_ranks(messages.Stopped(self._generation, failure))
 
     @property
     def has_told_all(self) -> bool:
-        """Whether the coordinator is here, and as many as the job may have know how it ended."""
+        """Whether the coordinator is here and has told every host how the job ended."""
         known = self._coordinator
         return known is not None and len(known.heard_end) >= known.config.most
 
@@ -395,7 +393,7 @@ class Session:
         return "the other hosts" if self._missing is None else self._missing.who
 
     def limit(self) -> tuple[str, float] | None:
-        """Return the option that limits the wait of the coordinator, and when that ends."""
+        """Return the option that limits the coordinator's wait, and when that wait ends."""
         missing = self._missing
         if not self.is_connected or missing is None or not missing.limit:
             return None
@@ -513,15 +511,15 @@ class Session:
         self._event(member.Disconnected(time.monotonic()))
 
     def _nobody_listens(self, target: Target) -> None:
-        """Go on without a coordinator that was at TARGET, or become it before the job begins."""
+        """Go on without the coordinator at TARGET, or replace it before the job begins."""
         known = self._member
         if known is None or self._is_closed:
             return
         if self._endpoint.may_be_second and known.is_new:
-            # The one that had the port has ended: it was killed, or had lost its own job.
+            # The one that had the port has ended: it was killed, or its own job is over.
             self._coordinate()
         elif self._has_hung_up and target == self._connected_to:
-            # Its launcher has ended: a firewall may refuse us, but ends no connection in order.
+            # Its launcher has ended: a firewall may refuse us, but closes no connection cleanly.
             self._event(member.Gone(time.monotonic()))
 
     # The protocol -------------------------------------------------------------------------------
@@ -530,7 +528,7 @@ class Session:
         self._do(partial(self._feed, event))
 
     def _do(self, call: Callable[[], None]) -> None:
-        """Do CALL after what is being done: each step sees the actions of the last one done."""
+        """Do CALL after what is under way, so that each step sees the last one's actions done."""
         self._todo.append(call)
         if self._is_working:
             return
@@ -572,7 +570,7 @@ class Session:
             self._perform(action)
 
     def _obey(self, asked: RendezvousConfig, config: RendezvousConfig) -> None:
-        """Go by the CONFIG of the job, and say in what this host has ASKED for others."""
+        """Adopt the CONFIG of the job, and print how this host's own, ASKED, differs."""
         found = differences(asked, config)
         if found and self._member is not None:
             where = self._member.coordinator
@@ -588,7 +586,7 @@ class Session:
                 if self._dialer is not None:
                     self._dialer.begin()
             case member.Deliver(message=messages.Missing() as missing):
-                # At once: it is asked for whom the others wait.
+                # At once: progress lines ask who is missing.
                 self._show(missing)
             case member.Deliver(message=said):
                 self._todo.append(partial(self._deliver, said))
@@ -602,7 +600,7 @@ class Session:
     def _deliver(
         self, message: RosterMessage | messages.Start | messages.Stop | Verdict | Missing
     ) -> None:
-        """Let the handler do what the coordinator says."""
+        """Pass an order of the coordinator to the handler."""
         match message:
             case messages.RosterMessage():
                 self._plan(message)

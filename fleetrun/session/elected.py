@@ -1,4 +1,4 @@
-"""A session whose coordinator is elected by etcd, and replaced when its host is lost."""
+"""A session whose coordinator is elected through etcd, and replaced when its host is lost."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from fleetrun.session.loss import LossReport
     from fleetrun.session.messages import FromCoordinator, Missing, RosterMessage
 
-# Of each member of etcd an answer is awaited for a fifth of the heartbeat timeout, at least this
-# long: before the lease ends, three can be asked.
+# Bounds of the timeout of a request to etcd, which is a fifth of the heartbeat timeout, so that
+# three members can be asked before the lease ends.
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 0.5, 2.0
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _LOOPBACK = ("127.", "::1")
-# What stands before its own key's revision where another coordinator's host would be.
+# The prefix of a target that is this coordinator's own key in etcd.
 _PLACE = "place "
 
 
 class ElectedSession(Session):
-    """A launcher's part in the session of a job that etcd at ENDPOINTS knows, if IS_SECURE by TLS.
+    """A launcher's part in the session of a job in etcd at ENDPOINTS, over TLS if IS_SECURE.
 
-    `host` of ENDPOINT is by what the others call this host, if the user has said so; else one of
-    OWN is, its addresses, if that which leads to etcd does not leave this host.
+    `host` of ENDPOINT is the name of this host if the user has given one; else the others use the
+    address that leads to etcd, or one of OWN if that is a loopback address.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ElectedSession(Session):
         )
         self._election = Election(self.config, launcher, self._store, self._share, self)
         self._called: LeaderRecord | None = None
-        # The roster that is being written down, and what waits until it is.
+        # The roster that etcd is storing, and the messages that wait for that.
         self._unkept: RosterMessage | None = None
         self._held: deque[tuple[int, FromCoordinator]] = deque()
 
@@ -91,7 +91,7 @@ class ElectedSession(Session):
 
     @property
     def is_busy(self) -> bool:
-        """Whether messages are still to be sent or received, or the end to be written down."""
+        """Whether messages are under way, or the end is being stored."""
         return super().is_busy or (not self._is_closed and self._election.is_busy)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class ElectedSession(Session):
         is_departure = failure is not None and failure.is_departure
         has_stopped = coordinator is not None and coordinator.phase == state.FORMING
         if is_departure and has_stopped and self.may_hand_over and self._member is not None:
-            # Nothing runs anywhere; the others go on with one of them as the coordinator.
+            # Nothing runs anywhere; one of the others becomes the coordinator.
             self._member = self._member._replace(phase=member.ENDED)
             self._serve_no_more(is_polite=True)
             election.leave(is_final=False)
@@ -122,14 +122,14 @@ class ElectedSession(Session):
     # As a candidate of the election -------------------------------------------------------------
 
     def may_lead(self) -> bool:
-        """Whether nothing runs here, and this host has said what it brings along."""
+        """Whether nothing runs here and this host has asked to join."""
         known = self._member
         if known is None or known.request is None or known.failure is not None:
             return False
         return known.phase == member.JOINING
 
     def listen(self, local: str) -> tuple[str, int]:
-        """Listen where the other hosts call; LOCAL is our address on the way to etcd."""
+        """Listen for the other hosts; LOCAL is our address in the network of etcd."""
         endpoint = self._endpoint
         host = endpoint.host or local
         if not endpoint.host and local.startswith(_LOOPBACK) and self._own:
@@ -181,18 +181,18 @@ class ElectedSession(Session):
             self._event(member.Gone(time.monotonic()))
 
     def unfollow(self) -> None:
-        """Call nobody: the one that was followed leads no more."""
+        """Call nobody: the leader is gone."""
         self._set_timers()
 
     def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
-        """Begin to tell that this launcher was killed, or to free its place."""
+        """Return the report that this launcher was killed, or what frees its place in etcd."""
         place, lease = target
         if not place.startswith(_PLACE):
             return super().loss_report(waiting, target)
         return PlaceRelease(self._store.elsewhere(waiting), int(place[len(_PLACE) :]), lease)
 
     def resign(self, why: str, renewed_at: float) -> None:
-        """Coordinate no more; the ranks here end in time."""
+        """Stop coordinating; the ranks here end in time."""
         self._log(f"This host no longer coordinates the job: {why}.")
         self._serve_no_more()
         if self._member is not None:
@@ -200,7 +200,7 @@ class ElectedSession(Session):
             self._event(member.Gone(time.monotonic()))
 
     def _serve_no_more(self, *, is_polite: bool = False) -> None:
-        """Part with all callers; IS_POLITE: when they have got what was sent."""
+        """Close all callers; IS_POLITE: once everything is sent."""
         self._coordinator = None
         self._share.timer((id(self), "coordinator"), None, self._coordinator_elapsed)
         self.unlisten()
@@ -212,14 +212,14 @@ class ElectedSession(Session):
             self._callers.close()
 
     def renewed(self, at: float) -> None:
-        """Put off the death of the ranks, which another coordinator would not wait for."""
+        """Postpone the killing of the ranks, as nobody else coordinates yet."""
         if self.config.starts_again:
             self._kill_at = at + self.config.guard_s
             if self._guard is not None:
                 self._guard.kill_at(self._kill_at)
 
     def end(self, why: str) -> None:
-        """End: there is nobody to follow."""
+        """End, as there is nobody to follow."""
         self._event(member.Gone(time.monotonic(), why))
 
     def note(self, text: str) -> None:
@@ -242,7 +242,7 @@ class ElectedSession(Session):
             self._election.give_way(f"it reaches {who}, and the job needs {least}")
 
     def _send(self, number: int, message: FromCoordinator) -> None:
-        """Send MESSAGE, but a roster, and what follows it, only when etcd has it."""
+        """Send MESSAGE; hold a roster and what follows it until etcd has stored it."""
         if isinstance(message, messages.RosterMessage):
             self._keep(message)
         held = {one for one, _ in self._held}
@@ -305,7 +305,7 @@ class ElectedSession(Session):
         self._election.seek()
         leader = self._election.leader
         if leader == self._called or known.phase not in {member.IDLE, member.JOINING}:
-            # Whose ranks still run may yet hear the verdict of the last one.
+            # While ranks run, the last leader's verdict may still arrive.
             return
         self._called = leader
         if leader is None:

@@ -1,7 +1,8 @@
 """Which launcher coordinates a job whose roster is kept in etcd.
 
-Its name stands in a key with a lease, which it renews; whoever finds the key free takes it. Only
-who has the key can change the roster, so one that was cut off begins no generation.
+Its name stands in a key with a lease, which it renews; a launcher that finds the key free takes
+it. Only the holder of the key can change the roster, so a coordinator that was cut off begins no
+generation.
 """
 
 from __future__ import annotations
@@ -34,47 +35,47 @@ if TYPE_CHECKING:
 
         @abstractmethod
         def listen(self, local: str) -> tuple[str, int]:
-            """Listen, and return where; LOCAL is our address in the network that leads to etcd."""
+            """Listen, and return where; LOCAL is our address in the network of etcd."""
 
         def unlisten(self) -> None:
             """Listen no more."""
 
         def lead(self, job: JobRecord | None, lost_at: float) -> None:
-            """Coordinate: a job that is new, or goes on as it is recorded.
+            """Coordinate a new job (None) or a recorded JOB.
 
             LOST_AT (monotonic seconds) is when the last coordinator was known to be lost.
             """
 
         def follow(self) -> None:
-            """Call the one that the election names as `leader`."""
+            """Call the election's `leader`."""
 
         def unfollow(self) -> None:
-            """Call nobody: the one that was followed leads no more."""
+            """Call nobody: the leader is gone."""
 
         def resign(self, why: str, renewed_at: float) -> None:
-            """Coordinate no more: another launcher may, from a while after RENEWED_AT on."""
+            """Stop coordinating: another launcher may, from a while after RENEWED_AT on."""
 
         def renewed(self, at: float) -> None:
-            """Take note that nobody else coordinates until a while after AT."""
+            """Note that nobody else coordinates until a while after AT."""
 
         def end(self, why: str) -> None:
-            """End: the job has."""
+            """End, as the job has; WHY says how."""
 
         def note(self, text: str) -> None:
             """Print TEXT, once."""
 
 
-# Between two looks at the key: short at first, so that hosts that start together find each other.
+# The pause between two looks at the key: short at first, as hosts start together.
 _FIRST_S, _LONGEST_S, _GROWTH = 0.05, 0.5, 1.3
-# Between two attempts to renew a lease while etcd does not answer.
+# The pause between two attempts to renew a lease while etcd does not answer.
 _AGAIN_S = 0.2
-# How long the end of a job may take to be written down.
+# How long storing the end of a job may take.
 _LEAVE_S = 3.0
 _NAME_BYTES = 8
 
 
 class Election:
-    """Finds a coordinator for the job of LAUNCHER, whose SESSION leads or follows."""
+    """Finds a coordinator for a job; SESSION of LAUNCHER then leads or follows."""
 
     def __init__(
         self,
@@ -99,9 +100,9 @@ class Election:
         self.is_leading = False
         self.renewed_at = 0.0
         self._lease = self._revision = 0
-        # The job that this launcher has a part in, once it has.
+        # The job that this launcher belongs to, once it does.
         self._job: str | None = None
-        # That of the coordinator which it reached last, whose roster it may have missed.
+        # The job of the coordinator that it reached last, whose roster it may have missed.
         self._followed: str | None = None
         self._is_seeking = False
         self._is_looking = False
@@ -109,13 +110,13 @@ class Election:
         # When the place was seen to be free.
         self._free_at: float | None = None
         self._leaves_until: float | None = None
-        # Since when this coordinator has been short of hosts, and until when it lets others lead.
+        # Since when this coordinator has been short of hosts, and until when others may lead.
         self._short_at: float | None = None
         self._rests_until = 0.0
 
     @property
     def is_overdue(self) -> bool:
-        """Whether others may believe by now that this coordinator is lost."""
+        """Whether others may take this coordinator for lost by now."""
         limit = self.renewed_at + self.config.warning_s
         return self.is_leading and self._is_replaceable and self._clock() >= limit
 
@@ -124,16 +125,16 @@ class Election:
         """The revision of the key and the lease of this coordinator."""
         return self._revision, self._lease
 
-    # Once the roster of a job that never starts again stands, nobody needs a coordinator any more.
+    # A job that never restarts needs no other coordinator once its roster is formed.
     _is_replaceable = True
 
     def fix(self) -> None:
-        """Keep this coordinator even without etcd: the job neither changes nor starts again."""
+        """Keep this coordinator even without etcd, as the job neither changes nor restarts."""
         self._is_replaceable = False
 
     @property
     def is_busy(self) -> bool:
-        """Whether the end of this coordinator is still being written down."""
+        """Whether the end of this coordinator is still being stored."""
         until = self._leaves_until
         return until is not None and self._store.is_busy and self._clock() < until
 
@@ -152,12 +153,12 @@ class Election:
             self._look()
 
     def rest(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._is_seeking = False
         self._timer("look", None, self._look)
 
     def connected(self) -> None:
-        """Look for none: the coordinator is found."""
+        """Stop looking: the coordinator is connected."""
         self.rest()
         self._followed = None if self.leader is None else self.leader.job
 
@@ -183,7 +184,7 @@ class Election:
             self._found(jobrecord.read_leader(written))
             return
         if self.leader is not None:
-            # Who answers there from now on leads another term.
+            # Whoever answers there later leads another term.
             self.leader = None
             self._session.unfollow()
         if self._free_at is None:
@@ -196,7 +197,7 @@ class Election:
             self._session.end("the job has ended, or etcd has lost its record")
             return
         if record is not None and record.job not in {self._job, self._followed}:
-            # Its hosts would be faster. Those that are cut off have ended their ranks by then.
+            # Its own hosts come first. Those that are cut off have ended their ranks by then.
             wait_s = record.config.quarantine_s + record.config.heartbeat_timeout_s
             if self._clock() < self._free_at + wait_s:
                 self._session.note(
@@ -208,7 +209,7 @@ class Election:
         self._campaign(record, record_revision, local)
 
     def _found(self, leader: LeaderRecord | None) -> None:
-        """Follow LEADER, unless it is what was left of this launcher's own term."""
+        """Follow LEADER, unless the key is left over from this launcher's own term."""
         self._free_at = None
         if leader is not None and leader.launcher != self._launcher:
             self._rests_until, self._short_at = 0.0, None
@@ -229,7 +230,7 @@ class Election:
         except EnvironmentFault as error:
             if record is None:
                 raise
-            # One of the others will do.
+            # Another host can lead.
             self._session.note(str(error))
             return
         job = os.urandom(_NAME_BYTES).hex() if record is None else record.job
@@ -283,17 +284,14 @@ class Election:
             self._resign("etcd no longer accepts this coordinator")
 
     def check(self) -> None:
-        """Resign where others may be elected soon."""
+        """Resign if others may be elected soon."""
         if self.is_overdue:
             silence_s = self._clock() - self.renewed_at
             why = f" ({self.trouble})" if self.trouble else ""
             self._resign(f"etcd has not answered for {silence_s:.0f} s{why}")
 
     def give_way(self, why: str) -> None:
-        """Let a launcher lead that may reach more hosts, and do so again if none comes.
-
-        That goes on for as long as the job waits for more hosts.
-        """
+        """Let a launcher lead that may reach more hosts, for as long as the job waits."""
         config, now = self.config, self._clock()
         self._short_at = now if self._short_at is None else self._short_at
         wait_s = config.elastic_timeout_s if config.may_change else config.rdzv_timeout_s
@@ -310,8 +308,8 @@ class Election:
         self._session.resign(why, self.renewed_at)
 
     def keep(self, record: JobRecord, kept: Callable[[], None]) -> None:
-        """Write RECORD down; KEPT is called when it is, if this is still the coordinator then."""
-        # Of a job that never starts again nobody has to know when its coordinator is lost.
+        """Store RECORD, then call KEPT if this is still the coordinator."""
+        # Nobody needs the record of a job that never restarts once its coordinator is lost.
         lease = 0 if self.config.starts_again else self._lease
 
         def answered(answer: StoreAnswer) -> None:
@@ -330,7 +328,7 @@ class Election:
         self._store.ask(answered, "keep", jobrecord.write(record), self._revision, lease)
 
     def leave(self, *, is_final: bool) -> None:
-        """Coordinate no more; IS_FINAL: the job has ended. Nothing runs any more in either case."""
+        """Stop coordinating, as nothing runs any more; IS_FINAL: the job has ended."""
         if not self.is_leading:
             return
         self.is_leading = False
@@ -338,7 +336,7 @@ class Election:
         for what in ("renew", "overdue", "keep"):
             self._timer(what, None, self._renew)
         self._free(is_final=is_final)
-        # So that somebody looks again when it is over.
+        # Wake the loop when that is over.
         self._timer("left", self._leaves_until, self.rest)
 
     def _free(self, *, is_final: bool) -> None:
@@ -346,7 +344,7 @@ class Election:
         self._store.ask(_ignore, "leave", self._revision, self._lease, is_final)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self.is_leading = self._is_seeking = False
         for what in ("look", "renew", "overdue", "keep", "left"):
             self._timer(what, None, self._renew)
@@ -357,4 +355,4 @@ class Election:
 
 
 def _ignore(_: StoreAnswer) -> None:
-    """Do nothing: it was the last."""
+    """Ignore the answer to the last request."""
