@@ -8,8 +8,6 @@ no engine and of no other.
 from __future__ import annotations
 
 import json
-import os
-import select
 import shutil
 import subprocess
 import sys
@@ -42,7 +40,6 @@ _TURN = (BARE, APART, OUR)
 _STARTERS = ("pdsh", "clush")
 # As many hosts at once.
 _FANOUT = "64"
-_TIMEOUT_S = 120.0
 _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 _PYTHON = (sys.executable, "-S", WORKER)
 
@@ -70,11 +67,9 @@ class Hosts:
     def __init__(self, engine: str, hosts: Sequence[lab.Host], folder: Path) -> None:
         self._engine = engine
         self._hosts = hosts
-        os.mkfifo(folder / "said")
-        # Both ends, so that the pipe neither waits for a writer nor ends with one.
-        self._said = os.open(folder / "said", os.O_RDWR | os.O_NONBLOCK)
-        (folder / "lock").touch()
-        told = {"BENCH_SAID": str(folder / "said"), "BENCH_LOCK": str(folder / "lock"), **OURS}
+        self._reports = processes.Reports(folder)
+        self._reports.release()
+        told = {**self._reports.env, **OURS}
         told["PYTHONPATH"] = str(ROOT)
         with processes.place() as (_, base):
             self._env = {**base, **told}
@@ -132,27 +127,19 @@ class Hosts:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                text=True,
             )
             for command in self.commands(name)
         ]
-        firsts: list[float] = []
-        rest = b""
-        while len(firsts) < len(self._hosts) and time.monotonic() < began + _TIMEOUT_S:
-            if select.select([self._said], [], [], 0.05)[0]:
-                *lines, rest = (rest + os.read(self._said, 65536)).split(b"\n")
-                firsts += [float(line.split()[1]) for line in lines if line.startswith(b"first")]
-            elif all(one.poll() is not None for one in started):
-                break
-        ends = [one.communicate(timeout=_TIMEOUT_S)[1] for one in started]
+        firsts = self._reports.hear("first", len(self._hosts), started)
+        ends = [one.communicate(timeout=processes.TIMEOUT_S)[1] for one in started]
         codes = [one.returncode for one in started]
         if len(firsts) < len(self._hosts) or any(codes):
-            raise Failed(f"{len(firsts)} ranks came, exit codes {codes}: {ends[0][-300:]}")
+            raise Failed(f"{len(firsts)} ranks came, exit codes {codes}: {ends[0][-300:]!r}")
         return max(firsts) - began
 
     def close(self) -> None:
         """Close the pipe; the hosts end the rest."""
-        os.close(self._said)
+        self._reports.close()
 
 
 @contextmanager

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import select
+import math
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 RANKS = (4, 64)
 VICTIM = str(HERE / "victim.py")
-_TIMEOUT_S = 120.0
 
 # What has to be reached.
 FIRST_TERM_S = 0.010
@@ -146,52 +142,31 @@ def _command(peer: Peer, ranks: int, grace_s: float) -> list[str]:
 def _do(fault: Fault, argv: Sequence[str], ranks: int, env: Mapping[str, str]) -> Seen:
     """Launch ARGV, let FAULT happen when all RANKS are there, and see the end."""
     with processes.place() as (folder, base):
-        said = folder / "said"
-        os.mkfifo(said)
-        # Both ends, so that the pipe neither waits for a writer nor ends with one.
-        ear = os.open(said, os.O_RDWR | os.O_NONBLOCK)
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        whole = {
-            **base,
-            "BENCH_SAID": str(said),
-            "BENCH_LOCK": str(folder / "lock"),
+        reports = processes.Reports(folder)
+        told = {
             "BENCH_FAILS": str(ranks - 1) if fault.a_rank_fails else "none",
             "BENCH_DEAF": str(int(fault.is_deaf)),
-            **env,
         }
-        with (folder / "output").open("wb") as output:
-            launcher = subprocess.Popen(
-                argv,
-                env=whole,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        exits = os.pidfd_open(launcher.pid)
+        launcher = processes.start(argv, folder, {**base, **reports.env, **told, **env})
         try:
-            heard = _hear(ear, exits, {"ready": ranks})
-            if len(heard["ready"]) < ranks:
-                raise Failed(f"only {len(heard['ready'])} of {ranks} ranks came")
+            reports.expect("ready", ranks, [launcher], folder / "output")
             began = time.monotonic()
             if fault.a_rank_fails:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+                reports.release()
             else:
                 launcher.send_signal(signal.SIGTERM)
-            heard = _hear(ear, exits, {})
+            terms = reports.hear("term", math.inf, [launcher])
             ended = time.monotonic()
-            if not select.select([exits], [], [], 0)[0]:
-                raise Failed(f"it did not end within {_TIMEOUT_S:g} s")
-            left = _left(whole[MARK])
+            if launcher.poll() is None:
+                raise Failed(f"it did not end within {processes.TIMEOUT_S:g} s")
+            left = len(processes.marked(base[MARK]))
+            if fault.a_rank_fails:
+                (began,) = reports.expect("fails", 1, (), folder / "output")
         finally:
             launcher.kill()
             launcher.wait()
-            for fd in (exits, ear, lock):
-                os.close(fd)
-        began = heard["fails"][0] if fault.a_rank_fails else began
-        asked = sorted(at - began for at in heard["term"])
+            reports.close()
+        asked = sorted(at - began for at in terms)
         return Seen(
             exit_s=ended - began,
             first_term_s=asked[0] if asked else None,
@@ -199,38 +174,6 @@ def _do(fault: Fault, argv: Sequence[str], ranks: int, env: Mapping[str, str]) -
             asked=len(asked),
             left=left,
         )
-
-
-def _hear(ear: int, exits: int, wanted: Mapping[str, int]) -> dict[str, list[float]]:
-    """Return when ranks said which words, until the launcher ends or each WANTED came so often."""
-    heard: dict[str, list[float]] = defaultdict(list)
-    deadline = time.monotonic() + _TIMEOUT_S
-    rest = b""
-    while (left_s := deadline - time.monotonic()) > 0:
-        ready = select.select([ear, exits], [], [], left_s)[0]
-        if ear in ready:
-            *lines, rest = (rest + os.read(ear, 65536)).split(b"\n")
-            for line in lines:
-                word, at = line.decode().split()
-                heard[word].append(float(at))
-        elif exits in ready:
-            break
-        if wanted and all(len(heard[word]) >= count for word, count in wanted.items()):
-            break
-    return heard
-
-
-def _left(mark: str) -> int:
-    """Count the living processes that the launcher has left."""
-    needle, count = f"{MARK}={mark}".encode(), 0
-    for folder in Path("/proc").iterdir():
-        # A zombie has no environment.
-        if folder.name.isdigit() and folder.name != str(os.getpid()):
-            try:
-                count += needle in (folder / "environ").read_bytes()
-            except OSError:
-                continue
-    return count
 
 
 # -- showing ---------------------------------------------------------------------------------------

@@ -6,10 +6,7 @@ to the same number of launches side by side.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import select
 import sys
 import tempfile
 import time
@@ -39,7 +36,6 @@ PORT = 7100
 VICTIM = str(HERE / "victim.py")
 APART = "unconnected"
 BY_LIST, BY_MASTER = "fleetrun --ips", "fleetrun --master"
-_TIMEOUT_S = 120.0
 
 # What has to be reached.
 TIMES_APART, AFTER_APART_S = 1.25, 0.100
@@ -189,31 +185,13 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 class Job(NamedTuple):
-    """A launch on several hosts: what its ranks say, what holds them, and its launchers."""
+    """A launch on several hosts: what its ranks report, and its launchers."""
 
-    ear: int
-    lock: int
+    reports: processes.Reports
     launchers: Sequence[subprocess.Popen[bytes]]
-    hosts: Sequence[lab.Host]
+    # The first launcher's.
+    output: Path
     began: float
-
-    def hear(self, word: str, count: int, give_up_s: float = _TIMEOUT_S) -> list[float]:
-        """Return when ranks said WORD, until COUNT have, all launchers ended, or GIVE_UP_S."""
-        heard: list[float] = []
-        deadline, rest = time.monotonic() + give_up_s, b""
-        while len(heard) < count and time.monotonic() < deadline:
-            if select.select([self.ear], [], [], 0.05)[0]:
-                *lines, rest = (rest + os.read(self.ear, 65536)).split(b"\n")
-                heard += [
-                    float(line.split()[1]) for line in lines if line.startswith(word.encode())
-                ]
-            elif all(launcher.poll() is not None for launcher in self.launchers):
-                break
-        return heard
-
-    def last_word(self) -> str:
-        """Return the last line that the first launcher printed."""
-        return processes.last_word(self.hosts[0].folder / "output")
 
 
 @contextmanager
@@ -221,42 +199,30 @@ def _launch(launcher: Launcher, number: int, program: str, **env: str) -> Iterat
     """Run PROGRAM on NUMBER hosts by LAUNCHER."""
     with tempfile.TemporaryDirectory(prefix="fleetrun-bench-") as name:
         folder = Path(name)
-        os.mkfifo(folder / "said")
-        # Both ends, so that the pipe neither waits for a writer nor ends with one.
-        ear = os.open(folder / "said", os.O_RDWR | os.O_NONBLOCK)
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        reports = processes.Reports(folder)
         started: list[subprocess.Popen[bytes]] = []
         try:
             with lab.hosts(number, folder) as hosts, processes.place() as (_, base):
-                whole = {
-                    **base,
-                    "BENCH_SAID": str(folder / "said"),
-                    "BENCH_LOCK": str(folder / "lock"),
-                    **env,
-                    **launcher.env,
-                }
+                whole = {**base, **reports.env, **env, **launcher.env}
                 command = [*launcher.command(hosts), program]
                 began = time.monotonic()
                 started += [host.start(*command, env=whole) for host in hosts]
-                yield Job(ear, lock, started, hosts, began)
+                yield Job(reports, started, hosts[0].folder / "output", began)
         finally:
             for one in started:
                 one.kill()
                 one.wait()
-            os.close(ear)
-            os.close(lock)
+            reports.close()
 
 
 def _start(launcher: Launcher, number: int) -> Start:
     with _launch(launcher, number, WORKER) as job:
-        heard = job.hear("first", number)
-        if len(heard) < number:
-            raise Failed(f"only {len(heard)} of {number} ranks came: {job.last_word()}")
-        fcntl.flock(job.lock, fcntl.LOCK_UN)
+        heard = job.reports.expect("first", number, job.launchers, job.output)
+        job.reports.release()
         for one in job.launchers:
-            if one.wait(_TIMEOUT_S):
-                raise Failed(f"exit code {one.returncode}: {job.last_word()}")
+            if one.wait(processes.TIMEOUT_S):
+                last = processes.last_word(job.output)
+                raise Failed(f"exit code {one.returncode}: {last}")
         return Start(min(heard) - job.began, max(heard) - job.began)
 
 
@@ -264,12 +230,10 @@ def _fail(launcher: Launcher, number: int, give_up_s: float) -> Failure:
     """Let the last rank fail, and see how the others end."""
     fails = str(number - 1)
     with _launch(launcher, number, VICTIM, BENCH_FAILS=fails, BENCH_DEAF="0") as job:
-        ready = job.hear("ready", number)
-        if len(ready) < number:
-            raise Failed(f"only {len(ready)} of {number} ranks came: {job.last_word()}")
-        fcntl.flock(job.lock, fcntl.LOCK_UN)
-        began = job.hear("fails", 1)[0]
-        asked = job.hear("term", number - 1, give_up_s)
+        job.reports.expect("ready", number, job.launchers, job.output)
+        job.reports.release()
+        (began,) = job.reports.expect("fails", 1, job.launchers, job.output)
+        asked = job.reports.hear("term", number - 1, job.launchers, give_up_s)
         deadline = began + give_up_s
         while any(one.poll() is None for one in job.launchers) and time.monotonic() < deadline:
             time.sleep(0.002)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +23,7 @@ HERE = Path(__file__).parent
 WORKER = str(HERE / "worker.py")
 MARK = "BENCH_MARK"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_TIMEOUT_S = 120
+TIMEOUT_S = 120
 _SETTLE_S = 0.5
 # How a line of flood.py ends.
 _LINE_END = b" images a second\n"
@@ -79,9 +80,8 @@ def place() -> Iterator[tuple[Path, dict[str, str]]]:
 
 def _clean(mark: str) -> None:
     """Kill every process that carries MARK in its environment, and reap what became ours."""
-    needle = f"{MARK}={mark}".encode()
     for _ in range(100):
-        found = [pid for pid in _numbered() if needle in _environ(pid)]
+        found = marked(mark)
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -93,16 +93,99 @@ def _clean(mark: str) -> None:
         time.sleep(0.01)
 
 
-def _numbered() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208
+def marked(mark: str) -> list[int]:
+    """Return the living processes with MARK in their environment; a zombie has none."""
+    needle = f"{MARK}={mark}".encode()
+    numbers = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208
+    return [pid for pid in numbers if pid != os.getpid() and needle in _environ(pid)]
 
 
 def _environ(pid: int) -> bytes:
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return b""
-    return b"" if pid == os.getpid() else variables
+
+
+class Reports:
+    """What the ranks of a launch report in a pipe in FOLDER, and the lock that holds them."""
+
+    def __init__(self, folder: Path) -> None:
+        said, lock = folder / "said", folder / "lock"
+        os.mkfifo(said)
+        # Both ends, so that the pipe neither waits for a writer nor ends with one.
+        self._ear = os.open(said, os.O_RDWR | os.O_NONBLOCK)
+        self._lock = os.open(lock, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.env = {"BENCH_SAID": str(said), "BENCH_LOCK": str(lock)}
+        self._rest = b""
+        self._heard: dict[str, list[float]] = defaultdict(list)
+
+    def release(self) -> None:
+        """Let the ranks that wait for the lock go on."""
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the pipe and the lock."""
+        os.close(self._ear)
+        os.close(self._lock)
+
+    def hear(
+        self,
+        word: str,
+        count: float,
+        launchers: Sequence[subprocess.Popen[bytes]] = (),
+        timeout_s: float = TIMEOUT_S,
+    ) -> list[float]:
+        """Return, once, the numbers that ranks reported with WORD.
+
+        They are fewer than COUNT if all LAUNCHERS have ended, or after TIMEOUT_S.
+        """
+        deadline = time.monotonic() + timeout_s
+        ends = {os.pidfd_open(one.pid) for one in launchers if one.returncode is None}
+        running = set(ends)
+        while len(self._heard[word]) < count and (left_s := deadline - time.monotonic()) > 0:
+            have_ended = bool(launchers) and not running
+            ready = select.select([self._ear, *running], [], [], 0 if have_ended else left_s)[0]
+            if self._ear in ready:
+                *lines, self._rest = (self._rest + os.read(self._ear, 65536)).split(b"\n")
+                for line in lines:
+                    said, number = line.decode().split()
+                    self._heard[said].append(float(number))
+            elif have_ended:
+                break
+            running -= set(ready)
+        for end in ends:
+            os.close(end)
+        return self._heard.pop(word)
+
+    def expect(
+        self,
+        word: str,
+        count: int,
+        launchers: Sequence[subprocess.Popen[bytes]],
+        output: Path,
+        timeout_s: float = TIMEOUT_S,
+    ) -> list[float]:
+        """Return what COUNT ranks reported with WORD; Failed if so many do not."""
+        heard = self.hear(word, count, launchers, timeout_s)
+        if len(heard) < count:
+            raise Failed(f"only {len(heard)} of {count} ranks said {word}: {last_word(output)}")
+        return heard
+
+
+def start(argv: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start ARGV in FOLDER and in a session of its own; its output goes to a file there."""
+    with (folder / "output").open("wb") as output:
+        return subprocess.Popen(
+            argv,
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def watch(
@@ -110,43 +193,25 @@ def watch(
 ) -> Launch:
     """Launch ARGV, which must start RANKS workers, and see what it does."""
     with place() as (folder, base):
-        said = folder / "said"
-        os.mkfifo(said)
-        # Both ends, so that the pipe neither waits for a writer nor ends with one.
-        ear = os.open(said, os.O_RDWR | os.O_NONBLOCK)
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        whole = {**base, "BENCH_SAID": str(said), "BENCH_LOCK": str(folder / "lock"), **(env or {})}
+        reports, output = Reports(folder), folder / "output"
+        started = time.monotonic()
+        launcher = start(argv, folder, {**base, **reports.env, **(env or {})})
         try:
-            with (folder / "output").open("wb") as output:
-                started = time.monotonic()
-                launcher = subprocess.Popen(
-                    argv,
-                    env=whole,
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            try:
-                first = hear(ear, "first", ranks, launcher, folder / "output")
-                # The launcher may still be busy with the start; the end is another matter.
-                time.sleep(_SETTLE_S)
-                idle_share = _idle(launcher.pid, idle_s) if idle_s else None
-                peak = _peak_rss(launcher.pid)
-                fcntl.flock(lock, fcntl.LOCK_UN)
-                ended, cpu_s, code = _see_exit(launcher)
-                last = hear(ear, "end", ranks, None, folder / "output")
-            finally:
-                if launcher.returncode is None:
-                    launcher.kill()
-                    launcher.wait()
+            first = reports.expect("first", ranks, [launcher], output)
+            # The launcher may still be busy with the start; the end is another matter.
+            time.sleep(_SETTLE_S)
+            idle_share = _idle(launcher.pid, idle_s) if idle_s else None
+            peak = _peak_rss(launcher.pid)
+            reports.release()
+            ended, cpu_s, code = _see_exit(launcher)
+            last = reports.expect("end", ranks, (), output)
         finally:
-            os.close(ear)
-            os.close(lock)
+            if launcher.returncode is None:
+                launcher.kill()
+                launcher.wait()
+            reports.close()
         if code:
-            raise Failed(f"exit code {code}: {last_word(folder / 'output')}")
+            raise Failed(f"exit code {code}: {last_word(output)}")
         return Launch(
             first_line_s=min(first) - started,
             last_line_s=max(first) - started,
@@ -157,29 +222,8 @@ def watch(
         )
 
 
-def hear(
-    ear: int,
-    word: str,
-    count: int,
-    launcher: subprocess.Popen[bytes] | None,
-    output: Path,
-) -> list[float]:
-    """Return the times of COUNT ranks that say WORD."""
-    deadline = time.monotonic() + _TIMEOUT_S
-    heard: list[float] = []
-    rest = b""
-    while len(heard) < count:
-        if select.select([ear], [], [], 0.5)[0]:
-            *lines, rest = (rest + os.read(ear, 65536)).split(b"\n")
-            heard += [float(line.split()[1]) for line in lines if line.startswith(word.encode())]
-        elif launcher is not None and launcher.poll() is not None:
-            raise Failed(f"it ended before its ranks were there: {last_word(output)}")
-        elif time.monotonic() > deadline:
-            raise Failed(f"only {len(heard)} of {count} ranks said {word}: {last_word(output)}")
-    return heard
-
-
 def last_word(output: Path) -> str:
+    """Return the last line of the file OUTPUT."""
     lines = output.read_text(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
 
@@ -188,7 +232,7 @@ def _see_exit(launcher: subprocess.Popen[bytes]) -> tuple[float, float, int]:
     """Wait for LAUNCHER; return when it ended, the CPU seconds that were its own, and its code."""
     exits = os.pidfd_open(launcher.pid)
     try:
-        if not select.select([exits], [], [], _TIMEOUT_S)[0]:
+        if not select.select([exits], [], [], TIMEOUT_S)[0]:
             raise Failed("it did not end with its ranks")
         at = time.monotonic()
     finally:

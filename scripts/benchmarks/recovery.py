@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -21,7 +20,8 @@ from report import Goal, ms, spread, summary
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    import subprocess
+    from collections.abc import Callable, Mapping
 
 RANKS = (8,)
 SCRIPT = str(HERE / "recovering.py")
@@ -133,32 +133,26 @@ def run(chosen: argparse.Namespace) -> int:
 def _recover(way: Way, ranks: int) -> dict[str, float]:
     """Let a rank of RANKS fail, and return how long it took until all ran again, in seconds."""
     with processes.place() as (folder, base):
-        said = folder / "said"
-        said.touch()
+        reports, output = processes.Reports(folder), folder / "output"
         # A rank of a shell loop knows its number alone.
         env = {**base, "BENCH_FOLDER": str(folder), "BENCH_RANKS": str(ranks), **way.env}
-        with (folder / "output").open("wb") as output:
-            launcher = subprocess.Popen(
-                way.command(ranks),
-                env=env,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        launcher = processes.start(way.command(ranks), folder, env)
         events = folder / "log/latest/events.jsonl"
         try:
-            _wait(launcher, said, {"ready": ranks})
+            reports.expect("ready", ranks, [launcher], output, _TIMEOUT_S)
             if way.name == "fleetrun":
                 _until(launcher, lambda: events.exists() and "fork server" in events.read_text())
             (folder / "fail").touch()
-            heard = _wait(launcher, said, {"fails": 1, "line": ranks, "imported": ranks})
+            heard = {
+                word: reports.expect(word, count, [launcher], output, _TIMEOUT_S)
+                for word, count in (("fails", 1), ("line", ranks), ("imported", ranks))
+            }
             launcher.wait(_TIMEOUT_S)
         finally:
             if launcher.poll() is None:
                 os.killpg(launcher.pid, signal.SIGKILL)
             launcher.wait()
+            reports.close()
         failed = heard["fails"][0]
         found = {
             "first line": max(heard["line"]) - failed,
@@ -179,20 +173,3 @@ def _until(launcher: subprocess.Popen[bytes], condition: Callable[[], bool]) -> 
         if time.monotonic() > deadline:
             raise Failed(f"it did not start again within {_TIMEOUT_S:g} s")
         time.sleep(0.005)
-
-
-def _wait(
-    launcher: subprocess.Popen[bytes], said: Path, wanted: Mapping[str, int]
-) -> Mapping[str, Sequence[float]]:
-    """Return when ranks said which words, when each WANTED has come so often."""
-    heard: dict[str, list[float]] = {}
-
-    def is_complete() -> bool:
-        heard.clear()
-        for line in said.read_text().splitlines():
-            word, at = line.split()
-            heard.setdefault(word, []).append(float(at))
-        return all(len(heard.get(word, ())) >= count for word, count in wanted.items())
-
-    _until(launcher, is_complete)
-    return heard

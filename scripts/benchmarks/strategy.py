@@ -565,11 +565,15 @@ class Side:
     """One launch, whose ranks train when they are told to."""
 
     def __init__(
-        self, launchers: list[subprocess.Popen[bytes]], place: Path, ear: int, turns: list[int]
+        self,
+        launchers: list[subprocess.Popen[bytes]],
+        place: Path,
+        reports: processes.Reports,
+        turns: list[int],
     ) -> None:
         self._launchers = launchers
         self._place = place
-        self._ear = ear
+        self._reports = reports
         self._turns = turns
         self._ranks = len(turns)
         self._pids: list[int] = []
@@ -577,7 +581,7 @@ class Side:
     def hear(self, word: str) -> list[float]:
         """Return the numbers that the ranks say with WORD, when all have said it."""
         output = self._place / "0" / "output"
-        return processes.hear(self._ear, word, self._ranks, self._launchers[0], output)
+        return self._reports.expect(word, self._ranks, self._launchers[:1], output)
 
     def get_ready(self) -> None:
         """Wait until every rank waits for its turn."""
@@ -627,34 +631,25 @@ def _launched(
 ) -> Iterator[Side]:
     """Launch COMMANDS, one for each host, in PLACE; their RANKS are then ready."""
     place.mkdir()
-    said = place / "said"
-    pipes = [said, *(place / f"turns.{rank}" for rank in range(ranks))]
+    reports = processes.Reports(place)
+    pipes = [place / f"turns.{rank}" for rank in range(ranks)]
     for pipe in pipes:
         os.mkfifo(pipe)
     # Both ends, so that no pipe waits for its other end, or finds none.
-    ear, *turns = (os.open(pipe, os.O_RDWR | os.O_NONBLOCK) for pipe in pipes)
-    env = {**base, "BENCH_SAID": str(said), "BENCH_TURNS": str(place / "turns")}
+    turns = [os.open(pipe, os.O_RDWR | os.O_NONBLOCK) for pipe in pipes]
+    env = {**base, **reports.env, "BENCH_TURNS": str(place / "turns")}
     launchers = []
     for number, command in enumerate(commands):
         own = place / str(number)
         own.mkdir()
-        with (own / "output").open("wb") as output:
-            launcher = subprocess.Popen(
-                command,
-                env=env,
-                cwd=own,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        launchers.append(launcher)
+        launchers.append(processes.start(command, own, env))
     try:
-        side = Side(launchers, place, ear, turns)
+        side = Side(launchers, place, reports, turns)
         side.get_ready()
         yield side
     finally:
-        for end in (ear, *turns):
+        reports.close()
+        for end in turns:
             os.close(end)
         for launcher in launchers:
             if launcher.poll() is None:
