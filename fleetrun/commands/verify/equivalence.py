@@ -47,15 +47,15 @@ class Equivalence(NamedTuple):
     @property
     def is_equal(self) -> bool:
         """Whether the strategy has trained as plain Paddle does."""
-        faults = (self.fault, self.strategy_fault, *(each.fault for each in self.strategy))
+        faults = (self.fault, self.strategy_fault, *(pair.fault for pair in self.strategy))
         return not (self.parted or any(faults))
 
     def of(self, *, has_strategy: bool) -> list[VerifyRun]:
         """Return the runs with the strategy, or those of plain Paddle."""
         return [
-            one
-            for one in self.runs
-            if one.kind.has_strategy == has_strategy and not one.kind.moves and not one.fault
+            run
+            for run in self.runs
+            if run.kind.has_strategy == has_strategy and not run.kind.moves and not run.fault
         ]
 
 
@@ -69,44 +69,44 @@ def prove(
     strategy = Kind(spec.name, has_strategy=True)
     plain = Kind("plain Paddle")
 
-    def run(kind: Kind) -> VerifyRun:
-        number = sum(one.kind == kind for one in done) + 1
+    def train(kind: Kind) -> VerifyRun:
+        number = sum(run.kind == kind for run in done) + 1
         word = "moved" if kind.moves else "strategy" if kind.has_strategy else "plain"
-        one = launch(spec, kind, f"{word}-{number}")
-        done.append(one)
-        speed = f"{one.updates_per_s:.4g} updates/s" if one.updates_per_s else "too short to time"
-        say(f"  {kind.name} {number}: {one.fault or speed}")
-        return one
+        run = launch(spec, kind, f"{word}-{number}")
+        done.append(run)
+        speed = f"{run.updates_per_s:.4g} updates/s" if run.updates_per_s else "too short to time"
+        say(f"  {kind.name} {number}: {run.fault or speed}")
+        return run
 
     if spec.merge > 1:
         # What plain Paddle is to do depends on whether it is merged.
-        first = run(strategy)
+        first = train(strategy)
         if first.merged > 1:
             steps = first.merged
             plain = Kind(f"plain Paddle, gradients of {steps} steps added up by hand", merge=steps)
     turns = [plain, strategy] * spec.repeats
     for kind in turns[: -1 if spec.merge > 1 else None]:
         # If the strategy fails at once, it is to be seen whether plain Paddle does.
-        if any(one.fault for one in done) and any(one.kind == plain for one in done):
+        if any(run.fault for run in done) and any(run.kind == plain for run in done):
             break
-        run(kind)
-    failed = next((one for one in done if one.fault and not one.kind.has_strategy), None)
+        train(kind)
+    failed = next((run for run in done if run.fault and not run.kind.has_strategy), None)
     if failed is not None:
         return Equivalence(tuple(done), fault=f"{failed.kind.name}: {failed.fault}")
-    failed = next((one for one in done if one.fault), None)
+    failed = next((run for run in done if run.fault), None)
     if failed is not None:
         return _broken(done, failed)
     found = _compared(done)
     if not found.parted or found.noisy:
         return found
     # Sums in another order are no mistake: how far apart do they make this training?
-    moved = run(plain._replace(name=f"{plain.name}, gradients moved by rounding", moves=True))
+    moved = train(plain._replace(name=f"{plain.name}, gradients moved by rounding", moves=True))
     return found if moved.fault else _compared(done)
 
 
 def _broken(done: Sequence[VerifyRun], failed: VerifyRun) -> Equivalence:
     """Return what the run that FAILED with the strategy has shown until then."""
-    plain = next(one.snapshots for one in done if not one.kind.has_strategy)
+    plain = next(run.snapshots for run in done if not run.kind.has_strategy)
     found = differences.between(*differences.common(plain, failed.snapshots))
     parted = _earliest([found], differences.noise([]), plain)
     return Equivalence(tuple(done), strategy_fault=failed.fault, parted=parted)
@@ -116,13 +116,13 @@ def _compared(done: Sequence[VerifyRun]) -> Equivalence:
     proof = Equivalence(tuple(done))
     plain, strategy = (proof.of(has_strategy=each) for each in (False, True))
     first = plain[0].snapshots
-    apart = tuple(differences.between(first, one.snapshots) for one in plain[1:])
+    apart = tuple(differences.between(first, run.snapshots) for run in plain[1:])
     moved = [
-        differences.between(first, one.snapshots)
-        for one in done
-        if one.kind.moves and not one.fault
+        differences.between(first, run.snapshots)
+        for run in done
+        if run.kind.moves and not run.fault
     ]
-    found = tuple(differences.between(first, one.snapshots) for one in strategy)
+    found = tuple(differences.between(first, run.snapshots) for run in strategy)
     known = differences.noise([*apart, *moved])
     none = differences.noise([])
     return proof._replace(
@@ -136,10 +136,10 @@ def _compared(done: Sequence[VerifyRun]) -> Equivalence:
 
 
 def _earliest(
-    found: Iterable[RunDifferences], known: Noise, first: differences.RunSnapshots
+    pairs: Iterable[RunDifferences], known: Noise, first: differences.RunSnapshots
 ) -> tuple[Difference, ...]:
-    all_found = [each for one in found for each in differences.beyond(one, known, first)]
-    return tuple(sorted(all_found, key=lambda each: each.update))
+    found = [apart for pair in pairs for apart in differences.beyond(pair, known, first)]
+    return tuple(sorted(found, key=lambda apart: apart.update))
 
 
 def text(spec: VerifySpec, proof: Equivalence) -> str:
@@ -148,14 +148,14 @@ def text(spec: VerifySpec, proof: Equivalence) -> str:
         return f"Nothing is proved: {proof.fault}."
     if proof.strategy_fault:
         fault = proof.strategy_fault.rstrip(".")
-        first = "".join(f" Both part at {_where(one)}." for one in proof.parted[:1])
+        first = "".join(f" Both part at {_where(apart)}." for apart in proof.parted[:1])
         return f"Not equal: plain Paddle trains, and with {spec.name} {fault}.{first}"
     lines = [*_of_plain(proof), *_result(spec, proof)]
     lines.append(tables.layout(_figures(spec, proof), indent=2))
     verdicts = proof.of(has_strategy=True)[0].verdicts.values()
     rows = [
-        (one.name, one.asked, one.in_effect or "-", one.status.replace("_", " "), one.why)
-        for one in verdicts
+        (field.name, field.asked, field.in_effect or "-", field.status.replace("_", " "), field.why)
+        for field in verdicts
     ]
     if rows:
         heads = ("field", "asked", "in effect", "status", "evidence")
@@ -166,48 +166,48 @@ def text(spec: VerifySpec, proof: Equivalence) -> str:
 def _of_plain(proof: Equivalence) -> list[str]:
     """Return what is to be said first: where plain Paddle is not equal to itself."""
     lines = []
-    fault = next((each.fault for each in proof.plain if each.fault), "")
+    fault = next((pair.fault for pair in proof.plain if pair.fault), "")
     if fault:
         lines.append(f"Two runs of plain Paddle cannot be compared: {fault}.")
     if proof.noisy:
-        one = proof.noisy[0]
+        first = proof.noisy[0]
         why = (
             "they begin with different weights (seed the script, and let it resume from nothing)"
-            if not one.update
+            if not first.update
             else "the script does not compute the same twice (seeds, data, kernels)"
         )
         lines.append(
-            f"Two runs of plain Paddle differ themselves: {_where(one)}; {why}. Only what differs "
-            "more than they do can be seen."
+            f"Two runs of plain Paddle differ themselves: {_where(first)}; {why}. Only what "
+            "differs more than they do can be seen."
         )
     if proof.ranks_apart is not None:
-        one = proof.ranks_apart
+        first = proof.ranks_apart
         lines.append(
-            f"The ranks of plain Paddle differ themselves: rank {one.rank} from rank "
-            f"{one.other_rank} {_by(one)} in {one.name} after update {one.update}: these are not "
-            "copies of one model (is it wrapped in DataParallel or fleet's model?)."
+            f"The ranks of plain Paddle differ themselves: rank {first.rank} from rank "
+            f"{first.other_rank} {_by(first)} in {first.name} after update {first.update}: these "
+            "are not copies of one model (is it wrapped in DataParallel or fleet's model?)."
         )
     return lines
 
 
 def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
     ranks = counted(len(proof.of(has_strategy=False)[0].snapshots.parameters), "rank")
-    fault = next((each.fault for each in proof.strategy if each.fault), "")
+    fault = next((pair.fault for pair in proof.strategy if pair.fault), "")
     if fault:
         return [f"Not equal: {fault}."]
     if proof.parted:
-        one = proof.parted[0]
+        first = proof.parted[0]
         changing = [name for name in spec.fields if name.startswith(MEANINGFUL)]
         changing = [name for name in changing if not name.startswith(_MERGE)]
-        where = f"{_where(one)}. Noise and rounding come to {one.allowed:.3g}."
-        lines = [f"Not equal: {spec.name} and plain Paddle part at update {one.update}: {where}"]
+        where = f"{_where(first)}. Noise and rounding come to {first.allowed:.3g}."
+        lines = [f"Not equal: {spec.name} and plain Paddle part at update {first.update}: {where}"]
         if changing:
             lines.append(f"What {', '.join(changing)} computes is meant to be something else.")
         return lines
     how = "to the last bit"
-    if not all(each.are_equal for each in proof.strategy):
+    if not all(pair.are_equal for pair in proof.strategy):
         how = "within the noise of two plain runs" if proof.noisy else "within rounding"
-    seen = "weights and losses" if any(one.snapshots.losses for one in proof.runs) else "weights"
+    seen = "weights and losses" if any(run.snapshots.losses for run in proof.runs) else "weights"
     lines = [f"Equal: the {seen} are those of plain Paddle {how}, on {ranks}."]
     unseen = [each for run in proof.strategy for each in run.weights.values() if not each.apart]
     if unseen:
@@ -230,9 +230,9 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
 
 
 def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
-    plain, strategy = (proof.of(has_strategy=each) for each in (False, True))
+    plain, strategy = (proof.of(has_strategy=kind) for kind in (False, True))
     first = plain[0].snapshots
-    made = [each.updates for each in (*plain, *strategy)]
+    made = [run.updates for run in (*plain, *strategy)]
     compared = [update for update in first.updates() if update]
     named = f"{', '.join(map(str, compared))}; timed: {spec.snapshots + 1} to {min(made)}"
     whole = all(
@@ -252,27 +252,29 @@ def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
         ("updates compared", named),
         ("parameters", f"{len(count)} on {counted(len(first.parameters), 'rank')}, {how}"),
     ]
-    for what, others in (
+    for what, pairs in (
         ("plain Paddle again", proof.plain),
         *(() if proof.moved is None else (("moved by rounding", (proof.moved,)),)),
         (spec.name, proof.strategy),
     ):
-        weights = differences.largest(one for each in others for one in each.weights.values())
-        losses = differences.largest(one for each in others for one in each.losses.values())
-        said = f"weights {_most(weights)}, losses {_most(losses) if first.losses else 'not seen'}"
-        rows.append((f"apart: {what}", said))
+        weights = differences.largest(found for pair in pairs for found in pair.weights.values())
+        losses = differences.largest(found for pair in pairs for found in pair.losses.values())
+        largest = (
+            f"weights {_most(weights)}, losses {_most(losses) if first.losses else 'not seen'}"
+        )
+        rows.append((f"apart: {what}", largest))
     rows += [("speed", _speed(proof)), *_memory(plain, strategy, spec.name)]
     return rows
 
 
 def _speed(proof: Equivalence) -> str:
     """Say how fast the strategy is beside plain Paddle, by all neighbours in time."""
-    timed = [one for one in proof.runs if one.updates_per_s and not one.kind.moves]
+    timed = [run for run in proof.runs if run.updates_per_s and not run.kind.moves]
     ratios = [
-        (other if other.kind.has_strategy else one).updates_per_s  # type: ignore[operator]
-        / (one if other.kind.has_strategy else other).updates_per_s
-        for one, other in itertools.pairwise(timed)
-        if one.kind.has_strategy != other.kind.has_strategy
+        (other if other.kind.has_strategy else run).updates_per_s  # type: ignore[operator]
+        / (run if other.kind.has_strategy else other).updates_per_s
+        for run, other in itertools.pairwise(timed)
+        if run.kind.has_strategy != other.kind.has_strategy
     ]
     if not ratios:
         return "too few updates to time: give more --updates"
@@ -287,29 +289,29 @@ def _memory(
 ) -> Iterable[tuple[str, str]]:
     for what, of in (("memory", "peak_bytes"), ("memory of the GPU", "device_bytes")):
         most = [
-            max((getattr(one, of) or 0 for one in runs), default=0) for runs in (plain, strategy)
+            max((getattr(run, of) or 0 for run in runs), default=0) for runs in (plain, strategy)
         ]
         if all(most):
             own, theirs = (f"{each / 2**20:.0f} MiB" for each in most)
             yield what, f"{theirs} at most in a process of {name}, {own} of plain Paddle"
 
 
-def _where(one: Difference) -> str:
-    if not one.name:
-        return f"the loss of rank {one.rank} in update {one.update} differs {_by(one)}"
-    return f"{one.name} of rank {one.rank} differs {_by(one)} after update {one.update}"
+def _where(found: Difference) -> str:
+    if not found.name:
+        return f"the loss of rank {found.rank} in update {found.update} differs {_by(found)}"
+    return f"{found.name} of rank {found.rank} differs {_by(found)} after update {found.update}"
 
 
-def _by(one: Difference) -> str:
-    share = f" ({one.share:.2g} of its largest number)" if one.name and one.largest else ""
-    return f"by {one.apart:.3g}{share}"
+def _by(found: Difference) -> str:
+    share = f" ({found.share:.2g} of its largest number)" if found.name and found.largest else ""
+    return f"by {found.apart:.3g}{share}"
 
 
-def _most(one: Difference | None) -> str:
-    if one is None:
+def _most(found: Difference | None) -> str:
+    if found is None:
         return "not at all"
-    name = f"{one.name}, " if one.name else ""
-    return f"{one.apart:.3g} ({name}rank {one.rank}, update {one.update})"
+    name = f"{found.name}, " if found.name else ""
+    return f"{found.apart:.3g} ({name}rank {found.rank}, update {found.update})"
 
 
 def write(spec: VerifySpec, proof: Equivalence) -> None:
@@ -318,12 +320,12 @@ def write(spec: VerifySpec, proof: Equivalence) -> None:
     def figure(value: float) -> Any:  # noqa: ANN401 - JSON has no infinity
         return value if abs(value) < float("inf") else str(value)
 
-    def row(one: Difference | None) -> Any:  # noqa: ANN401 - JSON
-        if one is None:
+    def row(found: Difference | None) -> Any:  # noqa: ANN401 - JSON
+        if found is None:
             return None
-        keys = {"update": one.update, "rank": one.rank, "parameter": one.name or None}
-        keys |= {} if one.other_rank is None else {"other_rank": one.other_rank}
-        return {**keys, "apart": figure(one.apart), "allowed": figure(one.allowed)}
+        keys = {"update": found.update, "rank": found.rank, "parameter": found.name or None}
+        keys |= {} if found.other_rank is None else {"other_rank": found.other_rank}
+        return {**keys, "apart": figure(found.apart), "allowed": figure(found.allowed)}
 
     document = {
         "schema": 1,
@@ -337,22 +339,22 @@ def write(spec: VerifySpec, proof: Equivalence) -> None:
         "largest": {
             of: row(
                 differences.largest(
-                    one for each in proof.strategy for one in getattr(each, of).values()
+                    found for pair in proof.strategy for found in getattr(pair, of).values()
                 )
             )
             for of in ("weights", "losses")
         },
         "runs": [
             {
-                "kind": one.kind.name,
-                "fault": one.fault or None,
-                "updates_per_s": one.updates_per_s,
-                "peak_bytes": one.peak_bytes,
-                "device_bytes": one.device_bytes,
-                "in_effect": [k for k, v in one.verdicts.items() if v.status in IN_EFFECT],
-                "folder": one.folder,
+                "kind": run.kind.name,
+                "fault": run.fault or None,
+                "updates_per_s": run.updates_per_s,
+                "peak_bytes": run.peak_bytes,
+                "device_bytes": run.device_bytes,
+                "in_effect": [k for k, v in run.verdicts.items() if v.status in IN_EFFECT],
+                "folder": run.folder,
             }
-            for one in proof.runs
+            for run in proof.runs
         ],
     }
     trials.write(spec.out, {DATA: json.dumps(document, indent=1) + "\n"})
