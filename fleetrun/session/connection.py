@@ -55,6 +55,14 @@ class Link(NamedTuple):
     port: int = 0
 
 
+class Wire(NamedTuple):
+    """What the connections of a session have in common: its key, its messages, and the loop."""
+
+    key: Key
+    codec: Codec
+    waiting: Waiting
+
+
 def plain_address(name: tuple[object, ...]) -> str:
     """Return the IP address in a socket's NAME; IPv4 as such, even on a socket for both.
 
@@ -77,9 +85,7 @@ class Connection:
     def __init__(
         self,
         link: Link,
-        waiting: Waiting,
-        key: Key,
-        codec: Codec,
+        wire: Wire,
         *,
         is_caller: bool,
         ready: Callable[[Connection], None],
@@ -94,13 +100,13 @@ class Connection:
         # What the other end has proved (see Handshake), once READY is called.
         self.has_same_script = self.has_same_command = False
         self._socket = link.socket
-        self._waiting = waiting
-        self._codec = codec
+        self._waiting = wire.waiting
+        self._codec = codec = wire.codec
         self._longest = LONGEST_FROM_LISTENER if is_caller else LONGEST_FROM_CALLER
         # Only listeners send messages that are worth compressing.
         self._write = codec.write if is_caller else codec.write_packed
         self._longest_packed = LONGEST_FROM_LISTENER if is_caller else 0
-        self._handshake = Handshake(key, is_caller=is_caller)
+        self._handshake = Handshake(wire.key, is_caller=is_caller)
         # For outgoing and incoming frames, once the handshake is complete.
         self._sealing: Seal | None = None
         self._opening: Seal | None = None

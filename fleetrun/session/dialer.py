@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.run.loop import Waiting
-    from fleetrun.session.authentication import Key
-    from fleetrun.session.codec import Codec
+    from fleetrun.session.connection import Wire
 
 # A firewall may drop packets; the next address is tried after this.
 _NEXT_S = 0.25
@@ -76,17 +75,14 @@ class Dialer:
     def __init__(
         self,
         targets: Sequence[Target],
+        wire: Wire,
         *,
-        key: Key,
-        codec: Codec,
-        waiting: Waiting,
         opened: Callable[[Connection], None],
         closed: Callable[[Target], None] | None = None,
     ) -> None:
         self._targets = tuple(targets)
-        self._key = key
-        self._codec = codec
-        self._waiting = waiting
+        self._wire = wire
+        self._waiting = wire.waiting
         self._opened = opened
         self._closed = closed
         self._connection: Connection | None = None
@@ -189,14 +185,8 @@ class Dialer:
             return
         if self._queue:
             target, place = self._queue.pop(0)
-            attempt = _Attempt(
-                place,
-                self._waiting,
-                self._key,
-                self._codec,
-                ready=self._ready,
-                failed=partial(self._failed, target),
-            )
+            failed = partial(self._failed, target)
+            attempt = _Attempt(place, self._wire, ready=self._ready, failed=failed)
             self._attempts.append(attempt)
             if self._queue and self._is_begun:
                 self._waiting.timer((id(self), "next"), time.monotonic() + _NEXT_S, self._next)
@@ -297,16 +287,13 @@ class _Attempt:
     def __init__(
         self,
         place: Place,
-        waiting: Waiting,
-        key: Key,
-        codec: Codec,
+        wire: Wire,
         *,
         ready: Callable[[_Attempt, Connection], None],
         failed: Callable[[_Attempt, str], None],
     ) -> None:
-        self._waiting = waiting
-        self._key = key
-        self._codec = codec
+        self._wire = wire
+        self._waiting = wire.waiting
         self._ready = ready
         self._failed = failed
         self._connection: Connection | None = None
@@ -314,7 +301,7 @@ class _Attempt:
         # Whether the listener has said why it refuses us.
         self.is_refused = False
         self.outcome = SILENT
-        self._connect = TcpConnect(place, waiting, self._connected)
+        self._connect = TcpConnect(place, wire.waiting, self._connected)
 
     def _connected(self, link: Link | None, number: int) -> None:
         if link is None:
@@ -328,13 +315,7 @@ class _Attempt:
         until = time.monotonic() + _INTRODUCTION_S
         self._waiting.timer((id(self), "deadline"), until, self._late)
         self._connection = Connection(
-            link,
-            self._waiting,
-            self._key,
-            self._codec,
-            is_caller=True,
-            ready=self._introduced,
-            failed=self._refused,
+            link, self._wire, is_caller=True, ready=self._introduced, failed=self._refused
         )
 
     def _introduced(self, connection: Connection) -> None:

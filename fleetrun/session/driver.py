@@ -15,7 +15,7 @@ from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
 from fleetrun.session.config import differences
-from fleetrun.session.connection import HUNG_UP
+from fleetrun.session.connection import HUNG_UP, Wire
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.loss import LossReport, PlaceRelease
@@ -126,6 +126,7 @@ class Session:
         # It outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
         self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
+        self._wire = Wire(self.key, CODEC, self._share)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
         self._rival: RivalSearch | None = None
@@ -202,7 +203,7 @@ class Session:
         self._coordinator = state.begin(
             endpoint.config, now, self.launcher, has_token=self.key.has_token
         )
-        self._listener.open(self._share)
+        self._listener.open()
         if endpoint.config.names:
             self._rival = self._search()
         self._event(member.Connected(now))
@@ -212,9 +213,7 @@ class Session:
         """Look for a host that also takes itself for the first of the list."""
         return RivalSearch(
             self._endpoint.ports,
-            key=self.key,
-            codec=CODEC,
-            waiting=self._share,
+            self._wire,
             missing=lambda: () if self._coordinator is None else state.absent(self._coordinator),
             join=lambda: None if self._member is None else member.introduction(self._member),
             found=self._contradicted,
@@ -231,9 +230,7 @@ class Session:
         self._targets = targets
         self._dialer = Dialer(
             targets,
-            key=self.key,
-            codec=CODEC,
-            waiting=self._share,
+            self._wire,
             opened=self._answered,
             closed=self._nobody_listens,
         )
@@ -249,8 +246,7 @@ class Session:
         listener = Listener(
             addresses,
             endpoint.ports,
-            key=self.key,
-            codec=CODEC,
+            self._wire,
             opened=self._callers.take,
             refused=self._caller_refused,
             allowed=endpoint.allowed,
@@ -330,14 +326,8 @@ class Session:
 
     def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
         """Return the report that this launcher was killed, for the guard, its child."""
-        return LossReport(
-            Target(*target),
-            launcher=self.launcher,
-            secret=self._endpoint.secret,
-            key=self.key,
-            codec=CODEC,
-            waiting=waiting,
-        )
+        wire, secret = self._wire._replace(waiting=waiting), self._endpoint.secret
+        return LossReport(Target(*target), wire, launcher=self.launcher, secret=secret)
 
     # What this launcher says --------------------------------------------------------------------
 

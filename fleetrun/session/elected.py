@@ -168,7 +168,7 @@ class ElectedSession(Session):
         self._member = self._member._replace(
             config=config, is_local=True, coordinator=leader.host, generation=generation
         )
-        self._listener.open(self._share)
+        self._listener.open()
         if job is not None:
             self._log("This host coordinates the job from now on.")
         self._event(member.Connected(now))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.run.loop import Loop
 from fleetrun.session.codec import Codec
+from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import SILENT, Dialer, Target
 from fleetrun.session.listener import Listener
 
@@ -89,20 +90,13 @@ class _PeerCheck:
         """Call everybody; return when all have called all, or it is too late."""
         ports = self._hosts[self._me].ports
         others = [host for node, host in enumerate(self._hosts) if node != self._me]
-        listener = Listener(
-            (address,), ports, key=self._key, codec=CODEC, opened=self._called, refused=_ignore
-        )
+        wire = Wire(self._key, CODEC, self._loop)
+        listener = Listener((address,), ports, wire, opened=self._called, refused=_ignore)
         # A port that somebody has is a finding of its own.
         listener.hold()
-        listener.open(self._loop)
+        listener.open()
         for target in [Target(host.host, port) for host in others for port in host.ports]:
-            self._dialers[target] = Dialer(
-                [target],
-                key=self._key,
-                codec=CODEC,
-                waiting=self._loop,
-                opened=partial(self._reached, target),
-            )
+            self._dialers[target] = Dialer([target], wire, opened=partial(self._reached, target))
             self._dialers[target].begin()
         late_at: list[float] = []
         self._loop.timer("late", self._until, partial(late_at.append, self._until))

@@ -18,9 +18,7 @@ from fleetrun.session.connection import Connection, Link, plain_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.authentication import Key
-    from fleetrun.session.codec import Codec
+    from fleetrun.session.connection import Wire
 
 # A launcher introduces itself as soon as it is connected; on a bad network it takes seconds.
 _INTRODUCTION_S = 5.0
@@ -51,9 +49,8 @@ class Listener:
         self,
         addresses: Sequence[str],
         ports: Sequence[int],
+        wire: Wire,
         *,
-        key: Key,
-        codec: Codec,
         opened: Callable[[Connection], None],
         refused: Callable[[str, str], None],
         allowed: Collection[str] | None = None,
@@ -65,8 +62,8 @@ class Listener:
         self._ports = ports
         # The one that was free, once `prepare` is done.
         self.port = ports[0]
-        self._key = key
-        self._codec = codec
+        self._wire = wire
+        self._waiting = wire.waiting
         self._opened = opened
         self._refused = refused
         self._most_pending = most_pending
@@ -131,10 +128,9 @@ class Listener:
             return error
         return None
 
-    def open(self, waiting: Waiting) -> None:
+    def open(self) -> None:
         """Begin to take calls."""
-        self._waiting = waiting
-        self._pending = PendingCallers(waiting, self._most_pending, self._introduction_s)
+        self._pending = PendingCallers(self._waiting, self._most_pending, self._introduction_s)
         self._watch()
 
     def close(self) -> None:
@@ -203,9 +199,7 @@ class Listener:
             return
         caller = Connection(
             Link(link, address, local),
-            self._waiting,
-            self._key,
-            self._codec,
+            self._wire,
             is_caller=False,
             ready=self._ready,
             failed=self._failed,

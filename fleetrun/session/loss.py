@@ -13,10 +13,7 @@ from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.messages import LauncherKilled
 
 if TYPE_CHECKING:
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.authentication import Key
-    from fleetrun.session.codec import Codec
-    from fleetrun.session.connection import Connection
+    from fleetrun.session.connection import Connection, Wire
     from fleetrun.session.jobstore import JobStore, StoreAnswer
 
 # Before the coordinator is called again that has hung up.
@@ -26,24 +23,15 @@ _AGAIN_S = 0.5
 class LossReport:
     """Tells the coordinator at TARGET that LAUNCHER was killed, and later that its ranks ended."""
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        launcher: str,
-        secret: str,
-        key: Key,
-        codec: Codec,
-        waiting: Waiting,
-    ) -> None:
+    def __init__(self, target: Target, wire: Wire, *, launcher: str, secret: str) -> None:
         self._launcher = launcher
         self._secret = secret
-        self._waiting = waiting
+        self._waiting = wire.waiting
         self._has_ranks = True
         # Whether the coordinator has hung up after all was told.
         self.is_done = False
         self._connection: Connection | None = None
-        self._dialer = Dialer([target], key=key, codec=codec, waiting=waiting, opened=self._opened)
+        self._dialer = Dialer([target], wire, opened=self._opened)
         self._dialer.begin()
 
     def ended(self) -> None:

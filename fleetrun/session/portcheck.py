@@ -12,6 +12,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from fleetrun.session.codec import Codec
+from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import Dialer, Target, in_words
 from fleetrun.session.listener import Listener
 
@@ -85,8 +86,7 @@ class PortCheck:
         self._listener = Listener(
             (_EVERYWHERE,),
             ports,
-            key=self._key,
-            codec=Codec(),
+            Wire(self._key, Codec(), waiting),
             opened=_hang_up,
             refused=_ignore,
             allowed=self._allowed,
@@ -94,7 +94,7 @@ class PortCheck:
             introduction_s=_ANSWER_S,
         )
         self._listener.hold()
-        self._listener.open(waiting)
+        self._listener.open()
 
     def release(self) -> None:
         """Listen and call no more."""
@@ -114,14 +114,13 @@ class PortCheck:
         if not targets:
             done()
             return
+        wire = Wire(self._key, Codec(), waiting)
         waiting.timer("ports", time.monotonic() + _WITHIN_S, self._conclude)
         for target in targets:
             known = [one for one in self._resolved.get(target.host, ()) if one[:4] != "127."]
             self._dialers[target] = Dialer(
                 [target._replace(host=known[0]) if known else target],
-                key=self._key,
-                codec=Codec(),
-                waiting=waiting,
+                wire,
                 opened=partial(self._reached, target),
             )
         for dialer in list(self._dialers.values()):

@@ -15,10 +15,7 @@ from fleetrun.session.messages import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fleetrun.run.loop import Waiting
-    from fleetrun.session.authentication import Key
-    from fleetrun.session.codec import Codec
-    from fleetrun.session.connection import Connection
+    from fleetrun.session.connection import Connection, Wire
     from fleetrun.session.messages import Join
 
 # Hosts that start together meet before; then so many are called at a time, each time others.
@@ -34,18 +31,15 @@ class RivalSearch:
     def __init__(
         self,
         ports: Sequence[int],
+        wire: Wire,
         *,
-        key: Key,
-        codec: Codec,
-        waiting: Waiting,
         missing: Callable[[], Sequence[str]],
         join: Callable[[], Join | None],
         found: Callable[[str], None],
     ) -> None:
         self._ports = ports
-        self._key = key
-        self._codec = codec
-        self._waiting = waiting
+        self._wire = wire
+        self._waiting = wire.waiting
         self._missing = missing
         self._join = join
         self._found = found
@@ -66,13 +60,8 @@ class RivalSearch:
         targets = [Target(name, port) for name in self._missing() for port in self._ports]
         if not targets:
             return
-        self._dialer = Dialer(
-            random.sample(targets, min(_MOST, len(targets))),
-            key=self._key,
-            codec=self._codec,
-            waiting=self._waiting,
-            opened=self._opened,
-        )
+        chosen = random.sample(targets, min(_MOST, len(targets)))
+        self._dialer = Dialer(chosen, self._wire, opened=self._opened)
         self._dialer.begin()
         self._call_later(_AGAIN_S)
 

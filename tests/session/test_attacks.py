@@ -22,6 +22,7 @@ from fleetrun.run.loop import Loop
 from fleetrun.session.authentication import Key
 from fleetrun.session.codec import frame
 from fleetrun.session.config import RendezvousConfig
+from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.driver import CODEC, RendezvousEndpoint, Session, SessionHandler
 from fleetrun.session.listener import Listener
@@ -94,9 +95,8 @@ class Stranger:
         self.heard: list[tuple[object, ...]] = []
         self.lost: list[str] = []
         self.links: list[Connection] = []
-        self._dialer = Dialer(
-            (Target(HERE, port),), key=key, codec=CODEC, waiting=loop, opened=self._opened
-        )
+        wire = Wire(key, CODEC, loop)
+        self._dialer = Dialer((Target(HERE, port),), wire, opened=self._opened)
         self._dialer.begin()
 
     def _opened(self, link: Connection) -> None:
@@ -532,13 +532,12 @@ class FalseCoordinator:
         self.listener = Listener(
             (HERE,),
             (job.port,),
-            key=Key("default", job.token, script),
-            codec=CODEC,
+            Wire(Key("default", job.token, script), CODEC, job.loop),
             opened=self._opened,
             refused=lambda _address, _why: None,
         )
         self.listener.prepare()
-        self.listener.open(job.loop)
+        self.listener.open()
 
     def _opened(self, link: Connection) -> None:
         self.links.append(link)

@@ -19,7 +19,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.run.loop import Loop
 from fleetrun.session.authentication import Handshake, Key, Seal
 from fleetrun.session.codec import Frames, frame
-from fleetrun.session.connection import MOST_UNSENT, Connection
+from fleetrun.session.connection import MOST_UNSENT, Connection, Wire
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 
@@ -74,27 +74,21 @@ class Net:
         listener = Listener(
             settings.pop("addresses"),  # type: ignore[arg-type]
             settings.pop("ports"),  # type: ignore[arg-type]
-            key=key,
-            codec=CODEC,
+            Wire(key, CODEC, self.loop),
             opened=self.server.opened,
             refused=self.server.refuse,
             **settings,  # type: ignore[arg-type]
         )
         listener.prepare()
-        listener.open(self.loop)
+        listener.open()
         self.listeners.append(listener)
         return listener
 
     def call(self, *targets: Target, key: Key = KEY) -> tuple[Dialer, Side]:
         """Call."""
         end = Side()
-        dialer = Dialer(
-            targets or (Target(HERE, self.port),),
-            key=key,
-            codec=CODEC,
-            waiting=self.loop,
-            opened=end.opened,
-        )
+        wire = Wire(key, CODEC, self.loop)
+        dialer = Dialer(targets or (Target(HERE, self.port),), wire, opened=end.opened)
         dialer.begin()
         self.dialers.append(dialer)
         self.ends.append(end)
@@ -224,7 +218,9 @@ def test_a_listener_that_never_opened_can_be_closed(net: Net) -> None:
     def nobody(*_: object) -> None:
         raise AssertionError
 
-    listener = Listener((HERE,), (net.port,), key=KEY, codec=CODEC, opened=nobody, refused=nobody)
+    listener = Listener(
+        (HERE,), (net.port,), Wire(KEY, CODEC, net.loop), opened=nobody, refused=nobody
+    )
     listener.prepare()
     listener.close()
     net.listen()
