@@ -8,7 +8,6 @@ library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from . import (
     import_hooks,
     paddle_api,
     parameter_servers,
+    profile,
     rank_check,
     settings,
     static,
@@ -71,17 +71,24 @@ def arm(path: str) -> None:
     proof = Evidence(os.environ.get("FLEETRUN_RECORDS", ""), spec)
     import_hooks.on_failure(lambda text: _report(proof, text))
     border.on_remark(lambda text: _remark(proof, text))
+
+    def install(paddle: ModuleType) -> None:
+        _install_recorded(paddle, lambda: _install_all(spec, proof), has_strategy=True)
+        # Whatever becomes of this process, it is known that it has imported Paddle.
+        proof.write()
+
     # All at once, when all of Paddle is there: nothing is patched before everything was checked.
-    import_hooks.after_import("paddle", lambda paddle: _install_with_profile(paddle, spec, proof))
+    import_hooks.after_import("paddle", install)
     proof.write_at_exit()
 
 
 def _watch_alone(paddle: ModuleType) -> None:
     """Prepare heartbeats and the profile of a training without a strategy."""
     updates.watch()
-    topology.watch()
-    flight_recorder.watch()
-    watch_profile = _begin_profile()
+    _install_recorded(paddle, lambda: _report_updates(paddle), has_strategy=False)
+
+
+def _report_updates(paddle: ModuleType) -> None:
     stops = "FLEETRUN_STOP_AFTER" in os.environ
     if stops:
         spec = StrategySpec({}, {}, {})
@@ -90,34 +97,21 @@ def _watch_alone(paddle: ModuleType) -> None:
         heartbeats.install()
     if stops or "FLEETRUN_REPORT_UPDATES" in os.environ:
         heartbeats.watch_programs(paddle)
-    watch_profile(paddle, has_strategy=False)
 
 
-def _install_with_profile(paddle: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
-    watch_profile = _begin_profile()
+def _install_recorded(
+    paddle: ModuleType, install: Callable[[], None], *, has_strategy: bool
+) -> None:
+    """Call INSTALL; record what the launcher asks for: topology, collectives, a profile."""
     topology.watch()
     flight_recorder.watch()
-    _install_all(spec, proof)
-    watch_profile(paddle, has_strategy=True)
-    # Whatever becomes of this process, it is known that it has imported Paddle.
-    proof.write()
-
-
-def _begin_profile() -> Callable[..., None]:
-    """Record updates if the launcher wants a profile; return what records the rest, after all."""
-    if "FLEETRUN_PROFILE" not in os.environ:
-        return _no_profile
-    from . import profile
-
     recorder = profile.from_environment()
-    if recorder is None:
-        return _no_profile
-    profile.watch_updates(recorder)
-    return functools.partial(profile.watch, recorder)
-
-
-def _no_profile(_paddle: ModuleType, *, has_strategy: bool) -> None:
-    del has_strategy
+    if recorder is not None:
+        profile.watch_updates(recorder)
+    install()
+    if recorder is not None:
+        # After all others.
+        profile.watch(recorder, paddle, has_strategy=has_strategy)
 
 
 def _install_all(spec: StrategySpec, proof: Evidence) -> None:

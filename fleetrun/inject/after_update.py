@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import border, heartbeats, paddle_api, rank_check, snapshots, updates
 from .evidence import WHAT
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 from .paddle_api import private_names
 from .site import rank_records
 
@@ -56,15 +56,7 @@ class _UpdateTimes:
 
     def watch_losses(self, paddle: Any) -> None:
         """Keep every scalar tensor that a backward starts from."""
-        backward = paddle.Tensor.backward
-        keep = border.watching(_TIMES)(self._keep_loss)
-
-        @functools.wraps(backward)
-        def keep_loss(loss: Any, *args: Any, **options: Any) -> Any:
-            keep(loss)
-            return backward(loss, *args, **options)
-
-        paddle.Tensor.backward = keep_loss
+        watch_method(paddle.Tensor, "backward", before=border.watching(_TIMES)(self._keep_loss))
 
     def _keep_loss(self, loss: Any) -> None:
         if loss.size == 1:

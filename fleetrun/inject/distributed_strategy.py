@@ -10,7 +10,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from . import border, settings
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +59,9 @@ class _Injection:
         """Give every new DistributedStrategy our values, and record what the script assigns."""
         self._module = module
         kind: Any = module.DistributedStrategy
-        init, assign, load = kind.__init__, kind.__setattr__, kind.load_from_prototxt
+        assign, load = kind.__setattr__, kind.load_from_prototxt
 
-        @functools.wraps(init)
-        def __init__(strategy: Any, *args: Any, **options: Any) -> None:
-            init(strategy, *args, **options)
+        def begin(strategy: Any) -> None:
             self.place(strategy)
             strategy.__dict__[_SCRIPT_FIELDS] = {}
 
@@ -81,7 +79,7 @@ class _Injection:
             found = _fields_in(strategy, pb_file) or {}
             strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(found)
 
-        kind.__init__ = __init__
+        watch_method(kind, "__init__", after=begin)
         kind.__setattr__ = __setattr__
         kind.load_from_prototxt = load_from_prototxt
         builds = kind.build_strategy

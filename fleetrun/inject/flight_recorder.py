@@ -20,7 +20,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import border
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -363,16 +363,11 @@ def _watching(recorder: FlightRecorder, method: Callable[..., Any]) -> Callable[
     return border.watching(_WHAT, 0)(tried)
 
 
-def _patch_groups(module: ModuleType) -> None:
-    kind: Any = module.Group
-    begin = kind.__init__
-
-    @functools.wraps(begin)
-    def __init__(group: Any, *args: Any, **options: Any) -> None:
-        begin(group, *args, **options)
+def _patch_groups(module: Any) -> None:
+    def add(group: Any) -> None:
         add_group(group.process_group, group.ranks)
 
-    kind.__init__ = __init__
+    watch_method(module.Group, "__init__", after=add)
 
 
 def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
@@ -388,7 +383,7 @@ def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
 def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     """Record each backward in which a reducer of Paddle's sums gradients, as one collective."""
     kind: Any = core.EagerReducer
-    build, prepare, run = kind.__init__, kind.prepare_for_backward, core.eager.run_backward
+    build, run = kind.__init__, core.eager.run_backward
     # By id; Paddle keeps the groups.
     groups: dict[int, Any] = {}
     # Of the reducers whose forward has run.
@@ -402,11 +397,9 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
         build(reducer, *args)
         groups[id(reducer)] = args[_REDUCERS_GROUP]
 
-    @functools.wraps(prepare)
-    def prepare_for_backward(reducer: Any, *args: Any) -> Any:
+    def prepare(reducer: Any) -> None:
         group = groups.get(id(reducer))
         armed[id(group)] = group
-        return prepare(reducer, *args)
 
     @functools.wraps(run)
     def run_backward(*args: Any, **options: Any) -> Any:
@@ -426,7 +419,7 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
         return result
 
     kind.__init__ = __init__
-    kind.prepare_for_backward = prepare_for_backward
+    watch_method(kind, "prepare_for_backward", before=prepare)
     core.eager.run_backward = run_backward
 
 

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import topology, updates
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 from .replicas import DISTRIBUTED, SLICED, GroupRanks, HybridRanks, Part
 
 if TYPE_CHECKING:
@@ -39,15 +39,7 @@ def watch() -> None:
 
 
 def _patch(name: str, module: ModuleType) -> None:
-    kind: Any = getattr(module, name)
-    begin: Callable[..., None] = kind.__init__
-
-    @functools.wraps(begin)
-    def __init__(model: Any, *args: Any, **options: Any) -> None:
-        begin(model, *args, **options)
-        _models.add(model)
-
-    kind.__init__ = __init__
+    watch_method(getattr(module, name), "__init__", after=_models.add)
 
 
 def ranks_of(wrapper: Any) -> GroupRanks | None:
@@ -73,9 +65,7 @@ def parts_of(wrapper: Any) -> dict[str, Part]:
     stage3 = _sliced(wrapper)
     whole = {id(each) for each in stage3._unslice_params} if stage3 is not None else None
     experts = _experts()
-    names = {
-        id(each): plain_name(name) for model in _models for name, each in model.named_parameters()
-    }
+    names = _names()
     parts = {}
     for each in whole_parameters(wrapper):
         is_expert = any(getattr(each, name, False) for name in _EXPERTS) or id(each) in experts

@@ -1,7 +1,8 @@
-"""Callbacks right after a module was executed, before its importer goes on."""
+"""Callbacks right after a module was executed, and before and after calls of methods."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,31 @@ def after_import(name: str, callback: Callback) -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     _callbacks.setdefault(name, []).append(callback)
+
+
+def watch_method(
+    kind: Any,
+    name: str,
+    *,
+    before: Callable[[Any], object] | None = None,
+    after: Callable[[Any], object] | None = None,
+) -> None:
+    """Call BEFORE and AFTER with the object around each call of the method NAME of the class KIND.
+
+    AFTER is not called if the method raises.
+    """
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def watched(owner: Any, *args: Any, **options: Any) -> Any:
+        if before is not None:
+            before(owner)
+        result = method(owner, *args, **options)
+        if after is not None:
+            after(owner)
+        return result
+
+    setattr(kind, name, watched)
 
 
 def _call(callback: Callback, module: ModuleType) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import border, paddle_api, settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 from .paddle_api import private_names
 from .static import program as programs
 
@@ -61,16 +61,8 @@ class _ServerWatcher:
         self._settings: dict[str, str] = {}
 
     def watch_communicators(self, module: ModuleType) -> None:
-        """Patch the start of the communicator, to read its settings."""
-        kind: Any = module.Communicator
-        start = kind.start
-
-        @functools.wraps(start)
-        def start_and_read(communicator: Any) -> None:
-            start(communicator)
-            self._read(communicator)
-
-        kind.start = start_and_read
+        """Read the settings of the communicator once it has started."""
+        watch_method(module.Communicator, "start", after=self._read)
 
     @_watching
     def _read(self, communicator: Any) -> None:

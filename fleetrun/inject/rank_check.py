@@ -16,7 +16,7 @@ from . import border, comparison, hybrid_models, process_meshes, settings, updat
 from .check_schedule import NEVER, Pace, is_due, next_due
 from .comparison import FAILED, WHAT
 from .dygraph.reducer import Reducer
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 from .parameter_history import ParameterHistory, watch_writes
 from .replicas import KINDS, GroupRanks, Part, StaticRanks, world_size
 from .static import program as programs
@@ -105,12 +105,7 @@ class _Check:
     def watch_models(self, module: ModuleType) -> None:
         """Keep a history of the parameters of every DataParallel model."""
         kind: Any = module.DataParallel
-        begin, forward = kind.__init__, kind.forward
-
-        @functools.wraps(begin)
-        def __init__(model: Any, *args: Any, **options: Any) -> None:
-            begin(model, *args, **options)
-            keep(model)
+        forward = kind.forward
 
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
@@ -123,10 +118,11 @@ class _Check:
                 if seen is not None:
                     compare(model, seen)
 
-        watching, keep = self._forwards, _watching(self._keep_history)
+        watching = self._forwards
         look, compare = _watching(self._begin_forward), _watching(self._end_forward)
 
-        kind.__init__, kind.forward = __init__, watched
+        watch_method(kind, "__init__", after=_watching(self._keep_history))
+        kind.forward = watched
         watch_writes()
 
     def _keep_history(self, model: Any) -> None:

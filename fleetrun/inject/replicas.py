@@ -208,8 +208,7 @@ def _apart(own: Any, first: Any, ulps: float) -> int:
     if own.tobytes() == first.tobytes():
         return 0
     if own.dtype.kind != "f":
-        # bfloat16 comes as uint16: the upper half of a float32.
-        own, first = (_as_float32(array) for array in (own, first))
+        own, first = (as_float32(array) for array in (own, first))
         unit = 2.0**-8
     else:
         unit = float(np.finfo(own.dtype).eps)
@@ -222,9 +221,7 @@ def _apart(own: Any, first: Any, ulps: float) -> int:
     return int(np.count_nonzero(apart.reshape(len(apart), -1).any(axis=1)))
 
 
-def _as_float32(array: Any) -> Any:
-    import numpy as np
-
-    if array.dtype != np.uint16:
-        return array
-    return (array.astype("uint32") << 16).view("float32")
+def as_float32(array: Any) -> Any:
+    """Return ARRAY; numbers that Paddle gives as bfloat16 come as uint16, half of a float32."""
+    is_bfloat16 = array.dtype == "uint16"
+    return (array.astype("uint32") << 16).view("float32") if is_bfloat16 else array

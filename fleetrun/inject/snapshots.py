@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import checksums, hybrid_models, rank_check, updates
 from .import_hooks import after_import
-from .replicas import Part
+from .replicas import Part, as_float32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +119,7 @@ class _Snapshots:
                 self._names |= _names()
                 self._names[place] = ""
             parts = self._held(source)
-        values, sums = _read([_local(part) for part in parts.values()])
+        values, sums = _read([part.value for part in parts.values()])
         record = {
             "update": number,
             "optimizer": place,
@@ -148,13 +148,6 @@ class _Snapshots:
             name = self._names.get(id(each)) or each.name
             found[name if name not in found else each.name] = part
         return found
-
-
-def _local(part: Part) -> Any:
-    """Return the values of PART that this rank has."""
-    value = part.value
-    is_shared_out = getattr(value, "is_dist", bool)
-    return value._local_value() if is_shared_out() else value
 
 
 def _names() -> dict[int, str]:
@@ -209,10 +202,7 @@ def _elements(own: Any, value: Any, places: Any) -> tuple[float, Any]:
                 flat = paddle.gather(flat, paddle.to_tensor(places))
             own = flat.numpy()
     else:
-        own = own.reshape(-1)
-        if own.dtype == np.uint16:
-            # bfloat16: the upper half of a float32.
-            own = (own.astype("uint32") << 16).view("float32")
+        own = as_float32(own.reshape(-1))
         largest = float(np.abs(own).max()) if own.size else 0.0
         own = own[places]
     return largest, array.array("d", own.astype("float64").tobytes())

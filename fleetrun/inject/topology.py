@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import border
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 from .site import rank_records
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _MODULE = "paddle.distributed.fleet.base.topology"
 # How the axes of fleet's topology are called in `hybrid_configs`, and in what order they are said.
@@ -21,19 +17,9 @@ AXES = {"data": "dp", "model": "mp", "pipe": "pp", "sharding": "sharding", "sep"
 
 def watch() -> None:
     """Tell the launcher, and the log, where this rank is once fleet has its groups."""
-    after_import(_MODULE, _patch)
-
-
-def _patch(module: ModuleType) -> None:
-    kind: Any = module.HybridCommunicateGroup
-    begin = kind.__init__
-
-    @functools.wraps(begin)
-    def __init__(known: Any, *args: Any, **options: Any) -> None:
-        begin(known, *args, **options)
-        tell(known)
-
-    kind.__init__ = __init__
+    after_import(
+        _MODULE, lambda module: watch_method(module.HybridCommunicateGroup, "__init__", after=tell)
+    )
 
 
 @border.watching("the record of the topology")

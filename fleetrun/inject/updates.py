@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import border
-from .import_hooks import after_import
+from .import_hooks import after_import, watch_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -222,18 +222,13 @@ def _patch_wrappers(names: Sequence[str], module: ModuleType) -> None:
 
 
 def _patch_stage3(module: ModuleType) -> None:
-    kind: Any = module.GroupShardedStage3
-    redefine = kind._redefine_opt_step
-
-    @functools.wraps(redefine)
-    def redefine_opt_step(model: Any) -> None:
-        redefine(model)
+    def record_step(model: Any) -> None:
         optimizer = model._optim
         # Offloaded parameters are updated on the CPU, and the script goes on on its device.
         step = _recorded(optimizer.step.__func__, is_optimizer=False)
         optimizer.step = types.MethodType(step, optimizer)
 
-    kind._redefine_opt_step = redefine_opt_step
+    watch_method(module.GroupShardedStage3, "_redefine_opt_step", after=record_step)
 
 
 def _record_methods(kind: Any, *, is_optimizer: bool) -> None:

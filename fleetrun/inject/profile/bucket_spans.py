@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import allreduce_stages, communicators
 from ..dygraph import reducer
+from ..import_hooks import watch_method
 from .recorder import FLIGHT, TRAINING, WAIT, now
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def watch(recorder: Recorder) -> None:
     at_once.run = _flying(at_once.run, recorder)
     threads: Any = allreduce_stages.ThreadWork
     threads.__init__ = _labelled(threads.__init__, recorder)
-    threads.run = _begun(threads.run)
-    threads.finish = _ended(threads.finish)
+    watch_method(threads, "run", before=_begin)
+    watch_method(threads, "finish", before=_end)
     device: Any = allreduce_stages.DeviceStages
     device.submit = _submitted(device.submit, recorder)
 
@@ -125,23 +126,13 @@ def _labelled(init: Callable[..., None], recorder: Recorder) -> Callable[..., No
     return __init__
 
 
-def _begun(run: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(run)
-    def begun(own: Any, stage: Any) -> None:
-        if own.flight.begin is None:
-            own.flight.begin = now()
-        run(own, stage)
-
-    return begun
+def _begin(work: Any) -> None:
+    if work.flight.begin is None:
+        work.flight.begin = now()
 
 
-def _ended(finish: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(finish)
-    def ended(own: Any) -> None:
-        own.flight.end()
-        finish(own)
-
-    return ended
+def _end(work: Any) -> None:
+    work.flight.end()
 
 
 def _submitted(submit: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:

@@ -273,7 +273,7 @@ class _PaddleFinder:
 
 def _change_paddle():
     # type: () -> None
-    """Load the package `inject`, which this folder lies in, under a name of its own."""
+    """Load what is needed of `inject`, which this folder lies in, under a name of its own."""
     from importlib import import_module, util
 
     root = os.path.dirname(os.path.dirname(__file__))
@@ -293,6 +293,24 @@ def _change_paddle():
     if any(map(os.environ.get, _FOR_PADDLE)):
         spec.loader.exec_module(module)
         module.arm(strategy)
+    if _is_restarted():
+        import_module(_INJECT + ".import_hooks").after_import("paddle", _record_import)
+
+
+def _record_import(_):
+    # type: (ModuleType) -> None
+    """Record that Paddle is imported."""
+    try:
+        _rank_records().append(os.environ["FLEETRUN_RECORDS"], "imported", {})
+    except OSError:  # training goes on without
+        pass
+
+
+def _is_restarted():
+    # type: () -> bool
+    """Whether this is a rank of another attempt than the first."""
+    is_again = os.environ.get("PADDLE_RESTART_COUNT", "0") != "0"
+    return is_again and bool(os.environ.get("FLEETRUN_RECORDS"))
 
 
 def _is_over_gloo():
@@ -301,38 +319,6 @@ def _is_over_gloo():
     ranks = os.environ.get("PADDLE_TRAINERS_NUM", "")
     is_gloo = os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
     return is_gloo and ranks.isdigit() and int(ranks) > 1
-
-
-class _ImportRecorder:
-    """Appends to PATH when Paddle is imported; finds no module itself."""
-
-    def __init__(self, path):
-        # type: (str) -> None
-        self._path = path
-
-    def find_spec(self, name, path=None, target=None):
-        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
-        """Return the spec of Paddle, whose loader then appends."""
-        if name != "paddle":
-            return None
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            spec = None if find is None else find(name, path, target)
-            if spec is not None:
-                execute = spec.loader.exec_module
-
-                def exec_module(module, execute=execute):
-                    # type: (ModuleType, Callable[[ModuleType], object]) -> None
-                    execute(module)
-                    try:
-                        _rank_records().append(self._path, "imported", {})
-                    except Exception:  # training goes on without
-                        pass
-
-                spec.loader.exec_module = exec_module
-                return spec  # type: ignore[no-any-return]
-        return None
 
 
 class _CrashHandlerFinder:
@@ -429,7 +415,7 @@ def _replace_launchers():
     _fleetrun_entrance.begin()
 
 
-def _begin():  # noqa: C901 - one thing after the other
+def _begin():
     # type: () -> None
     try:
         if os.environ.get("FLEETRUN_EXEC"):
@@ -453,10 +439,8 @@ def _begin():  # noqa: C901 - one thing after the other
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
-        if _is_over_gloo() or any(map(os.environ.get, _FOR_PADDLE)):
+        if _is_over_gloo() or _is_restarted() or any(map(os.environ.get, _FOR_PADDLE)):
             sys.meta_path.insert(0, _PaddleFinder())
-        if path and os.environ.get("PADDLE_RESTART_COUNT", "0") != "0":
-            sys.meta_path.insert(0, _ImportRecorder(path))
     except Exception:  # training goes on without
         pass
 

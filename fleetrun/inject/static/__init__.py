@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import paddle_api, settings
-from ..import_hooks import after_import
+from ..import_hooks import after_import, watch_method
 from ..paddle_api import private_names
 from . import (
     collective_order,
@@ -49,16 +49,12 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
 
 def _prepare(module: Any) -> None:
     """Let Paddle leave the allreduces unfused, and skip passes that its build does not have."""
-    kind = module.RawProgramOptimizer
-    minimize = kind.minimize_impl
 
-    @functools.wraps(minimize)
-    def minimize_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def leave_unfused(optimizer: Any) -> None:
         if settings_view.rewrites():
-            self.fuse_all_reduce_ops = False
-        return minimize(self, *args, **kwargs)
+            optimizer.fuse_all_reduce_ops = False
 
-    kind.minimize_impl = minimize_impl
+    watch_method(module.RawProgramOptimizer, "minimize_impl", before=leave_unfused)
     module.apply_build_strategy = fuse_operators.tolerant(module.apply_build_strategy)
 
 

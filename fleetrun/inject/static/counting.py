@@ -121,13 +121,8 @@ class Watcher:
             reduction_report.report(running, known.before, known.ranks, self._proof)
         self._report_merging(running, merges=merges)
         self._report_computation(running, known.merges)
-        for finding in meta_optimizers.look(running):
-            self._knob(
-                finding.name,
-                done=finding.is_there,
-                evidence=finding.evidence,
-                reason=finding.reason,
-            )
+        for name, evidence, reason in meta_optimizers.look(running):
+            self._knob(name, done=bool(evidence), evidence=evidence, reason=reason)
 
     @_watching
     def ran(self, main: Any) -> None:

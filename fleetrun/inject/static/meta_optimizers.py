@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from . import program
@@ -13,25 +13,15 @@ if TYPE_CHECKING:
 _SHARDS = ("c_broadcast", "broadcast", "c_reduce_sum", "reduce")
 # Paddle's numbers for types of 16 bits, in attributes of operators.
 FLOAT16, _BFLOAT16 = 4, 22
+_NOT_APPLIED = "Paddle has not applied it to the program"
 
 
-class FieldFinding(NamedTuple):
-    """Whether the field NAME is in the program: what was counted, or why it is not there."""
-
-    name: str
-    is_there: bool
-    evidence: str
-    reason: str
-
-
-def look(running: Any) -> Iterator[FieldFinding]:
-    """Yield a finding for each field that one of Paddle's meta optimizers implements."""
+def look(running: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield each field of Paddle's meta optimizers, what was counted, and why if nothing was."""
     found = program.count(running)
     for name, (count, reason) in _COUNTS.items():
         evidence = count(running, found)
-        yield FieldFinding(
-            name, bool(evidence), evidence, "" if evidence else reason(running, found)
-        )
+        yield name, evidence, "" if evidence else reason(running, found)
 
 
 def _named(*kinds: str) -> Callable[[Any, dict[str, int]], str]:
@@ -58,7 +48,7 @@ def _casts(running: Any, found: dict[str, int]) -> str:
 
 def _no_casts(_running: Any, found: dict[str, int]) -> str:
     if "check_finite_and_unscale" not in found:
-        return "Paddle has not applied it to the program"
+        return _NOT_APPLIED
     return "Paddle only scales the loss here, and computes in 32 bits"
 
 
@@ -73,7 +63,7 @@ def _again(running: Any, _found: dict[str, int]) -> str:
 def _no_checkpoints(_running: Any, _found: dict[str, int]) -> str:
     if not (settings.effective("recompute_configs") or {}).get("checkpoints"):
         return "recompute_configs names no checkpoints, and Paddle finds none by itself"
-    return "Paddle has not applied it to the program"
+    return _NOT_APPLIED
 
 
 def _averages(running: Any, _found: dict[str, int]) -> str:
@@ -104,7 +94,7 @@ def _only_for(kinds: str) -> Callable[[Any, dict[str, int]], str]:
 
 
 def _absent(_running: Any, _found: dict[str, int]) -> str:
-    return "Paddle has not applied it to the program"
+    return _NOT_APPLIED
 
 
 _COUNTS: dict[

@@ -86,47 +86,40 @@ def reduce_over(communicator: BucketRings, carried: Any, allreduce: str) -> list
     """Return the operators that sum CARRIED over all ranks."""
     if communicator.inner < 0:
         return [_sum(carried, allreduce, communicator.ring)]
-    ops = []
     old = allreduce.startswith("c_")
-    entry, exit_ = ("X", "Out") if old else ("x", "out")
-    wires = {"inputs": {entry: carried}, "outputs": {exit_: carried}}
+    summed = _sum(carried, allreduce, communicator.ring)
+    wires = {"inputs": summed["inputs"], "outputs": summed["outputs"]}
     reduce_attrs: dict[str, Any] = {"ring_id": communicator.inner, "root_id": 0}
     root: dict[str, Any] = {"ring_id": communicator.inner, "root": 0}
     if old:
         # On a stream of their own nothing orders them after the gradients, nor each other: Paddle
         # 2's StreamAnalyzer knows `c_allreduce_sum` only.
-        reduce_attrs["use_calc_stream"] = root["use_calc_stream"] = True
+        for attrs in (reduce_attrs, summed["attrs"], root):
+            attrs["use_calc_stream"] = True
     else:
-        reduce_attrs["reduce_type"] = _sum(carried, allreduce, 0)["attrs"]["reduce_type"]
-    ops.append({"type": "c_reduce_sum" if old else "reduce", **wires, "attrs": reduce_attrs})
-    if communicator.is_leader:
-        summed = _sum(carried, allreduce, communicator.ring)
-        if old:
-            summed["attrs"]["use_calc_stream"] = True
-        ops.append(summed)
-    ops.append({"type": "c_broadcast" if old else "broadcast", **wires, "attrs": root})
-    return ops
+        reduce_attrs["reduce_type"] = summed["attrs"]["reduce_type"]
+    return [
+        {"type": "c_reduce_sum" if old else "reduce", **wires, "attrs": reduce_attrs},
+        *([summed] if communicator.is_leader else []),
+        {"type": "c_broadcast" if old else "broadcast", **wires, "attrs": root},
+    ]
 
 
 def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:
     attrs: dict[str, Any] = {"ring_id": ring}
     if allreduce.startswith("c_"):
-        attrs["use_calc_stream"] = settings_view.waits() or bool(
-            settings.effective("calc_comm_same_stream")
-        )
-        return {
-            "type": allreduce,
-            "inputs": {"X": carried},
-            "outputs": {"Out": carried},
-            "attrs": attrs,
-        }
-    import paddle
+        entry, exit_ = "X", "Out"
+        in_stream = settings_view.waits() or settings.effective("calc_comm_same_stream")
+        attrs["use_calc_stream"] = bool(in_stream)
+    else:
+        import paddle
 
-    attrs["reduce_type"] = paddle.distributed.ReduceOp.SUM
+        entry, exit_ = "x", "out"
+        attrs["reduce_type"] = paddle.distributed.ReduceOp.SUM
     return {
         "type": allreduce,
-        "inputs": {"x": carried},
-        "outputs": {"out": carried},
+        "inputs": {entry: carried},
+        "outputs": {exit_: carried},
         "attrs": attrs,
     }
 

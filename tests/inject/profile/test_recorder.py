@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.inject.profile import recorder
+from fleetrun.inject.profile import bucket_spans, recorder
 from fleetrun.inject.profile.recorder import FLIGHT, WAIT, Recorder, Span
 from fleetrun.records import tracefile
 
@@ -66,6 +67,23 @@ def test_what_there_is_when_the_script_ends_early_is_written(tmp_path: Path) -> 
     assert found is not None
     assert found.steps == 2
     assert not (tmp_path / "none").exists()
+
+
+def test_an_allreduce_on_a_device_is_recorded_until_it_was_waited_for(tmp_path: Path) -> None:
+    made = Recorder(str(tmp_path / "trace"), 1, 1, rank=0)
+    calls: list[object] = []
+    work = SimpleNamespace(wait=lambda: calls.append("waited"))
+
+    def submit(_stages: object, _tensor: object, root: int | None) -> object:
+        calls.append(root)
+        return work
+
+    tensor = SimpleNamespace(size=3, element_size=lambda: 4)
+    flown = bucket_spans._submitted(submit, made)(None, tensor, 2)
+    assert made.spans == []
+    flown.wait()
+    assert calls == [2, "waited"]
+    assert [(one.kind, one.details) for one in made.spans] == [(FLIGHT, {"bytes": 12})]
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(
