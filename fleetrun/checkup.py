@@ -207,8 +207,8 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
         if len(found.hosts) > 1:
             # A dry run takes any place among them.
             hosts.place(found.hosts, request, facts, options=found.places.options)
-        engine = engines.find(dry, environ, planner.places(dry)).engine(facts.pid)
-        roster = engine.gather(dry, facts, slots)
+        guessed = engines.find(dry, environ, planner.places(dry))
+        roster = guessed.gather(guessed.ports(facts.pid), dry, facts, slots)
         plan = planner.plan(request, facts, share, roster)
     except EnvironmentFault as fault:
         words = str(fault)

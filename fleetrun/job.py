@@ -109,14 +109,14 @@ class _Attempts:
     ) -> None:
         self.request, self._facts, self._found = request, facts, found
         self._share, self._slots = share, slots
-        self._engine = found.engine(facts.pid)
+        self._ports = found.ports(facts.pid)
 
     def gather(self, attempt: int = 0) -> Roster:
         """Return the hosts of ATTEMPT, as far as they are known here."""
         if attempt:
-            self._engine.close()
-            self._engine = self._found.engine(self._facts.pid, attempt)
-        roster = self._engine.gather(self.request, self._facts, self._slots)
+            self._ports.close()
+            self._ports = self._found.ports(self._facts.pid, attempt)
+        roster = self._found.gather(self._ports, self.request, self._facts, self._slots)
         return roster._replace(generation=attempt)
 
     def plan(self, roster: Roster) -> LaunchPlan:
@@ -132,7 +132,7 @@ class _Attempts:
         from fleetrun.plan import debug  # needed only with --debug
 
         # Others may have chosen the same ports at the same moment.
-        taken = self._engine.hold(debug.ports(plan))
+        taken = self._ports.hold(debug.ports(plan))
         if not taken:
             return plan
         self._facts = self._facts._replace(used_ports=self._facts.used_ports | taken)
@@ -159,8 +159,8 @@ class _Attempts:
         return gathering, session
 
     def close(self) -> None:
-        """Give back what the engine holds."""
-        self._engine.close()
+        """Give back the ports."""
+        self._ports.close()
 
 
 def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:

@@ -74,8 +74,8 @@ def gathered(request: Request, facts: Facts, *, dry: bool = True) -> Roster:
     request = request._replace(dry_run="table" if dry else None)
     slots = planner.slots(request, facts, planner.share(request, facts))
     found = engines.find(request, facts.environ, planner.places(request))
-    with closing(found.engine(facts.pid)) as engine:
-        return engine.gather(request, facts, slots)
+    with closing(found.ports(facts.pid)) as ports:
+        return found.gather(ports, request, facts, slots)
 
 
 def planned(request: Request, facts: Facts, *, dry: bool = True) -> LaunchPlan:

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
@@ -66,34 +66,17 @@ class SelectedEngine(NamedTuple):
     # The range of free ports, if the user has given one.
     within: tuple[int, int] | None = None
 
-    def engine(self, pid: int, attempt: int = 0) -> "Engine":
-        """Return the engine; a dry one opens nothing.
+    def ports(self, pid: int, attempt: int = 0) -> "Ports":
+        """Return where ports for ATTEMPT come from; a dry run opens none.
 
-        Each ATTEMPT uses other ports: those of the last one may still be in TIME_WAIT.
+        Each attempt uses other ports: those of the last one may still be in TIME_WAIT.
         """
-        seed = pid + attempt
         ports = GuessedPorts if self.dry else HeldPorts
-        return Engine(self, ports(seed, within=self.within))
+        return ports(pid + attempt, within=self.within)
 
-
-class Engine:
-    """Gathers the hosts of a job, and holds the ports of this one until it is closed."""
-
-    def __init__(self, found: SelectedEngine, ports: "Ports") -> None:
-        self._found = found
-        self._ports = ports
-
-    def gather(self, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
-        """Return the hosts with a port for each of SLOTS, and the index of this one."""
-        return self._found.factory.gather(self._found, self._ports, request, facts, slots)
-
-    def hold(self, ports: Sequence[int]) -> frozenset[int]:
-        """Reserve all PORTS until the next attempt, or none; return those that are in use."""
-        return self._ports.hold(ports)
-
-    def close(self) -> None:
-        """Release the ports."""
-        self._ports.close()
+    def gather(self, held: "Ports", request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
+        """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
+        return self.factory.gather(self, held, request, facts, slots)
 
 
 def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:

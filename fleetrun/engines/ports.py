@@ -6,7 +6,7 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 from abc import abstractmethod
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.probe import tcp
@@ -22,12 +22,33 @@ _FIELDS = ((10240, 29999), (61000, 65535))
 _STRIDE = 7919
 
 
-class Ports(Protocol):
-    """Where an engine gets ports from."""
+class Ports:
+    """Where an engine gets ports from, beginning at a place that PID decides.
 
-    @abstractmethod
+    EPHEMERAL is the range of outgoing connections, which is avoided; the kernel's own by default.
+    WITHIN is the first and the last port that the user wants, wherever they are.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        ephemeral: tuple[int, int] | None = None,
+        within: tuple[int, int] | None = None,
+    ) -> None:
+        self._range = pid, ephemeral, within
+        self._held: list[_socket.socket] = []
+
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
+        found = tuple(islice(filter(self._is_free, _candidates(*self._range)), count))
+        if len(found) < count:
+            self.close()
+            raise EnvironmentFault(_too_few(count, len(found), self._range[-1]))
+        return found
+
+    @abstractmethod
+    def _is_free(self, port: int) -> bool:
+        """Whether nobody uses PORT, which is then given out no more."""
 
     @abstractmethod
     def take(self, ports: Sequence[int], address: str | None = None) -> None:
@@ -37,46 +58,30 @@ class Ports(Protocol):
     def hold(self, ports: Sequence[int]) -> frozenset[int]:
         """Reserve PORTS of this host's loopback, or none of them; return those that others have."""
 
-    @abstractmethod
     def close(self) -> None:
         """Give back what was held."""
+        self._release(0)
+
+    def _release(self, first: int) -> None:
+        for held in self._held[first:]:
+            held.close()
+        del self._held[first:]
 
 
-class HeldPorts:
+class HeldPorts(Ports):
     """Ports reserved among all fleetruns of this network namespace until `close`.
 
-    EPHEMERAL is the range of outgoing connections, which is avoided; the kernel's own by default.
-    WITHIN is the first and the last port that the user wants, wherever they are.
     A TCP socket held open would keep the worker from binding, so the reservation is an abstract
     Unix socket of the port's name: the kernel allows one of each, and drops it with its owner.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        ephemeral: tuple[int, int] | None = None,
-        within: tuple[int, int] | None = None,
-    ) -> None:
-        self._pid = pid
-        self._ephemeral = ephemeral
-        self._within = within
-        self._held: list[_socket.socket] = []
-
-    def free(self, count: int) -> tuple[int, ...]:
-        """Return COUNT ports that nobody else uses."""
-        found: list[int] = []
-        for port in _candidates(self._pid, self._ephemeral, self._within):
-            if len(found) == count:
-                break
-            if self._reserve(port, None):
-                if _can_bind(port, None, reuse=False):
-                    found.append(port)
-                else:
-                    self._held.pop().close()
-        if len(found) < count:
-            self.close()
-            raise EnvironmentFault(_too_few(count, len(found), self._within))
-        return tuple(found)
+    def _is_free(self, port: int) -> bool:
+        if not self._reserve(port, None):
+            return False
+        if not _can_bind(port, None, reuse=False):
+            self._held.pop().close()
+            return False
+        return True
 
     def take(self, ports: Sequence[int], address: str | None = None) -> None:
         """Make sure that PORTS can be used, on ADDRESS or on all addresses."""
@@ -100,16 +105,8 @@ class HeldPorts:
             if not (self._reserve(port, None) and _can_bind(port, "127.0.0.1", reuse=True))
         )
         if taken:
-            for held in self._held[count:]:
-                held.close()
-            del self._held[count:]
+            self._release(count)
         return taken
-
-    def close(self) -> None:
-        """Give back what was held."""
-        for held in self._held:
-            held.close()
-        self._held.clear()
 
     def _reserve(self, port: int, address: str | None) -> bool:
         """Reserve PORT among fleetruns; False when another has it."""
@@ -126,41 +123,28 @@ class HeldPorts:
         return True
 
 
-class GuessedPorts:
+class GuessedPorts(Ports):
     """Ports for a dry run: numbers that look free, without opening anything."""
 
-    def __init__(
-        self,
-        pid: int,
-        ephemeral: tuple[int, int] | None = None,
-        within: tuple[int, int] | None = None,
-    ) -> None:
-        self._pid = pid
-        self._ephemeral = ephemeral
-        self._within = within
-        self._given: set[int] = set()
+    _given: frozenset[int] = frozenset()
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that seem to be unused."""
-        avoid = tcp.used() | self._given
-        candidates = _candidates(self._pid, self._ephemeral, self._within)
-        free = (port for port in candidates if port not in avoid)
-        found = tuple(port for port, _ in zip(free, range(count), strict=False))
-        if len(found) < count:
-            raise EnvironmentFault(_too_few(count, len(found), self._within))
-        self._given |= set(found)
-        return found
+        self._given |= tcp.used()
+        return super().free(count)
+
+    def _is_free(self, port: int) -> bool:
+        is_free = port not in self._given
+        self._given |= {port}
+        return is_free
 
     def take(self, ports: Sequence[int], address: str | None = None) -> None:  # noqa: ARG002
         """Remember PORTS; the launch will find out whether they can be used."""
-        self._given |= set(ports)
+        self._given |= {*ports}
 
     def hold(self, ports: Sequence[int]) -> frozenset[int]:
         """Return those of PORTS that are in use."""
         return tcp.used().intersection(ports)
-
-    def close(self) -> None:
-        """Do nothing: no port is held."""
 
 
 def _too_few(count: int, found: int, within: tuple[int, int] | None) -> str:
