@@ -53,6 +53,10 @@ class Layer(NamedTuple):
     knobs: tuple[Knob, ...]
 
 
+# The sections of a strategy whose settings are environment variables of the ranks.
+VARIABLE_SECTIONS = ("flags", "nccl", "env")
+
+
 class Strategy(NamedTuple):
     """What a job wants of Paddle's distributed training, and how it is to be dealt with.
 
@@ -72,6 +76,11 @@ class Strategy(NamedTuple):
     merge_tail: str = "drop"
     # The presets and files before they were combined.
     layers: tuple[Layer, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, Knob]:
+        """The environment variables that it sets."""
+        return {knob.name: knob for knob in self.knobs if knob.section in VARIABLE_SECTIONS}
 
 
 class Request(NamedTuple):
@@ -388,6 +397,10 @@ class RankSpec(NamedTuple):
     def is_trainer(self) -> bool:
         """Whether it is a trainer, as all ranks are but those of parameter servers."""
         return self.role == TRAINER
+
+    def is_among(self, ranks: str) -> bool:
+        """Whether RANKS, `all` or numbers with commas between them, names this trainer."""
+        return self.is_trainer and (ranks == "all" or str(self.rank) in ranks.split(","))
 
 
 class ProcessSpec(NamedTuple):

@@ -17,10 +17,9 @@ from fleetrun.records import names
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Facts, Knob, RankSpec, Request, Roster, Strategy, Task
+    from fleetrun.model import Facts, RankSpec, Request, Roster, Strategy, Task
     from fleetrun.plan.devices import Share
     from fleetrun.plan.layout import Layout, ModeHosts, Slots
-    from fleetrun.strategy.resolve import HostTopology
 
 _CHECKPOINT = "{checkpoint}"
 # File names end at 255 bytes; time, process id and node need some of them.
@@ -72,7 +71,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         for name in ("wrap", "profile"):
             ranks_of = (getattr(request, name) or "").partition(":")[0].split(",")
             _check_ranks(request, name, ranks_of, layout)
-    strategy, ranks = _strategy(request, layout)
+    strategy = _strategy(request, layout)
     env = environment.variables(
         request,
         facts,
@@ -80,7 +79,6 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         roster,
         layout=layout,
         run_dir=run_dir,
-        asked=_asked(strategy),
         strategy=strategy,
     )
     mine = [process.spec for process in layout.processes]
@@ -124,7 +122,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         cwd=facts.cwd,
         log_dir=log_dir,
         run_dir=run_dir,
-        files=_files(env, strategy, ranks, run_dir),
+        files=_files(env, strategy, layout, run_dir),
         links={
             f"{run_dir}/{os.path.basename(path)}": path
             for path in facts.plugins.get(share.kind, ())
@@ -218,42 +216,28 @@ def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
 
 def _commands(
     request: Request, facts: Facts, specs: Sequence[RankSpec]
-) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Return the command of each of SPECS, and remarks."""
-    commands, notes = _unwrapped(request, facts, specs)
+    before: Mapping[int, tuple[str, ...]] = {}
+    notes: tuple[str, ...] = ()
+    if request.debug is not None:
+        from fleetrun.plan import debug  # needed only with --debug
+
+        before, notes = debug.debugging(request, facts, specs)
+    debuggers = [before.get(spec.rank, ()) if spec.is_trainer else () for spec in specs]
+    commands = [command.argv(request, facts, debugger) for debugger in debuggers]
     if request.wrap is None:
         return commands, notes
     import shlex  # needed by few launches
 
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
-    wrapped = [
-        spec.is_trainer and (ranks == "all" or str(spec.rank) in ranks.split(",")) for spec in specs
-    ]
-    if any(wrapped) and facts.wrap_fault is not None:
+    if facts.wrap_fault is not None and any(spec.is_among(ranks) for spec in specs):
         raise EnvironmentFault(f"{origin.option(request, 'wrap')}: {facts.wrap_fault}")
-    return tuple(
-        (*words, *argv) if is_wrapped else argv
-        for is_wrapped, argv in zip(wrapped, commands, strict=True)
-    ), notes
-
-
-def _unwrapped(
-    request: Request, facts: Facts, specs: Sequence[RankSpec]
-) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Return the command of each of SPECS without --wrap, and remarks."""
-    plain = command.argv(request, facts)
-    if request.debug is None:
-        return (plain,) * len(specs), ()
-    from fleetrun.plan import debug  # needed only with --debug
-
-    before, notes = debug.debugging(request, facts, specs)
-    return tuple(
-        command.argv(request, facts, before[spec.rank])
-        if spec.is_trainer and spec.rank in before
-        else plain
-        for spec in specs
-    ), notes
+    return [
+        (*words, *argv) if spec.is_among(ranks) else argv
+        for spec, argv in zip(specs, commands, strict=True)
+    ], notes
 
 
 def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:
@@ -267,39 +251,25 @@ def _check_ranks(request: Request, option: str, words: Sequence[str], layout: La
         )
 
 
-def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, HostTopology | None]:
-    """Return the request's strategy resolved for the trainers of LAYOUT, and their topology."""
+def _strategy(request: Request, layout: Layout) -> Strategy | None:
+    """Return the request's strategy resolved for the trainers of LAYOUT."""
     if request.strategy is None:
-        return None, None
+        return None
     from fleetrun.strategy import resolve  # needed only with a strategy
 
-    nodes = [spec.node_rank for spec in layout.ranks if spec.is_trainer]
-    ranks = resolve.topology(nodes)
-    return resolve.resolve(request.strategy, ranks), ranks
-
-
-def _asked(strategy: Strategy | None) -> Mapping[str, Knob]:
-    """Return the variables that STRATEGY sets."""
-    if strategy is None:
-        return {}
-    from fleetrun.strategy import document  # needed only with a strategy
-
-    return document.variables(strategy)
+    return resolve.resolve(request.strategy, resolve.topology(layout.ranks))
 
 
 def _files(
-    env: environment.Environment,
-    strategy: Strategy | None,
-    ranks: HostTopology | None,
-    run_dir: str,
+    env: environment.Environment, strategy: Strategy | None, layout: Layout, run_dir: str
 ) -> Mapping[str, str]:
     """Return the files of ENV, and the one with STRATEGY for the training processes."""
-    if strategy is None or ranks is None:
+    if strategy is None:
         return env.files
-    from fleetrun.strategy import document  # needed only with a strategy
+    from fleetrun.strategy import document, resolve  # needed only with a strategy
 
-    path = f"{run_dir}/{names.STRATEGY}"
-    return {**env.files, path: document.text(strategy, ranks, env.of_strategy)}
+    text = document.text(strategy, resolve.topology(layout.ranks), env.of_strategy)
+    return {**env.files, f"{run_dir}/{names.STRATEGY}": text}
 
 
 def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from fleetrun import colors
 from fleetrun.commands import parser, tables, values
 from fleetrun.commands.pager import page as through_pager
 from fleetrun.errors import UsageError
+from fleetrun.model import VARIABLE_SECTIONS
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put, remark
 from fleetrun.records import secrets
@@ -36,7 +37,7 @@ def _presets(
 def _names(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    names = (*load.PRESETS, *(one.name for one in fields.TABLE), *fields.VARIABLE_SECTIONS)
+    names = (*load.PRESETS, *(one.name for one in fields.TABLE), *VARIABLE_SECTIONS)
     return values.files(incomplete) + values.among(dict.fromkeys(names), incomplete)
 
 
@@ -162,10 +163,10 @@ def shown(name: str) -> str:
     # amp and gradient_merge are fields, too: write strategy.amp for those.
     if name in load.PRESETS:
         return _text(load.preset_path(name))
-    if name in fields.VARIABLE_SECTIONS:
+    if name in VARIABLE_SECTIONS:
         return explanation.variables(name)
     section, dot, rest = name.partition(".")
-    if dot and section in fields.VARIABLE_SECTIONS:
+    if dot and section in VARIABLE_SECTIONS:
         return explanation.variables(section)
     for kind, prefix in fields.PREFIXES.items():
         if prefix and name.startswith(prefix):
@@ -267,7 +268,7 @@ def _explained(
     knob: Knob, section: str, name: str, places: list[tuple[str, str, str]]
 ) -> list[tuple[str, ...]]:
     """Return the rows of the field NAME, of which KNOB may be a part; the first has its name."""
-    if section in fields.VARIABLE_SECTIONS:
+    if section in VARIABLE_SECTIONS:
         value = secrets.redact(name, str(knob.value))
         return [(f"{name}: {value}", "set", "everywhere", "in every rank; what is exported wins")]
     is_part = "." in knob.name

@@ -56,12 +56,7 @@ def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debu
             f"{asked}: {request.script.target} is a program; a debugger can hold scripts that end "
             "in .py, and modules (-m)."
         )
-    held = [
-        spec
-        for spec in specs
-        if spec.is_trainer
-        and (request.debug == "all" or str(spec.rank) in request.debug.split(","))
-    ]
+    held = [spec for spec in specs if spec.is_among(request.debug)]
     notes: tuple[str, ...] = ()
     if request.hang_timeout_s:
         notes = (f"--hang_timeout={request.hang_timeout_s:g} is suspended by {asked}.",)

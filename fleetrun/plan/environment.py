@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fleetrun.conversion import boolean
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
+from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
 from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import communication, devices, kinds, masks
 from fleetrun.plan.devices import Share
@@ -101,8 +101,6 @@ _GROWING = frozenset(("auto_growth", "thread_local"))
 # cudaFree and hipFree do; Ascend's aclrtFree "does not synchronize", as CANN's documentation says.
 _FREEING = ("FLAGS_free_idle_chunk", "FLAGS_free_when_no_cache_hit")
 
-_NONE: Mapping[str, Knob] = {}
-
 
 class Environment(NamedTuple):
     """The environment of this host's ranks: one mapping each, and the removed names."""
@@ -123,16 +121,14 @@ def variables(
     *,
     layout: Layout,
     run_dir: str,
-    asked: Mapping[str, Knob] = _NONE,
     strategy: Strategy | None = None,
 ) -> Environment:
     """Return the environment of this host's processes of LAYOUT.
 
-    ASKED are the variables that STRATEGY sets.
-
     Strongest first: --env, --nccl, the rank's identity, what the user exported, the strategy's
     variables, our defaults.
     """
+    asked = {} if strategy is None else strategy.variables
     defaults, notes = _defaults(request, facts, share, roster, run_dir)
     # An option of the command line is stronger than a file.
     typed = {MEMORY_FRACTION} if request.gpu_memory_fraction is not None else set[str]()
@@ -214,7 +210,7 @@ def _shown(name: str, value: str) -> str:
 def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
     """Return the variables for the steps that this rank records; none if it records none."""
     ranks, _, steps = (request.profile or "").partition(":")
-    if not spec.is_trainer or (ranks != "all" and str(spec.rank) not in ranks.split(",")):
+    if not spec.is_among(ranks):
         return {}
     return {PROFILE: f"{steps}:{run_dir}/{names.trace(names.rank_name(spec))}"}
 

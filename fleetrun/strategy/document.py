@@ -11,7 +11,7 @@ from fleetrun.strategy import fields
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fleetrun.model import Knob, Strategy
+    from fleetrun.model import Strategy
     from fleetrun.strategy.resolve import HostTopology
 
 
@@ -89,8 +89,3 @@ def _line(outcome: fields.FieldOutcome) -> dict[str, object]:
 
 def _mapping(section: object) -> Mapping[str, object]:
     return section if isinstance(section, dict) else {}
-
-
-def variables(strategy: Strategy) -> dict[str, Knob]:
-    """Return the environment variables that STRATEGY sets."""
-    return {knob.name: knob for knob in strategy.knobs if knob.section in fields.VARIABLE_SECTIONS}

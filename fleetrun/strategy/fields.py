@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from fleetrun import conversion
-from fleetrun.model import KnobValue
+from fleetrun.model import VARIABLE_SECTIONS, KnobValue
 from fleetrun.strategy import table
 
 STRATEGY = "strategy"
 BUILD = "build_strategy"
 EXECUTION = "execution_strategy"
-FLAGS, NCCL, ENV = "flags", "nccl", "env"
+FLAGS, NCCL, ENV = VARIABLE_SECTIONS
 
 FIELD_SECTIONS = (STRATEGY, BUILD, EXECUTION)
-VARIABLE_SECTIONS = (FLAGS, NCCL, ENV)
 SECTIONS = (*FIELD_SECTIONS, *VARIABLE_SECTIONS)
 # The prefixes of the variables of each section.
 PREFIXES = {FLAGS: "FLAGS_", NCCL: "NCCL_", ENV: ""}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import yamlfile
 from fleetrun.errors import UsageError
-from fleetrun.model import Knob, KnobValue, Layer, Strategy
+from fleetrun.model import VARIABLE_SECTIONS, Knob, KnobValue, Layer, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
@@ -110,7 +110,7 @@ def parse_set(text: str) -> Knob:
     section, dot, rest = key.partition(".")
     if not (dot and section in fields.SECTIONS):
         section, rest = _section_of(key), key
-    if section in fields.VARIABLE_SECTIONS:
+    if section in VARIABLE_SECTIONS:
         return Knob(section, _variable(section, rest, where), _variable_text(section, raw), SET)
     loaded = _load(raw, where)
     value = None if loaded is None else loaded[1][id(loaded[0])]
@@ -148,7 +148,7 @@ def digest(knobs: Iterable[Knob]) -> str:
 def refusals(knobs: Iterable[Knob]) -> Iterator[UsageError]:
     """Yield an error for each of KNOBS that is known to ruin a training silently."""
     for knob in knobs:
-        if knob.section in fields.VARIABLE_SECTIONS:
+        if knob.section in VARIABLE_SECTIONS:
             continue
         refused = fields.find(knob.section, knob.name).refused
         if refused is not None and refused[0] == knob.value:
@@ -264,7 +264,7 @@ class _Document:
         """Yield the settings of the line `NAME: NODE` of SECTION."""
         from yaml import ScalarNode
 
-        if section in fields.VARIABLE_SECTIONS:
+        if section in VARIABLE_SECTIONS:
             variable = _variable(section, name, where)
             if not isinstance(node, ScalarNode) or yamlfile.is_null(node):
                 raise UsageError(f"{where}: {name}: give one value.")

@@ -2,10 +2,11 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleetrun.model import Knob, KnobValue, Strategy
+from fleetrun.model import Knob, KnobValue, RankSpec, Strategy
 from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, PLAN, STRATEGY
 
 _HIERARCHICAL = "use_hierarchical_allreduce"
@@ -39,13 +40,10 @@ class HostTopology(NamedTuple):
         return math.gcd(*self.ranks) or 1
 
 
-def topology(nodes: Sequence[int]) -> HostTopology:
-    """Return the topology of ranks on NODES, the place of each rank's host.
-
-    >>> topology([0, 0, 1, 1])
-    HostTopology(ranks=(2, 2))
-    """
-    return HostTopology(tuple(nodes.count(node) for node in dict.fromkeys(nodes)) or (1,))
+def topology(ranks: Sequence[RankSpec]) -> HostTopology:
+    """Return the topology of the trainers among RANKS."""
+    nodes = Counter(spec.node_rank for spec in ranks if spec.is_trainer)
+    return HostTopology(tuple(nodes.values()) or (1,))
 
 
 def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:

@@ -14,7 +14,17 @@ from planning import a_request, a_roster, gpus, planned, some_facts
 
 import fleetrun
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Device, Endpoint, Facts, Knob, Member, ProcessSpec, Request, Roster
+from fleetrun.model import (
+    Device,
+    Endpoint,
+    Facts,
+    Knob,
+    Member,
+    ProcessSpec,
+    Request,
+    Roster,
+    Strategy,
+)
 from fleetrun.modes import collective
 from fleetrun.plan import devices
 from fleetrun.plan.devices import Share
@@ -32,7 +42,7 @@ def made(
     roster: Roster | None = None,
     request: Request | None = None,
     facts: Facts | None = None,
-    asked: Mapping[str, Knob] | None = None,
+    strategy: Strategy | None = None,
     **share: Any,
 ) -> Environment:
     """Make the environment of ROSTER's ranks on GPUs, or of what SHARE says."""
@@ -41,7 +51,7 @@ def made(
     request, facts = request or a_request(), facts or some_facts(8)
     layout = collective.layout(request, facts, kind, roster)
     return variables(
-        request, facts, kind, roster, layout=layout, run_dir=RUN_DIR, asked=asked or {}
+        request, facts, kind, roster, layout=layout, run_dir=RUN_DIR, strategy=strategy
     )
 
 
@@ -286,7 +296,7 @@ def test_a_share_of_gpu_memory_comes_with_the_allocator_that_takes_it() -> None:
     for other in (
         {"facts": some_facts(8, environ={name: "auto_growth"})},
         {"request": request._replace(env=((name, "auto_growth"),))},
-        {"asked": {name: Knob("flags", name, "auto_growth", "a file")}},
+        {"strategy": Strategy((), (Knob("flags", name, "auto_growth", "a file"),))},
     ):
         with pytest.raises(UsageError, match="has no effect with FLAGS_allocator_strategy=auto"):
             made(**{"request": request, **other})  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fleetrun.model import VARIABLE_SECTIONS
 from fleetrun.strategy import explanation, fields, load
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def test_an_example_shows_another_value_than_the_default_unless_that_is_refused(
         assert explanation.other_than_default(one) != one.default or one.refused is not None
 
 
-@pytest.mark.parametrize("section", fields.VARIABLE_SECTIONS)
+@pytest.mark.parametrize("section", VARIABLE_SECTIONS)
 def test_the_example_of_a_section_of_variables_is_one(section: str, written: Path) -> None:
     _, line = explanation.VARIABLES[section]
     path = written / f"{section}.yaml"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.model import Knob, Strategy
+from fleetrun.model import Endpoint, Knob, RankSpec, Strategy
 from fleetrun.strategy import load, resolve
 from fleetrun.strategy.resolve import HostTopology
 
@@ -78,7 +78,9 @@ def test_the_word_in_a_variable_stays() -> None:
 @given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))
 def test_no_group_is_on_two_hosts(ranks: list[int]) -> None:
     nodes = [node for node, number in enumerate(ranks) for _ in range(number)]
-    found = resolve.topology(nodes)
+    found = resolve.topology(
+        [RankSpec("TRAINER", n, n, node, (), Endpoint("h", n)) for n, node in enumerate(nodes)]
+    )
     assert found.ranks == tuple(ranks)
     groups = [nodes[at : at + found.group] for at in range(0, len(nodes), found.group)]
     assert all(len(set(group)) == 1 for group in groups)
