@@ -128,10 +128,6 @@ def test_hosts_that_the_mpi_does_not_name_are_listed_by_hand(environ: dict[str, 
     assert resolve(environ, "--ips=a,b,c,d").ips == ("a", "b", "c", "d")
 
 
-def test_a_dry_run_shows_an_allocation_from_its_shell() -> None:
-    assert resolve(BATCH, "--dry-run").ips == ("n1", "n2", "n3", "n4")
-
-
 def test_one_host_is_a_job_of_one_host() -> None:
     alone = {**BATCH, "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
     found = resolve(alone)

@@ -63,13 +63,6 @@ def test_what_a_role_is_not_told_is_removed_from_it() -> None:
     assert "PADDLE_GLOBAL_SIZE" not in by_name(plan)["trainer.0"]
 
 
-def test_trainers_get_the_devices_of_the_mask_and_servers_none() -> None:
-    facts = some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "4,5"})
-    envs = by_name(planned(facts=facts))
-    shown = {name: env["CUDA_VISIBLE_DEVICES"] for name, env in envs.items()}
-    assert shown == {"server.0": "", "server.1": "", "trainer.0": "4", "trainer.1": "5"}
-
-
 def test_each_host_plans_its_part_of_the_lists() -> None:
     for me, host in enumerate(("10.0.0.1", "10.0.0.2")):
         facts = some_facts(addresses=(Address("eth0", host),))

@@ -553,16 +553,3 @@ def test_everybody_gets_what_paddle_gives(name: str) -> None:
                     re.findall(r"<\w+>", pattern), matched.groups(), strict=True
                 ):
                     assert values.setdefault(place, value) == value, variable
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        {"server_num": 2, "servers": ("127.0.0.1:1",), "trainer_num": 1},
-    ],
-    ids=["legacy/32_ps_num_mismatch"],
-)
-def test_what_paddle_refuses_is_refused_in_one_sentence(wanted: dict[str, Any]) -> None:
-    with pytest.raises(UsageError) as caught:
-        roles(job(**wanted))
-    assert "\n" not in str(caught.value)

@@ -53,108 +53,62 @@ def test_s61_silence_of_all_is_a_hang() -> None:
     assert not watched(*silence(4)).is_hung(15.0)
 
 
+# What one of two silent ranks shows at the last look.
 @pytest.mark.parametrize(
-    "sign",
+    ("sign", "depth"),
     [
-        QUIET._replace(output=11),
-        QUIET._replace(output=0),
-        QUIET._replace(beat=3),
-        QUIET._replace(cpu_s=1.2),
-        QUIET._replace(state="T"),
-        QUIET._replace(state="t"),
+        *(
+            (QUIET._replace(**sign), IDLE)
+            for sign in (
+                {"output": 11},
+                {"output": 0},
+                {"beat": 3},
+                {"cpu_s": 1.2},
+                {"state": "T"},
+                {"state": "t"},
+            )
+        ),
+        *(
+            (QUIET, IDLE._replace(**depth))
+            for depth in (
+                {"written": 4096},
+                {"is_in_disk_wait": True},
+                {"is_at_prompt": True},
+                {"cpu_s": {7: 1.0, 8: 0.5}},
+                {"cpu_s": {7: 1.5}},
+                # A connection that is new brings what it has had.
+                {"traffic": {9: 65536}},
+            )
+        ),
     ],
 )
-def test_s62_any_sign_of_one_rank_is_life(sign: Sample) -> None:
+def test_s62_any_sign_or_work_of_one_rank_is_life(sign: Sample, depth: DeepSample) -> None:
     looks = silence(6)
-    looks[5] = ({0: QUIET, 1: sign}, {})
+    looks[5] = ({0: QUIET, 1: sign}, {0: IDLE, 1: depth})
     assert not watched(*looks).is_hung(25.0)
 
 
+# What a rank shows at each of six looks, and whether that is a hang.
 @pytest.mark.parametrize(
-    "depth",
+    ("sign", "depth", "is_hung"),
     [
-        DeepSample({7: 1.0}, 4096, is_in_disk_wait=False),
-        DeepSample({7: 1.0}, 0, is_in_disk_wait=True),
-        DeepSample({7: 1.0}, 0, is_in_disk_wait=False, is_at_prompt=True),
-        DeepSample({7: 1.0, 8: 0.5}, 0, is_in_disk_wait=False),
-        DeepSample({7: 1.5}, 0, is_in_disk_wait=False),
+        # It wakes up now and then, its connection is kept alive.
+        (lambda n: {"cpu_s": 1.0 + n * 0.05}, lambda n: {"cpu_s": {7: n * 0.05}}, True),
+        (lambda _: {}, lambda n: {"traffic": {9: n * 10_000}}, True),
+        # It downloads.
+        (lambda _: {}, lambda n: {"traffic": {9: n // 5 * 65536}}, False),
+        # With heartbeats it spins, logs, and sends, or writes a checkpoint.
+        (lambda n: {"beat": 1, "cpu_s": n * 5.0}, lambda n: {"cpu_s": {7: n * 5.0}}, True),
+        (lambda n: {"beat": 1, "output": n * 50}, lambda n: {"written": n * 4096}, True),
+        (lambda _: {"beat": 1}, lambda n: {"traffic": {9: n * 100_000}}, True),
+        (lambda _: {"beat": 1}, lambda n: {"written": n * 10_000_000}, False),
     ],
 )
-def test_s62_work_of_any_process_of_a_rank_is_life(depth: DeepSample) -> None:
-    looks = silence(6)
-    looks[5] = ({0: QUIET, 1: QUIET}, {0: IDLE, 1: depth})
-    assert not watched(*looks).is_hung(25.0)
-
-
-def test_waking_up_now_and_then_is_not_life() -> None:
-    looks = [
-        (
-            {0: QUIET._replace(cpu_s=1.0 + n * 0.05)},
-            {0: DeepSample({7: n * 0.05}, 0, is_in_disk_wait=False)},
-        )
-        for n in range(6)
-    ]
-    assert watched(*looks).is_hung(25.0)
-
-
-def test_with_heartbeats_spinning_is_not_life() -> None:
-    looks = [
-        (
-            {0: QUIET._replace(cpu_s=n * 5.0, beat=1)},
-            {0: DeepSample({7: n * 5.0}, 0, is_in_disk_wait=False)},
-        )
-        for n in range(6)
-    ]
-    assert watched(*looks).is_hung(25.0)
-
-
-def test_with_heartbeats_a_thread_that_logs_is_not_life() -> None:
-    looks = [
-        (
-            {0: QUIET._replace(output=n * 50, beat=1)},
-            {0: DeepSample({7: 1.0}, n * 4096, is_in_disk_wait=False)},
-        )
-        for n in range(6)
-    ]
-    assert watched(*looks).is_hung(25.0)
-
-
-def traffic(*counts: int, beat: int = 0, step_s: float = 5.0) -> IdleClock:
-    """Return a clock that has seen one connection with so many bytes, look after look."""
-    clock = IdleClock(20.0)
-    clock.restart(0.0)
-    for number, count in enumerate(counts):
-        at = number * step_s
-        if clock.look({0: QUIET._replace(beat=beat)}, at):
-            clock.look_closer({0: IDLE._replace(traffic={9: count})}, at)
-    return clock
-
-
-def test_s62_a_download_is_life() -> None:
-    assert not traffic(0, 0, 0, 0, 0, 65536).is_hung(25.0)
-    # A connection that is new brings what it has had.
-    looks = silence(6)
-    looks[5] = ({0: QUIET}, {0: IDLE._replace(traffic={9: 65536})})
-    assert not watched(*looks).is_hung(25.0)
-
-
-def test_keep_alives_are_not_life() -> None:
-    assert traffic(*range(0, 60_000, 10_000)).is_hung(25.0)
-
-
-def test_with_heartbeats_traffic_is_not_life() -> None:
-    assert traffic(*range(0, 600_000, 100_000), beat=1).is_hung(25.0)
-
-
-def test_with_heartbeats_a_checkpoint_is_life() -> None:
-    looks = [
-        (
-            {0: QUIET._replace(beat=1)},
-            {0: DeepSample({7: 1.0}, n * 10_000_000, is_in_disk_wait=False)},
-        )
-        for n in range(6)
-    ]
-    assert not watched(*looks).is_hung(25.0)
+def test_what_goes_on_is_life_or_none(
+    sign: Callable[[int], dict[str, Any]], depth: Callable[[int], dict[str, Any]], *, is_hung: bool
+) -> None:
+    looks = [({0: QUIET._replace(**sign(n))}, {0: IDLE._replace(**depth(n))}) for n in range(6)]
+    assert watched(*looks).is_hung(25.0) is is_hung
 
 
 def busy(
