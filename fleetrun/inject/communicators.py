@@ -112,23 +112,19 @@ def _digest(ranks: Sequence[int]) -> str:
     return hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]
 
 
-def new_hierarchical(hierarchy: Hierarchy, leaders: Any = None) -> tuple[Stage, ...]:
-    """Connect this rank to its group, twice, and the leaders with each other; return its stages.
-
-    LEADERS is the ProcessGroup of the leaders, if it is there already.
-    """
-    reducing, broadcasting = (
-        next((own for own in [new_group(group) for group in hierarchy.groups] if own), None)
-        for _ in range(2)
-    )
-    return hierarchical(reducing, leaders or new_group(hierarchy.leaders), broadcasting)
-
-
 class Communicator:
-    """Sums tensors over all ranks, one after the other; with OVERLAPS beside the computation."""
+    """Sums tensors at PLACE over all ranks, one after the other, by GROUPS.
 
-    def __init__(self, stages: Sequence[Stage], *, overlaps: bool) -> None:
-        self._stages = stages
+    GROUPS are the ProcessGroup of all ranks, or the three of two levels; see `hierarchical`. With
+    OVERLAPS it sums beside the computation.
+    """
+
+    def __init__(self, groups: Sequence[Any], place: Any, *, overlaps: bool) -> None:
+        self.groups = [group for group in groups if group is not None]
+        self._place = place
+        self._stages: Sequence[Stage] = (
+            hierarchical(*groups) if len(groups) > 1 else flat(*self.groups)
+        )
         # The number of allreduces of the model that has it, and of all models before.
         self.calls = self._former_calls = 0
         # No model has it.
@@ -177,11 +173,19 @@ class Communicator:
             return None
         return self._beside.submit(tensor, root)
 
+    def zeros(self, nbytes: int) -> Any:
+        """Return a tensor of NBYTES of zeros to sum."""
+        import numpy as np
+        import paddle
+
+        return paddle.to_tensor(np.zeros(max(nbytes // 4, 1), "float32"), place=self._place)
+
     def sum_integers(self, numbers: Sequence[int]) -> list[int]:
         """Return the sums of NUMBERS (int32) over the ranks; not counted in `calls`."""
         import paddle
 
-        tensor = paddle.to_tensor(list(numbers), dtype="int32")
+        # Whatever device the script has chosen by now.
+        tensor = paddle.to_tensor(list(numbers), dtype="int32", place=self._place)
         sum_uncounted([self], [tensor])
         return [int(number) for number in tensor.numpy()]
 
@@ -214,6 +218,8 @@ class Pool:
     def __init__(self) -> None:
         # By the ranks and the size of groups; each list is alike on all of these ranks.
         self._made: dict[tuple[tuple[int, ...], int], list[Communicator]] = {}
+        # Groups of leaders that were made to measure, by the ranks and the size of groups.
+        self._leaders: dict[tuple[tuple[int, ...], int], list[Any]] = {}
         self._exchanges = 0
 
     @property
@@ -221,32 +227,56 @@ class Pool:
         """The number of allreduces so far, of all models."""
         return sum(each.all_calls for made in self._made.values() for each in made)
 
-    def take(
-        self,
-        ranks: Sequence[int],
-        size: int | None,
-        number: int,
-        *,
-        overlaps: bool,
-        leaders: list[Any] | None = None,
-    ) -> list[Communicator]:
-        """Return NUMBER communicators of RANKS, hierarchical in groups of SIZE if it is given.
+    def leaders(self, ranks: Sequence[int], size: int) -> Any:
+        """Return a ProcessGroup of the leaders of groups of SIZE among RANKS; None: no leader.
 
-        What is made takes ProcessGroups of the leaders from LEADERS. All RANKS must call it alike.
+        The next communicator of two levels takes it. All RANKS must call it alike.
         """
-        made = self._made.setdefault((tuple(ranks), size or 0), [])
+        kept = self._leaders.setdefault((tuple(ranks), size), [])
+        if not kept:
+            kept.append(new_group(split_ranks(ranks, size).leaders))
+        return kept[0]
+
+    def take(
+        self, ranks: Sequence[int], size: int | None, number: int, place: Any, *, overlaps: bool
+    ) -> list[Communicator]:
+        """Return NUMBER communicators of RANKS for tensors at PLACE; SIZE: in groups of so many.
+
+        All RANKS must call it alike.
+        """
+        key = (tuple(ranks), size or 0)
+        made = self._made.setdefault(key, [])
         taken = [made[place] for place in self._agreed(made, ranks)[:number]]
         for each in taken:
             each.take(overlaps=overlaps)
         while len(taken) < number:
-            stages = (
-                flat(new_group(ranks))
-                if size is None
-                else new_hierarchical(split_ranks(ranks, size), leaders.pop() if leaders else None)
-            )
-            taken.append(Communicator(stages, overlaps=overlaps))
+            if size is None:
+                groups = [new_group(ranks)]
+            else:
+                leaders = self._leaders.pop(key, [])
+                hierarchy = split_ranks(ranks, size)
+                reducing, broadcasting = (
+                    next((own for own in map(new_group, hierarchy.groups) if own), None)
+                    for _ in range(2)
+                )
+                groups = [reducing, *(leaders or [new_group(hierarchy.leaders)]), broadcasting]
+            taken.append(Communicator(groups, place, overlaps=overlaps))
             made.append(taken[-1])
         return taken
+
+    def free_unused(self, ranks: Sequence[int], size: int) -> None:
+        """Free the communicators that were made to measure groups of SIZE among RANKS.
+
+        Paddle 3 can do so on GPUs. All RANKS must call it alike, and nothing may be under way.
+        """
+        key = (tuple(ranks), size)
+        made = self._made.get(key, [])
+        unused = [made[place] for place in self._agreed(made, ranks)]
+        groups = [*self._leaders.pop(key, []), *(one for each in unused for one in each.groups)]
+        for group in groups:
+            if group is not None:
+                group.shutdown()
+        self._made[key] = [each for each in made if each not in unused]
 
     def _agreed(self, made: list[Communicator], ranks: Sequence[int]) -> list[int]:
         """Return the places of MADE that no model has on any of RANKS any more."""

@@ -90,6 +90,11 @@ def effective_spec() -> StrategySpec:
     )
 
 
+def overlaps() -> bool:
+    """Return whether allreduces of dynamic graphs may run beside the computation."""
+    return not effective("sync_nccl_allreduce", default=False)
+
+
 def is_on(name: str) -> bool:
     """Whether the switch NAME is on, by the strategy or by the script alone."""
     value = effective(name)

@@ -91,7 +91,10 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
         if device_strategies.sends_gradients(document):
             assert proof["counts"]["gradients_checked"] > 0
             if not devices.PLUGIN:
-                assert_witnessed(proof, devices.witnessed(witness, rank))
+                seen = devices.witnessed(witness, rank)
+                assert_witnessed(proof, seen)
+                made = len({one.group for one in seen})
+                assert more.get("FLEET") or made == communicators(proof, rank, nranks, hosts)
 
 
 def test_what_fleetrun_gathers_is_not_freed_while_it_comes(tmp_path: Path) -> None:
@@ -137,6 +140,22 @@ def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> 
             return bool(knob["asked"] > counts["allreduces"])
         case name:
             return name in ("fuse_bn_act_ops", "fuse_elewise_add_act_ops")
+
+
+def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> int:
+    """Return how many communicators RANK has: the model's own, those used, and those measured.
+
+    Paddle frees none of a plug-in's device.
+    """
+    knobs = {one["name"]: one for one in proof["knobs"]}
+    is_paddles = any("as built" in one["evidence"] for one in knobs.values())
+    used = 0 if is_paddles else int(proof["counts"]["communicators"])
+    leads = rank % (nranks // hosts) == 0
+    if proof["counts"]["groups"]:
+        return 1 + used * (2 + leads)
+    measured = knobs.get("use_hierarchical_allreduce", {}).get("reason", "")
+    unused = leads if "at least" in measured else 2 + leads if "two levels" in measured else 0
+    return 1 + used + unused
 
 
 def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> None:

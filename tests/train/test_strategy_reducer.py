@@ -243,8 +243,10 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
     }
     for name, more, is_paddles in (
         ("paddles", {}, True),
-        ("two", {"nccl_comm_num": 2}, False),
-        ("waits", {"sync_nccl_allreduce": True}, False),
+        # One bucket, as Paddle's own: there is nothing to share, or to wait for at once.
+        ("moot", {"nccl_comm_num": 2, "sync_nccl_allreduce": True}, True),
+        ("two", {"nccl_comm_num": 2, "fuse_grad_size_in_num": 2}, False),
+        ("waits", {"sync_nccl_allreduce": True, "fuse_grad_size_in_num": 2}, False),
     ):
         strategy = {**asked, **more}
         ranks = train(PYTHONS[version], "failing.py", tmp_path / name, strategy)
@@ -254,7 +256,8 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
         assert ("as built" in knobs["fuse_grad_size_in_MB"]["evidence"]) is is_paddles, name
         for field in asked if is_paddles else ():
             # All gradients fit into one bucket of Paddle's.
-            assert knobs[field]["status"] == "no_difference"
+            is_more = field == "nccl_comm_num" and strategy[field] == 2
+            assert knobs[field]["status"] == ("no_effect" if is_more else "no_difference")
 
 
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
@@ -263,7 +266,9 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
 ) -> None:
     asked = {"use_hierarchical_allreduce": "auto", "fuse_grad_size_in_num": 2}
     folder = tmp_path / "ours"
-    ranks = train_as_alone(version, "levels.py", tmp_path, asked, nranks=4, hosts=2)
+    frees = version == "3.3.1"
+    more = {"FREES": "1"} if frees else {}
+    ranks = train_as_alone(version, "levels.py", tmp_path, asked, nranks=4, hosts=2, more=more)
     for report in ranks:
         for name, model in report.items():
             # Two buckets in each of three steps.
@@ -274,6 +279,8 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
     # Where the leaders alone take longer than one level, nothing but theirs is made to measure.
     for rank, made in enumerate(([3, 6, 10, 12], [2, 4, 7, 8]) * 2):
         assert [model["made"] for model in ranks[rank].values()] == made
+        freed = [0, 0, 3, 4] if rank % 2 == 0 else [0, 0, 2, 2]
+        assert [model["freed"] for model in ranks[rank].values()] == [frees * n for n in freed]
     for rank in range(4):
         proof = evidence(folder, rank)
         knobs = {each["name"]: each for each in proof["knobs"]}

@@ -267,7 +267,7 @@ def probe(communicator: Communicator, most: int) -> list[tuple[int, int]]:
     found = []
     with paddle.no_grad():
         for size in sizes:
-            tensor = paddle.zeros([size // 4], dtype="float32")
+            tensor = communicator.zeros(size)
             times = []
             for _ in range(_PROBES):
                 # All ranks begin at once.

@@ -14,7 +14,7 @@ from ..paddle_api import private_names, tensors
 from . import compression, handover, levels, refused_types, sparse
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
-from .reducer import BucketLimits, Reducer
+from .reducer import BucketLimits, Reducer, pack
 from .reducer_report import ReducerReport, ReducerSetup
 from .step_reducer import PADDLES_BYTES, StepReducer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
+    from ..communicators import Communicator
     from ..evidence import Evidence
     from ..spec import StrategySpec
     from .gradient_accumulation import GradientAccumulator
@@ -157,22 +158,26 @@ class Reducers:
         self, parameters: Sequence[Any], group: Any, scale: float, owners: Mapping[int, int]
     ) -> StepReducer:
         ranks = list(group.ranks)
+        _, packed = pack(parameters, _step_limits)
         sizes = [each.size * each.element_size() for each in parameters]
-        limits = bucket_limits(sum(sizes), PADDLES_BYTES)
-        overlaps = not settings.effective("sync_nccl_allreduce", default=False)
-        own, size, why_levels = self._levels.take(
-            ranks, _bucket_bytes(sizes, limits), group.process_group, overlaps=overlaps
+        place = parameters[0].place
+        size, why_levels = self._levels.choose(
+            ranks, _bucket_bytes(sizes, packed), group.process_group, place
         )
+        own, more = self._communicators(ranks, size, len(packed), place)
         hierarchy = communicators.split_ranks(ranks, size) if size else None
         compressed = compression.choose(own[0], ranks, communicators.global_rank())
-        paddles_bytes = sizes if owners else _bucket_bytes(sizes, _PADDLES_LIMITS)
+        paddles_bytes = sizes
+        if not owners:
+            _, paddles = pack(parameters, lambda _: _PADDLES_LIMITS)
+            paddles_bytes = _bucket_bytes(sizes, paddles)
         # By owner only where that saves traffic.
         owners = {} if hierarchy or compressed else owners
         self._report.why_not_planned = (
             "gradients are sent at the step, not during the backward pass"
         )
         setup = ReducerSetup(
-            *(self._models, own, hierarchy, paddles_bytes, overlaps, len(ranks)),
+            *(self._models, own, hierarchy, paddles_bytes, settings.overlaps(), len(ranks)),
             *(compressed, why_levels, True),
         )
         self._models += 1
@@ -182,9 +187,10 @@ class Reducers:
             sparse_parameters=(),
             group=group.process_group,
             communicators=own,
+            more_communicators=more,
             compression=compressed,
             ranks=ranks,
-            limits=lambda total: bucket_limits(total, PADDLES_BYTES),
+            limits=_step_limits,
             finds_unused=False,
             must_sync=self._must_sync,
             check=GradientCheck(group.process_group, len(ranks), every, self._proof),
@@ -268,22 +274,32 @@ class Reducers:
         # No closure may hold the model: it holds the reducer, and both must go together.
         model_bytes = model.comm_buffer_size
         model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
+
+        def limits(total: int) -> BucketLimits:
+            return bucket_limits(total, model_bytes, model_last_bytes)
+
         trained = [each for each in dense if tensors.is_trained(each)]
-        sizes = [each.size * each.element_size() for each in trained]
-        limits = bucket_limits(sum(sizes), model_bytes, model_last_bytes)
-        overlaps = not settings.effective("sync_nccl_allreduce", default=False)
-        nbytes = _bucket_bytes(sizes, limits)
-        own, size, why_levels = self._levels.take(
-            ranks, nbytes, model.group.process_group, overlaps=overlaps
-        )
+        sizes, packed = pack(trained[::-1], limits)
+        nbytes = _bucket_bytes(sizes, packed)
+        group, place = model.group.process_group, (*dense, *tables)[0].place
+        size, why_levels = self._levels.choose(ranks, nbytes, group, place)
         hierarchy = communicators.split_ranks(ranks, size) if size else None
+        are_paddles = _are_equal(packed, model.group_indices)
+        hands_over = (
+            not tables
+            and not model.find_unused_parameters
+            and handover.suffices(self._asked(), packed, has_levels=size, are_paddles=are_paddles)
+            and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
+        )
+        lent = group if hands_over else None
+        own, more = self._communicators(ranks, size, len(packed), place, lent=lent)
         compressed = compression.choose(own[0], ranks, communicators.global_rank())
         setup = ReducerSetup(
             number,
             own,
             hierarchy,
-            [sum(sizes[index] for index in group) for group in model.group_indices],
-            overlaps,
+            _bucket_bytes(sizes[::-1], model.group_indices),
+            settings.overlaps(),
             len(ranks),
             compressed,
             why_levels,
@@ -298,27 +314,22 @@ class Reducers:
                 functools.partial(probe, own[0]),
             )
         make: Callable[..., Reducer] = Reducer
-        if (
-            not tables
-            and not model.find_unused_parameters
-            and handover.suffices(self._asked(), has_levels=hierarchy is not None)
-            and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
-        ):
-            paddles = handover.PaddlesReducer(model, limits, init_reducer)
+        if hands_over:
+            own_limits = None if are_paddles else limits(sum(sizes))
+            paddles = handover.PaddlesReducer(model, own_limits, init_reducer)
             make = functools.partial(handover.SparingReducer, paddles=paddles)
         reducer = make(
             dense,
             sparse_parameters=tables,
-            group=model.group.process_group,
+            group=group,
             communicators=own,
+            more_communicators=more,
             compression=compressed,
             ranks=ranks,
-            limits=lambda total: bucket_limits(total, model_bytes, model_last_bytes),
+            limits=limits,
             finds_unused=model.find_unused_parameters,
             must_sync=self._must_sync,
-            check=GradientCheck(
-                model.group.process_group, len(ranks), self._spec.check_ranks, self._proof
-            ),
+            check=GradientCheck(group, len(ranks), self._spec.check_ranks, self._proof),
             on_reduced=lambda reducer: self._report.reduced(reducer, setup),
             planner=planner,
         )
@@ -334,6 +345,34 @@ class Reducers:
         weakref.finalize(reducer, self._report.forget, number).atexit = False
         return reducer
 
+    def _communicators(
+        self,
+        ranks: Sequence[int],
+        size: int | None,
+        nbuckets: int,
+        place: Any,
+        *,
+        lent: Any = None,
+    ) -> tuple[list[Communicator], Callable[[int], None]]:
+        """Return communicators for NBUCKETS buckets at PLACE, and what adds some for so many.
+
+        LENT is the model's own ProcessGroup if that will do for as long as none is added.
+        """
+        most, overlaps = int(settings.effective("nccl_comm_num", 1)), settings.overlaps()
+        if lent is not None:
+            own = [communicators.Communicator([lent], place, overlaps=overlaps)]
+        else:
+            own = []
+
+        def add(nbuckets: int) -> None:
+            missing = max(1, min(most, nbuckets)) - len(own)
+            if missing > 0:
+                own.extend(self._pool.take(ranks, size, missing, place, overlaps=overlaps))
+
+        if not own:
+            add(nbuckets)
+        return own, add
+
     def _asked(self) -> set[str]:
         """Return the fields of communication that are in effect, or are to be reported."""
         return {
@@ -343,12 +382,20 @@ class Reducers:
         }
 
 
-def _bucket_bytes(sizes: Sequence[int], limits: BucketLimits) -> list[int]:
-    """Return the bytes of each bucket, about, of gradients of SIZES within LIMITS."""
-    packed = buckets.pack(
-        sizes, [0] * len(sizes), limit_bytes=limits.most_bytes, limit_count=limits.most_gradients
+def _step_limits(gradient_bytes: int) -> BucketLimits:
+    return bucket_limits(gradient_bytes, PADDLES_BYTES)
+
+
+def _bucket_bytes(sizes: Sequence[int], packed: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(sizes[index] for index in bucket) for bucket in packed]
+
+
+def _are_equal(packed: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> bool:
+    """Whether the buckets PACKED are GROUPS, whose gradients are numbered from the other end."""
+    last = sum(map(len, groups)) - 1
+    return {frozenset(last - index for index in bucket) for bucket in packed} == set(
+        map(frozenset, groups)
     )
-    return [sum(sizes[index] for index in one) for one in packed]
 
 
 def _check_equal_steps(ranks: Sequence[int], number: int, steps: int) -> None:

@@ -22,6 +22,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import border, settings
+from ..communicators import release
 from ..paddle_api import tensors
 from . import backward
 from .reducer import Reducer, missing_gradient
@@ -58,6 +59,10 @@ _PADDLES_OWN: dict[str, tuple[object, ...]] = {
 # What Paddle's reducer can do, too. Whatever else of communication is asked for, it cannot.
 _BYTES = frozenset(("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "last_comm_group_size_MB"))
 
+# What may come to the same buckets as without it; and what one bucket leaves nothing of.
+_COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
+_ORDER = ("nccl_comm_num", "sync_nccl_allreduce")
+
 
 def pays(sizes: Sequence[int], *, is_synchronous: bool) -> bool:
     """Whether Paddle's reducer costs less than ours for gradients of SIZES, in bytes.
@@ -70,20 +75,29 @@ def pays(sizes: Sequence[int], *, is_synchronous: bool) -> bool:
     return not is_synchronous or sum(sizes) < _SMALL * len(sizes)
 
 
-def suffices(asked: Iterable[str], *, has_levels: bool) -> bool:
+def suffices(
+    asked: Iterable[str],
+    packed: Sequence[object],
+    *,
+    has_levels: object,
+    are_paddles: bool,
+) -> bool:
     """Whether Paddle's reducer can do all that the fields ASKED say of communication.
 
-    HAS_LEVELS: allreduces have two levels.
+    PACKED are the buckets that they come to; ARE_PADDLES: as without them. HAS_LEVELS: allreduces
+    have two levels.
     """
+    moot = (*_COUNTS, *(_ORDER if len(packed) == 1 else ())) if are_paddles else ()
     size = settings.effective("fuse_grad_size_in_MB")
     return (
         not has_levels
         and all(
             name in _BYTES
+            or name in moot
             or (name in _PADDLES_OWN and settings.effective(name) in _PADDLES_OWN[name])
             for name in asked
         )
-        and bool(settings.effective("fuse_all_reduce_ops", default=True))
+        and (are_paddles or bool(settings.effective("fuse_all_reduce_ops", default=True)))
         and (not isinstance(size, str) or size == "auto")
     )
 
@@ -105,16 +119,21 @@ def is_plain(parameters: Sequence[Any], computed: Sequence[int]) -> bool:
 
 
 class PaddlesReducer:
-    """The reducer of Paddle that MODEL would have had, with LIMITS; made by INIT_REDUCER."""
+    """The reducer of Paddle that MODEL would have had, with LIMITS (None: the model's own).
+
+    INIT_REDUCER makes it.
+    """
 
     def __init__(
-        self, model: Any, limits: BucketLimits, init_reducer: Callable[[Any], None]
+        self, model: Any, limits: BucketLimits | None, init_reducer: Callable[[Any], None]
     ) -> None:
         # The model holds the reducer that holds this.
         self._model = weakref.ref(model)
-        most = max(1, int(limits.most_bytes or model.comm_buffer_size))
-        last = most if limits.last_bytes is None else max(1, int(limits.last_bytes))
-        self._limits = most, last
+        self._limits = model.comm_buffer_size, model.last_comm_buffer_size
+        if limits is not None:
+            most = max(1, int(limits.most_bytes or model.comm_buffer_size))
+            last = most if limits.last_bytes is None else max(1, int(limits.last_bytes))
+            self._limits = most, last
         self._init_reducer = init_reducer
         self._made: Any = None
         self.prepare_for_backward: Callable[[Sequence[Any]], None] = _let_go
@@ -212,6 +231,8 @@ class SparingReducer(Reducer):
 
     def __init__(self, *args: Any, paddles: PaddlesReducer, **options: Any) -> None:
         self._paddles: PaddlesReducer | None = paddles
+        # Its communicator is that of the model.
+        self._has_models_own = True
         # The next backward that this one averages, whatever Paddle's could do.
         self._next_own = 0.0
         # Whether Paddle's has the backward of the last forward; and the one that runs.
@@ -246,6 +267,17 @@ class SparingReducer(Reducer):
     def _expect_last(self, parameter: Any) -> None:
         if self._paddles is None:
             super()._expect_last(parameter)
+
+    def _add_communicators(self) -> None:
+        if self._paddles is not None:
+            return
+        if self._has_models_own:
+            # Buckets that are sent while a backward runs may come before a collective of that
+            # backward (of synchronized batch norm) on one rank, and after it on another.
+            self._has_models_own = False
+            release(self._communicators)
+            self._communicators.clear()
+        super()._add_communicators()
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Reduce the backward of OUTPUTS; let Paddle's reducer have it if it is its turn.

@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import communicators, settings
-from ..allreduce_stages import flat
 from ..buckets import MEBIBYTE
 from ..evidence import plural
 
@@ -66,47 +65,33 @@ class Levels(NamedTuple):
         )
 
 
-class TakenCommunicators(NamedTuple):
-    """The communicators of a model: groups of SIZE ranks, None with one level; WHY, with `auto`."""
-
-    communicators: list[Communicator]
-    size: int | None
-    why: str = ""
-
-
 class LevelChoice:
-    """Takes communicators of one level or two out of POOL, as is asked for, or as is faster."""
+    """Chooses one level or two, as is asked for, or as is faster of what POOL makes."""
 
     def __init__(self, pool: Pool, topology: Topology) -> None:
         self._pool = pool
         self._topology = topology
         # By all that it depends on; a script may make many models.
         self._known: dict[tuple[object, ...], Levels] = {}
-        # Groups of leaders that measure only, by the ranks and the size of groups.
-        self._leaders: dict[tuple[object, ...], list[Any]] = {}
 
-    def take(
-        self, ranks: Sequence[int], bucket_bytes: Sequence[int], group: Any, *, overlaps: bool
-    ) -> TakenCommunicators:
-        """Return the communicators among RANKS for a model with buckets of BUCKET_BYTES.
+    def choose(
+        self, ranks: Sequence[int], bucket_bytes: Sequence[int], group: Any, place: Any
+    ) -> tuple[int | None, str]:
+        """Return the size of groups among RANKS, None with one level, and why (with `auto`).
 
-        GROUP is the model's own ProcessGroup.
-
-        All RANKS must call it alike.
+        The model has buckets of BUCKET_BYTES at PLACE, and GROUP is its own ProcessGroup. All
+        RANKS must call it alike.
         """
         asked = settings.effective(FIELD)
         size = self._group_size(ranks) if asked else 1
         is_two = 1 < size < len(ranks)
-        wanted = max(1, int(settings.effective("nccl_comm_num", 1)))
         why = ""
         if asked == AUTO:
             why = settings.one_level(size, len(ranks))
             if is_two:
-                known = self._measured(ranks, size, bucket_bytes, group, overlaps=overlaps)
+                known = self._measured(ranks, size, bucket_bytes, group, place)
                 is_two, why = known.are_two, known.describe()
-        groups = size if is_two else None
-        own = self._pool.take(ranks, groups, wanted, overlaps=overlaps)
-        return TakenCommunicators(own, groups, why)
+        return (size if is_two else None), why
 
     def _group_size(self, ranks: Sequence[int]) -> int:
         """Return how many of RANKS are to make a group."""
@@ -115,37 +100,33 @@ class LevelChoice:
         )
 
     def _measured(
-        self,
-        ranks: Sequence[int],
-        size: int,
-        bucket_bytes: Sequence[int],
-        group: Any,
-        *,
-        overlaps: bool,
+        self, ranks: Sequence[int], size: int, bucket_bytes: Sequence[int], group: Any, place: Any
     ) -> Levels:
         """Return what was measured for such a model, now or earlier."""
         nbytes = list(bucket_bytes) or [0]
+        overlaps = settings.overlaps()
         key = (tuple(ranks), size, overlaps, len(nbytes), max(nbytes))
         known = self._known.get(key)
         if known is None:
-            # Paddle frees no communicator, and on GPUs each holds hundreds of megabytes. So one
-            # level has the model's own group, which nobody else uses yet, and of two levels the
-            # leaders are first: where they alone take as long, nobody else needs any.
-            one = [communicators.Communicator(flat(group), overlaps=overlaps)]
-            leading = communicators.split_ranks(ranks, size).leaders
-            kept = self._leaders.setdefault((tuple(ranks), size), [])
-            if not kept:
-                kept.append(communicators.new_group(leading))
-            part = [communicators.Communicator(flat(kept[0]), overlaps=overlaps)] if kept[0] else []
-            least = compare(one, part, nbytes, len(ranks), len(leading))
+            # Only Paddle 3 on GPUs frees communicators, each of which holds hundreds of megabytes
+            # there. So one level has the model's own group, which nobody else uses yet, and of two
+            # levels the leaders are first: where they alone take as long, nobody else needs any.
+            one = [communicators.Communicator([group], place, overlaps=overlaps)]
+            leaders = self._pool.leaders(ranks, size)
+            made = [leaders] if leaders else []
+            part = [communicators.Communicator([each], place, overlaps=overlaps) for each in made]
+            nleaders = len(communicators.split_ranks(ranks, size).leaders)
+            least = compare(one, part, nbytes, len(ranks), nleaders)
             known = Levels(*least[:4], is_least=True)
             communicators.release(part)
             if known.are_two:
-                two = self._pool.take(ranks, size, 1, overlaps=overlaps, leaders=kept)
+                two = self._pool.take(ranks, size, 1, place, overlaps=overlaps)
                 known = compare(one, two, nbytes, len(ranks), len(ranks))
                 # The pool gives it to the model, if it is faster.
                 communicators.release(two)
             communicators.release(one)
+            if not known.are_two and hasattr(group, "shutdown"):
+                self._pool.free_unused(ranks, size)
             self._known[key] = known
         return known
 
@@ -189,7 +170,7 @@ def _timed(
     (one, nranks), *_ = ways
     times: list[list[float]] = [[] for _ in ways]
     with paddle.no_grad():
-        flats = [paddle.zeros([max(nbytes // 4, 1)], dtype="float32") for _ in range(number)]
+        flats = [one[0].zeros(nbytes) for _ in range(number)]
         for _ in range(_ROUNDS + 1):
             for (way, _), taken in zip(ways, times):
                 # All ranks begin at once.

@@ -37,6 +37,27 @@ class BucketLimits(NamedTuple):
     last_bytes: float | None = None
 
 
+def pack(
+    parameters: Sequence[Any],
+    limits: Callable[[int], BucketLimits],
+    root_of: Callable[[Any], int | None] = lambda _: None,
+) -> tuple[list[int], list[list[int]]]:
+    """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket.
+
+    LIMITS are those for so many bytes. ROOT_OF is the place of the one rank that is to have the
+    sum for a parameter, or None.
+    """
+    sizes = [each.size * each.element_size() for each in parameters]
+    most_bytes, most_gradients, last_bytes = limits(sum(sizes))
+    return sizes, buckets.pack(
+        sizes,
+        [f"{each.dtype} {root_of(each)}" for each in parameters],
+        limit_bytes=most_bytes,
+        limit_count=most_gradients,
+        last_bytes=last_bytes,
+    )
+
+
 class Bucket:
     """Gradients of NBYTES in all that are reduced together."""
 
@@ -104,7 +125,8 @@ class Reducer:
         *,
         sparse_parameters: Sequence[Any],
         group: Any,
-        communicators: Sequence[Communicator],
+        communicators: list[Communicator],
+        more_communicators: Callable[[int], None],
         compression: Compression | None,
         ranks: Sequence[int],
         limits: Callable[[int], BucketLimits],
@@ -123,7 +145,11 @@ class Reducer:
         self.ranks = ranks
         self._nranks = len(ranks)
         self._scale = 1.0 / len(ranks)
+        # MORE_COMMUNICATORS adds to them, on all ranks alike, for a number of buckets.
         self._communicators = communicators
+        self._more_communicators = more_communicators
+        # There may be too few of them for the buckets.
+        self._is_short = False
         self._compression = compression
         self._limits = limits
         self._finds_unused = finds_unused
@@ -267,20 +293,17 @@ class Reducer:
             id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
         }
         self._unlearnt = _LEARNT
+        self._is_short = True
         for bucket in self.buckets:
             self._expect_last(bucket.parameters[-1])
 
+    def _add_communicators(self) -> None:
+        """Take more communicators, on all ranks alike, if the buckets need some."""
+        self._more_communicators(len(self.buckets))
+
     def _packed(self, parameters: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
         """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket."""
-        sizes = [each.size * each.element_size() for each in parameters]
-        most_bytes, most_gradients, last_bytes = self._limits(sum(sizes))
-        return sizes, buckets.pack(
-            sizes,
-            [f"{each.dtype} {self._root_of(each)}" for each in parameters],
-            limit_bytes=most_bytes,
-            limit_count=most_gradients,
-            last_bytes=last_bytes,
-        )
+        return pack(parameters, self._limits, self._root_of)
 
     def _root_of(self, parameter: Any) -> int | None:
         """Return the place of the one rank that is to have the sum for PARAMETER; None: all are."""
@@ -433,6 +456,9 @@ class Reducer:
 
     def restart(self) -> None:
         """Reset the state to that before a backward."""
+        if self._is_short:
+            self._is_short = False
+            self._add_communicators()
         self._next = 0
         self._ready = {}
         self._arrivals.clear()

@@ -58,7 +58,8 @@ class ReducerReport:
         self._spec = spec
         self._proof = proof
         self._models: dict[int, dict[str, Any]] = {}
-        self._calls: dict[int, list[int]] = {}
+        # By the number of the model, the calls of each communicator, by its id.
+        self._calls: dict[int, dict[int, int]] = {}
         # By the number of the model, the value in effect and what became of its plan.
         self._plans: dict[int, tuple[float | str | None, str]] = {}
         # Why there are no plans.
@@ -92,15 +93,15 @@ class ReducerReport:
             self._plans.pop(number, None)
         built = reducer.bytes_as_built
         was_built = self._models.get(setup.number, {}).get("is_built", False)
-        before = self._calls.get(setup.number, [0] * len(setup.communicators))
-        after = [communicator.calls for communicator in setup.communicators]
+        before = self._calls.get(setup.number, {})
+        after = {id(each): each.calls for each in setup.communicators}
         self._calls[setup.number] = after
         # The second one shows the steady state; counting more would only cost time.
         if reducer.backwards > _COUNTED_BACKWARDS and was_built is (built is not None):
             if deleted:
                 self._report(setup)
             return
-        calls = [now - then for now, then in zip(after, before)]
+        calls = [now - before.get(key, 0) for key, now in after.items()]
         self._models[setup.number] = {
             "gradients": len(reducer.parameters),
             "allreduces_before": len(setup.paddles_bytes),

@@ -1,7 +1,7 @@
 """Trains models for which sums of two levels are fast, or slow, by a clock that the script sets.
 
 Reports by model the weights beside those of one process with the batches of all ranks, the first
-stages of two levels, the sums among all ranks, and the communicators that were made.
+stages of two levels, the sums among all ranks, and the communicators that were made and freed.
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ def counted(ranks: Any) -> Any:
 communicators.new_group = counted
 
 
+freed: list[Any] = []
+if os.environ.get("FREES"):
+    # As Paddle 3 can on GPUs.
+    kind: Any = core.ProcessGroup
+    kind.shutdown = property(lambda group: partial(freed.append, group))
+
+
 def net(width: int) -> Any:
     """Return two layers, WIDTH wide."""
     return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
@@ -79,6 +86,6 @@ for name, width, two_s, one_s, leaders_s in (
     models.append(paddle.DataParallel(own))
     seen.clear()
     report[name] = {"weights": train(models[-1], batches([rank], 5, 4), STEPS), "seen": dict(seen)}
-    report[name]["made"] = len(made)
+    report[name] |= {"made": len(made), "freed": len(freed)}
     report[name]["alone"] = train(alone, batches(list(range(nranks)), 5, 4), STEPS)
 write(report)
