@@ -1,7 +1,7 @@
-"""What the hosts of a job tell each other beside the protocol: logs, silence, evidence.
+"""Messages between the hosts of a job beside the protocol: logs, silence, evidence.
 
-Neither coordinator.py nor member.py decides by any of it. Processes go by their place among all
-ranks of the job, which every host has planned alike, so nothing here names a file.
+Neither coordinator.py nor member.py depends on them. A process is named by its place among all
+ranks of the job, which every host has planned alike, so no message names a file.
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
@@ -14,14 +14,14 @@ LONGEST_PART = 32 * 1024
 
 
 class SendLog(NamedTuple):
-    """The coordinator's host wants LENGTH bytes of a log from OFFSET on; -1: its last ones."""
+    """The coordinator's host requests LENGTH bytes of a log from OFFSET on; -1: the last ones."""
 
     process: int
-    # As the coordinator's host counts, which has been there from the first one on.
+    # As the coordinator's host counts, which has taken part from the start.
     attempt: int
     offset: int
     length: int = LONGEST_PART
-    # Whether the log of standard error is meant, where that has one of its own.
+    # Whether this is the log of standard error, if that is separate.
     is_error_log: bool = False
 
     def check(self) -> None:
@@ -31,7 +31,7 @@ class SendLog(NamedTuple):
 
 
 class LogPart(NamedTuple):
-    """Bytes of a log of SIZE bytes, from OFFSET on, in base64; none: there are no more."""
+    """Bytes of a log of SIZE bytes from OFFSET on, in base64; empty at the end."""
 
     process: int
     attempt: int
@@ -47,7 +47,7 @@ class LogPart(NamedTuple):
 
 
 class Dismissed(NamedTuple):
-    """The coordinator's host has what it wants: the launcher may end."""
+    """The coordinator's host has all logs: the launcher may end."""
 
 
 class SilentHost(NamedTuple):
@@ -64,7 +64,7 @@ class SilentHost(NamedTuple):
 
 
 class WantStacks(NamedTuple):
-    """No host has shown any life for SECONDS: all must fetch the stacks of their ranks."""
+    """No host has shown any life for SECONDS; all must fetch the stacks of their ranks."""
 
     generation: int
     seconds: float
@@ -85,14 +85,14 @@ class Stacks(NamedTuple):
     went_on: int
     # As of `Hung`.
     sign: str
-    # Forked children that wait for locks: whose, which, and where.
+    # Forked children that wait for locks: parent, pid and place.
     deadlocked: tuple[tuple[int, int, str], ...]
-    # Endpoints that are not reached, and which process tries to; -1: its launcher did, before.
+    # Unreached endpoints, each with the process that tries; -1: its launcher tried earlier.
     unreached: tuple[tuple[int, str], ...]
 
 
 class PackedEvidence(NamedTuple):
-    """What a rank says of its strategy: `packed` is its file, by zlib and base64."""
+    """A rank's evidence of its strategy: its file, packed by zlib and base64."""
 
     generation: int
     process: int
@@ -101,7 +101,7 @@ class PackedEvidence(NamedTuple):
 
 
 class PackedCollectives(NamedTuple):
-    """What a rank has recorded of its collectives: `packed` is its file, by zlib and base64."""
+    """A rank's record of its collectives: its file, packed by zlib and base64."""
 
     generation: int
     process: int
@@ -109,7 +109,7 @@ class PackedCollectives(NamedTuple):
 
 
 class ServerEnded(NamedTuple):
-    """A process that others may await has ended well, so it will never listen."""
+    """A process that others may wait for has succeeded, so it will never listen."""
 
     generation: int
     process: int

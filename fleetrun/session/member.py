@@ -1,7 +1,7 @@
 """A member of a session: what each launcher does about the others.
 
-`step(state, event) -> (state, actions)`, pure. Who performs the actions feeds what the coordinator
-says, what becomes of the ranks here, and Elapsed at `wake_at`.
+`step(state, event) -> (state, actions)`, pure. The caller performs the actions and feeds the
+coordinator's messages, what happens to the ranks here, and Elapsed at `wake_at`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.messages import FromCoordinator, FromMember
 
-# Without a generation; waiting for its roster; planning it; ready for its start; its ranks run;
-# they are being stopped; they have stopped; nothing comes any more.
+# Without a generation; waiting for its roster; planning it; ready to start; its ranks run, are
+# being stopped, have stopped; the end.
 IDLE, JOINING, PLANNING, READY, RUNNING, STOPPING, STOPPED, ENDED = (
     "idle",
     "joining",
@@ -51,34 +51,34 @@ IDLE, JOINING, PLANNING, READY, RUNNING, STOPPING, STOPPED, ENDED = (
 
 
 class Connected(NamedTuple):
-    """There is a connection to the coordinator, which may have another script."""
+    """A connection to the coordinator is open; it may have another script."""
 
     at: float
     has_same_script: bool = True
 
 
 class Disconnected(NamedTuple):
-    """It is no more."""
+    """The connection is lost."""
 
     at: float
 
 
 class Gone(NamedTuple):
-    """The coordinator is lost, or another one has taken its place; WHY: there will be none."""
+    """The coordinator is lost or replaced; WHY: there will be no other."""
 
     at: float
     why: str = ""
 
 
 class Heard(NamedTuple):
-    """A message of the coordinator has arrived."""
+    """A message from the coordinator."""
 
     message: FromCoordinator
     at: float
 
 
 class JoinRequested(NamedTuple):
-    """The host wants to take part in the next generation; with a FAILURE, to say why it cannot."""
+    """The host asks to join the next generation, or reports by FAILURE why it cannot."""
 
     request: JoinRequest
     at: float
@@ -89,9 +89,9 @@ _OfRanks: TypeAlias = HostReady | Done | Failed | Stopped
 
 
 class Said(NamedTuple):
-    """The launcher says what becomes of its ranks, or that it ends.
+    """The launcher reports on its ranks, or that it ends.
 
-    A generation that cannot be planned has stopped, with why it cannot.
+    A generation that cannot be planned counts as stopped, with the reason.
     """
 
     message: _OfRanks | Leave
@@ -105,29 +105,29 @@ class SendToCoordinator(NamedTuple):
 
 
 class Redial(NamedTuple):
-    """Give up the connection, if there is one, and make another."""
+    """Drop the connection, if there is one, and reconnect."""
 
 
 class Deliver(NamedTuple):
-    """Let the launcher do what the coordinator says.
+    """Pass an order of the coordinator to the launcher.
 
-    RosterMessage: plan the generation; Start: start the ranks; Stop: stop them; Verdict: the
-    generation has ended so; Missing: remember for whom the others wait.
+    RosterMessage: plan the generation; Start: start the ranks; Stop: stop them; Verdict: how the
+    generation has ended; Missing: who is waited for.
     """
 
     message: RosterMessage | Start | Stop | Verdict | Missing
 
 
 class Fence(NamedTuple):
-    """End all ranks now: the others may start again without them."""
+    """Kill all ranks now: the others may start again without them."""
 
     failure: Failure
 
 
 class KillAt(NamedTuple):
-    """End all ranks at a moment, unless another one is named before: this launcher may be stopped.
+    """Kill all ranks at AT unless a later KillAt comes first, as this launcher may be stopped.
 
-    Whoever does it must not depend on this launcher. None: nobody else would miss it.
+    The guard does it, which does not depend on this launcher. None: never, nobody waits for it.
     """
 
     at: float | None
@@ -144,7 +144,7 @@ class MemberState(NamedTuple):
     launcher: str
     # The host at which the coordinator is, for people.
     coordinator: str
-    # Whether the coordinator is in this launcher, and can be neither lost nor slow.
+    # Whether the coordinator is in this launcher, so that it is neither lost nor slow.
     is_local: bool
     wake_at: float
     phase: str = IDLE
@@ -158,29 +158,30 @@ class MemberState(NamedTuple):
     has_same_script: bool = True
     # When the connection broke, while there is no other.
     broken_at: float | None = None
-    # When the last heartbeat was sent that was acknowledged, and those that were not, with times.
+    # When the last acknowledged heartbeat was sent; the number of the last one, and the
+    # unacknowledged ones with their times.
     alive_at: float = 0.0
     number: int = 0
     unanswered: tuple[tuple[int, float], ...] = ()
     is_done: bool = False
-    # How often the job had failed when this generation began, and whether no other host has a part.
+    # How often the job had failed when this generation began, and whether this is the only host.
     restarts: int = 0
     is_alone: bool = False
     # The job runs without this launcher, which waits for a place.
     stands_by: bool = False
-    # What went wrong here, and whether that was told with all that is known.
+    # The failure here.
     failure: Failure | None = None
-    # The verdict came before the ranks had stopped, or there will be none from the coordinator; and
-    # whether it is this launcher's own, instead of which the coordinator's may yet come.
+    # A verdict that waits until the ranks have stopped; `is_own`: this launcher's own, which the
+    # coordinator's may still replace.
     verdict: Verdict | None = None
     is_own: bool = False
     is_fenced: bool = False
-    # How long this launcher did nothing at all, if that was long: it, or its host, was stopped.
+    # How long this launcher, or its host, was stopped, if that was long.
     stood_still_s: float = 0.0
 
     @property
     def is_new(self) -> bool:
-        """Whether it has had no part in any generation, and waits for the first."""
+        """Whether it waits for its first generation."""
         return self.phase in {IDLE, JOINING} and not self.generation and not self.stands_by
 
 
@@ -221,8 +222,8 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
             )
             if state.has_same_script or is_end or state.failure is not None:
                 return _heard(state, message, at)
-            # Whatever calls itself the coordinator has not proved that this is its job. A host that
-            # lacks the script may coordinate it, but only to its end.
+            # The coordinator has not proved that this is its job. A host without the script may
+            # coordinate it, but only to end it.
             return _refused(state, "its script differs from the one here")
         case Elapsed(at=at):
             return _elapsed(state, at)
@@ -234,7 +235,7 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
 
 
 def _say(state: MemberState, message: FromMember, *more: Action) -> Step:
-    """Send MESSAGE; without a connection it is sent on the next one, see _connected."""
+    """Send MESSAGE now; without a connection, _connected sends it on the next one."""
     said = (SendToCoordinator(message),) if state.is_connected else ()
     return state, (*said, *more)
 
@@ -247,7 +248,7 @@ def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember,
 
 
 def introduction(state: MemberState) -> Join | None:
-    """Return what another coordinator of this job would be told, while none of it has begun."""
+    """Return the Join for a rival coordinator of this job, unless the job has begun."""
     if state.request is None or state.phase != JOINING or state.generation:
         return None
     # Whoever listens there may be a stranger.
@@ -268,7 +269,7 @@ def _connected(state: MemberState, at: float) -> Step:
     state = state._replace(is_connected=True, broken_at=None, unanswered=(), wake_at=at)
     if state.request is None:
         return state, ()
-    # What it brings into the next generation is not known before it is offered.
+    # While idle, the next request is not known yet.
     generation = state.generation - (state.phase == IDLE)
     said: list[FromMember] = [_join(state, generation, state.request)]
     if state.phase in {READY, RUNNING, STOPPING}:
@@ -291,7 +292,7 @@ def _disconnected(state: MemberState, at: float) -> Step:
 
 def _gone(state: MemberState, at: float, why: str) -> Step:
     """Go on to the next generation under another coordinator, or end."""
-    # As long ago as is enough, and more than what is lost in rounding.
+    # Long enough ago, whatever rounding loses.
     broken_at = at - 2 * state.config.rejoin_s
     state = state._replace(is_connected=False, unanswered=(), broken_at=broken_at)
     if why:
@@ -314,7 +315,7 @@ def _elapsed(state: MemberState, at: float) -> Step:
 
 
 def _patience_s(state: MemberState) -> float:
-    """Return how long a heartbeat may be unanswered on a connection that still counts as one."""
+    """Return how long a heartbeat may remain unanswered before this launcher reconnects."""
     # When thousands of hosts join at once, the coordinator is busy for seconds, and more callers
     # would not help. Nothing runs yet.
     is_first = state.phase == JOINING and not state.generation
@@ -322,7 +323,7 @@ def _patience_s(state: MemberState) -> float:
 
 
 def _beat(state: MemberState, at: float) -> Step:
-    """Send a heartbeat, or look for another connection where none is answered."""
+    """Send a heartbeat, or reconnect if none is answered."""
     config = state.config
     if not state.is_connected or state.request is None or state.phase == ENDED:
         return state, ()
@@ -342,7 +343,7 @@ def _watch(state: MemberState, at: float) -> Step:
     """Act when the coordinator has been silent for too long."""
     config = state.config
     if state.is_new or (config.has_store and state.phase in {IDLE, JOINING}):
-        # Whoever gathers the hosts knows how long to wait; another coordinator may be found.
+        # The rendezvous has a timeout of its own; another coordinator may be found.
         return state, ()
     silence = at - state.alive_at
     is_gone = state.broken_at is not None and at >= state.broken_at + config.rejoin_s
@@ -365,7 +366,7 @@ def _give_up(state: MemberState, *, is_gone: bool) -> Step:
     goes_on = state.config.has_store and not _is_last(state, failure)
     verdict = Verdict(state.generation, "", failure, is_final=not goes_on)
     if state.phase == RUNNING:
-        # The verdict may yet come from the coordinator; if not, this is the one.
+        # The coordinator's verdict may still come; if not, this one counts.
         state = state._replace(phase=STOPPING, failure=failure, verdict=verdict, is_own=True)
         return _say(
             state, Failed(state.generation, failure), Deliver(Stop(state.generation, failure))
@@ -387,7 +388,7 @@ def _is_last(state: MemberState, failure: Failure) -> bool:
 
 
 def _loss(state: MemberState, *, is_gone: bool) -> Failure:
-    """Return why this launcher and the coordinator have lost each other."""
+    """Return the failure that the coordinator and this launcher have lost each other."""
     where = state.request.hostname if state.request is not None else ""
     if state.stood_still_s:
         what = _stood_still(state)
@@ -395,14 +396,14 @@ def _loss(state: MemberState, *, is_gone: bool) -> Failure:
         where, what = state.coordinator, "the coordinator of the job was lost"
     else:
         what = f"this host was cut off from the coordinator, {state.coordinator}"
-    # As for a rank that loses a peer: whatever fails by itself on any host comes before it. An
-    # elastic job that hears of it after all goes on, even with this host.
+    # A victim, as a rank that loses a peer: a failure of its own on any host is the cause. An
+    # elastic job that hears of it goes on, even with this host.
     is_victim, may_change = not state.is_local, state.config.may_change
     return Failure(where, what, LOST, is_victim=is_victim, is_departure=may_change)
 
 
 def _stood_still(state: MemberState) -> str:
-    """Return why the others have given this launcher up, which was stopped for a while."""
+    """Return the text for a launcher that was stopped for so long that it counts as lost."""
     stood_still = (
         f"was not running for {state.stood_still_s:.0f} s (stopped, or without a processor)"
     )
@@ -440,7 +441,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
         case Verdict():
             return _judged(state, message)
         case RosterMessage() if state.phase == JOINING and message.generation >= state.generation:
-            # It has heard us since we joined; a newcomer's first generation may be a later one.
+            # It answers our Join; a newcomer's first generation may be a later one.
             state = _obey(state, message.config, at)._replace(
                 phase=PLANNING,
                 generation=message.generation,
@@ -449,7 +450,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
                 session=message.session,
                 stands_by=False,
                 alive_at=max(state.alive_at, at),
-                # They wait behind the rosters of all.
+                # Their answers wait behind everybody's rosters.
                 unanswered=(),
             )
             return state, (Deliver(message),)
@@ -475,7 +476,7 @@ def _run(state: MemberState, at: float) -> Step:
 
 
 def _obey(state: MemberState, config: RendezvousConfig, at: float) -> MemberState:
-    """Take the job's CONFIG for this launcher's own."""
+    """Adopt the job's CONFIG."""
     if state.is_local or config == state.config:
         return state
     return state._replace(config=config, wake_at=min(state.wake_at, at))
@@ -501,7 +502,7 @@ def _acknowledged(state: MemberState, number: int, at: float) -> Step:
 
 
 def _kill_later(state: MemberState) -> tuple[Action, ...]:
-    """Put off the death of the ranks, as the others do not wait for a launcher that is stopped."""
+    """Postpone the moment when the guard kills the ranks of a launcher that is stopped."""
     if state.phase not in {RUNNING, STOPPING} or _keeps_a_lease(state):
         return ()
     is_missed = not (state.is_local and state.is_alone)
@@ -509,7 +510,7 @@ def _kill_later(state: MemberState) -> tuple[Action, ...]:
 
 
 def _keeps_a_lease(state: MemberState) -> bool:
-    """Whether its ranks may run as long as it is in touch with the store: it may be replaced."""
+    """Whether its lease in the store decides how long its ranks may run."""
     return state.is_local and state.config.has_store and state.config.starts_again
 
 
@@ -526,7 +527,7 @@ def _refused(state: MemberState, why: str) -> Step:
 
 
 def _end_for(state: MemberState, failure: Failure) -> Step:
-    """End because of FAILURE, which is this launcher's own alone; the ranks have to stop first."""
+    """End this launcher alone because of FAILURE, after its ranks have stopped."""
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
         state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)
@@ -537,8 +538,8 @@ def _end_for(state: MemberState, failure: Failure) -> Step:
 
 
 def _judged(state: MemberState, verdict: Verdict) -> Step:
-    """Take the verdict; the ranks have to stop first."""
-    # Of a generation in which this launcher had no place, only that it was the last is news.
+    """Take the verdict, after the ranks have stopped."""
+    # The end of a generation without this launcher matters only if it was the last.
     is_over = state.phase == JOINING and verdict.is_final
     if verdict.generation != state.generation and not (
         is_over and verdict.generation > state.generation
@@ -593,7 +594,7 @@ def _said(state: MemberState, message: _OfRanks | Leave, at: float) -> Step:  # 
 
 
 def _were_killed(state: MemberState, at: float) -> bool:
-    """Whether ranks that have failed were killed because this launcher stood still, see KillAt."""
+    """Whether the guard has killed the ranks because this launcher was stopped, see KillAt."""
     is_guarded = not (_keeps_a_lease(state) or (state.is_local and state.is_alone))
     is_late = bool(state.stood_still_s) and at >= state.alive_at + state.config.guard_s
     return is_guarded and is_late
@@ -601,7 +602,7 @@ def _were_killed(state: MemberState, at: float) -> bool:
 
 def _stopped(state: MemberState, failure: Failure | None, at: float) -> Step:
     """Report that no rank runs here any more; the verdict follows."""
-    # How ranks end that were killed, or asked to end, because of that says nothing.
+    # Exits of ranks that were killed or stopped for that reason say nothing.
     if failure is not None and _were_killed(state, at):
         failure = state.failure or _loss(state, is_gone=False)
     elif failure is None or (state.is_own and state.stood_still_s):
@@ -609,7 +610,7 @@ def _stopped(state: MemberState, failure: Failure | None, at: float) -> Step:
     state = state._replace(phase=STOPPED, failure=failure, wake_at=at)
     state, actions = _say(state, Stopped(state.generation, state.failure))
     if state.verdict is None or state.is_own:
-        # That of the coordinator, if it can be reached; else _watch concludes.
+        # Wait for the coordinator's, if it can be reached; else _watch concludes.
         return state, actions
     state, more = _conclude(state, state.verdict)
     return state, (*actions, *more)

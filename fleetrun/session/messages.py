@@ -1,7 +1,7 @@
 """The messages between the launchers of a session; each message describes a whole state.
 
-A member sends Join first on each connection, then its unacknowledged messages. So a message that
-was lost with a connection is sent again, and one that arrives twice changes nothing.
+A member sends Join first on each connection, then its unacknowledged messages. So a message lost
+with a connection is sent again, and a duplicate changes nothing.
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
@@ -12,13 +12,13 @@ from fleetrun.model import Device
 from fleetrun.run.events import LONGEST_TEXT, Failure
 from fleetrun.session.config import RendezvousConfig
 
-# Goes up when launchers of two versions could misunderstand each other.
+# Incremented when launchers of two versions could misunderstand each other.
 PROTOCOL = 9
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
-# Of a host (a name of DNS has 253 characters at most), a launcher, a job: it becomes a part of
-# addresses, of variables of ranks and of file names.
+# The name of a host (253 characters at most in DNS), a launcher or a job, which becomes part of
+# addresses, variables and file names.
 _NAME = re.compile(r"(?!-)[\w.:-]{0,255}", re.ASCII)
 _KIND = re.compile(r"\w{1,40}", re.ASCII)
 
@@ -35,7 +35,7 @@ def is_name(text: str) -> bool:
 def _check_names(*texts: str) -> None:
     for text in texts:
         if not is_name(text):
-            raise ValueError(f"{text[:80]!r}, which is no name")
+            raise ValueError(f"{text[:80]!r}, which is not a name")
 
 
 def _check_ports(ports: tuple[int, ...], groups: tuple[tuple[Device, ...], ...]) -> None:
@@ -44,30 +44,30 @@ def _check_ports(ports: tuple[int, ...], groups: tuple[tuple[Device, ...], ...])
     if len(ports) < len(groups):
         raise ValueError(f"{len(groups)} groups of devices, and {len(ports)} ports")
     if not all(_KIND.fullmatch(device.kind) for group in groups for device in group):
-        raise ValueError("a kind of devices that is none")
+        raise ValueError("an invalid kind of devices")
 
 
 class JoinRequest(NamedTuple):
-    """What a host brings into a generation: a held port and a group of devices for each rank.
+    """A host asks for a place, with a held port and a group of devices for each rank.
 
-    `settings` must be the same on all hosts; `remarks` are worth a line where they differ.
+    `settings` must be the same on all hosts; differences in `remarks` are reported.
     """
 
-    # By which the ranks of other hosts reach it; empty: the address that the coordinator sees.
+    # Where other hosts' ranks reach it; empty: at the address that the coordinator sees.
     host: str
     hostname: str
     pid: int
     ports: tuple[int, ...]
     groups: tuple[tuple[Device, ...], ...]
-    # Its place among the hosts, where somebody knows it.
+    # Its rank among the hosts, if known.
     rank: int | None = None
-    # Where ranks meet, if that is a port of its own.
+    # The port where ranks rendezvous, if it is separate.
     master_port: int | None = None
     settings: tuple[tuple[str, str], ...] = ()
     remarks: tuple[tuple[str, str], ...] = ()
     # How often it has taken part before.
     attempt: int = 0
-    # Why it had better stay out, as a sentence without its end; empty: it is well.
+    # Why it should stay out, as a sentence without a full stop; empty: it is healthy.
     trouble: str = ""
 
     def check(self) -> None:
@@ -81,25 +81,25 @@ class JoinRequest(NamedTuple):
             raise ValueError(self.trouble[:80])
 
     def named(self, address: str = "") -> str:
-        """Name the host for people: as the job's options do, or `10.0.0.1 (node-1)`."""
+        """Return the host's name for people: as in the job's options, or `10.0.0.1 (node-1)`."""
         if self.host or not address:
             return self.host or self.hostname
         return f"{address} ({self.hostname})"
 
 
 class Join(NamedTuple):
-    """A launcher takes part, or comes back: `launcher` is its own name, new for each process."""
+    """A launcher joins or rejoins; `launcher` is its own name, new for each process."""
 
     protocol: int
     launcher: str
-    # The one that it is in, or wants to take part in.
+    # The generation that it is in or wants to join.
     generation: int
     request: JoinRequest
-    # That of the roster in which it has a place; empty: it has none yet.
+    # The session of its roster; empty: it has had none yet.
     session: str = ""
-    # What only launchers of this host know: without a token, by it they come back.
+    # Known to launchers of this host only; without a token it lets them rejoin.
     secret: str = ""
-    # Why its host cannot take part: it has come to say so.
+    # Why its host cannot take part, which is all it joins for.
     failure: Failure | None = None
 
     def check(self) -> None:
@@ -108,13 +108,13 @@ class Join(NamedTuple):
 
 
 class HostReady(NamedTuple):
-    """It has planned the generation, and could start."""
+    """The host has planned the generation and can start."""
 
     generation: int
 
 
 class Done(NamedTuple):
-    """All ranks of this host that the job waits for have ended well."""
+    """All essential ranks of this host have succeeded."""
 
     generation: int
 
@@ -134,19 +134,19 @@ class Stopped(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The launcher is there."""
+    """The launcher is alive."""
 
     number: int
 
 
 class Redialing(NamedTuple):
-    """The launcher gives this connection up, and makes another: its end here is no loss."""
+    """The launcher reconnects; the end of this connection does not mean that it is lost."""
 
     generation: int
 
 
 class LauncherKilled(NamedTuple):
-    """The guard of a launcher that was killed says so; without HAS_RANKS, none of its is left."""
+    """The guard reports that its launcher was killed; HAS_RANKS: some of its ranks are left."""
 
     launcher: str
     secret: str
@@ -158,27 +158,27 @@ class LauncherKilled(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """The launcher ends; before the verdict, `failure` is why."""
+    """The launcher ends; `failure` is the reason if there is no verdict yet."""
 
     failure: Failure | None
 
 
 class Refused(NamedTuple):
-    """The launcher cannot take part; maybe nobody can any more, as no other host can replace it."""
+    """The launcher cannot take part; ENDS_JOB: nobody can, as no other host can replace it."""
 
     why: str
     ends_job: bool = False
 
 
 class Missing(NamedTuple):
-    """The hosts that are waited for, and remarks; the answer to a Join, unless that is a roster."""
+    """Who is waited for, with remarks: the answer to a Join before there is a roster."""
 
     who: str
     config: RendezvousConfig
     remarks: tuple[str, ...] = ()
     # The job runs without the launcher, which may get a place later.
     stands_by: bool = False
-    # The option that limits the wait, and how much of it is left.
+    # The option that limits the wait, and the seconds left.
     limit: str = ""
     left_s: float = 0.0
 
@@ -210,7 +210,7 @@ class RosterMessage(NamedTuple):
     entries: tuple[Entry, ...]
     config: RendezvousConfig
     remarks: tuple[str, ...] = ()
-    # Another name for each job, even where jobs follow each other under one name at one place.
+    # Unique for each job, even if jobs of one name follow each other.
     session: str = ""
 
 
@@ -228,18 +228,18 @@ class Stop(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How the generation has ended, on all hosts alike; no failure: well."""
+    """How the generation has ended on all hosts; no failure: it has succeeded."""
 
     generation: int
     launcher: str
     failure: Failure | None
     is_final: bool
-    # Why there is no other attempt although the rules allow one.
+    # Why there is no other attempt although restarts are left.
     given_up: str = ""
 
 
 class Acknowledged(NamedTuple):
-    """The heartbeat of this number has arrived."""
+    """The answer to the heartbeat of this number."""
 
     number: int
 

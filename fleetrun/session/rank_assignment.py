@@ -10,40 +10,40 @@ if TYPE_CHECKING:
     from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.messages import JoinRequest
 
-# The setting of jobs whose hosts are known by name.
+# The settings of jobs whose hosts are listed.
 LIST, ORDER = "the list of hosts", "the order of the hosts"
-# So many failures are no accident.
+# After this many failures a host is replaced if possible.
 _MOST_FAILURES = 2
-# The most hosts that are listed by name.
+# The most hosts that a message names.
 _NAMED = 8
-# Of a value that differs so much is shown, and so much before the first difference.
+# How much of a differing value is shown, and how much of that before the first difference.
 _SHOWN, _BEFORE = 100, 20
 
 
 class Host(NamedTuple):
-    """A launcher that takes part, or wants to."""
+    """A launcher that takes part or asks to."""
 
     launcher: str
     request: JoinRequest
     address: str
     is_local: bool
-    # None: it is broken, since `broken_at`.
+    # None: it has been broken since `broken_at`.
     connection: int | None
     heard_at: float
     joined_at: float
-    # By which it proves who it is; empty: another coordinator has admitted it.
+    # Proves which host it is; empty: an earlier coordinator has admitted it.
     secret: str = ""
     broken_at: float | None = None
     # How often the job has failed because of it.
     failure_count: int = 0
-    # It was killed, and its guard has seen the end of its ranks.
+    # It was killed, and its guard has reported the end of its ranks.
     has_no_ranks: bool = False
-    # It has said that it makes another one.
+    # It has announced that it reconnects.
     is_redialing: bool = False
     # Its place in the last roster, and the generation in which it first had one.
     order: int = -1
     since: int = -1
-    # What it has said of this generation.
+    # What it has reported about this generation.
     is_joined: bool = True
     # It has a place in this generation.
     has_place: bool = False
@@ -58,7 +58,7 @@ class Host(NamedTuple):
 
 
 def listed(names: Sequence[str], *, more: int = 0) -> str:
-    """Name some hosts, and count the rest and MORE.
+    """Return NAMES as text: the first ones, and how many others there are, with MORE.
 
     >>> listed(["a", "b"]), listed([str(each) for each in range(10)], more=1)
     ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 3 more')
@@ -73,10 +73,10 @@ def listed(names: Sequence[str], *, more: int = 0) -> str:
 
 
 def left_out(hosts: Sequence[Host], least: int, most: int) -> dict[str, str]:
-    """Return which of HOSTS stay out of the next generation, by their launchers, and why.
+    """Return the launchers of HOSTS that stay out of the next generation, with reasons.
 
-    Those that are not well do while LEAST others are there; those of which the job has failed twice
-    only while others wait for a place among MOST. The coordinator's own host never does.
+    Unhealthy hosts do if LEAST others remain; hosts that have failed the job twice only if others
+    wait for a place among MOST. The coordinator's own host never does.
     """
     out: dict[str, str] = {}
     others = [host for host in hosts if not host.is_local]
@@ -92,9 +92,9 @@ def left_out(hosts: Sequence[Host], least: int, most: int) -> dict[str, str]:
 
 
 def assigned(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
-    """Return at most MOST of HOSTS in the order of their ranks; BEFORE hosts had ranks so far.
+    """Return at most MOST of HOSTS in the order of their ranks; BEFORE hosts had ranks before.
 
-    A host keeps its rank; when there are fewer than before, the remaining ones keep their order.
+    A host keeps its rank; if there are fewer hosts than before, the others keep their order.
     """
     settled = sorted((host for host in hosts if host.order >= 0), key=lambda host: host.order)
     new = sorted((host for host in hosts if host.order < 0), key=_rank_of_newcomer)
@@ -127,13 +127,13 @@ def _rank_of_newcomer(host: Host) -> tuple[bool, int, bool, tuple[int, ...], str
 
 
 def _numbers(address: str) -> tuple[int, ...]:
-    """Return what IPv4 addresses are ordered by: 10.0.0.2 comes before 10.0.0.10."""
+    """Return the sort key of an IPv4 address, so that 10.0.0.2 comes before 10.0.0.10."""
     parts = address.split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
 def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
-    """Name who has not come yet."""
+    """Return a text that names the missing hosts."""
     if config.names and not config.may_change:
         taken = {host.request.rank for host in hosts}
         absent = [name for place, name in enumerate(config.names) if place not in taken]
@@ -156,13 +156,13 @@ def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
 
 
 def _here(hosts: Sequence[Host]) -> str:
-    # Asked for at each join, so a thousand names that are not shown are not made.
+    # Called for each join, so names that are not shown are not made.
     names = listed([host.name for host in hosts[:_NAMED]], more=max(0, len(hosts) - _NAMED))
     return f"{names} {'are' if len(hosts) > 1 else 'is'} here"
 
 
 def differences(first: JoinRequest, second: JoinRequest, *, where: str) -> dict[str, str]:
-    """Return in what two hosts differ that must not differ, each with a line that has both values.
+    """Return the settings in which two hosts differ, each with a sentence that has both values.
 
     WHERE is the host of FIRST.
     """
@@ -170,7 +170,7 @@ def differences(first: JoinRequest, second: JoinRequest, *, where: str) -> dict[
 
 
 def remarks(first: JoinRequest, second: JoinRequest, *, where: str) -> list[str]:
-    """Return in what two hosts differ that is worth a remark."""
+    """Return sentences about the remarks in which two hosts differ."""
     return list(_differences(dict(first.remarks), dict(second.remarks), where).values())
 
 
@@ -178,7 +178,7 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str
     found = {}
     for name in dict.fromkeys((*first, *second)):
         here, there = first.get(name, ""), second.get(name, "")
-        # Bounds are in the config, which the coordinator sets; two numbers are two jobs.
+        # Bounds are part of the config, which the coordinator sets.
         is_settled = name == "--nnodes" and ":" in here + there
         if first.get(name) != second.get(name) and not is_settled:
             if name == LIST and are_alike(here, there):
@@ -190,7 +190,7 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Whether two lists have the same members in whatever order.
+    """Whether two lists have the same members in any order.
 
     >>> are_alike("a,b", "b,a"), are_alike("a,b", "a,c"), are_alike("", "")
     (True, False, False)
@@ -199,7 +199,7 @@ def are_alike(first: str, second: str) -> bool:
 
 
 def _shown(text: str, other: str) -> str:
-    """Return TEXT, or where it is long, its part at the first difference from OTHER.
+    """Return TEXT, or if it is long, the part around the first difference from OTHER.
 
     >>> _shown("a" * 500 + "b" + "c" * 500, "a" * 1000)[:30]
     '...aaaaaaaaaaaaaaaaaaaabcccccc'

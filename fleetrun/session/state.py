@@ -1,4 +1,4 @@
-"""Where the coordinator of a session stands: its state, what can happen, and what it then does."""
+"""The coordinator's state, events and actions."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ SUCCEEDED, STOPPED, UNKNOWN = "its ranks succeeded", "its ranks were stopped", "
 
 
 class Received(NamedTuple):
-    """A message came in over a connection; `address` is its other end, `own` is ours."""
+    """A message from a connection; `address` is its other end, `own` is ours."""
 
     connection: int
     message: FromMember
     at: float
     address: str = ""
     own: str = ""
-    # It is from the launcher in which the coordinator is.
+    # Whether it is from the coordinator's own launcher.
     is_local: bool = False
-    # Whether its launcher has proved that its script is that of the job; None: it has none that
-    # must be the same.
+    # Whether its launcher has proved to have the job's script; None: scripts may differ.
     has_same_script: bool | None = None
-    # Whether it lacks that, and has proved to have the same command line.
+    # Whether it lacks the script, but has proved the same command line.
     has_same_command: bool = False
 
 
 class Broken(NamedTuple):
-    """A connection is no more."""
+    """A connection is lost."""
 
     connection: int
     at: float
@@ -60,7 +59,7 @@ class Send(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Close a connection, once all is sent."""
+    """Close a connection once everything is sent."""
 
     connection: int
 
@@ -70,7 +69,7 @@ Action: TypeAlias = Send | Close
 
 
 class Report(NamedTuple):
-    """A failure of this generation, with the moment that counts for who was first."""
+    """A failure of this generation, and the time by which the first one is found."""
 
     at: float
     launcher: str
@@ -78,22 +77,22 @@ class Report(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Who called from where and cannot take part, as a line for those who do."""
+    """A refused caller: its address, and a remark for the job's hosts."""
 
     address: str
     line: str
 
 
 class State(NamedTuple):
-    """Where the session stands."""
+    """The state of the session."""
 
     config: RendezvousConfig
     began_at: float
     wake_at: float
-    # When the roster must stand, and how long that is after its beginning.
+    # When the roster must be complete, and how long that is after its beginning.
     deadline: float
     timeout_s: float
-    # Whether those who are left are too few, and new hosts are waited for.
+    # Whether too few hosts are left, so that new ones are waited for.
     is_short: bool = False
     phase: str = FORMING
     # Which job of this name it is.
@@ -103,25 +102,25 @@ class State(NamedTuple):
     # By their launchers, in the order in which they came.
     hosts: Mapping[str, Host] = {}
     connections: Mapping[int, str] = {}
-    # Of this generation, once it stands, and its launchers.
+    # The roster of this generation once it is formed, and its launchers.
     roster: RosterMessage | None = None
     placed: tuple[str, ...] = ()
-    # Launchers that were left out of it, and how often the job has failed because of hosts whose
-    # launchers are gone, by address and name.
+    # Launchers that were left out of it, and how often hosts whose launchers are gone have failed
+    # the job, by address and name.
     left_out: frozenset[str] = frozenset()
     failure_counts: Mapping[tuple[str, str], int] = {}
     # By launchers.
     reports: Mapping[str, Report] = {}
     stop: Stop | None = None
-    # Of the last generation that ended.
+    # How the last generation ended.
     verdict: Verdict | None = None
     # Launchers that were told how the job ended.
     heard_end: frozenset[str] = frozenset()
-    # Lost launchers: their ranks may live no more, so they never come back to a job that may go on
-    # without them.
+    # Lost launchers. Their ranks must be dead by now, so they never rejoin a job that may have gone
+    # on without them.
     lost: Mapping[str, Host] = {}
-    # Whether all have proved that they know a token; else, the secrets of the hosts that have taken
-    # part: once the job has begun, nobody else does.
+    # Whether callers prove a token; otherwise the secrets of hosts that have taken part, as only
+    # those may join once the job has begun.
     has_token: bool = True
     admitted: frozenset[str] = frozenset()
     refused: tuple[Refusal, ...] = ()
@@ -133,23 +132,23 @@ class State(NamedTuple):
 
     @property
     def not_before(self) -> float:
-        """No generation begins before: a host that is lost may still be training."""
+        """The earliest start of a generation, as a lost host may still be training."""
         unknown = (host.heard_at for host in self.lost.values() if not host.has_no_ranks)
         return max(unknown, default=float("-inf")) + self.config.quarantine_s
 
     @property
     def here(self) -> list[Host]:
-        """The hosts that are connected, and have joined the next generation."""
+        """The connected hosts that have joined the next generation."""
         return [h for h in self.hosts.values() if h.is_joined and h.connection is not None]
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What every host must know about hosts that cannot take part."""
+        """The remarks for all hosts about refused ones."""
         return tuple(one.line for one in self.refused)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody has to hear anything any more."""
+        """Whether nobody has to be told anything any more."""
         others = (host for host in self.hosts.values() if not host.is_local)
         return self.phase == ENDED and not any(True for _ in others)
 
@@ -160,7 +159,7 @@ Step: TypeAlias = tuple[State, tuple[Action, ...]]
 def begin(
     config: RendezvousConfig, at: float, session: str = "", *, has_token: bool = True
 ) -> State:
-    """Return the state of SESSION, of which nobody is known yet."""
+    """Return the initial state of SESSION."""
     return State(
         config,
         at,
@@ -177,11 +176,11 @@ def begin(
 def resume(
     at: float, record: JobRecord, launcher: str, lost_at: float, *, has_token: bool = True
 ) -> State:
-    """Return the state in which LAUNCHER follows the coordinator that wrote RECORD.
+    """Return the state in which LAUNCHER succeeds the coordinator that wrote RECORD.
 
-    The job keeps its config. LOST_AT is when that one was known to be lost: its own ranks have
-    ended before. The ranks of the others have ended when they join, or as long after that as those
-    of any lost host.
+    The job keeps its config. LOST_AT is when that coordinator was known to be lost; its own ranks
+    had ended by then. The ranks of other hosts have ended when they join again, or as long after
+    LOST_AT as those of any lost host.
     """
     config = record.config
     lost = [entry for entry in record.entries if entry.launcher == record.coordinator]
@@ -198,7 +197,7 @@ def resume(
         admitted=frozenset(record.admitted),
         generation=record.generation + 1,
         restarts=record.restarts + (not config.may_change),
-        # For those who have not given the last generation up yet.
+        # For hosts that are still in the last generation.
         verdict=Verdict(record.generation, record.coordinator, failure, is_final=False),
         failure_counts=failure_counts,
     )
@@ -274,7 +273,7 @@ def host_ends(state: State) -> tuple[HostEnd, ...]:
 
 
 def absent(state: State) -> tuple[str, ...]:
-    """Return which of the hosts that are known by name have not come, while the job forms."""
+    """Return the listed hosts that have not come to the job's first generation."""
     if state.phase != FORMING or state.generation:
         return ()
     taken = {host.request.rank for host in state.hosts.values()}
@@ -282,19 +281,19 @@ def absent(state: State) -> tuple[str, ...]:
 
 
 def is_below_minimum(state: State) -> bool:
-    """Whether hosts were lost, and those that are left, which are all here, are too few."""
+    """Whether hosts were lost and all remaining ones are here but too few."""
     is_begun = state.phase == FORMING and state.generation > 0
     is_short = len(state.here) == len(state.hosts) < state.config.least
     return bool(state.lost) and is_begun and is_short
 
 
 def caller(state: State, connection: int) -> Host | None:
-    """Return the host at the other end of CONNECTION, if it has joined."""
+    """Return the host at the other end of CONNECTION if it has joined."""
     return state.hosts.get(state.connections.get(connection, ""))
 
 
 def with_host(state: State, host: Host) -> State:
-    """Return STATE with HOST as it is now."""
+    """Return STATE with HOST added or replaced."""
     state = state._replace(hosts={**state.hosts, host.launcher: host})
     if host.connection is None or state.connections.get(host.connection) == host.launcher:
         return state
@@ -318,6 +317,6 @@ def without_connection(state: State, connection: int) -> State:
 
 
 def to_placed(state: State, message: FromCoordinator) -> Send:
-    """Return what sends MESSAGE to all hosts of the roster that are connected."""
+    """Return the action that sends MESSAGE to all connected hosts of the roster."""
     hosts: Sequence[Host] = [state.hosts[one] for one in state.placed if one in state.hosts]
     return Send(tuple(h.connection for h in hosts if h.connection is not None), message)
