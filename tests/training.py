@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 import devices
 import ports
 import pytest
+from checkout import environ
 from waiting import TRAINING_S, until
-from warming import WARM
+from warming import WARM, warm
 
 from fleetrun.records import rankfile
 from fleetrun.strategy import document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from lab import Host
 
 ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).parent / "train" / "models"
@@ -50,6 +53,17 @@ PYTHONS = _Pythons(
 WARM_PATH = f"{ROOT}:{WARM}"
 # How long others may take to see that a rank has failed.
 _AFTERWARDS_S = 30.0
+
+
+def warm_launch(version: str = "3.3.1") -> dict[str, str]:
+    """Return the variables of a launcher whose ranks, of the Paddle of VERSION, start warm."""
+    return {**warm(PYTHONS[version]), "PYTHONPATH": WARM_PATH}
+
+
+def start_warm(host: Host, *words: str, version: str = "3.3.1") -> subprocess.Popen[bytes]:
+    """Start `fleetrun WORDS` on HOST, whose ranks start warm."""
+    command = (str(PYTHONS[version]), "-m", "fleetrun", *words)
+    return host.start(*command, env=environ(**warm_launch(version)))
 
 
 def mostly(version: str) -> list[Any]:

@@ -11,7 +11,7 @@ import devices
 import pytest
 import train_kinds
 import yaml
-from training import PYTHONS, ROOT
+from training import PYTHONS, WARM_PATH
 from waiting import TRAINING_S
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
         environ = {
             **os.environ,
             **devices.variables(PYTHON),
-            # Nothing is forked from a process outside the hosts.
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": WARM_PATH,
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "OUTPUT": str(tmp_path / "report"),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from lab import ends
+from lab import Host, ends
+from training import start_warm
 from waiting import LONG_S, TRAINING_S
-
-if TYPE_CHECKING:
-    from lab import Host
 
 pytestmark = pytest.mark.multinode
 
-Pair = tuple["Host", "Host"]
+Pair = tuple[Host, Host]
 Findings = list[dict[str, Any]]
 
 IPS = "--ips=10.88.0.1,10.88.0.2"
@@ -22,7 +20,8 @@ IPS = "--ips=10.88.0.1,10.88.0.2"
 
 def doctors(hosts: Pair, *words: str, seconds: float = LONG_S) -> list[Findings]:
     """Run the doctor on both of HOSTS; return what each found."""
-    ends([host.fleetrun("doctor", "--json", IPS, *words) for host in hosts], seconds)
+    start = start_warm if "--allreduce" in words else Host.fleetrun
+    ends([start(host, "doctor", "--json", IPS, *words) for host in hosts], seconds)
     for host in hosts:
         assert host.processes() == []
     return [json.loads(host.said)["findings"] for host in hosts]

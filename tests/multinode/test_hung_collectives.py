@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lab import ends
-from training import PYTHONS
+from training import start_warm
 from waiting import TRAINING_S
 
 from fleetrun.records import eventfile, flightfile, names
@@ -57,7 +57,7 @@ def test_the_records_of_two_hosts_say_who_keeps_the_others_waiting(
     for host in two_hosts:
         (host.folder / "job.py").write_text(script)
     options = "--ips=10.88.0.1,10.88.0.2", "--nproc_per_node=2", "--hang_timeout=8"
-    launchers = [host.fleetrun(*options, "job.py", python=PYTHONS["3.3.1"]) for host in two_hosts]
+    launchers = [start_warm(host, *options, "job.py") for host in two_hosts]
     assert ends(launchers, TRAINING_S) == [124, 124]
     run = two_hosts[0].folder / "log" / "latest"
     (hung,) = [one for one in eventfile.read(str(run / names.EVENTS)) if one.event == "hung"]

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from checkout import ROOT, environ
 from lab import ends
-from training import PYTHONS
+from training import start_warm
 from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
     import subprocess
-    from pathlib import Path
 
     from lab import Host
 
@@ -49,16 +48,17 @@ server.accept()
 """
 
 
-def start(host: Host, *argv: str, python: Path = PYTHONS["3.3.1"]) -> subprocess.Popen[bytes]:
-    return host.fleetrun(*argv, python=python)
+def start(host: Host, *words: str) -> subprocess.Popen[bytes]:
+    return host.fleetrun(*words)
 
 
-def launch(hosts: Pair, script: str, *options: str, seconds: float = LONG_S) -> None:
+def launch(hosts: Pair, script: str, *options: str) -> None:
     """Run SCRIPT by one launcher on each host, and see both end well and leave nothing behind."""
     for host in hosts:
         (host.folder / "job.py").write_text(script)
-    launchers = [start(host, *options, "job.py") for host in hosts]
-    assert ends(launchers, seconds) == [0, 0], "\n".join(host.said for host in hosts)
+    begin = start_warm if "import paddle" in script else start
+    launchers = [begin(host, *options, "job.py") for host in hosts]
+    assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.said for host in hosts)
     for host in hosts:
         assert host.processes() == []
 
@@ -148,7 +148,7 @@ def test_an_address_that_is_not_ours_is_an_error_that_lists_both(two_hosts: Pair
     first, _ = two_hosts
     (first.folder / "job.py").write_text(DUMP)
     launcher = start(first, "--ips=10.88.0.7,10.88.0.8", "--nproc_per_node=1", "job.py")
-    assert launcher.wait(20) == 3
+    assert launcher.wait(LONG_S) == 3
     said = first.said
     for wanted in ("10.88.0.7", "10.88.0.8", "10.88.0.1 (eth0)", "--host"):
         assert wanted in said
@@ -163,7 +163,7 @@ def test_a_taken_port_is_named_with_its_holder(two_hosts: Pair) -> None:
     holder = second.start(sys.executable, "hold.py", output="held")
     until((second.folder / "holding").exists)
     launcher = start(second, IPS, "--nproc_per_node=1", "job.py")
-    assert launcher.wait(20) == 3
+    assert launcher.wait(LONG_S) == 3
     said = second.said
     pid = second.run("pgrep", "-f", "hold.py").stdout.split()[0]
     for wanted in ("6070", f"pid {pid} ", "hold.py", "--start_port"):
@@ -177,7 +177,7 @@ def test_a_taken_port_is_named_with_its_holder(two_hosts: Pair) -> None:
 @pytest.mark.parametrize("where", [IPS, "--ips=node-1,node-2", MEETING])
 def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, where: str) -> None:
     """With the hosts' own names at 127.0.1.1, gloo by itself hands out that address and fails."""
-    launch(two_hosts, SUM_UP, *where.split(), "--nproc_per_node=1", seconds=120)
+    launch(two_hosts, SUM_UP, *where.split(), "--nproc_per_node=1")
     for rank, host in enumerate(two_hosts):
         log = (host.folder / "log" / "workerlog.0").read_text()
         assert f"rank {rank} of 2: the sum is 11" in log
@@ -195,7 +195,7 @@ def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, where: str) -> Non
 def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) -> None:
     script = ROOT / "scripts" / "train_resnet.py"
     words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=2")
-    launchers = [start(host, *words, python=PYTHONS[version]) for host in two_hosts]
+    launchers = [start_warm(host, *words, version=version) for host in two_hosts]
     assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.said for host in two_hosts)
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
     weights = [

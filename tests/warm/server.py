@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 # As the checkers know it.
 sys.path[0] = str(Path(__file__).parents[1])
-from warm.ranks import Imported, Wanted, run  # noqa: E402
+from warm.ranks import Imported, Wanted, move_to_host_of, run  # noqa: E402
 
 if TYPE_CHECKING:
     import types
@@ -137,8 +137,10 @@ class _Server:
         for number, descriptor in enumerate(wanted.descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        for each in (self._source, wanted.caller, *self._children.values()):
+        for each in (self._source, *self._children.values()):
             each.close()
+        move_to_host_of(wanted.caller)
+        wanted.caller.close()
         return 0
 
     def _tell(self, pid: int) -> None:
