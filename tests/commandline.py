@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -99,8 +100,11 @@ class Command(Job):
             out, err = process.communicate(timeout=seconds)
         finally:
             process.kill()
-            # After a kill -9 the guard needs a moment.
-            assert_no_survivors(self.marker, LONG_S if process.returncode else 0.0)
+            if process.returncode == -signal.SIGKILL:
+                # The guard needs a moment.
+                assert_no_survivors(self.marker)
+            else:
+                assert_no_survivors(self.marker, 0.0)
         return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
 
 

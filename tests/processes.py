@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MARKER = "FLEETRUN_TEST_MARKER"
+# Less than the minute for which ranks of tests sleep: what ends by itself would not be noticed.
+_GONE_S = 40.0
 
 
 def kill_what_was_left(since_s: float) -> None:
@@ -66,7 +68,7 @@ def survivors(marker: str) -> dict[int, str]:
     return found
 
 
-def assert_no_survivors(marker: str, seconds: float = LONG_S) -> None:
+def assert_no_survivors(marker: str, seconds: float = _GONE_S) -> None:
     """Fail if a process of MARKER is alive; after a kill -9 the guard needs a moment."""
     try:
         until(lambda: not survivors(marker), seconds)

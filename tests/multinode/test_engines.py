@@ -61,7 +61,7 @@ class Job:
             check=False,
             timeout=LONG_S,
         )
-        assert_no_survivors(self.marker, LONG_S)
+        assert_no_survivors(self.marker)
         return done
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_left_when_mpirun_is_killed(job: Job, mpirun: str) -> None:
     ) as process:
         until(lambda: all((job.folder / f"up.{rank}").exists() for rank in range(2)))
         process.kill()
-    assert_no_survivors(job.marker, LONG_S)
+    assert_no_survivors(job.marker)
 
 
 def strike_task(job: Job, command: list[str], number: int) -> int:
@@ -129,7 +129,7 @@ def strike_task(job: Job, command: list[str], number: int) -> int:
         for pid in tasks:
             os.kill(pid, signal.SIGKILL)
         said = process.communicate(timeout=LONG_S)[1].decode()
-    assert_no_survivors(job.marker, LONG_S)
+    assert_no_survivors(job.marker)
     # Hydra kills all others at once, and says so itself.
     if number and command[0] != "mpirun.mpich":
         assert f"The engine's task of rank {number} is gone (kill -9?)" in said, said
@@ -199,7 +199,7 @@ def test_whoever_ends_the_launch_in_an_allocation_ends_it_everywhere(
         assert done.returncode == 0, done.stderr
         out, _ = process.communicate(timeout=LONG_S)
     assert f"ended {128 + signum}" in out
-    assert_no_survivors(job.marker, LONG_S)
+    assert_no_survivors(job.marker)
     asked = sorted(path.name for path in folder.glob("asked.*"))
     # Of a launcher that is killed, the guard kills the ranks or Slurm asks them: who comes first.
     assert signum == signal.SIGKILL or asked == ["asked.0", "asked.1"]
@@ -224,4 +224,4 @@ def test_a_preempted_job_ends_with_grace_and_begins_again(job: Job, cluster: Slu
     assert " Restarts=1 " in shown()
     assert all((folder / f"asked.{rank}").exists() for rank in range(2))
     cluster.run("scancel", number)
-    assert_no_survivors(job.marker, LONG_S)
+    assert_no_survivors(job.marker)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import lab
 import pytest
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_hosts_reach_each_other(two_hosts: Pair, way: str) -> None:
     until((server.folder / "listening").exists)
     assert client.run(sys.executable, "-c", CALL, server.ip).stdout == f"{client.ip}\n"
     assert client.run(sys.executable, "-c", CALL, server.ip, check=False).returncode == 1
-    assert serving.wait(10) == 0
+    assert serving.wait(LONG_S) == 0
 
 
 def test_hosts_can_use_the_same_port(two_hosts: Pair) -> None:
@@ -64,7 +64,7 @@ def test_hosts_can_use_the_same_port(two_hosts: Pair) -> None:
         until((host.folder / "listening").exists)
     for host in two_hosts:
         assert host.run(sys.executable, "-c", CALL, host.ip).stdout == f"{host.ip}\n"
-    assert [server.wait(10) for server in servers] == [0, 0]
+    assert [server.wait(LONG_S) for server in servers] == [0, 0]
 
 
 def test_labs_can_stand_side_by_side(two_hosts: Pair, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_host_that_crashes_leaves_nothing(four_hosts: Network) -> None:
     running = second.start("sleep", "500")
     until(lambda: second.processes() == ["sleep 500"])
     second.crash()
-    assert running.wait(10) != 0
+    assert running.wait(LONG_S) != 0
     assert first.run("true").returncode == 0
 
 
@@ -172,7 +172,7 @@ def test_nothing_is_left_of_a_lab(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError) as caught:
         fail_inside()
-    assert started[0].wait(10) != 0
+    assert started[0].wait(LONG_S) != 0
     until(lambda: not Path(f"/proc/{caught.value.args[0]}").exists())
     after = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
     assert after == before

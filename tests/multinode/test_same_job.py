@@ -15,7 +15,7 @@ import sshd_hosts
 from checkout import ROOT
 from processes import MARKER, assert_no_survivors
 from slurm import Slurm, missing
-from waiting import LONG_S, TRAINING_S
+from waiting import TRAINING_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ class Hosts:
             check=False,
             timeout=TRAINING_S,
         )
-        assert_no_survivors(self._marker, LONG_S)
+        assert_no_survivors(self._marker)
         return done
 
     def _command(self, words: Sequence[str]) -> list[str]:

@@ -80,7 +80,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
         else:
             next(there.glob("*/job")).joinpath("go").touch()
         out, err = process.communicate(timeout=LONG_S)
-    assert_no_survivors(marker, LONG_S)
+    assert_no_survivors(marker)
     until(lambda: not list(there.iterdir()))
     if not killed:
         assert (process.returncode, out) == (5, "rank 0 has data and a b\n"), err

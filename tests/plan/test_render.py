@@ -17,7 +17,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import assert_golden, plan, request
-from waiting import until
+from waiting import LONG_S, until
 
 from fleetrun.model import (
     LaunchPlan,
@@ -332,7 +332,7 @@ def test_sh_form_that_is_terminated_stops_its_ranks(name: str, tmp_path: Path) -
     running = subprocess.Popen([name, str(tmp_path / "launch.sh")], start_new_session=True)
     until((tmp_path / "pid").exists)
     os.killpg(running.pid, signal.SIGTERM)
-    assert running.wait(10) in {143, -signal.SIGTERM}
+    assert running.wait(LONG_S) in {143, -signal.SIGTERM}
     rank = int((tmp_path / "pid").read_text())
     until(lambda: not Path(f"/proc/{rank}").exists())
 

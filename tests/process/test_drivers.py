@@ -79,7 +79,7 @@ def test_term_ends_a_launcher_whose_driver_never_answers(
     launcher = job.start(dev, environ(tmp_path, HANGS="nvmlInit"))
     job.wait_for("asked")
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(10.0) == -signal.SIGTERM
+    assert launcher.wait(LONG_S) == -signal.SIGTERM
     # The child of a launcher that is gone goes, too.
     job.finish(launcher)
 
@@ -91,7 +91,7 @@ def test_term_ends_a_job_whose_driver_hangs_when_asked_whether_a_gpu_computes(
     launcher = job.start(dev, environ(tmp_path, HANGS="nvmlDeviceGetUtilizationRates"))
     job.wait_for("asked")
     launcher.send_signal(signal.SIGTERM)
-    done = job.finish(launcher, 10.0)
+    done = job.finish(launcher)
     assert done.code == 143
     assert "asked rank 0 to stop" in done.said
 

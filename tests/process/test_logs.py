@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +168,7 @@ def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
         until(lambda: any(one["event"] == "finished" for one in job.events()))
         reader.send_signal(signal.SIGCONT)
         done = job.finish(launcher)
-        assert reader.wait(10) == 0
+        assert reader.wait(LONG_S) == 0
     finally:
         reader.kill()
         reader.wait()

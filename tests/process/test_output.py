@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from processes import Launch
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,7 +221,7 @@ def test_a_signal_ends_the_wait_for_a_stuck_reader(tmp_path: Path) -> None:
     events = tmp_path / "log" / "latest" / "events.jsonl"
     until(lambda: events.exists() and b'"finished"' in events.read_bytes())
     launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(5) == 0
+    assert launcher.wait(LONG_S) == 0
     job.finish(launcher)
 
 

@@ -9,7 +9,7 @@ import pytest
 from commandline import Command, fleetrun, process_in_background, started
 from processes import assert_no_survivors
 from sshd import by_ssh, instead_of_ssh
-from waiting import LONG_S, until
+from waiting import until
 
 from fleetrun.records import runs
 
@@ -44,7 +44,7 @@ def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -
         rest = watcher.stdout.read()
     assert watcher.returncode == 7
     assert rest.splitlines()[0] == b"last"
-    assert_no_survivors(command.marker, LONG_S)
+    assert_no_survivors(command.marker)
 
 
 def test_it_is_stopped_everywhere(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_it_is_stopped_everywhere(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.endswith(" has ended: interrupted by SIGTERM\n")
     until((tmp_path / "asked.0").exists)
-    assert_no_survivors(command.marker, LONG_S)
+    assert_no_survivors(command.marker)
 
 
 def test_what_is_wrong_before_it_begins_is_said_in_front(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_what_is_wrong_before_it_begins_is_said_in_front(tmp_path: Path) -> None
     assert done.returncode == 3
     assert done.stderr == "fleetrun: a  ssh: no\nfleetrun: Nothing was started.\n"
     assert list((tmp_path / "log").iterdir()) == []
-    assert_no_survivors(command.marker, LONG_S)
+    assert_no_survivors(command.marker)
