@@ -35,7 +35,7 @@ SECTIONS = {
     "paddle": PADDLE,
     "later": LATER,
 }
-GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
+GROUPS = tuple(SECTIONS.values())
 
 REPEATABLE = ("texts", "pairs")
 _HYPHENATED = ("dry_run", "from_manifest", "no_kill")
@@ -176,15 +176,6 @@ class RawOption(NamedTuple):
         return f"{self.source}: {self.typed}={raw}: {problem}"
 
 
-def is_boolean_text(word: str) -> bool:
-    """Whether WORD is what Paddle's strtobool takes.
-
-    >>> is_boolean_text("Yes"), is_boolean_text("train.py")
-    (True, False)
-    """
-    return conversion.boolean(word) is not None
-
-
 def is_rank_list(word: str) -> bool:
     """Whether WORD can only be meant for --tee: all, or numbers, commas and ranges.
 
@@ -205,9 +196,9 @@ def takes_next(option: Option, word: str) -> bool:
     if option.kind == "flag":
         return False
     if option.kind == "bool":
-        return is_boolean_text(word)
+        return conversion.boolean(word) is not None
     if option.name in _RANKS:
-        return is_rank_list(word) or (option.words != () and is_boolean_text(word))
+        return is_rank_list(word) or (option.words != () and conversion.boolean(word) is not None)
     if option.name in _OWN_WORDS:
         return word in option.words
     return option.bare is None

@@ -31,6 +31,7 @@ DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 # Where all ranks must send as many numbers.
 _SAME_SIZE = frozenset(("all_reduce", "reduce", "broadcast", "all_gather"))
 _OTHER = {"send": "recv", "recv": "send"}
+_WAY = {"send": "to", "recv": "from"}
 # In a job that runs, a collective that is open for longer is worth a look.
 LATE_S = 2.0
 # So many findings of a kind are told.
@@ -79,8 +80,8 @@ def verdict(
 ) -> tuple[FlightFinding, ...]:
     """Return why the ranks of these RECORDS hang; nothing if the records do not tell.
 
-    HAS_FAILED: the job has not hung. What a rank has lost its peers in, it has waited in. What was
-    called after UNTIL, in a job that runs, may just be going on.
+    HAS_FAILED: the job ended; a rank that raised in a collective counts as waiting there. What was
+    issued after UNTIL may be in progress.
     """
     known = {rank: one for rank, one in records.items() if not one.has_failed}
     if has_failed:
@@ -99,7 +100,7 @@ def verdict(
 
 
 def _reopened(record: FlightRecord) -> FlightRecord:
-    """Return RECORD with what it has raised in last as if it still waited there."""
+    """Return RECORD as if its rank still waited in its last collective, if that has raised."""
     *earlier, final = record.collectives or (None,)
     if final is None or final.state != RAISED:
         return record
@@ -212,28 +213,36 @@ def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
 
 def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
     """Tell what RANK has never entered, and who waits there."""
-    here = [wait for wait in waits if rank in wait.missing]
-    first = min(here, key=lambda wait: (wait.collective.issued_at, wait.rank)).collective
-    there = [
-        wait
-        for wait in here
-        if (wait.collective.channel, wait.collective.sequence) == (first.channel, first.sequence)
-    ]
-    since = time.strftime("%H:%M:%S", time.localtime(first.issued_at))
+    first, there = _oldest([wait for wait in waits if rank in wait.missing])
     channel = first.channel
     if channel.is_pair:
         other = _OTHER[channel.operation]
-        way = "to" if other == "send" else "from"
-        what = f"made {other} {first.sequence} {way} {_who([there[0].rank], job)}"
-        waiter = f", which waits in {channel.operation}{_at(first)} since {since}"
+        what = f"made {other} {first.sequence} {_WAY[other]} {_who(there[:1], job)}"
+        waiter = f", which waits in {channel.operation}{_at(first)} since {_since(first)}"
     else:
-        what = f"entered {first.operation} {first.sequence} {of(channel, job)}"
-        others = len(there)
-        waiting = _who([there[0].rank], job) if others == 1 else f"{others} others"
-        waiter = f"; {waiting} {'waits' if others == 1 else 'wait'} there{_at(first)} since {since}"
+        what = f"entered {_named(first, job)}"
+        waiting = f"{_who(there, job)} waits" if len(there) == 1 else f"{len(there)} others wait"
+        waiter = f"; {waiting} there{_at(first)} since {_since(first)}"
     return FlightFinding(
         MISSING, (rank,), f"{_who([rank], job)} never {what}{waiter}{_it(rank, job)}"
     )
+
+
+def _oldest(waits: Sequence[_OpenCollective]) -> tuple[Collective, list[int]]:
+    """Return the collective of WAITS that was issued first, and the ranks that wait in it."""
+    first = min(waits, key=lambda wait: (wait.collective.issued_at, wait.rank)).collective
+    place = first.channel, first.sequence
+    return first, [
+        wait.rank for wait in waits if (wait.collective.channel, wait.collective.sequence) == place
+    ]
+
+
+def _since(one: Collective) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(one.issued_at))
+
+
+def _named(one: Collective, job: JobRanks) -> str:
+    return f"{one.operation} {one.sequence} {of(one.channel, job)}"
 
 
 def _it(rank: int, job: JobRanks) -> str:
@@ -244,7 +253,7 @@ def _it(rank: int, job: JobRanks) -> str:
 
 
 def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
-    """Return waits each of whose ranks is missing in the one before it; none if there is no circle.
+    """Return a circle of waits, the rank of each missing in the one before; empty if there is none.
 
     >>> _cycle([])
     []
@@ -269,7 +278,7 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
 
 
 def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord]) -> list[int]:
-    """Return the ranks of CYCLE that have never made the call they wait in after the one before."""
+    """Return the ranks of CYCLE that never before issued this collective after the previous one."""
     found = []
     for wait in cycle:
         calls = [(one.channel, one.operation, one.site) for one in records[wait.rank].collectives]
@@ -290,10 +299,9 @@ def _drawn(
     for wait, awaited in zip(cycle, [*ranks[1:], ranks[0]], strict=True):
         one = wait.collective
         if one.channel.is_pair:
-            way = "to" if one.channel.operation == "send" else "from"
-            what = f"{one.operation} {one.sequence} {way} rank {awaited}"
+            what = f"{one.operation} {one.sequence} {_WAY[one.channel.operation]} rank {awaited}"
         else:
-            what = f"{one.operation} {one.sequence} {of(one.channel, job)}"
+            what = _named(one, job)
         parts.append(f"{_who([wait.rank], job)} in {what}{_at(one)}")
     text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
     strayed = _strayed(cycle, records)
@@ -311,18 +319,12 @@ def _unfinished(
     entered = [wait for wait in waits if not wait.missing and _all_known(wait, records)]
     if not entered:
         return ()
-    first = min(entered, key=lambda wait: (wait.collective.issued_at, wait.rank)).collective
-    there = [
-        wait.rank
-        for wait in entered
-        if (wait.collective.channel, wait.collective.sequence) == (first.channel, first.sequence)
-    ]
-    since = time.strftime("%H:%M:%S", time.localtime(first.issued_at))
-    what = f"{first.operation} {first.sequence} {of(first.channel, job)}"
+    first, there = _oldest(entered)
     verb = "waits" if len(there) == 1 else "wait"
     text = (
-        f"all its ranks have entered {what}, and {_who(there, job)} {verb} there{_at(first)} since "
-        f"{since}: no rank is missing, so the network or a device holds it up"
+        f"all its ranks have entered {_named(first, job)}, and {_who(there, job)} {verb} there"
+        f"{_at(first)} since {_since(first)}: no rank is missing, so the network or a device holds "
+        "it up"
     )
     return (FlightFinding(UNFINISHED, (), text),)
 

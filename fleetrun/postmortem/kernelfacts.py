@@ -6,6 +6,7 @@ What may not be read is left out; nothing here raises.
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from fleetrun.conversion import size
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from fleetrun.run.events import Exited
 
-_ABRT, _BUS, _KILL, _SEGV = 6, 7, 9, 11
 _CGROUPS = "/sys/fs/cgroup"
 # A limit of about this size means that there is none (the kernel rounds it to pages).
 _NO_LIMIT = 1 << 60
@@ -54,9 +54,9 @@ def baseline(at: float) -> Baseline:
 def of(culprit: Exited, before: Baseline) -> list[str]:
     """Return, in full sentences, what explains that a signal has killed CULPRIT."""
     match culprit.status.signum:
-        case 9:
+        case signal.SIGKILL:
             said = _of_kill(culprit, before)
-        case 7:
+        case signal.SIGBUS:
             said = [*kernel_says(culprit.pid, before.at), *shared_memory()]
         case None:
             said = []
