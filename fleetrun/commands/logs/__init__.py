@@ -6,7 +6,7 @@ import os
 import sys
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,60 +24,56 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class _LogOptions(NamedTuple):
-    """The parsed command line."""
-
-    run: tuple[str, ...]
-    follow: bool
-    rank: str | None
-    failed: bool
-    attempt: int | None
-    since: str | None
-    grep: str | None
-    log_dir: str
-    color: str
-    raw: bool
-    runs: bool
-    collectives: bool
-
-
-def _logs(**own: object) -> int:
+def _logs(
+    run: tuple[str, ...],
+    *,
+    log_dir: str,
+    color: str,
+    rank: str | None,
+    attempt: int | None,
+    since: str | None,
+    grep: str | None,
+    follow: bool,
+    failed: bool,
+    raw: bool,
+    lists_runs: bool,
+    has_collectives: bool,
+) -> int:
     """Show the requested logs; UsageError if there are none."""
-    asked = _LogOptions(**own)  # type: ignore[arg-type]
-    if asked.runs:
-        if asked.run:
-            raise UsageError(f"--runs lists all runs of --log_dir: leave {asked.run[0]} out.")
-        return put(visible_lines(listed(asked.log_dir)))
-    since = None if asked.since is None else choose.since(asked.since, datetime.now().astimezone())
-    pattern = None if asked.grep is None else choose.pattern(asked.grep)
-    chosen = choose.find_runs(asked.run, asked.log_dir)
-    if asked.collectives:
+    if lists_runs:
+        if run:
+            raise UsageError(f"--runs lists all runs of --log_dir: leave {run[0]} out.")
+        return put(visible_lines(listed(log_dir)))
+    since_s = None if since is None else choose.since(since, datetime.now().astimezone())
+    pattern = None if grep is None else choose.pattern(grep)
+    chosen = choose.find_runs(run, log_dir)
+    if has_collectives:
         from fleetrun.commands.logs import collectives  # with what a hang needs
 
-        ranks = None if asked.rank is None else choose.processes(asked.rank)
+        ranks = None if rank is None else choose.processes(rank)
         return put(collectives.text(chosen, ranks))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    pick = partial(choose.find_logs, rank=asked.rank, attempt=asked.attempt, failed=asked.failed)
+    pick = partial(choose.find_logs, rank=rank, attempt=attempt, failed=failed)
     wanted = show.LogFilter(
         pattern=pattern,
-        since=since,
-        is_coloured=colors.is_wanted(asked.color, os.environ, is_terminal=is_terminal),
-        tells_attempt=asked.attempt is None,
-        is_clean=is_terminal and not asked.raw,
+        since=since_s,
+        is_coloured=colors.is_wanted(color, os.environ, is_terminal=is_terminal),
+        tells_attempt=attempt is None,
+        is_clean=is_terminal and not raw,
     )
     viewer = show.Viewer(chosen, pick, wanted)
-    if asked.follow and any(runs.is_running(run.path) for run in chosen):
-        named = set() if asked.rank is None else choose.processes(asked.rank)
-        viewer.follow(is_one=len(named) == 1 or sum(run.processes for run in chosen) == 1)
+    if follow and any(runs.is_running(each.path) for each in chosen):
+        named = set() if rank is None else choose.processes(rank)
+        viewer.follow(is_one=len(named) == 1 or sum(each.processes for each in chosen) == 1)
         return 0
     if not viewer.show():
-        _say_why_nothing(chosen, asked)
+        _say_why_nothing(chosen, failed=failed)
     return 0
 
 
-def _say_why_nothing(chosen: Sequence[runs.Run], asked: _LogOptions) -> None:
+def _say_why_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
     """Print why nothing is shown; raise EnvironmentFault if there should be something."""
-    if asked.failed and any(run.logs for run in chosen):
+    if failed and any(each.logs for each in chosen):
         still = "it still runs" if runs.is_running(chosen[0].path) else ""
         verdict = chosen[0].verdict or still
         reported = f" ({verdict})" if verdict else ""
@@ -150,9 +146,9 @@ command = click.Command(
         click.Option(
             ["--raw"], is_flag=True, help="Keep escape sequences, such as colours, on a terminal."
         ),
-        click.Option(["--runs"], is_flag=True, help="List the runs, newest first."),
+        click.Option(["--runs", "lists_runs"], is_flag=True, help="List the runs, newest first."),
         click.Option(
-            ["--collectives"],
+            ["--collectives", "has_collectives"],
             is_flag=True,
             help="Show the last collectives of the ranks instead, and who keeps whom waiting; "
             "recorded with --flight_recorder or --hang_timeout.",

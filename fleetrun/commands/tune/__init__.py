@@ -16,9 +16,9 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import say
 
 
-def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.TuneOptions has them
+def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.make has them
     """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
-    wanted = candidates.make(launch, candidates.TuneOptions(**own))
+    wanted = candidates.make(launch, **own)
     probe.current_folder()
     sizes = scaling.sizes(own["scaling"], wanted) if own["scaling"] else ()
     wanted = candidates.settle(wanted, os.environ)

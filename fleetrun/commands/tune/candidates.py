@@ -12,7 +12,7 @@ from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import fields, load, requested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fleetrun.commands.parser import Launch
     from fleetrun.model import Knob
@@ -37,18 +37,6 @@ class Candidate(NamedTuple):
     def __str__(self) -> str:
         """As it would be typed."""
         return " ".join(f"{key}={value}" for key, value in self.values)
-
-
-class TuneOptions(NamedTuple):
-    """The values of tune's own options."""
-
-    vary: tuple[str, ...]
-    scaling: str | None
-    steps: int
-    warmup: int
-    repeats: int
-    timeout: float
-    out: str
 
 
 class TuneSpec(NamedTuple):
@@ -81,27 +69,37 @@ class TuneSpec(NamedTuple):
         return fields.PLAN_UPDATES if plans else 0
 
 
-def make(launch: Launch, own: TuneOptions) -> TuneSpec:
-    """Return the request of LAUNCH and our OWN options; UsageError if it cannot be tuned."""
+def make(
+    launch: Launch,
+    *,
+    vary: Sequence[str],
+    scaling: str | None,
+    steps: int,
+    warmup: int,
+    repeats: int,
+    timeout: float,
+    out: str,
+) -> TuneSpec:
+    """Return the request of LAUNCH and tune's own options; UsageError if it cannot be tuned."""
     refuse_taken(launch, "tune")
     if not launch.script:
         raise UsageError(
             "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
         )
-    if own.scaling and own.vary:
+    if scaling and vary:
         raise UsageError("--scaling and --vary are two measurements: give one of them.")
-    if own.steps < own.warmup + FEWEST_TIMED:
+    if steps < warmup + FEWEST_TIMED:
         raise UsageError(
-            f"--steps={own.steps} leaves too few updates after --warmup={own.warmup}: "
-            f"give at least {own.warmup + FEWEST_TIMED}."
+            f"--steps={steps} leaves too few updates after --warmup={warmup}: "
+            f"give at least {warmup + FEWEST_TIMED}."
         )
     return TuneSpec(
-        candidates=() if own.scaling else grid(own.vary),
-        steps=own.steps,
-        warmup=own.warmup,
-        repeats=own.repeats,
-        timeout_s=own.timeout,
-        out=own.out or "tune",
+        candidates=() if scaling else grid(vary),
+        steps=steps,
+        warmup=warmup,
+        repeats=repeats,
+        timeout_s=timeout,
+        out=out or "tune",
         launch=tuple(f"{given.typed}={given.raw}" for given in launch.options),
         script=launch.script,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,19 +25,10 @@ _EXEC = "exec"
 _UNEQUAL = 5
 
 
-class VerifyOptions(NamedTuple):
-    """What verify's own options say."""
-
-    updates: int
-    repeats: int
-    timeout: float
-    out: str
-
-
-def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as VerifyOptions has them
+def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as `make` has them
     """Return 0 if the strategy trains as plain Paddle does, 5 if not, 1 where a run fails."""
     probe.current_folder()
-    spec = make(launch, VerifyOptions(**own), dict(os.environ))
+    spec = make(launch, dict(os.environ), **own)
     tune.make_folder(spec.out)
     say(
         f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in turns; "
@@ -49,8 +40,16 @@ def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as Veri
     return 1 if found.fault else 0 if found.is_equal else _UNEQUAL
 
 
-def make(launch: parser.Launch, own: VerifyOptions, environ: dict[str, str]) -> VerifySpec:
-    """Return what LAUNCH and our OWN options ask for; UsageError for what cannot be verified."""
+def make(
+    launch: parser.Launch,
+    environ: dict[str, str],
+    *,
+    updates: int,
+    repeats: int,
+    timeout: float,
+    out: str,
+) -> VerifySpec:
+    """Return the request of LAUNCH and verify's options; UsageError if it cannot be verified."""
     candidates.refuse_taken(launch, "verify")
     script = launch.script
     if not script:
@@ -72,10 +71,10 @@ def make(launch: parser.Launch, own: VerifyOptions, environ: dict[str, str]) -> 
         )
     merge = {knob.name.rpartition(".")[2]: knob.value for knob in asked.knobs}
     return training_runs.VerifySpec(
-        updates=own.updates,
-        repeats=own.repeats,
-        timeout_s=own.timeout,
-        out=own.out,
+        updates=updates,
+        repeats=repeats,
+        timeout_s=timeout,
+        out=out,
         plain=plain,
         strategy=words,
         script=script[1:] if is_exec else script,

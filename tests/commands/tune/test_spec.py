@@ -11,7 +11,7 @@ from fleetrun.errors import UsageError
 
 def spec_of(*words: str) -> candidates.TuneSpec:
     with tune.command.make_context("fleetrun tune", list(words)) as context:
-        return candidates.make(context.obj, candidates.TuneOptions(**context.params))
+        return candidates.make(context.obj, **context.params)
 
 
 def test_options_after_the_script_are_the_scripts() -> None:
