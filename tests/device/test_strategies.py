@@ -9,6 +9,8 @@ import devices
 import pytest
 from training import PYTHONS, evidence, train
 
+from fleetrun.records import tracefile
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -75,6 +77,7 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
             hosts=hosts,
             more=more,
             builds=builds,
+            profile="3-4",
         )
     for rank, report in enumerate(ranks):
         assert report["place"] == f"Place(npu:{rank})"
@@ -88,7 +91,11 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
                 is_moot = makes_no_difference(one, proof["counts"])
                 assert one["status"] == ("no_difference" if is_moot else "effective"), one
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
+        trace = tracefile.read(str(folder / f"trace.{rank}.json"))
+        assert trace is not None
+        assert trace.steps == 2
         if device_strategies.sends_gradients(document):
+            assert any(span.kind == "flight" for span in trace.spans)
             assert proof["counts"]["gradients_checked"] > 0
             if not devices.PLUGIN:
                 seen = devices.witnessed(witness, rank)
