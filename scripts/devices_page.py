@@ -29,7 +29,7 @@ WHEELS = {
 }
 # What the wheel itself has shown on a machine without its device.
 BY_WHEEL = {
-    "`gpu`, NVIDIA's": "of 2.6.2, on a CPU: what it lacks",
+    "`gpu`, NVIDIA's": "of 2.6.2, on a CPU: what it lacks, static graphs over gloo",
 }
 _TRAINED = re.compile(r"devices\.on\(\s*\"(\w+)\"")
 _PARAMETERS = re.compile(r"\(\"(\w+)\", \"(?:3\.3\.1|2\.6\.2)\", \d+\)")
