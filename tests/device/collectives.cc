@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -264,6 +265,7 @@ struct Call {
 };
 
 void Testify(const Call& call, int order, double issued, double begin, long kernels_before) {
+  long beside = std::max(0L, device::backward_begun - kernels_before);
   static const std::string folder = Text("WITNESS");
   if (folder.empty()) return;
   static auto& mutex = *new std::mutex;
@@ -274,7 +276,7 @@ void Testify(const Call& call, int order, double issued, double begin, long kern
           "{\"rank\": %d, \"group\": \"%s\", \"ranks\": %zu, \"operation\": \"%s\", \"bytes\": %zu, "
           "\"dtype\": \"%s\", \"order\": %d, \"stream\": %d, \"issued\": %.6f, \"begin\": %.6f, \"end\": %.6f, \"beside\": %ld}\n",
           device::Rank(), call.comm->name.c_str(), call.comm->ranks, call.operation, call.bytes, TypeOf(call.type).name, order,
-          call.stream->number, issued, begin, device::Now(), device::backward_kernels - kernels_before);
+          call.stream->number, issued, begin, device::Now(), beside);
   fflush(file);
 }
 
@@ -287,12 +289,12 @@ C_Status Collective(const Call& call, device::Job body) {
   sscanf(Text("FAULT").c_str(), "%15[a-z]@%d:%d", name, &at, &rank);
   std::string fault = order == at && rank == device::Rank() ? name : "";
   if (fault == "error") return C_FAILED;
-  call.stream->Push([call, body = std::move(body), order, fault, issued = device::Now()] {
+  call.stream->Push([call, body = std::move(body), order, fault, issued = device::Now(),
+                     kernels_before = device::backward_issued.load()] {
     if (fault == "die") raise(SIGKILL);
     if (fault == "hang") device::Hang();
     if (fault == "late") sleep(1);
     double begin = device::Now();
-    long kernels_before = device::backward_kernels;
     call.stream->Dawdle(Number("DELAY_US"));
     body();
     device::OverwriteReleased();

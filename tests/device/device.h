@@ -23,8 +23,9 @@ double Now();
 [[noreturn]] void Hang();
 [[noreturn]] void Die(const std::string& why);
 
-// Kernels of backwards that have begun: the witness of a collective tells how many did beside it.
-extern std::atomic<long> backward_kernels;
+// Kernels of backwards that were issued, and that have begun. The witness of a collective tells how many
+// were issued after it and begun before its end, whichever stream's thread was late.
+extern std::atomic<long> backward_issued, backward_begun;
 
 using Job = std::function<void()>;
 

@@ -125,11 +125,14 @@ struct Arguments {
   }
 };
 
-void Run(const Kernel& kernel, phi::KernelContext* call) {
+void Count(const Kernel& kernel, std::atomic<long>& kernels) {
   static const std::string backward = "_grad";
-  device::AtOnce within;
   if (kernel.name.size() > backward.size() && !kernel.name.compare(kernel.name.size() - backward.size(), std::string::npos, backward))
-    ++device::backward_kernels;
+    ++kernels;
+}
+void Run(const Kernel& kernel, phi::KernelContext* call) {
+  device::AtOnce within;
+  Count(kernel, device::backward_begun);
   kernel.original(call);
 }
 void Run(const Kernel& kernel, const Arguments& arguments, CPUContext* context) {
@@ -237,6 +240,7 @@ bool CanWait(const Kernel& kernel, const Arguments& arguments) {
 }
 
 void Launch(Kernel& kernel, const Arguments& arguments) {
+  Count(kernel, device::backward_issued);
   Contexts& contexts = ContextsFor(*arguments.context);
   C_Stream stream = StreamOf(*arguments.context);
   if (CanWait(kernel, arguments)) {
@@ -489,6 +493,7 @@ void device::AddKernels(const std::string& kind) {
     // Eager mode calls the stub. Static graphs, and kernels of other forms, make a context themselves.
     auto run = [&kernel](phi::KernelContext* call) {
       auto& given = const_cast<DeviceContext&>(call->GetDeviceContext<DeviceContext>());
+      Count(kernel, device::backward_issued);
       StreamOf(given)->Drain();
       call->SetDeviceContext(&ContextsFor(given).at_once);
       Run(kernel, call);

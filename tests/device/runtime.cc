@@ -55,7 +55,7 @@ void Die(const std::string& why) {
   abort();
 }
 
-std::atomic<long> backward_kernels{0};
+std::atomic<long> backward_issued{0}, backward_begun{0};
 
 }  // namespace device
 

@@ -130,10 +130,9 @@ def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:
             return bool(knob["in_effect"] == 1)
         case "sync_nccl_allreduce":
             return bool(counts["allreduces"] == 1)
-        case name:
-            is_about_buckets = name.startswith(("fuse_all_reduce", "fuse_grad"))
-            is_one = bool(counts["allreduces"] == counts["allreduces_before"] == 1)
-            return is_about_buckets and is_one
+        case name if name.startswith(("fuse_all_reduce", "fuse_grad")):
+            return bool(counts["allreduces"] == counts["allreduces_before"] == 1)
+    return False
 
 
 def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> bool:

@@ -57,8 +57,8 @@ REFUSALS = (
         test_compression.py[2.6.2] test_profile.py[2.6.2] test_rank_checks.py[2.6.2]
         test_strategy_dygraph.py[2.6.2] test_strategy_kinds.py[2.6.2]
         test_strategy_matrix.py[2.6.2] test_strategy_reducer.py[2.6.2]
-        test_strategy_setups.py[2.6.2] test_verdicts.py[2.6.2-dygraph]
-        test_processes_that_the_script_spawns_train_with_the_strategy[2.6.2]
+        test_strategy_settings.py[2.6.2] test_strategy_setups.py[2.6.2]
+        test_verdicts.py[2.6.2-dygraph]
         test_ranks_do_not_wait_for_one_whose_check_fails[2.6.2]
         test_updates_of_sharding_stage_1_are_seen[2.6.2]
         """,

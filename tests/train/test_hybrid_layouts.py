@@ -223,7 +223,7 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     done = run(PYTHONS[version], ["-m", "fleetrun", *options, "train.py", end], tmp_path, **cold)
     where = "mp 1, NPU 1" if devices.kind() else "mp 1"
     said = {
-        "fail": f"fleetrun: rank 1 ({where}) exited with 1.",
+        "fail": "fleetrun: rank 1 (mp 1) exited with 1.",
         "hang": f"Rank 1 ({where}) stands in <module> (train.py:",
     }
     assert said[end] in done.stdout, done.stdout
