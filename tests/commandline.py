@@ -37,7 +37,7 @@ def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess
     """Start `fleetrun WORDS` in FOLDER, with pipes for what it says unless POPEN has others."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environ()}
     argv = [*FLEETRUN, *words]
-    return subprocess.Popen(argv, cwd=folder, text=False, **{**pipes, **popen})
+    return subprocess.Popen(argv, cwd=folder, **{**pipes, **popen})  # pyright: ignore[reportReturnType]
 
 
 class Command(Job):

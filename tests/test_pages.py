@@ -141,9 +141,11 @@ PASTED = [name for name, page in PAGES.items() if script(page)]
 def paste(lines: list[str], folder: Path) -> str:
     """Run LINES in the project in FOLDER; return what they say. Nobody may be left."""
     (folder / "bin").mkdir(exist_ok=True)
-    command = folder / "bin" / "fleetrun"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fleetrun "$@"\n')
-    command.chmod(0o755)
+    ours = f"PYTHONPATH={ROOT} exec {sys.executable} -m fleetrun"
+    for name, words in (("python", f"exec {sys.executable}"), ("fleetrun", ours)):
+        command = folder / "bin" / name
+        command.write_text(f'#!/bin/sh\n{words} "$@"\n')
+        command.chmod(0o755)
     (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
     (folder / ".venv" / "bin" / "activate").write_text(f"PATH={folder}/bin:$PATH\n")
     marker = uuid.uuid4().hex

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from contextlib import ExitStack
@@ -177,6 +178,7 @@ def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_end
         assert f"the coordinator of the job was lost on {hosts[0].ip}." in host.said
 
 
+@pytest.mark.skipif(not shutil.which("nft"), reason="there is no nft (Debian: nftables)")
 def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:

@@ -99,7 +99,8 @@ def test_hosts_by_ssh_share_a_token_of_the_jobs_own(tmp_path: Path) -> None:
 
 def test_a_first_port_that_leaves_none_to_meet_at_is_refused(tmp_path: Path) -> None:
     for hosts in ("--hosts=127.0.0.1,127.0.0.2", "--ips=127.0.0.1,127.0.0.2"):
-        ended = Command(tmp_path, "exit 0", hosts, "--start_port=65500").run()
+        options = (hosts, "--ssh=sh", "--start_port=65500")
+        ended = Command(tmp_path, "exit 0", *options).run()
         assert ended.code == 2
         assert "--start_port=65500: launchers of several hosts meet at START+96" in ended.said
 

@@ -37,6 +37,7 @@ def test_chaos_loses_nothing(launches: int) -> None:
 @pytest.mark.slow
 @pytest.mark.multinode
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="there is no /dev/net/tun")
 @pytest.mark.parametrize("launches", [5, pytest.param(12, marks=pytest.mark.long)])
 def test_chaos_on_several_hosts_loses_nothing(launches: int) -> None:
     done = chaos("--hosts=4", f"--launches={launches}", "--seed=7", "--seconds=30")
