@@ -94,7 +94,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 # What the page says of each layout: of the fields of communication, and of gradient_merge.
 TOLD = {
     name: cells
-    for line in (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8").splitlines()
+    for line in (ROOT / "docs" / "hybrid.md").read_text(encoding="utf-8").splitlines()
     if line.startswith("| `") and len(line.split(" | ")) == len(("layout", "fields", "merge"))
     for names, *cells in [line.strip("| ").split(" | ")]
     for name in re.findall("`([^`]+)`", names)
