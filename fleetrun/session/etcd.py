@@ -1,4 +1,4 @@
-"""A client of etcd 3 over its JSON gateway, which blocks: each question is a process of its own.
+"""A blocking client of etcd 3 over its JSON gateway; each request runs in a child process.
 
 The gateway is plain HTTP, so the standard library is enough; each request tries every member until
 one answers, beginning with the one that answered last. Over TLS the authority, and a certificate
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
-# A record of thousands of hosts is smaller.
+# In bytes; a record of thousands of hosts is smaller.
 _LONGEST = 16 * 1024 * 1024
 
 
 class UnreachableError(Exception):
-    """No member of etcd has answered, and why."""
+    """No member of etcd has answered; the message says why."""
 
 
 class RefusedError(Exception):
-    """etcd does not do what it was asked."""
+    """etcd rejects a request."""
 
 
 class Seen(NamedTuple):
@@ -45,9 +45,9 @@ class Seen(NamedTuple):
 
 
 class Client:
-    """Asks the members of etcd at ENDPOINTS, waiting TIMEOUT_S for each answer, for job NAME.
+    """Asks the members of etcd at ENDPOINTS about job NAME, over TLS if IS_SECURE.
 
-    IS_SECURE: over TLS.
+    Each answer is awaited for TIMEOUT_S seconds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Client:
         self._is_secure = is_secure
         self._link: http.client.HTTPConnection | None = None
         self._local = ""
-        # A job's name may have any characters, and none may lie within another.
+        # A job's name may contain any characters, and no job's keys may lie within another's.
         folder = f"/fleetrun/{quote(name, safe='')}"
         self._leader_key, self._record_key = f"{folder}/coordinator", f"{folder}/roster"
 
@@ -83,10 +83,10 @@ class Client:
         )
 
     def campaign(self, value: str, ttl_s: int, record_revision: int) -> tuple[int, int] | None:
-        """Take the place of the coordinator, if it is free and the record still that of a look.
+        """Take the coordinator's place if it is free and the record still has RECORD_REVISION.
 
-        Returns the lease and the revision of the key; None where another one was faster. The lease
-        ends TTL_S after it was renewed last, or later.
+        Returns the lease and the revision of the key; None if another launcher was faster. The
+        lease ends TTL_S or more after its last renewal.
         """
         granted = self._ask("/v3/lease/grant", {"TTL": ttl_s})
         lease = _number(granted, "ID")
@@ -107,21 +107,21 @@ class Client:
         return lease, _number(answer.get("header", {}), "revision")
 
     def renew(self, lease: int) -> bool:
-        """Put the end of LEASE off; False where it has ended already."""
+        """Renew LEASE; False if it has ended already."""
         answer = self._ask("/v3/lease/keepalive", {"ID": lease})
         return _number(answer.get("result", {}), "TTL") > 0
 
     def revoke(self, lease: int) -> None:
-        """End LEASE, and what depends on it."""
+        """End LEASE and the keys that depend on it."""
         self._ask("/v3/lease/revoke", {"ID": lease})
 
     def keep(self, record: str, revision: int, lease: int) -> bool:
-        """Keep RECORD, until LEASE ends if that is not 0; False where REVISION leads no more."""
+        """Store RECORD, until LEASE ends unless that is 0; False if REVISION no longer leads."""
         put = {"key": _coded(self._record_key), "value": _coded(record), "lease": lease}
         return self._guarded(revision, [{"request_put": put}])
 
     def leave(self, revision: int, lease: int, *, is_final: bool) -> bool:
-        """Free the place of the coordinator; the end of the job takes its record, too."""
+        """Free the coordinator's place; IS_FINAL: remove the record as well."""
         keys = [self._leader_key, *([self._record_key] if is_final else [])]
         deletions = [{"request_delete_range": {"key": _coded(key)}} for key in keys]
         is_done = self._guarded(revision, deletions)
@@ -149,14 +149,14 @@ class Client:
         raise UnreachableError("; ".join(troubles))
 
     def _ask_member(self, host: str, port: int, path: str, body: bytes) -> dict[str, Any] | str:
-        """Return what a member answers, or why it does not."""
+        """Return a member's answer, or why there is none."""
         try:
             return self._post(host, port, path, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             return f"{_reason(error)}{self._hint(error)}"
 
     def _hint(self, error: Exception) -> str:
-        """Return what may help where a member hangs up, as one does of which TLS is expected."""
+        """Return a hint if a member hangs up, as it does if only one side uses TLS."""
         is_refusal = bool(getattr(error, "verify_message", ""))
         # ssl.SSLError, which most launches need not load.
         has_hung_up = isinstance(error, ConnectionResetError | BrokenPipeError) or (
@@ -180,7 +180,7 @@ class Client:
         if answer.will_close:
             self.close()
         if answer.status == http.client.NOT_FOUND and path.startswith("/v3/lease"):
-            # That is how it says that a lease has ended.
+            # This is how it reports that a lease has ended.
             return {}
         if answer.status != http.client.OK:
             said = text[:200].decode(errors="replace").strip()
@@ -195,7 +195,7 @@ class Client:
         return found
 
     def _called(self, host: str, port: int) -> http.client.HTTPConnection:
-        """Return what calls a member; RefusedError where a file for TLS cannot be read."""
+        """Return a connection to a member; raise RefusedError if a TLS file cannot be read."""
         if not self._is_secure:
             return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
         import ssl
@@ -215,7 +215,7 @@ class Client:
         return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
 
     def close(self) -> None:
-        """Hang up; the next question calls again."""
+        """Close the connection; the next request opens another."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -225,7 +225,7 @@ class Client:
 def answer(
     client: Client, what: str, values: Sequence[Any]
 ) -> tuple[object, str, tuple[tuple[str, int], ...]]:
-    """Return what CLIENT answers to WHAT, why it does not, and whom to ask first next time."""
+    """Return CLIENT's answer to WHAT, why there is none, and the members in the order to ask."""
     value, trouble = None, ""
     try:
         if what == "leave":
@@ -235,7 +235,7 @@ def answer(
             value = getattr(client, what)(*values)
     except (RefusedError, UnreachableError) as error:
         trouble = str(error)
-    # The values are plain: what has asked is another process.
+    # Plain values, as they go to another process.
     return tuple(value) if isinstance(value, tuple) else value, trouble, tuple(client.endpoints)
 
 

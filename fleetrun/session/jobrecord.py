@@ -1,4 +1,4 @@
-"""What a store outside of the job keeps of it: who coordinates it, and its last roster."""
+"""What etcd stores about a job: its coordinator, and its last roster."""
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _LAST_PORT = 65535
 
 
 def _check(*counts: int, names: tuple[str, ...]) -> None:
-    """Raise ValueError for negative COUNTS, and for NAMES that are none."""
+    """Raise ValueError for negative COUNTS and invalid NAMES."""
     if min(counts) < 0:
         raise ValueError(counts)
     for name in names:
@@ -20,9 +20,9 @@ def _check(*counts: int, names: tuple[str, ...]) -> None:
 
 
 class LeaderRecord(NamedTuple):
-    """The launcher that coordinates the job, and where it is called.
+    """The launcher that coordinates the job, and its endpoint.
 
-    `job` is another one for each job of the same name. `generation` is the next one to begin.
+    `job` is unique even among jobs of one name. `generation` is the next one to begin.
     """
 
     launcher: str
@@ -32,7 +32,7 @@ class LeaderRecord(NamedTuple):
     generation: int
 
     def check(self) -> None:
-        """Raise ValueError where no launcher can have written it."""
+        """Raise ValueError if no launcher can have written it."""
         _check(self.generation, names=(self.launcher, self.host, self.job))
         if not 1 <= self.port <= _LAST_PORT:
             raise ValueError(self.port)
@@ -44,16 +44,16 @@ class RosterEntry(NamedTuple):
     launcher: str
     host: str
     hostname: str
-    # How often the job has failed because of it.
+    # How often it has failed the job.
     failure_count: int = 0
 
     def check(self) -> None:
-        """Raise ValueError where no launcher can have written it."""
+        """Raise ValueError if no launcher can have written it."""
         _check(self.failure_count, names=(self.launcher, self.host, self.hostname))
 
 
 class JobRecord(NamedTuple):
-    """The roster that a job last began a generation with, written by its coordinator."""
+    """The roster of a job's last generation, as its coordinator has written it."""
 
     job: str
     generation: int
@@ -63,11 +63,11 @@ class JobRecord(NamedTuple):
     entries: tuple[RosterEntry, ...]
     config: RendezvousConfig
     others: tuple[RosterEntry, ...] = ()
-    # By what those who have taken part are known again.
+    # The secrets by which hosts that have taken part are recognised.
     admitted: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ValueError where no launcher can have written it."""
+        """Raise ValueError if no launcher can have written it."""
         _check(self.generation, self.restarts, names=(self.job, self.coordinator, *self.admitted))
         if not self.entries:
             raise ValueError(self.entries)
@@ -83,7 +83,7 @@ def write(value: LeaderRecord | JobRecord) -> str:
 
 
 def read_leader(text: str) -> LeaderRecord | None:
-    """Return the leader that TEXT means; None where no launcher has written it.
+    """Return the leader in TEXT; None if no launcher has written it.
 
     >>> read_leader(write(LeaderRecord("5f", "10.0.0.1", 6166, "a1", 0))).port, read_leader("[]")
     (6166, None)
@@ -93,7 +93,7 @@ def read_leader(text: str) -> LeaderRecord | None:
 
 
 def read_record(text: str) -> JobRecord | None:
-    """Return the record that TEXT means; None where no launcher has written it."""
+    """Return the record in TEXT; None if no launcher has written it."""
     found = _read(text)
     return found if isinstance(found, JobRecord) else None
 

@@ -1,4 +1,4 @@
-"""How a launch joins its session: where the launchers meet, and what this host brings along."""
+"""How a launch joins its session: the endpoint, and this host's request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNPROTECTED = (
     f"{TOKEN} is not set: until all hosts had joined, anyone with the --job_id and the same "
     "script could take part."
 )
-# Fewer letters are found by trying.
+# Shorter tokens can be guessed.
 _LEAST_TOKEN = 16
 _SHORT = (
     f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be guessed: make one "
@@ -63,8 +63,8 @@ def join(
 ) -> tuple[Session, Rendezvous]:
     """Return the session of the job, and the gathering that joins it.
 
-    GATHER holds what this host brings into an attempt; PLAN makes the plan of a whole roster.
-    REDACT takes secrets out of what the other hosts are told.
+    GATHER returns this host's own roster for an attempt, with its ports held; PLAN plans for a
+    whole roster. REDACT masks secrets in what the other hosts are told.
     """
     try:
         local = gather(0)
@@ -135,19 +135,19 @@ def join(
 
 
 def _about_token(endpoint: RendezvousEndpoint, found: SelectedEngine) -> tuple[str, ...]:
-    """Return what there is to say about the token of the job, or that it has none."""
+    """Return remarks about the token of the job, or its absence."""
     if endpoint.token is not None:
         return (_SHORT,) if len(endpoint.token) < _LEAST_TOKEN else ()
     return () if found.hosts else (_UNPROTECTED,)
 
 
 def _note_token(endpoint: RendezvousEndpoint, facts: Facts, log: Callable[[str], None]) -> None:
-    """Say so where hosts may come late, which without a token they cannot."""
+    """Print that hosts cannot come late without a token, if they might."""
     is_started = detect.rows(facts.environ)
     if endpoint.token is not None or is_started or not endpoint.config.may_change:
-        # Where an engine starts the hosts, none comes late.
+        # If an engine starts the hosts, none comes late.
         return
-    # None is made here: it would be masked, or be in whatever keeps what is said.
+    # None is made here: it would be masked, or end up in logs.
     log(
         f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
         "set it to one value on all hosts before (`openssl rand -hex 32` makes one)."
@@ -155,7 +155,7 @@ def _note_token(endpoint: RendezvousEndpoint, facts: Facts, log: Callable[[str],
 
 
 def _settle(logs: LogFolder, *, has_token: bool, has_begun: bool) -> None:
-    """Leave in the log folder only what is needed from here on."""
+    """Keep in the log folder only what is needed from now on."""
     if not has_begun:
         logs.withdraw()
         return
@@ -173,7 +173,7 @@ def tell(
     log: Callable[[str], None],
     redact: Callable[[str], str],
 ) -> tuple[Session, Rendezvous]:
-    """Return the session of the job, and what joins it only to say that this host has a FAULT."""
+    """Return the session of the job, and a rendezvous that only reports this host's FAULT."""
     try:
         place: int | None = _place(found, request, facts)
     except FleetrunError:
@@ -194,10 +194,9 @@ def tell(
 def _port_check(
     session: Session, endpoint: RendezvousEndpoint, facts: Facts, slots: Slots
 ) -> PortCheck | None:
-    """Return what tries the ports of other hosts; None where all are this one.
+    """Return the check of other hosts' ports; None if all hosts are this one or there are servers.
 
-    Trainers wait for their servers to listen, and name those that they do not reach: they must not
-    take a port for one that is held.
+    Trainers wait until their servers listen, and must not mistake a held port for that.
     """
     if hosts.is_loopback(endpoint.host) or _has_roles(slots):
         return None
@@ -205,7 +204,7 @@ def _port_check(
 
 
 def _warm() -> IsolatedCall:
-    """Ask whether Paddle can be imported, on a host that stands by."""
+    """Check that Paddle can be imported, on a host that stands by."""
     from fleetrun.session import health  # most launches never do
 
     return health.ask_import()
@@ -214,7 +213,7 @@ def _warm() -> IsolatedCall:
 def _hook(
     request: Request, facts: Facts, config: RendezvousConfig
 ) -> Callable[[], IsolatedCall] | None:
-    """Return what runs the user's command before each start."""
+    """Return the call that runs the user's command before each start, if there is one."""
     command = request.elastic_pre_hook
     if not (config.may_change and command):
         return None
@@ -243,7 +242,7 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
 
 
 def _place(found: SelectedEngine, request: Request, facts: Facts) -> int:
-    """Return our place among hosts that are known by name."""
+    """Return our place among the listed hosts."""
     if not found.hosts:
         return 0
     told = facts.environ.get("PADDLE_TRAINER_ID", "")
@@ -255,10 +254,9 @@ def _place(found: SelectedEngine, request: Request, facts: Facts) -> int:
 def _endpoint(
     request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
 ) -> RendezvousEndpoint:
-    """Return where the launchers of the job meet, whether that may be here, and what they prove.
+    """Return the endpoint of the job with what its launchers prove.
 
-    A program may be another one on a host that is known otherwise, by a token or its address, and
-    where all are this machine.
+    Programs may differ between hosts that are known by a token or an address, or are this machine.
     """
     found_at = _endpoint_of(request, facts, found, first_port, place)
     is_here = bool(found.hosts) and all(map(hosts.is_loopback, found.hosts))
@@ -273,12 +271,12 @@ def _endpoint(
 def _endpoint_of(
     request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
 ) -> RendezvousEndpoint:
-    """Return where the launchers of the job meet, and whether that may be here."""
+    """Return the endpoint of the job, and whether this launcher may listen there."""
     point = hosts.meets_at(request) if not found.hosts else None
     token = facts.environ.get(TOKEN) or None
     least, most = hosts.bounds(request.nnodes)
     if point is None:
-        # Whose number is not said, as by a cluster's engine, must all come.
+        # Without a number, as from a cluster's engine, all listed hosts must come.
         least, most = (least if least < most else len(found.hosts)), len(found.hosts)
     config = RendezvousConfig(
         least,
@@ -332,7 +330,7 @@ def _session(  # noqa: PLR0917 - as join has them
     bare: JoinRequest,
     log: Callable[[str], None],
 ) -> Session:
-    """Return the session, whose coordinator etcd elects if the job meets there."""
+    """Return the session, with a coordinator elected by etcd if --master names that."""
     if not endpoint.config.has_store:
         return Session(endpoint, launcher, host=bare.named(), log=log)
     from fleetrun.session.elected import ElectedSession  # only with etcd
@@ -352,7 +350,7 @@ def _session(  # noqa: PLR0917 - as join has them
 
 
 def _address(host: str, facts: Facts) -> str:
-    """Return the address to listen on: the one that is called, else that of the job's network."""
+    """Return the address to listen on: HOST if it is ours, else that of the job's network."""
     own = {address.ip for address in facts.addresses}
     if hosts.is_address(host) and (host in own or hosts.is_loopback(host)):
         return host
@@ -371,7 +369,7 @@ def _address(host: str, facts: Facts) -> str:
 
 
 def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:
-    """Return the addresses of the hosts NAMES; None where some are not known."""
+    """Return the addresses of the hosts NAMES; None if some are unknown."""
     known = _known_addresses(names, facts)
     for name, found in zip(names, known, strict=True):
         if not found and (hosts.is_loopback(name) or not hosts.is_own(name, facts)):
@@ -380,7 +378,7 @@ def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:
 
 
 def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...], ...]:
-    """Return from where each of the hosts NAMES calls; none where that is not known."""
+    """Return the addresses from which each of the hosts NAMES calls; empty if unknown."""
 
     def of(name: str) -> tuple[str, ...]:
         if hosts.is_loopback(name):
@@ -391,7 +389,7 @@ def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...
 
 
 def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | None) -> JoinRequest:
-    """Return who this host is, before it offers anything."""
+    """Return this host's request without ports and devices."""
     is_listed = place is not None and bool(found.hosts)
     return JoinRequest(
         host=found.hosts[place or 0] if is_listed else (request.host or ""),
@@ -404,7 +402,7 @@ def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | N
 
 
 def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tuple[str, str], ...]:
-    """Return what must be the same on all hosts."""
+    """Return the settings that must be the same on all hosts."""
     strategy = "" if request.strategy is None else request.strategy.digest
     is_fixed = found.hosts and ":" not in request.nnodes
     nodes = str(len(found.hosts)) if is_fixed else request.nnodes
@@ -429,12 +427,12 @@ def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tu
 
 
 def _has_roles(slots: Slots) -> bool:
-    """Whether there are servers, or others that are no trainers."""
+    """Whether there are other roles than trainers."""
     return {slot.role for slot in slots.slots} != {TRAINER}
 
 
 def _remarks(request: Request, endpoint: RendezvousEndpoint) -> tuple[tuple[str, str], ...]:
-    """Return what is worth a line where it is not the same on all hosts."""
+    """Return the settings whose differences between hosts are reported."""
     arguments = "\0".join(request.script.args)
     found = [("the digest of the script's arguments", digest(os.fsencode(arguments)))]
     if endpoint.may_differ:
@@ -443,7 +441,7 @@ def _remarks(request: Request, endpoint: RendezvousEndpoint) -> tuple[tuple[str,
 
 
 def _plain(hostname: str) -> str:
-    """Return HOSTNAME as other hosts take it: the kernel allows any bytes in one.
+    """Return HOSTNAME with the characters that other hosts accept; the kernel allows any.
 
     >>> _plain("node-1.local"), _plain("my machine")
     ('node-1.local', 'my-machine')
@@ -452,5 +450,5 @@ def _plain(hostname: str) -> str:
 
 
 def comparable(text: str) -> str:
-    """Return TEXT, or a digest of one so long that no message may have it."""
+    """Return TEXT, or its digest if it is too long for a message."""
     return text if len(text) <= LONGEST_TEXT // 2 else digest(os.fsencode(text))

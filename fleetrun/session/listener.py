@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _INTRODUCTION_S = 5.0
 # The most connections that are not authenticated yet.
 _MOST_PENDING = 1024
-# The kernel keeps callers waiting while we are busy: 512 launchers may call at once.
+# How many callers the kernel keeps waiting: 512 launchers may call at once.
 _BACKLOG = 1024
 # The most connections accepted in one turn of the loop.
 _MOST_AT_ONCE = 64
-# What SO_LINGER takes: a socket that is closed is gone, and does not wait for late packets.
+# For SO_LINGER: a closed socket is gone at once, without TIME_WAIT.
 _AT_ONCE = struct.pack("ii", 1, 0)
-# The pause without free descriptors, where the socket stays readable.
+# The pause while no descriptor is free and the socket stays readable.
 _PAUSE_S = 0.1
 
 
@@ -41,8 +41,8 @@ class PortTaken(EnvironmentFault):
 class Listener:
     """Listens at one of PORTS of ADDRESSES, and gives each caller who knows KEY to OPENED.
 
-    `allowed` are the addresses that may connect; None: all. A connection that is refused takes a
-    place among the pending ones for a few seconds at most; REFUSED gets its address, and why.
+    `allowed` are the addresses that may connect; None: all. REFUSED gets the address of each
+    connection that is refused, and the reason; it takes a pending place for seconds at most.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Listener:
         self.allowed = allowed
         self._addresses = addresses
         self._ports = ports
-        # The one that was free, once `prepare` is done.
+        # The one that was free, after `prepare`.
         self.port = ports[0]
         self._wire = wire
         self._waiting = wire.waiting
@@ -71,7 +71,7 @@ class Listener:
         self._sockets: list[_socket.socket] = []
         # The unauthenticated connections, once it is open.
         self._pending: PendingCallers | None = None
-        # A file that can be given up when there is none to take a call with.
+        # A descriptor to give up when none is left to accept a call.
         self._spare_fd = -1
 
     @property
@@ -82,7 +82,7 @@ class Listener:
     def prepare(self) -> None:
         """Bind the first port that is free on all addresses.
 
-        Raises PortTaken where none is, EnvironmentFault where an address cannot be had.
+        Raises PortTaken if none is, EnvironmentFault if an address cannot be bound.
         """
         for port in self._ports:
             if self._bind(port):
@@ -100,12 +100,12 @@ class Listener:
         )
 
     def hold(self) -> None:
-        """Bind every port that is free; what has called leaves no trace that keeps others off."""
+        """Bind every free port, such that accepted connections do not block it afterwards."""
         for port in self._ports:
             for address in self._addresses:
                 self._refusal(address, port)
         for one in self._sockets:
-            # Those that are accepted inherit it.
+            # Accepted sockets inherit it.
             one.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
 
     def _bind(self, port: int) -> bool:
@@ -129,12 +129,12 @@ class Listener:
         return None
 
     def open(self) -> None:
-        """Begin to take calls."""
+        """Begin to accept calls."""
         self._pending = PendingCallers(self._waiting, self._most_pending, self._introduction_s)
         self._watch()
 
     def close(self) -> None:
-        """Take no more calls; those that are open are their users'."""
+        """Stop accepting calls; authenticated connections belong to their owners."""
         if self._pending is not None:
             for one in self._sockets:
                 self._waiting.unwatch(one.fileno())

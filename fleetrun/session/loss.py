@@ -1,7 +1,7 @@
-"""What the guard of a launcher that was killed tells the coordinator, in its place.
+"""What the guard of a killed launcher tells the coordinator.
 
-The kernel has told it that the connection has ended, but not why: a firewall may have reset it. For
-a coordinator that etcd knows it frees the place.
+The coordinator only sees that the connection has ended, which a firewall may have caused. If the
+killed launcher was the coordinator in etcd, the guard frees its place.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from fleetrun.session.connection import Connection, Wire
     from fleetrun.session.jobstore import JobStore, StoreAnswer
 
-# Before the coordinator is called again that has hung up.
+# The pause before a coordinator that has hung up is called again.
 _AGAIN_S = 0.5
 
 
 class LossReport:
-    """Tells the coordinator at TARGET that LAUNCHER was killed, and later that its ranks ended."""
+    """Reports to the coordinator at TARGET that LAUNCHER was killed, and when its ranks ended."""
 
     def __init__(self, target: Target, wire: Wire, *, launcher: str, secret: str) -> None:
         self._launcher = launcher
         self._secret = secret
         self._waiting = wire.waiting
         self._has_ranks = True
-        # Whether the coordinator has hung up after all was told.
+        # Whether the coordinator has hung up after the last report.
         self.is_done = False
         self._connection: Connection | None = None
         self._dialer = Dialer([target], wire, opened=self._opened)
         self._dialer.begin()
 
     def ended(self) -> None:
-        """Tell that no rank is left."""
+        """Report that no rank is left."""
         self._has_ranks = False
         if self._connection is not None:
             self._tell(self._connection)
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Stop reporting."""
         self._waiting.timer((id(self), "again"), None, self._dialer.begin)
         self._dialer.hang_up()
 
@@ -64,9 +64,9 @@ class LossReport:
 
 
 class PlaceRelease:
-    """Frees the place of a coordinator in STORE, by its REVISION and LEASE, when its ranks ended.
+    """Frees a coordinator's place in STORE, by REVISION and LEASE, when its ranks have ended.
 
-    Until then the lease keeps others from starting; without this it ends by time.
+    Until then the lease keeps others from starting; otherwise it would end by its timeout.
     """
 
     def __init__(self, store: JobStore, revision: int, lease: int) -> None:
@@ -75,7 +75,7 @@ class PlaceRelease:
         self.is_done = False
 
     def ended(self) -> None:
-        """Take note that no rank is left."""
+        """Free the place, as no rank is left."""
         self._store.ask(self._answered, "leave", *self._values)
 
     def _answered(self, _: StoreAnswer) -> None:

@@ -1,7 +1,7 @@
-"""Whether the hosts of a job reach each other's rank ports, tried before any rank starts.
+"""Checks before any rank starts that the hosts of a job reach each other's rank ports.
 
-Each host listens at the ports that it holds for its ranks, and proves to callers that it is of the
-job, as its session does; then the ranks listen there.
+Each host listens on the ports that it holds for its ranks, and proves to callers that it belongs to
+the job, as in the session. Afterwards the ranks listen there.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from fleetrun.session.connection import Connection
     from fleetrun.session.messages import Entry
 
-# How many endpoints a host tries, of how many hosts at least if there are so many, and for how
-# long: as long as a lost packet takes to be sent again.
+# How many endpoints a host tries, on at least how many hosts, and for how long: a lost packet is
+# sent again after a second.
 _MOST, _HOSTS, _WITHIN_S = 16, 3, 1.0
-# The most that call at the same time, and for how long each may.
+# The most unauthenticated callers, and how long each may take.
 _MOST_PENDING, _ANSWER_S = 64, 2.0
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _SILENCE = f"no answer within {_WITHIN_S:g} s (is a firewall in between?)"
 
 
 def chosen(entries: Sequence[Entry], me: int) -> tuple[Target, ...]:
-    """Return the endpoints that host ME of ENTRIES tries: the first host's and its neighbours'.
+    """Return the endpoints that host ME of ENTRIES tries: those of the first host and neighbours.
 
     >>> from fleetrun.session.messages import Entry
     >>> entries = [Entry(name, name, name, (1, 2), ((), ())) for name in "abcd"]
@@ -47,7 +47,7 @@ def chosen(entries: Sequence[Entry], me: int) -> tuple[Target, ...]:
     tried: list[list[Target]] = []
     for place in places:
         one = entries[place]
-        # On the same host nothing is in between.
+        # Nothing lies between processes of one host.
         if place == me or one.host == entries[me].host:
             continue
         if len(tried) >= _HOSTS and sum(map(len, tried)) >= _MOST:
@@ -59,9 +59,9 @@ def chosen(entries: Sequence[Entry], me: int) -> tuple[Target, ...]:
 
 
 class PortCheck:
-    """Listens at the ports of this host's ranks, and calls those of others, who know KEY, too.
+    """Listens on the ports of this host's ranks, and calls those of other hosts, which know KEY.
 
-    ALLOWED are the addresses that may call; None: all. RESOLVED is what names of hosts mean.
+    ALLOWED are the addresses that may call; None: all. RESOLVED are the addresses of host names.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class PortCheck:
         self._resolved = resolved or {}
         self._listener: Listener | None = None
         self._dialers: dict[Target, Dialer] = {}
-        # What could not be reached in the last check, and why.
+        # The endpoints that the last check did not reach, and why.
         self.failures: dict[Target, str] = {}
 
     def hold(self, ports: Sequence[int], waiting: Waiting) -> None:
-        """Listen at PORTS, as far as they are free."""
+        """Listen on those of PORTS that are free."""
         if self._listener is not None or not ports:
             return
         self._listener = Listener(
@@ -97,7 +97,7 @@ class PortCheck:
         self._listener.open()
 
     def release(self) -> None:
-        """Listen and call no more."""
+        """Stop listening and calling."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -108,7 +108,7 @@ class PortCheck:
         self._dialers.clear()
 
     def begin(self, targets: Sequence[Target], waiting: Waiting, done: Callable[[], None]) -> None:
-        """Call all TARGETS at once; DONE follows when all have answered, or the time is up."""
+        """Call all TARGETS at once; call DONE when all have answered or the time is up."""
         self._waiting, self._done = waiting, done
         self.failures = {}
         if not targets:
@@ -141,7 +141,7 @@ class PortCheck:
         self._done()
 
     def remark(self) -> str:
-        """Return what could not be reached, as a sentence; empty: nothing."""
+        """Return a sentence about what was not reached; empty if all was."""
         if not self.failures:
             return ""
         return (
@@ -155,4 +155,4 @@ def _hang_up(caller: Connection) -> None:
 
 
 def _ignore(_address: str, _why: str) -> None:
-    """Say nothing: who calls there by mistake finds out."""
+    """Print nothing: whoever calls by mistake will notice."""

@@ -1,4 +1,4 @@
-"""The gathering of a job on several hosts: joins the session, and plans what its roster says."""
+"""The rendezvous of a job on several hosts: joins the session, and plans by its roster."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
         """Called when the first rendezvous is over."""
 
         def __call__(self, *, has_begun: bool) -> None:
-            """Take note that the job begins, or that there will be none."""
+            """HAS_BEGUN: the job begins; otherwise there will be none."""
 
 
-# The coordinator knows which hosts are missing, so it reports that first.
+# The coordinator reports first, as it knows which hosts are missing.
 _LATER_S, _LAST_S = 0.5, 1.0
 _FOR_EVER_S = 1e9
-# Drivers and folders on a network that answer later than this do not work.
+# Drivers and network folders that take longer than this do not work.
 HEALTH_S = 20.0
-# From a cold folder on a network Paddle takes minutes to import.
+# From a cold network folder Paddle takes minutes to import.
 _IMPORT_S = 600.0
 _HOOK = "the command of --elastic_pre_hook"
-# How long a host that cannot take part waits for the others, which may start seconds later, to say
-# so; the user hears of it before.
+# How long a host that cannot take part waits for the others, which may start seconds later, to tell
+# them; the user is told earlier.
 _REPORT_S, _LOOK_S, _SAY_S = 10.0, 0.05, 1.0
 
 
 class Rendezvous(Gathering, SessionHandler):
     """Plans each generation together with the other hosts.
 
-    OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
-    no offer, BARE is what the host joins with, to say why. REDACT masks secrets. SETTLED is called
-    at the end of the first rendezvous. HEALTH asks before each later one whether this host is well,
-    and before the first where it has stood by; WARM asks meanwhile whether Paddle can be imported.
-    HOOK runs the user's command before each. PORTS tries whether those of other hosts are reached.
+    OFFER returns this host's request for an attempt, PLAN the plan for a roster. If OFFER fails,
+    the host joins with BARE to report why. REDACT masks secrets. SETTLED is called at the end of
+    the first rendezvous. HEALTH checks this host before each later one, and before the first one if
+    it has stood by; WARM then checks that Paddle can be imported. HOOK runs the user's command
+    before each. PORTS checks that the ports of other hosts are reached.
     """
 
     is_shared = True
-    # Who waits for whom how long is for the session to say, which the coordinator's host sets.
+    # The coordinator's host sets how long the session waits.
     timeout_s = _FOR_EVER_S
 
     def __init__(
@@ -86,16 +86,16 @@ class Rendezvous(Gathering, SessionHandler):
         self._warm = warm
         self._hook = hook
         self._ports = ports
-        # Those that this host has offered.
+        # The ports that this host has offered.
         self._offered: tuple[int, ...] = ()
         self._is_hooking = False
         self._call: IsolatedCall | None = None
-        # Why Paddle cannot be imported, and what the others know of this host's health.
+        # Why Paddle cannot be imported, and the trouble that the others were told.
         self._cold = self._told_trouble = ""
         self._has_stood_by = False
         self._attempt = 0
         self._fault: FleetrunError | None = None
-        # Whether it has joined only to say so.
+        # Whether it has joined only to report that.
         self._is_telling = False
         self._planned: LaunchPlan | None = None
         self._is_over = True
@@ -117,13 +117,13 @@ class Rendezvous(Gathering, SessionHandler):
         self._begin_again()
 
     def _begin_again(self) -> None:
-        """Wait for the others of a generation, and join it."""
+        """Join a generation, and wait for the other hosts."""
         config, attempt = self._session.config, self._attempt
         if attempt and config.may_change:
             # As long as the coordinator waits for others, and a little more.
             longest_s = config.quarantine_s + config.elastic_timeout_s + _LAST_S
             if config.has_store:
-                # A lost coordinator's lease has to end before.
+                # A lost coordinator's lease has to end first.
                 longest_s += 2 * config.heartbeat_timeout_s
             self._wait(max(config.rdzv_timeout_s, longest_s))
         else:
@@ -135,7 +135,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._ask(self._hook, self._hooked, "it", config.rdzv_timeout_s)
 
     def _hooked(self, trouble: str) -> None:
-        """Go on when the user's command has ended, however that was."""
+        """Go on when the user's command has ended, even if it failed."""
         self._is_hooking = False
         if trouble:
             what = f"{_HOOK} failed ({self._redact(trouble)})"
@@ -143,7 +143,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._look_at_host()
 
     def _look_at_host(self) -> None:
-        """Join, where it matters after a look at this host."""
+        """Join, after a check of this host if that matters."""
         attempt = self._attempt
         if self._health is not None and self.may_change and (attempt or self._has_stood_by):
             self._ask(self._health, self._join)
@@ -178,7 +178,7 @@ class Rendezvous(Gathering, SessionHandler):
             call.abandon()
 
     def _join(self, trouble: str) -> None:
-        """Join the generation; TROUBLE is why this host had better stay out."""
+        """Join the generation; TROUBLE is why this host should stay out."""
         trouble = self._told_trouble = trouble or self._cold
         self._release()
         try:
@@ -193,30 +193,30 @@ class Rendezvous(Gathering, SessionHandler):
             self._session.join(offer._replace(trouble=self._redact(trouble)[:_LONGEST]))
 
     def _tell(self, fault: FleetrunError) -> None:
-        """Join to say that this host cannot take part because of FAULT."""
+        """Join to report that this host cannot take part because of FAULT."""
         self._fault = fault
         self._tell_late(fault)
         self._session.join(self._bare, self._failure(fault))
 
     def _tell_late(self, fault: FleetrunError) -> None:
-        """Tell hosts that are still to come that the job cannot start because of FAULT."""
+        """Tell hosts that have yet to come that the job cannot start because of FAULT."""
         self._is_telling = True
         now = time.monotonic()
         self._waiting.timer("say", now + _SAY_S, partial(self._say_fault, fault))
         self._report(fault, now + _REPORT_S)
 
     def _say_fault(self, fault: FleetrunError) -> None:
-        """Say at once what keeps this host from taking part, while the others have to be told."""
+        """Print FAULT already while the others are being told."""
         if not self._is_over:
             self._log(f"{fault} Telling the other hosts, for up to {_REPORT_S - _SAY_S:g} s more.")
 
     def _wait(self, seconds: float) -> None:
-        """Give up after so many SECONDS from now."""
+        """Give up after SECONDS."""
         self._until = time.monotonic() + seconds
         self._waiting.timer("unanswered", self._until, self._unanswered)
 
     def progress(self, left_s: float) -> str:
-        """Say for whom it waits, and up to when."""
+        """Return who is waited for, and how long."""
         if self._until is None or self._is_telling:
             return ""
         option, until = self._session.limit() or ("", self._until)
@@ -225,7 +225,7 @@ class Rendezvous(Gathering, SessionHandler):
         return f"Waiting up to {left_s:.0f} s{by} for {self.missing()}."
 
     def _report(self, fault: FleetrunError, until: float) -> None:
-        """End with FAULT once all have heard it here, or nobody has come; see conclude, too."""
+        """End with FAULT once all hosts have heard it, or at UNTIL; see conclude."""
         now = time.monotonic()
         if self._session.has_told_all or now >= until:
             self._refuse(fault)
@@ -260,12 +260,12 @@ class Rendezvous(Gathering, SessionHandler):
         self._is_over = True
         self._abandon()
         self._release()
-        # From a call of the round's own, which is what it takes an answer from.
+        # From the loop, as the caller takes an answer only there.
         self._waiting.timer("unanswered", None, self._unanswered)
         self._waiting.timer("answer", time.monotonic(), lambda: self._answer(planned))
 
     def _unanswered(self) -> None:
-        """Give up: at once without a coordinator, else when it says nothing."""
+        """Give up: at once without a coordinator, otherwise if it stays silent."""
         waited = f"{self._session.config.rdzv_timeout_s:g} s"
         if not self._session.is_connected:
             self._refuse(
@@ -299,7 +299,7 @@ class Rendezvous(Gathering, SessionHandler):
                 self._session.flush()
             self._reply(error)
 
-        # Not from within the session, which has still to say so.
+        # Not from within the session, which still has to send that.
         self._waiting.timer("unanswered", time.monotonic(), reply)
 
     # What the session wants ---------------------------------------------------------------------
@@ -312,11 +312,11 @@ class Rendezvous(Gathering, SessionHandler):
             self._hold()
 
     def plan(self, roster: RosterMessage) -> None:
-        """Plan for ROSTER, and say whether that is possible."""
+        """Plan for ROSTER, and report whether that is possible."""
         has_stood_by = self._until is None
         self._wait(PREPARE_S + _LATER_S)
         if has_stood_by and self._health is not None and not self._told_trouble:
-            # Since it joined, much may have gone wrong here.
+            # Much may have gone wrong here since it joined.
             self._ask(self._health, partial(self._plan_if_well, roster))
         else:
             self._plan(roster)
@@ -336,7 +336,7 @@ class Rendezvous(Gathering, SessionHandler):
         if fault is None:
             try:
                 self._planned = self._make(roster)
-                # What cannot start here starts nowhere.
+                # If it cannot start here, it starts nowhere.
                 self.stage.prepare(self._planned, self._attempt)
             except FleetrunError as error:
                 fault = error
@@ -351,7 +351,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
 
     def _hold(self) -> None:
-        """Listen where the ranks will, if the job wants that to be tried."""
+        """Listen on the ranks' ports if the job checks them."""
         if self._ports is None:
             return
         if self._session.config.checks_ports:
@@ -365,7 +365,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._ports.release()
 
     def _try_ports(self, roster: RosterMessage) -> None:
-        """Be ready once the ports of others have been tried, which they keep until all are."""
+        """Report ready once other hosts' ports are checked; they stay open until all are ready."""
         ports = self._ports
         if ports is None or not roster.config.checks_ports:
             self._session.planned(None)
@@ -395,7 +395,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._reply(self._planned)
 
     def stand_by(self) -> None:
-        """Wait as long as the job runs, which the session sees."""
+        """Wait for as long as the job runs."""
         self._until = None
         self._waiting.timer("unanswered", None, self._unanswered)
         self._log(f"This host waits for {self.missing()}.")
@@ -412,10 +412,10 @@ class Rendezvous(Gathering, SessionHandler):
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""
         if self._is_telling and self._session.serves:
-            # See _report: the others are still to come.
+            # See _report: the others have yet to come.
             return
         if not verdict.is_final and self._fault is None and not self._is_over:
-            # A host was lost while all got ready: nothing has run, so this is no other attempt.
+            # A host was lost before anything ran, so this attempt goes on.
             if verdict.failure is not None:
                 self._session.shown(f"{verdict.failure.host} stays out: {verdict.failure.what}")
             self._planned = None
@@ -440,7 +440,7 @@ class Rendezvous(Gathering, SessionHandler):
         return "", self._session.launcher
 
     def _unused(self) -> int:
-        """Return the exit code of a host of which the job had no need, or that came too late."""
+        """Return the exit code of a host that the job did not need, or that came too late."""
         return 0 if self._until is None else RendezvousError.exit_code
 
 
@@ -450,5 +450,5 @@ _INTERRUPTED = 143
 _EARLY = (UsageError.exit_code, EnvironmentFault.exit_code, _INTERRUPTED)
 
 
-# What a message may have is more; a list of all hosts may be more than that.
+# Of a failure's text; a list of all hosts may be longer than a message allows.
 _LONGEST = 8000

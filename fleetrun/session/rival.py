@@ -1,4 +1,4 @@
-"""Looks for another coordinator of the same job: where lists differ in their order, there are two.
+"""Looks for a second coordinator of the same job, which exists if lists differ in their order.
 
 Each host takes the first of its list for the coordinator, so both would wait for each other.
 """
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from fleetrun.session.connection import Connection, Wire
     from fleetrun.session.messages import Join
 
-# Hosts that start together meet before; then so many are called at a time, each time others.
+# Hosts that start together connect earlier; then this many random targets are called at a time.
 _FIRST_S, _AGAIN_S, _MOST = 1.0, 3.0, 16
 
 
 class RivalSearch:
-    """Calls the hosts that MISSING names at PORTS, and joins with what JOIN says, until `close`.
+    """Calls the hosts that MISSING names at PORTS and sends them JOIN, until `close`.
 
-    FOUND is called with the reason when one has refused that, and has ended its job for it.
+    FOUND is called with the reason when one refuses that and ends its job.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RivalSearch:
         self._call_later(_FIRST_S)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._waiting.timer((id(self), "rival"), None, self._call)
         if self._dialer is not None:
             self._dialer.hang_up()

@@ -1,4 +1,4 @@
-"""What tells the script, or the program, of a job from others, so that hosts prove to have it."""
+"""Identifies the script or program of a job, so that hosts can prove to have it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Script
 
-# Of a digest that is shown, enough to tell two apart.
+# How much of a digest is shown.
 _DIGITS = 12
-# Of a large file that is enough, with its size.
+# How much of a file is read; larger ones also differ in size.
 _MOST_READ = 64 << 20
 
 
 def is_python(script: Script) -> bool:
-    """Whether SCRIPT is Python's; another program may be built in another way on each host."""
+    """Whether SCRIPT is Python; other programs may be built differently on each host."""
     return script.form != "file" or script.target.endswith(".py")
 
 
 def command_line(script: Script) -> str:
-    """Return what a host knows that lacks the file of SCRIPT."""
+    """Return what a host without the file of SCRIPT knows about it."""
     return "\0".join(("command", script.form, script.target, *script.args))
 
 
 def identity(script: Script, cwd: str, environ: Mapping[str, str]) -> str:
-    """Return what tells the files of SCRIPT from others; nothing where they cannot be read."""
+    """Return what identifies the files of SCRIPT; empty if they cannot be read."""
     if script.target == CHECK:
         return CHECK
     try:
@@ -41,13 +41,13 @@ def identity(script: Script, cwd: str, environ: Mapping[str, str]) -> str:
 
 
 def _files(script: Script, cwd: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the paths of what SCRIPT runs, as far as that is known before it does."""
+    """Return the files that SCRIPT runs, as far as that is known in advance."""
     if script.form != "file":
         here = os.path.join(cwd, script.target.replace(".", "/"))
         return [path for path in (f"{here}.py", f"{here}/__main__.py") if os.path.isfile(path)]
     found = [os.path.join(cwd, scripts.find(script, cwd, environ) or "")]
     if not is_python(script):
-        # Where the program is a shell, its first argument is the script.
+        # If the program is a shell, its first argument is the script.
         first = os.path.join(cwd, *script.args[:1])
         found += [first] if os.path.isfile(first) else []
     return found

@@ -1,10 +1,10 @@
-"""Whether hosts of a job have the same log folder, as clusters with NFS do.
+"""Whether hosts of a job share a log folder, as on clusters with NFS.
 
-Each launcher puts a file into its log folder before it joins, under a name that nobody can guess.
-Whoever then finds the first host's file in its own folder has the same folder.
+Each launcher puts a file into its log folder before it joins, under a name that nobody can guess. A
+host that finds the first host's file in its own folder shares that folder.
 
-There it also keeps, while a job without a token runs, by what this host is known in the job: if its
-launcher is killed and started again, it is taken back.
+While a job without a token runs, the folder also keeps this host's secret, so that a launcher that
+is killed and started again is readmitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleetrun.records.folder import PRIVATE, SHARED, enter
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# What the planner makes of a job's name, its time and its process; never a path.
+# Job name, time and pid, as the planner writes them; never a path.
 _RUN_NAME = re.compile(r"\w[\w.-]{1,200}")
 _LONGEST = 1000
 _SECRET = re.compile(r"[0-9a-f]{32}")
@@ -38,15 +38,15 @@ class LogFolder:
         self._run = run
         self._has_made_folder = False
         self._has_looked = False
-        # Of the run that is shared, and of the host that is the first in it; empty: none.
+        # The shared run and its first host's launcher; empty: none.
         self._shared = self._first = ""
         self._own = ""
         self._secret = self._secret_file = ""
-        # The folders of those who share it, by launcher; only the first host needs them.
+        # The folders of the hosts that share it, by launcher, for the first host.
         self._folders: dict[str, str] = {}
 
     def announce(self) -> None:
-        """Let the others see that we have this folder; without that it counts as our own."""
+        """Let the others see that we have this folder; otherwise it counts as our own."""
         with suppress(OSError):
             if not os.path.isdir(self._path):
                 os.makedirs(self._path)
@@ -54,7 +54,7 @@ class LogFolder:
             self._write(names.marker(self._launcher), os.fsencode(self._run), SHARED)
 
     def secret(self, hostname: str) -> str:
-        """Return what a launcher of HOSTNAME has kept here that was killed, else something new."""
+        """Return the secret that a killed launcher of HOSTNAME has left here, else a new one."""
         self._secret_file = names.host_secret(hostname)
         with suppress(OSError), self._entered() as folder:
             found = _status(self._secret_file, folder)
@@ -65,21 +65,21 @@ class LogFolder:
         return self._secret
 
     def remember(self) -> None:
-        """Keep the secret for a launcher that follows this one."""
+        """Keep the secret for this launcher's successor."""
         with suppress(OSError):
             self._write(self._secret_file, self._secret.encode(), PRIVATE)
 
     def forget(self) -> None:
-        """Keep the secret no longer: the job has ended, or this launcher's part in it."""
+        """Remove the secret: the job, or this launcher's part in it, has ended."""
         self._remove(self._secret_file)
 
     def look(
         self, launchers: Sequence[str], generation: int, attempts: Sequence[int] = ()
     ) -> SharedLogs | None:
-        """Return which of LAUNCHERS, in rank order, share the folder with the first one, if we do.
+        """Return which of LAUNCHERS, in rank order, share the first's folder; None if we do not.
 
-        For them the generation is one of ATTEMPTS, where not all count alike. What is found out
-        first holds for the whole job, as files stay where they are.
+        ATTEMPTS are the numbers of this generation as each of them counts. The first result holds
+        for the whole job, as files stay where they are.
         """
         if not self._has_looked:
             self._has_looked = True
@@ -98,7 +98,7 @@ class LogFolder:
         )
 
     def _begin(self, launchers: Sequence[str], generation: int) -> None:
-        """Find out whether we share the folder with the first host, or with whom as the first."""
+        """Find out whether we share the first host's folder, or as the first who shares ours."""
         self._first = launchers[0]
         if self._first == self._launcher:
             self._add(launchers, generation)
@@ -110,13 +110,13 @@ class LogFolder:
             self._own = names.node_folder(launchers.index(self._launcher), generation)
 
     def _add(self, launchers: Sequence[str], generation: int) -> None:
-        """Take note of the folders of those who are new."""
+        """Note the folders of new launchers."""
         new = [each for each in launchers if each not in {*self._folders, self._launcher}]
         for each in self._read(new):
             self._folders[each] = names.node_folder(launchers.index(each), generation)
 
     def _read(self, launchers: Sequence[str]) -> dict[str, str]:
-        """Return what those of LAUNCHERS have written that have written it here, as our user."""
+        """Return what LAUNCHERS have written here as our user."""
         found: dict[str, str] = {}
         with suppress(OSError), self._entered() as folder:
             user = _status(names.marker(self._launcher), folder).st_uid
@@ -127,12 +127,12 @@ class LogFolder:
         return found
 
     def settle(self) -> None:
-        """Remove our file, which all have seen; the first host's is there for newcomers."""
+        """Remove our file, which all have seen; the first host's stays for newcomers."""
         if not self._folders:
             self._remove(names.marker(self._launcher))
 
     def withdraw(self) -> None:
-        """Leave nothing: the job does not start."""
+        """Leave nothing, as the job does not start."""
         self._remove(names.marker(self._launcher))
         if self._has_made_folder:
             with suppress(OSError):
@@ -144,7 +144,7 @@ class LogFolder:
 
     @contextmanager
     def _entered(self) -> Iterator[int]:
-        """Open the folder; OSError where that is not possible."""
+        """Open the folder; raises OSError."""
         folder = enter(self._path)
         try:
             yield folder
@@ -152,7 +152,7 @@ class LogFolder:
             os.close(folder)
 
     def _write(self, name: str, data: bytes, mode: int) -> None:
-        """Write DATA to NAME, which must be new."""
+        """Write DATA to the new file NAME."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._entered() as folder:
             fd = os.open(name, flags, mode, dir_fd=folder)
