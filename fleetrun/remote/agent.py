@@ -1,7 +1,7 @@
 """The agent on another host, started by ssh: inspects it, waits for the order, runs the launcher.
 
-It ends the launcher when its own input ends or falls silent: that is how a head that was killed, a
-connection that was cut and a laptop that sleeps are noticed.
+It ends the launcher when its own input ends or falls silent, as it does when the head is killed,
+the connection is cut or a laptop sleeps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from fleetrun.remote.launcher import Shipped
 
 _CHUNK = 1 << 16
-# Without a launcher there is nothing to stop: not asked, not answered, or gone.
+# The exit code if no launcher was started.
 _UNUSED = 0
 
 
 def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer:
-    """Look for what the inquiry ASKED about."""
+    """Return the answer to the inquiry ASKED."""
     gpus = devices.gpus_by_files(environ)
     found = protocol.Answer(
         gpus=-1 if gpus is None else gpus,
@@ -63,7 +63,7 @@ def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer
 
 
 def _taken(ports: Sequence[int]) -> str | None:
-    """Say which of PORTS is taken, and by whom; None: none is."""
+    """Return which of PORTS is taken, and by whom; None if all are free."""
     held = HeldPorts(os.getpid())
     try:
         held.take(ports)
@@ -80,7 +80,7 @@ def _paddle() -> str:
 
 
 def address(environ: Mapping[str, str]) -> str:
-    """Return the address at which ssh has reached this host; nothing where it does not say.
+    """Return the address at which ssh has reached this host; empty if unknown.
 
     >>> address({"SSH_CONNECTION": "10.0.0.9 50022 10.0.0.1 22"})
     '10.0.0.1'
@@ -90,7 +90,7 @@ def address(environ: Mapping[str, str]) -> str:
 
 
 class _Input:
-    """The head's lines; `is_over` once there will be no more of them."""
+    """The head's lines; `is_over` once no more will come."""
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
@@ -99,7 +99,7 @@ class _Input:
         self.is_over = False
 
     def read(self) -> list[bytes]:
-        """Return the lines that have come; waits if none has, but not for ever."""
+        """Return the lines that have come; wait for one up to the limit of silence."""
         part = b"" if self._lines else _part(self.silence_s)
         self.is_over = not part and not self._lines
         *lines, self._rest = (self._rest + part).split(b"\n")
@@ -107,7 +107,7 @@ class _Input:
         return found
 
     def line(self) -> bytes | None:
-        """Wait for a line that says something; None if none comes."""
+        """Wait for a line that is not empty; None if none comes."""
         while not self.is_over:
             lines = [one for one in self.read() if one]
             if lines:
@@ -122,17 +122,17 @@ class _Input:
 
 
 def _part(silence_s: float) -> bytes:
-    """Return what the head has said; nothing if it is gone, or silent for SILENCE_S seconds."""
+    """Return the head's next bytes; empty if it is gone, or silent for SILENCE_S seconds."""
     is_heard = bool(select.select([0], [], [], silence_s)[0])
     return os.read(0, _CHUNK) if is_heard else b""
 
 
 def run(silence_s: float = protocol.SILENCE_S, shipped: Shipped | None = None) -> None:
-    """Serve the head, and end with the launcher's exit code.
+    """Serve the head, and exit with the launcher's exit code.
 
-    It counts as gone after SILENCE_S seconds without a word of it.
+    A head that is silent for SILENCE_S seconds counts as gone.
     """
-    # Not os._exit: the launcher has written all there is, and nothing else runs here.
+    # Not os._exit: nothing else runs here.
     sys.exit(_serve(silence_s, shipped))
 
 
@@ -170,13 +170,13 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
 
 
 def _order(head: _Input, found: protocol.Answer) -> protocol.HostOrder | None:
-    """Wait for what HEAD wants done after FOUND; None where that is nothing."""
+    """Wait for the order that HEAD gives after FOUND; None if there is none."""
     text = head.line()
     return None if text is None or found.fault else protocol.read(text, protocol.HostOrder)
 
 
 def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
-    """Send the logs of the launcher PID, unless the head has them already or is gone."""
+    """Send the logs of the launcher PID unless the head is gone or has them already."""
     from fleetrun.remote import logsender  # only where they are wanted
 
     folder, what, nonce = asked.logs
@@ -188,7 +188,7 @@ def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
     while answer not in {None, logsender.SEND, logsender.KEEP}:
         answer = head.line()
     if answer == logsender.SEND:
-        # A head that is killed meanwhile leaves nobody who reads.
+        # The head may be killed meanwhile.
         with suppress(BrokenPipeError):
             logsender.send(run, everything=what == "all", write=partial(write_all, 1))
 
@@ -212,13 +212,13 @@ def _launch(
         from importlib.util import find_spec  # 10 ms that only some need
 
         if find_spec("psutil") is None:
-            # Nothing that is sent measures.
+            # Measuring needs psutil, which is not sent.
             words = ("--metrics_period=0", *words)
     pid = launcher.start(words, cwd, environ, shipped)
     pidfd = os.pidfd_open(pid)
     is_asked = False
     while True:
-        # Further orders may have come together with the order to go.
+        # Further orders may have come together with the order to start.
         if head.has_lines:
             is_asked = _obey(head.read(), pidfd, is_asked=is_asked, is_over=False)
         watched = [pidfd] if head.is_over else [pidfd, 0]
@@ -233,13 +233,13 @@ def _launch(
 
 
 def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> bool:
-    """Do what ORDERS say to the launcher, and return whether it has been asked to stop."""
+    """Carry out ORDERS, and return whether the launcher has been asked to stop."""
     wanted = protocol.STOP.strip() in orders or is_over
     is_sent = (wanted and not is_asked) or protocol.NOW.strip() in orders
     with suppress(ProcessLookupError):
         if is_sent:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         if is_sent or protocol.END.strip() in orders:
-            # One that was stopped (`kill -STOP`) would not end.
+            # A stopped launcher (`kill -STOP`) would not end.
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)
     return is_asked or is_sent

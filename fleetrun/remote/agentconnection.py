@@ -1,4 +1,4 @@
-"""The ssh to an agent: what it has answered, and why not."""
+"""The ssh connection to an agent: its answer, or why there is none."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from fleetrun.remote.protocol import Answer, Inquiry
     from fleetrun.run.loop import Loop
 
-# Runs code by the Python that is here, too, or by another.
+# Runs code by the same Python as here if it exists, else by python3.
 _ANY_PYTHON = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -c "$2"'
-# What shells end with that cannot start a program.
+# The exit codes of shells that cannot start a program.
 _NO_PROGRAM = (126, 127)
-# A login shell may greet, but not print for ever: bytes before the answer, that included.
+# The most bytes before the answer: a login shell may greet, but not print endlessly.
 _MOST_CHATTER = 1 << 20
-# Of what is no answer, so many bytes are kept.
+# How many of those bytes are kept.
 _KEPT = 1 << 16
 
 
 class AgentConnection(SshConnection):
-    """The ssh to the agent on HOST, which is ASKED; a SHIPMENT goes before that."""
+    """The ssh to the agent on HOST, which is sent a SHIPMENT, if any, and is ASKED."""
 
     def __init__(
         self, host: HostEntry, ssh: Sequence[str], asked: Inquiry, shipment: bytes = b""
@@ -39,9 +39,9 @@ class AgentConnection(SshConnection):
         beginning = [part for part in (shipment, protocol.line(asked)) if part]
         super().__init__(host, ssh, shlex.join(words), beginning)
         self.answer: Answer | None = None
-        # What it says of the others: the host, and why that is not reached.
+        # The hosts that it does not reach, with reasons, once it has tried.
         self.unreached: tuple[tuple[str, str], ...] | None = None
-        # By how many seconds its clock differs from the one here.
+        # How many seconds its clock is ahead of ours.
         self.skew_s = 0.0
         self._said = b""
         self._line = b""
@@ -54,7 +54,7 @@ class AgentConnection(SshConnection):
 
     @property
     def address(self) -> str:
-        """Where other hosts reach this one: as listed, if that is an address."""
+        """The address at which other hosts reach this one; the listed one if that is an address."""
         name = self.host.name
         if self.answer is None or not self.answer.address or name.replace(".", "").isdigit():
             return name
@@ -62,13 +62,13 @@ class AgentConnection(SshConnection):
 
     @property
     def outcome(self) -> Answer:
-        """What the host has answered; a fault if it has not, or is gone since."""
+        """The host's answer; a fault if there is none or it is gone since."""
         if self.answer is None or (self.code is not None and not self.answer.fault):
             return protocol.Answer(fault=self.why())
         return self.answer
 
     def hear(self, part: bytes) -> None:
-        """Take PART of its output for the answer, or for what comes before that."""
+        """Find the answer in PART of its output."""
         *lines, self._line = (self._line + part).split(b"\n")
         for line in lines:
             if line.startswith(protocol.MARK):
@@ -95,7 +95,7 @@ class AgentConnection(SshConnection):
                 self.unreached = ((self.host.name, fault),)
 
     def note(self, part: bytes) -> None:
-        """Keep PART, as it may say why there is no answer, or why it was the last."""
+        """Keep PART, which may say why there is no answer or why it ended."""
         if self.answer is not None:
             self._rest[2] = (self._rest[2] + part)[-_KEPT:]
             return
@@ -108,7 +108,7 @@ class AgentConnection(SshConnection):
             )
 
     def why(self) -> str:
-        """Return why there is no answer: the last that ssh, or what it has started, said."""
+        """Return why there is no answer: the last line of ssh or of what it has started."""
         text = (self._said + self._line + self._rest[2]).decode(errors="replace")
         said = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
         self.last = said or self.last

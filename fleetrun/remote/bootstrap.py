@@ -1,7 +1,7 @@
-"""What runs first on a host with --ship: takes what is sent, and serves the head from there.
+"""Runs first on a host with --ship: unpacks what is sent, and serves the head from there.
 
-Its text comes over ssh before anything else of fleetrun is there. A Python that is too old for the
-rest has to understand it, so that it can be named: it is written for Python 3.6.
+Its text comes over ssh before anything else of fleetrun. It is written for Python 3.6, so that a
+Python that is too old for the rest can be named.
 """
 
 import io
@@ -21,10 +21,10 @@ _CHUNK = 1 << 20
 
 
 def run(like: str, mark: str, silence_s: float) -> None:
-    """Take what the head sends, serve it, and leave nothing.
+    """Unpack what the head sends, serve it, and leave nothing behind.
 
-    LIKE is an answer in JSON, whose fault is filled in where the job cannot run here; MARK begins
-    its line. The head counts as gone after SILENCE_S seconds without a word of it.
+    LIKE is an answer in JSON, whose fault is filled in if the job cannot run here; MARK begins its
+    line. A head that is silent for SILENCE_S seconds counts as gone.
     """
     if sys.version_info < _OLDEST:
         here, wanted = sys.version.split()[0], ".".join(map(str, _OLDEST))
@@ -65,7 +65,7 @@ def _refuse(like: str, mark: str, fault: str) -> None:
 
 
 def _received(silence_s: float) -> bytes:
-    """Return what is sent, its size as a line before it; nothing if it does not come whole."""
+    """Return what is sent after a line with its size; empty if it is incomplete."""
     line = b""
     while not line.endswith(b"\n"):
         part = _part(1, silence_s)
@@ -97,9 +97,9 @@ def _unpack(sent: bytes, folder: str) -> None:
 
 
 def _cleaner(folder: str) -> "tuple[int, int]":
-    """Start what removes FOLDER when a byte, or the end, comes from the pipe that is returned.
+    """Start a process that removes FOLDER once the returned pipe is written to or closed.
 
-    Whoever may be killed holds the other end of it.
+    Processes that may be killed hold the other end of the pipe.
     """
     heard, told = os.pipe()
     pid = os.fork()

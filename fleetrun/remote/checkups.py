@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Request
 
-# So long ssh and Python may take to start, and a check-up without its peers; and an allreduce.
+# How long starting ssh and a check-up of one host may take, and an allreduce.
 _START_S, _ALLREDUCE_S = 60.0, 240.0
 
 
 class HostReport(NamedTuple):
-    """What the check-up of a host found, and its whole JSON document (None: there is none)."""
+    """The findings about a host, and their JSON document (None: there is none)."""
 
     host: str
     findings: tuple[Finding, ...]
@@ -41,8 +41,8 @@ def examine(
 ) -> list[HostReport]:
     """Check all hosts that REQUEST lists, with the OPTIONS of `fleetrun doctor`.
 
-    They meet each other within TIMEOUT_S seconds. UsageError for lists that make no sense,
-    EnvironmentFault where there is no ssh here.
+    They call each other for TIMEOUT_S seconds. Raises UsageError for contradictory lists of hosts,
+    EnvironmentFault if there is no ssh here.
     """
     hosts = sshjob.listed(request)
     if say is not None:
@@ -62,7 +62,7 @@ def examine(
 
 
 def _report(host: str, output: bytes, failure: str) -> HostReport:
-    """Return what the OUTPUT of HOST has found; that there is none is a finding."""
+    """Return the findings in the OUTPUT of HOST; missing output is a finding."""
     document = reading.parse(output[output.find(b"{") :] if b"{" in output else None)
     if document is None:
         return HostReport(
@@ -85,7 +85,7 @@ def _report(host: str, output: bytes, failure: str) -> HostReport:
 
 
 def merged(reports: Sequence[HostReport]) -> list[Finding]:
-    """Return the findings of all REPORTS in one list, each with its hosts; alike ones are one.
+    """Return the findings of all REPORTS, each with its hosts; equal ones are merged.
 
     >>> from fleetrun.doctor.findings import ok
     >>> [one.seen for one in merged([

@@ -1,4 +1,4 @@
-"""The run directory of a head in the background: by it `ps`, `attach` and `stop` find the job."""
+"""The run directory of a head in the background, by which `ps`, `attach` and `stop` find it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class HeadRun:
-    """What a head that --detach has put into BACKGROUND keeps of the job of REQUEST."""
+    """The record of the job of REQUEST that a head in BACKGROUND keeps."""
 
     def __init__(self, background: Background, request: Request) -> None:
         self._background = background
         self._job_id = request.job_id
         self._log_dir = os.path.abspath(request.log_dir)
         started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        # Where the head is one of the hosts, its launcher has a run of its own.
+        # If the head is one of the hosts, its launcher has a run of its own.
         self._name = f"{planner.run_name(request, started, os.getpid())}-head"
         self._events = -1
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Keep the console, SAY how to attach to the job, and let the foreground process exit.
 
-        Raises EnvironmentFault where there is no room for it.
+        Raises EnvironmentFault if the console cannot be written.
         """
         try:
             self._folder, self._lock = lockfile.begin(self._log_dir, self._name)
@@ -58,7 +58,7 @@ class HeadRun:
         self._background.announce()
 
     def end(self, code: int, signum: int | None) -> None:
-        """Note the exit CODE of the job, and the signal SIGNUM that has ended it, if one has."""
+        """Record the exit CODE of the job, and the signal SIGNUM that has ended it, if any."""
         if self._events < 0:
             return
         verdict = f"interrupted by {signal_name(signum)}" if signum else f"exit code {code}"

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def launch(
     request: Request, environ: Mapping[str, str], found: Detected, caller: Caller | None = None
 ) -> int:
-    """Do what REQUEST says where an engine says what is FOUND, and return the exit code."""
+    """Launch REQUEST below the engine that was FOUND, and return the exit code."""
     if detect.unspread(found) is not None:
         return _spread(request, found)
     if found.engine in detect.MPIS:
-        # Its daemons may be killed, and tell nobody: mpirun's own children would go on.
+        # If mpirun's daemons are killed, their children would go on.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
     if found.token and not environ.get(TOKEN):
         environ = {**environ, TOKEN: found.token}
@@ -53,7 +53,7 @@ def _spread(request: Request, found: Detected) -> int:
 def _with_tasks(
     request: Request, environ: Mapping[str, str], found: Detected, caller: Caller | None
 ) -> int:
-    """Lead the other tasks of this host, or follow the one that does."""
+    """Lead the other tasks of this host, or follow its leader."""
     from fleetrun.job import launch as start
     from fleetrun.remote import tasks  # only with a task for each rank
 
@@ -65,7 +65,7 @@ def _with_tasks(
     try:
         together = leader.gather()
         masks = tasks.together(together)
-        # What the engine has shared out among the tasks, the launcher shares out among ranks.
+        # The launcher assigns to ranks what the engine has assigned to tasks.
         os.environ.update(masks)
         os.sched_setaffinity(0, {cpu for task in together for cpu in task.cpus})
         return start(request, {**environ, **masks}, together, leader.alive, caller=caller)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     # From the addresses of all hosts and the place of one to the words for it.
     Words = Callable[[Sequence[str], int], Sequence[str]]
 
-# What a command says is some kilobytes.
+# The most bytes of output; a command prints kilobytes.
 _MOST = 1 << 22
 
 
 class Everywhere(Fanout[AgentConnection]):
-    """Runs fleetrun with WORDS on HOSTS by SSH where it is ASKED, and keeps what it prints.
+    """Runs fleetrun with WORDS on HOSTS by SSH in the folder that is ASKED for; keeps its output.
 
     A host that takes longer than LIMIT_S seconds is given up.
     """
@@ -45,10 +45,10 @@ class Everywhere(Fanout[AgentConnection]):
         self._output = {one: bytearray() for one in self._all}
 
     def results(self) -> list[tuple[bytes, str]]:
-        """Run it; return what each host has printed, and why it failed; nothing if it has not."""
+        """Run it; return the output of each host, and why it failed (empty if it did not)."""
         self.run()
         if self.signum is not None:
-            # As it would have ended without us.
+            # End by the signal, as without the handler.
             signal.raise_signal(signal.Signals(self.signum))
         return [(bytes(self._output[one]), self._failure(one)) for one in self._all]
 
@@ -81,7 +81,7 @@ class Everywhere(Fanout[AgentConnection]):
         self._go_if_all_answered()
 
     def _go_if_all_answered(self) -> None:
-        """Order all that have answered well to go, once no other will answer."""
+        """Start the command on all hosts that have answered, once no other will."""
         if self._is_going or any(one.answer is None and one.code is None for one in self._all):
             return
         self._is_going = True

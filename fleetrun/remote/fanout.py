@@ -1,4 +1,4 @@
-"""Programs on several hosts at the same time, each by an ssh of its own, in one loop."""
+"""Runs programs on several hosts at a time, each by its own ssh, in one loop."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# More than this of one stream is not kept: its writer is not read until there is room.
+# How much of a stream is buffered before its source is paused.
 _MOST = 1 << 20
-# How long the last lines wait for a reader that takes nothing.
+# How long the last lines wait for a reader that is stuck.
 _TIMEOUT_S = 2.0
 
 Connection = TypeVar("Connection", bound=SshConnection)
 
 
 class Outlets:
-    """Standard output and error, with what has no room there yet."""
+    """Standard output and error, buffered so that the head never waits for its reader."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -41,7 +41,7 @@ class Outlets:
         self._paused: dict[int, dict[int, Callable[[], None]]] = {1: {}, 2: {}}
 
     def put(self, fd: int, data: bytes, source: int, resume: Callable[[], None]) -> None:
-        """Write DATA to FD; with too much waiting, SOURCE is not watched until RESUME may be."""
+        """Write DATA to FD; while too much is buffered, pause SOURCE, then watch it by RESUME."""
         self._rest[fd] += data
         self._pump(fd)
         if len(self._rest[fd]) > _MOST and source >= 0:
@@ -54,7 +54,7 @@ class Outlets:
             try:
                 taken = outlet.write(self._rest[fd])
             except OSError:
-                # A full disk: there is nowhere left to say so.
+                # A full disk: there is nowhere to report that.
                 taken = len(self._rest[fd])
             self._rest[fd] = self._rest[fd][taken:]
             if not taken:
@@ -71,7 +71,7 @@ class Outlets:
                 self._loop.watch(source, resume)
 
     def drain(self) -> None:
-        """Wait a moment for readers to take the rest."""
+        """Wait briefly for readers to take the rest."""
         until = time.monotonic() + _TIMEOUT_S
         self._loop.timer(self, until, lambda: None)
         while any(self._rest.values()) and time.monotonic() < until:
@@ -79,9 +79,9 @@ class Outlets:
 
 
 class Fanout(Generic[Connection]):
-    """The loop over CONNECTIONS, of which MOST have a place at the same time.
+    """The loop over CONNECTIONS, of which MOST are open at a time.
 
-    Subclasses say what becomes of what is heard, of an end and of a signal, and free places.
+    Subclasses handle output, ends and signals.
     """
 
     def __init__(self, connections: Sequence[Connection], most: int) -> None:
@@ -91,7 +91,7 @@ class Fanout(Generic[Connection]):
         self._most = most
         self._loop = Loop()
         self._outlets = Outlets(self._loop)
-        # The first that was caught.
+        # The first signal that was caught.
         self.signum: int | None = None
 
     def run(self) -> None:
@@ -122,26 +122,26 @@ class Fanout(Generic[Connection]):
     # What subclasses say -------------------------------------------------------------------------
 
     def _started(self, one: Connection) -> None:
-        """Know that ONE has been started."""
+        """Handle the start of ONE."""
 
     def _heard(self, one: Connection, fd: int, part: bytes) -> None:
-        """Take PART of the output (FD 1) or the errors (2) of ONE; an empty part is their end."""
+        """Handle PART of the output (FD 1) or errors (2) of ONE; an empty part is the end."""
         raise NotImplementedError
 
     def _ended(self, one: Connection) -> None:
-        """Know that ONE has ended, of which all was heard."""
+        """Handle the end of ONE, after all of its output."""
 
     def _interrupted(self, number: int) -> None:
-        """Do what the signal NUMBER asks for."""
+        """Handle the signal NUMBER."""
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Say what is to be said at the end."""
+        """Print what is to be printed at the end."""
 
     # ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Start as many connections as there are places for."""
+        """Start as many connections as may be open."""
         while self._unstarted and len(self._has_place) < self._most:
             one = self._unstarted.pop(0)
             try:
@@ -181,7 +181,7 @@ class Fanout(Generic[Connection]):
         self._loop.unwatch(one.pidfd)
         self._loop.timer(one, None, nothing)
         one.hang_up()
-        # What it said last is still in the pipes.
+        # Its last output is still in the pipes.
         for fd in (1, 2):
             while not one.fault and _has_more(one.stream(fd)):
                 self._read(one, fd)
@@ -192,14 +192,14 @@ class Fanout(Generic[Connection]):
         self._ended(one)
 
     def _show(self, one: Connection, fd: int, part: bytes, *, has_name: bool = True) -> None:
-        """Show the lines that PART ends of the stream FD of ONE, each after its host's name."""
+        """Print the lines that PART completes in the stream FD of ONE, with its host's name."""
         prefix = f"[{one.host.name}] ".encode() if has_name else b""
         shown = b"".join(prefix + line + b"\n" for line in one.lines(fd, part))
         if shown:
             self._put(one, fd, shown, is_last=not part)
 
     def _put(self, one: Connection, fd: int, shown: bytes, *, is_last: bool = False) -> None:
-        """Write what is to be SHOWN of the stream FD of ONE, which waits for a slow reader."""
+        """Write SHOWN, of the stream FD of ONE, which is paused for a slow reader."""
         source = -1 if is_last else one.stream(fd)
         self._outlets.put(fd, shown, source, partial(self._read, one, fd))
 
@@ -222,4 +222,4 @@ def _has_more(fd: int) -> bool:
 
 
 def _nothing(_signum: int, _frame: FrameType | None) -> None:
-    """Let the signal come as a byte."""
+    """Let the signal arrive through the wake-up pipe."""

@@ -1,4 +1,4 @@
-"""The launcher of a host by ssh: forked from the agent, as Python and its modules are there."""
+"""Starts the launcher of a host by ssh: a fork of the agent, which has loaded its modules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fleetrun.remote import protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# What an interpreter, or its loader, reads only when it starts.
+# Variables that Python or the loader reads only at its start.
 _READ_AT_START = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 class Shipped(NamedTuple):
-    """Where fleetrun and the folder of the job were sent, and the pipe at whose end both go."""
+    """Where fleetrun and the job's folder were unpacked, and the pipe whose end removes both."""
 
     lib: str
     cwd: str
@@ -27,10 +27,10 @@ class Shipped(NamedTuple):
 
 
 def load(environ: Mapping[str, str], *, has_others: bool) -> None:
-    """Import what a launcher with ENVIRON needs, while the agent has to wait anyway."""
+    """Import what a launcher with ENVIRON needs while the agent waits anyway."""
     if _needs_new_python(environ):
         return
-    # Nothing of what is imported is garbage, and to look for it takes a tenth of the time.
+    # Imports leave no garbage, and looking for it takes a tenth of the time.
     gc.disable()
     import_module(protocol.LAUNCHER)
     for name in ("cli", "job"):
@@ -47,7 +47,7 @@ def _needs_new_python(environ: Mapping[str, str]) -> bool:
 def start(
     words: Sequence[str], cwd: str, environ: Mapping[str, str], shipped: Shipped | None
 ) -> int:
-    """Start fleetrun with WORDS in CWD, which has ENVIRON alone; return its process."""
+    """Start fleetrun with WORDS in CWD with exactly ENVIRON; return its pid."""
     agent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -77,7 +77,7 @@ def _be_launcher(
         os.dup2(nowhere, 0)
         os.close(nowhere)
         if shipped is not None:
-            # What was sent is still needed if the agent is killed.
+            # What was sent must outlive an agent that is killed.
             os.set_inheritable(shipped.pipe, True)  # noqa: FBT003 - os has it so
         os.chdir(cwd)
         if _needs_new_python(environ):

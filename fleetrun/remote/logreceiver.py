@@ -1,4 +1,4 @@
-"""The logs of a job by ssh, as they arrive at the head: a run directory as one made here."""
+"""Receives the logs of a job by ssh at the head, into a run directory as one made here."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fleetrun.remote import logsender
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A line before a part of a file is shorter.
+# The header of a part is shorter.
 _LONGEST_LINE = 1000
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class FetchedLogs:
-    """Takes the logs that come after NONCE into LOG_DIR; ANSWER tells the agent what is wanted."""
+    """Writes the logs that follow NONCE into LOG_DIR; ANSWER replies to the agent."""
 
     def __init__(self, log_dir: str, nonce: str, answer: Callable[[bytes], None]) -> None:
         self._log_dir = log_dir
         self._mark = logsender.MARK + nonce.encode()
         self._answer = answer
-        # What may be a beginning of the mark, or comes after it.
+        # A possible beginning of the mark, or unread input after it.
         self._rest = b""
         self._is_after_mark = False
         self._run: Folder | None = None
-        # The file that is being written, and how much of this part of it is missing.
+        # The file that is being written, and how many bytes of this part are missing.
         self._file = -1
         self._name = ""
         self._missing = 0
@@ -45,7 +45,7 @@ class FetchedLogs:
         return self._is_after_mark and not self._is_whole
 
     def take(self, part: bytes) -> bytes:
-        """Take PART of what the first host says, its end if empty; return what is to be shown."""
+        """Take PART of the first host's output (empty: the end); return what is to be printed."""
         if self._is_after_mark:
             self._rest = b"" if self._trouble else self._rest + part
             self._read()
@@ -88,7 +88,7 @@ class FetchedLogs:
 
     def _fail(self, why: str) -> None:
         self._trouble = why
-        # The agent waits for an answer as long as we are there.
+        # The agent waits for an answer.
         if not self._has_answered:
             self._reply(logsender.KEEP)
 
@@ -120,7 +120,7 @@ class FetchedLogs:
         self._missing = max(size, 0)
 
     def _begin(self, run: str) -> None:
-        """Make the run directory, unless this host has the same log folder as the first one."""
+        """Make the run directory unless this host shares the first one's log folder."""
         os.makedirs(self._log_dir, exist_ok=True)
         try:
             self._run, lock = lockfile.begin(self._log_dir, run)
@@ -137,7 +137,7 @@ class FetchedLogs:
             self._file = -1
 
     def finish(self) -> str:
-        """Return what has become of it, as a sentence; nothing where there is nothing to say."""
+        """Return a sentence about the result; empty if the logs were here already."""
         self._close_file()
         if self._is_here:
             return ""
@@ -154,7 +154,7 @@ class FetchedLogs:
         return f"Not all logs could be fetched to {path} ({why})."
 
     def _link(self) -> None:
-        """Give the run its well-known names in the log folder; a file of such a name is kept."""
+        """Link the run's well-known names in the log folder; existing files are kept."""
         assert self._run is not None  # see finish
         run = os.path.relpath(self._run.path, self._log_dir)
         wanted = {names.LATEST: run}

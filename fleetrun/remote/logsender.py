@@ -1,7 +1,7 @@
-"""The logs of a job by ssh, on their way: the first host's agent sends them at the end.
+"""Sends the logs of a job by ssh: the first host's agent does so at the end.
 
-After a mark that only the head and the agent know come JSON lines: the run's name, and when the
-head has asked for them, a file's name and size before each part of it; `[]` is the end.
+After a mark that only the head and the agent know comes the run's name as a line of JSON. If the
+head asks for the files, a line with name and size precedes each part; `[]` is the end.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fleetrun.records import names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Neither ranks nor launchers know what follows it.
+# A nonce that neither ranks nor launchers know follows it.
 MARK = b"\x1e"
-# What the head answers: it wants the files, or has them already, as the folder is the same.
+# The head's answers: it wants the files, or shares the folder and has them already.
 SEND, KEEP = b"send", b"keep"
 PART = 1 << 16
-# Names of a run and of its files; a file may be in one folder.
+# Valid names of a run and of its files.
 RUN = re.compile(r"\w[\w.-]{1,200}")
 FILE = re.compile(r"(gathered/)?\.?\w[\w.-]{0,200}")
 _LOG = re.compile(rf"(gathered/)?({'|'.join(names.LOG_NAMES)})\.")
@@ -40,12 +40,12 @@ def find(folder: str, pid: int) -> str | None:
 
 
 def beginning(run: str, nonce: str) -> bytes:
-    """Return what comes before the logs of RUN: the mark with NONCE, and the name."""
+    """Return what precedes the logs of RUN: the mark with NONCE, and the name."""
     return MARK + nonce.encode() + json.dumps(os.path.basename(run)).encode() + b"\n"
 
 
 def send(run: str, *, everything: bool, write: Callable[[bytes], None]) -> None:
-    """Write all files of the directory RUN; of ranks' logs the end, unless EVERYTHING is wanted."""
+    """Write all files of the directory RUN; only the end of ranks' logs unless EVERYTHING."""
     for name in _files(run):
         for part in _parts(os.path.join(run, name), everything=everything or not _LOG.match(name)):
             write(json.dumps([name, len(part)]).encode() + b"\n" + part)
@@ -56,7 +56,7 @@ def _files(run: str) -> Iterator[str]:
     for folder in ("", f"{names.GATHERED}/"):
         path = os.path.join(run, folder)
         for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
-            # Where hosts share the folder, the logs of the others are links within it.
+            # If hosts share the folder, the logs of the others are links within it.
             found = os.path.realpath(os.path.join(path, name))
             is_inside = found.startswith(run + os.sep) and os.path.isfile(found)
             if is_inside and name != names.LOCK and FILE.fullmatch(folder + name):
@@ -64,10 +64,10 @@ def _files(run: str) -> Iterator[str]:
 
 
 def _parts(path: str, *, everything: bool) -> Iterator[bytes]:
-    """Yield the file PATH, or its end with a line that says so; something, even if it is empty."""
+    """Yield the file PATH, or its end after a line that says so; at least one part."""
     try:
         with open(path, "rb") as file:
-            # What grows meanwhile, as with a rank that nothing ends, is left out.
+            # What a rank that does not end writes meanwhile is left out.
             size = os.fstat(file.fileno()).st_size
             left = size if everything else min(size, names.GATHERED_BYTES)
             file.seek(size - left)

@@ -1,10 +1,10 @@
-"""What the head and the agents say to each other over ssh, a line of JSON each; pure.
+"""The messages between the head and the agents over ssh, one line of JSON each; pure.
 
 The head begins with an `Inquiry`. The agent answers with a line `MARK {answer}`, after whatever a
 login shell prints. With several hosts the head then sends all of them in a `HostOrder`, and each
 agent answers with the `Unreached` ones. Then come a `HostOrder` with the words of a launcher, empty
-lines as heartbeats, and the words END, STOP and NOW. The end of the head's input, or silence, is a
-STOP, too.
+lines as heartbeats, and the orders END, STOP and NOW. The end of the head's output, or silence,
+means STOP.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -16,16 +16,16 @@ VERSION = 5
 MARK = b"fleetrun-agent "
 LAUNCHER = "fleetrun.__main__"
 _MAINS = {"agent": "fleetrun.remote.agent", "launcher": LAUNCHER}
-# Runs the text of `bootstrap`, which comes until the first NUL. It has no quotation mark.
+# Runs the text of `bootstrap`, which ends with a NUL. It contains no quotation mark.
 RECEIVE = (
     "import os, sys; sys.path[:] = filter(None, sys.path); "
     "exec(bytes().join(iter(lambda: os.read(0, 1) or bytes(1), bytes(1))))"
 )
-# The job has ended elsewhere; end the ranks; kill them.
+# The job has ended elsewhere; end the ranks; kill the ranks.
 END, STOP, NOW = b"end\n", b"stop\n", b"now\n"
-# The head is heard from so often, or counts as lost.
+# How often the head sends a heartbeat, and the silence after which it counts as lost.
 HEARTBEAT_S, SILENCE_S = 3.0, 15.0
-# Clocks that differ more make logs hard to compare.
+# A larger difference makes logs hard to compare.
 _SKEW_S = 5.0
 
 
@@ -43,17 +43,17 @@ def start(what: str, lib: str = "") -> str:
 
 
 class Inquiry(NamedTuple):
-    """What the agent is to look at: the folder, the script ("": none) and the variables."""
+    """What the agent is to check: the folder, the script ("": none) and the variables."""
 
     cwd: str
     form: str = "file"
     target: str = ""
     environ: Mapping[str, str] = {}
-    # Ports that are wanted here, and those of which one is for the session; none: a host alone.
+    # The ports of ranks here, and candidates for the session's; empty: a single host.
     ports: tuple[int, ...] = ()
     reach_ports: tuple[int, ...] = ()
-    # Where the logs are that are wanted at the end, how much of them (tail or all), and what comes
-    # before them; none: none are.
+    # The log folder, how much of the logs to send at the end (tail or all), and the nonce; empty:
+    # none.
     logs: tuple[str, ...] = ()
 
 
@@ -66,7 +66,7 @@ class HostEndpoint(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the agent has found; `fault` is why the job cannot run there, "" if it can."""
+    """The agent's findings; `fault` is why the job cannot run there, "" if it can."""
 
     fault: str = ""
     fleetrun: str = ""
@@ -74,22 +74,22 @@ class Answer(NamedTuple):
     paddle: str = ""
     digest: str = ""
     address: str = ""
-    # Where the others may try to connect to; 0: nowhere.
+    # The port to which the others may try to connect; 0: none.
     port: int = 0
     time: float = 0.0
-    # How many GPUs a launch there may use; -1: only their driver knows.
+    # How many GPUs a launch there may use; -1: only the driver knows.
     gpus: int = -1
 
 
 class HostOrder(NamedTuple):
-    """What the agent is to do: try to connect to all HOSTS, or run fleetrun with WORDS."""
+    """An order to the agent: connect to all HOSTS, or run fleetrun with WORDS."""
 
     hosts: tuple[HostEndpoint, ...] = ()
     words: tuple[str, ...] = ()
 
 
 class Unreached(NamedTuple):
-    """The hosts that are not reached: a name, and why, as a sentence."""
+    """The hosts that are not reached, each with a sentence that says why."""
 
     hosts: tuple[tuple[str, str], ...]
 
@@ -98,12 +98,12 @@ Message = TypeVar("Message", Inquiry, Answer, HostOrder, Unreached)
 
 
 def line(message: Inquiry | Answer | HostOrder | Unreached) -> bytes:
-    """Write MESSAGE as a line; texts of any bytes survive."""
+    """Return MESSAGE as a line; texts may contain any bytes."""
     return json.dumps({"version": VERSION, **message._asdict()}).encode() + b"\n"
 
 
 def read(text: bytes, kind: type[Message]) -> Message:
-    """Return the message of a KIND that TEXT is; ValueError if it is none of this version.
+    """Return the message of KIND in TEXT; raise ValueError if it is not of this version.
 
     >>> asked = Inquiry("/work", "file", "train.py", {"A": "b"})
     >>> read(line(asked), Inquiry) == asked
@@ -113,7 +113,7 @@ def read(text: bytes, kind: type[Message]) -> Message:
     if not isinstance(found, dict) or set(found) != {"version", *kind.__annotations__}:
         found = {"version": 0}
     if found.pop("version") != VERSION:
-        # Not TEXT itself: it has the token, and the head shows the agent's last lines.
+        # Without TEXT, which contains the token: the head prints the agent's last lines.
         raise ValueError("no message of this version")
     return kind(**{name: _frozen(value) for name, value in found.items()})
 
@@ -123,9 +123,9 @@ def _frozen(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def skew(time: float, asked_at: float, heard_at: float) -> float:
-    """Return by how many seconds at least a clock that said TIME differs from the one here.
+    """Return by how many seconds at least a clock that showed TIME differs from ours.
 
-    It was asked after ASKED_AT and heard at HEARD_AT, by the clock here: 0.0 if between these.
+    By our clock it was asked after ASKED_AT and heard at HEARD_AT; 0.0 if TIME lies between them.
 
     >>> skew(8.0, 10.0, 20.0), skew(12.0, 10.0, 20.0), skew(21.0, 10.0, 20.0)
     (-2.0, 0.0, 1.0)
@@ -138,10 +138,10 @@ def faults(
     skews: Mapping[str, float],
     wanted: Mapping[str, int | None] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """Return all that is wrong, a host and a sentence each; the first host is the measure.
+    """Return all faults as pairs of host and sentence; hosts are compared with the first one.
 
-    SKEWS are by how many seconds the hosts' clocks differ from the one here. WANTED is how many
-    GPUs each host needs, None where it may be any number; without it the job needs none.
+    SKEWS are the seconds by which the hosts' clocks differ from ours. WANTED is how many GPUs each
+    host needs, None for any number; without it the job needs none.
     """
     have = {name: one.gpus for name, one in answers.items() if not one.fault}
     most = max(have, key=have.__getitem__, default="")
@@ -166,7 +166,7 @@ def faults(
             found.append((name, f"the script differs from that on {first}."))
         if abs(skews[name]) > _SKEW_S:
             found.append((name, f"its clock differs by {skews[name]:+.0f} s from the one here."))
-        # Where no host has one, training runs on CPUs.
+        # If no host has any, training runs on CPUs.
         if wanted is not None and have[most] > 0 <= one.gpus < (wanted[name] or 1):
             ranks = f"{wanted[name]} ranks are requested there, and " if one.gpus else ""
             than = "" if one.gpus else f", and {most} has {have[most]}"
