@@ -177,6 +177,15 @@ def ranges(numbers: Iterable[int], between: str = ", ") -> str:
     return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
+def is_digits(text: str) -> bool:
+    """Whether TEXT is a whole number without a sign; `isdigit` alone takes superscripts.
+
+    >>> is_digits("12"), is_digits("²"), is_digits("-1"), is_digits("")
+    (True, False, False, False)
+    """
+    return text.isascii() and text.isdigit()
+
+
 def parse_range(text: str) -> range | None:
     """Return the numbers of TEXT, one or a range; None if invalid or descending.
 

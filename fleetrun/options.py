@@ -340,7 +340,7 @@ def _profiled(text: str) -> str:
 
 def _reading_rank(text: str) -> str:
     word = text.strip().lower()
-    if word != "none" and not (word.isascii() and word.isdigit()):
+    if word != "none" and not conversion.is_digits(word):
         raise ValueError("give a rank such as 0, or none.")
     return word if word == "none" else str(int(word))
 

@@ -6,6 +6,7 @@ Pure: it is handed the variables, and what reads the files that they name.
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Callable, Mapping, Sequence
 
+from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault
 from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import hostlist
@@ -309,15 +310,15 @@ def _names(said: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[s
 
 def _with_numbers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
     """Add the number of hosts and our index, by ROW, to FOUND."""
-    counted = _first(environ, row.nnodes)
-    if counted is not None:
-        count = _number(counted, least=1)
+    nnodes = _first(environ, row.nnodes)
+    if nnodes is not None:
+        count = _number(nnodes, least=1)
         if found.hosts and count != len(found.hosts):
             raise EnvironmentFault(
-                f"{counted}, but {found.hosts_from} names {_hosts(len(found.hosts))}: "
+                f"{nnodes}, but {found.hosts_from} names {counted(len(found.hosts), 'host')}: "
                 f"{found.engine}'s variables contradict each other."
             )
-        found = found._replace(nnodes=count, nnodes_from=counted)
+        found = found._replace(nnodes=count, nnodes_from=nnodes)
     node = _first(environ, row.node)
     if node is not None:
         found = found._replace(node=_number(node), node_from=node)
@@ -372,7 +373,7 @@ def _checked(found: Detected) -> Detected:
     """Return FOUND if its index is one of its hosts."""
     if found.node is not None and found.nnodes is not None and found.node >= found.nnodes:
         raise EnvironmentFault(
-            f"{found.node_from}, but {found.nnodes_from} makes {_hosts(found.nnodes)}: "
+            f"{found.node_from}, but {found.nnodes_from} makes {counted(found.nnodes, 'host')}: "
             f"{found.engine}'s variables contradict each other."
         )
     if found.local is not None and found.here is not None and found.local >= found.here:
@@ -401,15 +402,11 @@ def unspread(found: Detected) -> str | None:
     else:
         source = f" ({found.launchers_from})" if found.launchers_from else ""
         one = "one fleetrun" if found.launchers == 1 else f"{found.launchers} fleetruns"
-        started = f"{one}{source} for {_hosts(found.nnodes or 1)} ({found.nnodes_from})"
+        started = f"{one}{source} for {counted(found.nnodes or 1, 'host')} ({found.nnodes_from})"
     return (
         f"{found.engine} has started {started}; wanted is one on each host, which starts the ranks "
         f"there, or one for each rank: `{found.spread}`. With --nnodes=1 each is a job of its own."
     )
-
-
-def _hosts(count: int) -> str:
-    return f"{count} host{'s' * (count != 1)}"
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> SourcedValue | None:
@@ -423,7 +420,7 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> SourcedValue |
 def _number(said: SourcedValue, least: int = 0) -> int:
     """Return SAID as a number; EnvironmentFault if it is not one."""
     text = said.value
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or int(text) < least:
+    if not (is_digits(text) and len(text) <= _DIGITS) or int(text) < least:
         raise EnvironmentFault(
             f"{said} is not a number from {least} on, which its engine would write."
         )

@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.conversion import is_digits
 from fleetrun.engines import static
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, Request
@@ -79,7 +80,7 @@ def read(environ: Mapping[str, str]) -> Cloud:
 def _number(environ: Mapping[str, str], name: str) -> int:
     """Return the number in a variable of PaddleCloud."""
     text = environ[name].strip()
-    if not (text.isascii() and text.isdigit()):
+    if not is_digits(text):
         raise EnvironmentFault(
             f"{name}={text} is not a number; it comes from PaddleCloud. "
             "Unset PADDLE_TRAINERS to do without PaddleCloud."
@@ -93,7 +94,7 @@ def _cloud_endpoints(environ: Mapping[str, str], expected: int) -> tuple[Endpoin
     endpoints = []
     for piece in text.split(","):
         host, _, port = piece.strip().rpartition(":")
-        if not (host and port.isascii() and port.isdigit()):
+        if not (host and is_digits(port)):
             raise EnvironmentFault(
                 f"DISTRIBUTED_TRAINER_ENDPOINTS={text}: {piece} is not HOST:PORT."
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import (
     COORDINATOR,
@@ -77,19 +78,15 @@ def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
             f"PADDLE_PSERVERS_IP_PORT_LIST={','.join(listed)}; a server must know which one it is."
         )
     rank = environ.get("PADDLE_TRAINER_ID", "").strip()
-    if role == TRAINER and not _is_number(rank):
+    if role == TRAINER and not is_digits(rank):
         raise EnvironmentFault(
             f"PADDLE_TRAINER_ID={rank} is not a number; the cluster says that this is a trainer, "
             "and a trainer must know which it is."
         )
-    place = int(rank) if _is_number(rank) else listed.index(here) if here in listed else 0
+    place = int(rank) if is_digits(rank) else listed.index(here) if here in listed else 0
     if role == SERVER:
         place = listed.index(here)
-    return Assigned(role, place), Endpoint(host, int(port) if _is_number(port) else 0)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return Assigned(role, place), Endpoint(host, int(port) if is_digits(port) else 0)
 
 
 def _listed(environ: Mapping[str, str], role: str) -> list[str]:

@@ -32,8 +32,7 @@ _ATTRIBUTES = {
 # What fleetrun alone does: Paddle has no such field, or one that is wrong.
 _OURS = ("fp16_allreduce", "bf16_allreduce")
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
-# The fields that were not put into a DistributedStrategy, and why.
-refused: dict[str, str] = {}
+# The fields that could not be put into a DistributedStrategy, and why.
 misfits: dict[str, str] = {}
 # By id, the BuildStrategy objects that scripts have got from a strategy, with our values in them.
 # They are kept for ever, so that no id is reused; a script makes one or two.
@@ -144,10 +143,8 @@ class _Injection:
         names = sorted(self._spec.strategy, key=lambda name: name.endswith("_configs"))
         for name in names:
             value = self._spec.strategy[name]
-            why = self._spec.refusal(name, value)
-            if why:
-                refused[name] = why
-            elif value not in ("auto", "plan") and name not in _OURS:
+            is_paddles = value not in ("auto", "plan") and name not in _OURS
+            if is_paddles and not self._spec.refusal(name, value):
                 self._place_field(strategy, name, value)
         for name, value in self._spec.build_strategy.items():
             if name in _build_fields(strategy):

@@ -107,7 +107,7 @@ class _ServerWatcher:
     def _sends(self, program: Any) -> bool:
         if program in self._seen:
             return True
-        types = [op.type for block in program.blocks for op in block.ops]
+        types = [op.type for op in programs.operators(program)]
         sends = {kind: types.count(kind) for kind in _SENDS if kind in types}
         if not sends:
             return False

@@ -362,9 +362,8 @@ class _Check:
         """Whether gradients of TRAINED are summed otherwise than by Paddle alone."""
         if not hasattr(trained, "global_block"):
             return isinstance(getattr(trained, "_reducer", None), Reducer)
-        return self._changes_programs or any(
-            channels.channel_of(op) is not None for block in trained.blocks for op in block.ops
-        )
+        operators = programs.operators(trained)
+        return self._changes_programs or any(map(channels.channel_of, operators))
 
     def report_unchanged(self) -> None:
         """Note the models whose weights no update has changed, which proves nothing."""
@@ -396,9 +395,7 @@ class _Compared(NamedTuple):
 
 def _has_allreduces(program: Any) -> bool:
     return any(
-        op.type in _ALLREDUCES or channels.channel_of(op) is not None
-        for block in program.blocks
-        for op in block.ops
+        op.type in _ALLREDUCES or channels.channel_of(op) for op in programs.operators(program)
     )
 
 

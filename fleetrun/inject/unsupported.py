@@ -144,6 +144,9 @@ class _RemainingFields:
 
     def _report(self, name: str, value: Any) -> None:
         proof = self._proof
+        refusal = self._spec.refusal(name, value)
+        if name in _BY_GRAPH and proof.known(name, value).get("status") == REFUSED:
+            refusal = str(proof.known(name, value)["reason"])
         if settings.script_wins(name):
             self._counted[name] = status = proof.status(name)
             if status is None:
@@ -152,10 +155,8 @@ class _RemainingFields:
             proof.put(name, status=SCRIPT, in_effect=value, reason="the script sets it itself")
         elif proof.status(name) is not None:
             return
-        elif name in distributed_strategy.refused:
-            proof.knob(name, REFUSED, reason=distributed_strategy.refused[name])
-        elif name in _BY_GRAPH and proof.known(name, value).get("status") == REFUSED:
-            proof.knob(name, REFUSED, reason=str(proof.known(name, value)["reason"]))
+        elif refusal:
+            proof.knob(name, REFUSED, reason=refusal)
         elif proof.known(name, value).get("status") == NO_DIFFERENCE:
             reason = proof.known(name, value)["reason"]
             proof.knob(name, NO_DIFFERENCE, in_effect=value, evidence=reason)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import modes
+from fleetrun.conversion import counted
 from fleetrun.errors import UsageError
 from fleetrun.model import COORDINATOR, HETER, SERVER, TRAINER, Endpoint, RankSpec
 from fleetrun.modes import roles
@@ -60,7 +61,7 @@ def places(request: Request) -> ModeHosts:
     if named and request.nnodes not in {"1", str(len(named))}:
         raise UsageError(
             f"{origin.option(request, 'nnodes')}: the lists of servers and trainers name "
-            f"{len(named)} host{'s' * (len(named) > 1)}; leave --nnodes out."
+            f"{counted(len(named), 'host')}; leave --nnodes out."
         )
     given = [name for name in ("servers", "trainers", "heter_workers") if getattr(request, name)]
     return ModeHosts(named, tuple(given) if named else (), has_roles=True)

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from typing import NamedTuple
 
+from fleetrun.conversion import is_digits
 from fleetrun.errors import UsageError
 from fleetrun.model import COORDINATOR, HETER, SERVER, TRAINER, Request
 from fleetrun.plan import hosts, origin
@@ -94,7 +95,7 @@ def _slots(request: Request, role: str, number: str, listed: str) -> tuple[Slot,
 def _slot(request: Request, listed: str, text: str, role: str, stage: int) -> Slot:
     """Read TEXT of the option LISTED: HOST or HOST:PORT."""
     host, colon, port = text.strip().partition(":")
-    number = int(port) if port.isascii() and port.isdigit() else 0
+    number = int(port) if is_digits(port) else 0
     if not host or (colon and not 1 <= number <= LAST_PORT):
         raise UsageError(
             f"{origin.option(request, listed)}: `{text.strip()}` is not HOST:PORT or HOST; "
@@ -130,7 +131,7 @@ def _stage_counts(request: Request) -> tuple[int, ...]:
     if request.heter_worker_num is None or request.heter_worker_num.strip() == "0":
         return ()
     texts = [text.strip() for text in request.heter_worker_num.split(";")]
-    if not all(text.isascii() and text.isdigit() and int(text) for text in texts):
+    if not all(is_digits(text) and int(text) for text in texts):
         raise UsageError(
             f"{origin.option(request, 'heter_worker_num')}: give a number for each stage, 1 or "
             'more, such as 2 or "1;2".'

@@ -4,6 +4,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.conversion import counted
+
 if TYPE_CHECKING:
     from fleetrun.model import Device, Processors
 
@@ -53,7 +55,7 @@ def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...
             for rank in tenants:
                 threads[rank] = 1
             where = "" if numa_node is None or len(room) == 1 else f" of NUMA node {numa_node}"
-            said = f"{len(tenants)} processes share {_counted(cpus)}{where}"
+            said = f"{len(tenants)} processes share {counted(cpus, 'CPU')}{where}"
             notes += (f"--bind={how}: {said}, too few for one each.",)
     return Binding(tuple(masks), tuple(threads), (*notes, *_left_over(how, numa_nodes, room)))
 
@@ -142,10 +144,7 @@ def _left_over(
     """Return which NUMA nodes have no rank."""
     empty = [node for node in sorted(room) if numa_nodes is not None and node not in numa_nodes]
     return tuple(
-        f"--bind={how}: no process is on NUMA node {node}, so {_counted(room[node])} stay free."
+        f"--bind={how}: no process is on NUMA node {node}, "
+        f"so {counted(room[node], 'CPU')} stay free."
         for node in empty
     )
-
-
-def _counted(cpus: int) -> str:
-    return f"{cpus} CPU{'s' * (cpus != 1)}"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fleetrun import conversion
+from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
 from fleetrun.namedtuples import NamedTuple
@@ -133,7 +134,7 @@ def _processes(request: Request) -> int | str:
     wanted = request.nproc_per_node
     if wanted is None:
         return "auto"
-    if isinstance(wanted, str) and wanted.isascii() and wanted.isdigit():
+    if isinstance(wanted, str) and is_digits(wanted):
         wanted = int(wanted)
     if wanted in {"auto", "gpu", "cpu"} or (isinstance(wanted, int) and wanted >= 1):
         if wanted == "cpu" and request.devices is not None:
@@ -289,7 +290,7 @@ def _device_ids(request: Request) -> tuple[str, ...]:
             )
         if span is not None and len(span) <= masks.LONGEST_RANGE:
             words += map(str, span)
-        elif "-" in piece and all(_is_number(end.strip()) for end in piece.split("-")):
+        elif "-" in piece and all(is_digits(end.strip()) for end in piece.split("-")):
             raise UsageError(
                 f"{origin.option(request, 'devices')}: {piece} is not a range; "
                 "write the lower id first, like 0-7."
@@ -302,11 +303,6 @@ def _device_ids(request: Request) -> tuple[str, ...]:
                 "or 0-3, a UUID, `all`, or `free` alone."
             )
     return tuple(words)
-
-
-def _is_number(text: str) -> bool:
-    """Return whether TEXT is a plain number (`isdigit` alone would take superscripts)."""
-    return text.isascii() and text.isdigit()
 
 
 def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tuple[Device, ...]:
@@ -357,9 +353,8 @@ def _groups(
     if processes > count:
         if request.oversubscribe:
             return tuple((chosen[rank % count],) for rank in range(processes))
-        plural = "s" if count > 1 else ""
         raise UsageError(
-            f"{processes} processes, {count} device{plural}; add --oversubscribe to let them "
+            f"{processes} processes, {counted(count, 'device')}; add --oversubscribe to let them "
             f"share, or give --nproc_per_node={count}."
         )
     if request.devices is None:
@@ -397,6 +392,6 @@ def _listed(ids: list[str]) -> str:
     >>> _listed(["2", "3"]), _listed(["3", "1"]), _listed(["GPU-a", "GPU-b"])
     ('2-3', '3, 1', 'GPU-a, GPU-b')
     """
-    numbers = [int(each) for each in ids if _is_number(each)]
+    numbers = [int(each) for each in ids if is_digits(each)]
     is_sorted = len(numbers) == len(ids) and numbers == sorted(numbers)
     return conversion.ranges(numbers) if is_sorted else ", ".join(ids)

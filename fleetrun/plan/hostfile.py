@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from fleetrun.conversion import is_digits
 from fleetrun.errors import UsageError
 
 # More ranks than any host has: a typing error.
@@ -161,4 +162,4 @@ def _is_plain(text: str) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= len("4096")
+    return is_digits(text) and len(text) <= len("4096")

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
+from fleetrun.conversion import is_digits
+
 # More hosts than any cluster has: a typing error, not worth expanding.
 MOST = 100_000
 
@@ -70,7 +72,7 @@ def _choices(piece: str) -> tuple[str, ...]:
     for part in piece[1:].split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        if not all(number.isascii() and number.isdigit() for number in (first, last)):
+        if not all(is_digits(number) for number in (first, last)):
             raise ValueError(f"{part or 'nothing'} in {piece}] is not a range of numbers")
         low, high = int(first), int(last)
         if high < low or high - low >= MOST or len(choices) >= MOST:

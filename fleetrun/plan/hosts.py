@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
@@ -62,7 +63,7 @@ def meeting_point(text: str) -> Endpoint | None:
     """
     host, colon, port = text.strip().removeprefix("http://").rstrip("/").rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    is_number = port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= LAST_PORT
+    is_number = is_digits(port) and 1 <= int(port[:6]) <= LAST_PORT
     # Without brackets the end of an IPv6 address is ambiguous.
     is_known = is_host(bare) if bare == host else is_ipv6(bare)
     return Endpoint(bare, int(port)) if colon and is_number and is_known else None
@@ -75,7 +76,7 @@ def own_port(master: str | None) -> int | None:
     (8080, 0, None, None)
     """
     colon, port = (master or "").strip()[:1], (master or "").strip()[1:]
-    is_number = port.isascii() and port.isdigit() and int(port[:6]) <= LAST_PORT
+    is_number = is_digits(port) and int(port[:6]) <= LAST_PORT
     return int(port) if colon == ":" and is_number else None
 
 
@@ -129,7 +130,7 @@ def is_address(name: str) -> bool:
     (True, False, False)
     """
     parts = name.split(".")
-    octets = [part for part in parts if part.isascii() and part.isdigit() and int(part) < 256]
+    octets = [part for part in parts if is_digits(part) and int(part) < 256]
     return len(parts) == len(octets) == 4  # IPv4
 
 

@@ -80,7 +80,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
         # The plug-in does not read the mask: its numbers are those of all devices.
         places = tuple(map(int, ids))
     else:
-        number = f"{len(ids) or 'no'} device{'s' * (len(ids) > 1)}"
+        number = conversion.counted(len(ids), "device") if ids else "no device"
         raise EnvironmentFault(
             f"{name}={text} names {number}, but Paddle sees {count} behind it; list the numbers of "
             "devices, as 4,5,6,7."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import GpuUse
 from fleetrun.plan import kinds, masks
@@ -155,7 +156,7 @@ def assumed(text: str) -> dict[str, int]:
     counts = {}
     for piece in text.split(","):
         kind, _, number = piece.strip().partition(":")
-        if not kinds.is_name(kind) or not (number.isascii() and number.isdigit()):
+        if not kinds.is_name(kind) or not is_digits(number):
             raise UsageError(
                 f"{ASSUME_DEVICES}={text}: give KIND:NUMBER, as gpu:8 or mlu:4, or cpu."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun import conversion
 from fleetrun.run.events import (
     Exited,
     Failure,
@@ -101,7 +102,7 @@ class JobSession(Source, SessionHandler):
                 self._end.take(plan, attempt)
                 self._session.handler = self
                 if self._session.config.may_change:
-                    hosts = f"{len(plan.nodes)} host{'s' * (len(plan.nodes) != 1)}"
+                    hosts = conversion.counted(len(plan.nodes), "host")
                     self._log(f"The job goes on with {hosts}; this is host {plan.node_rank}.")
                 self._look()
             case Exited(status=status, process=process) if not status.exit_code:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fleetrun.conversion import counted
 from fleetrun.model import Knob, KnobValue, RankSpec, Strategy
 from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, PLAN, STRATEGY
 
@@ -64,7 +65,7 @@ def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], Kno
         return knob._replace(reason="plan: as auto until the first steps have been measured")
     if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
         return knob
-    hosts = _hosts(ranks)
+    hosts = counted(ranks.nnodes, "host")
     value: KnobValue
     match knob.name:
         case "nccl_comm_num":
@@ -99,7 +100,3 @@ def _group(ranks: HostTopology) -> tuple[int, str]:
     if len(set(ranks.ranks)) == 1:
         return ranks.group, f"the {ranks.group} ranks of each host"
     return ranks.group, f"hosts have {', '.join(map(str, ranks.ranks))} ranks"
-
-
-def _hosts(ranks: HostTopology) -> str:
-    return "1 host" if ranks.nnodes == 1 else f"{ranks.nnodes} hosts"

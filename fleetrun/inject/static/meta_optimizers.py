@@ -34,9 +34,7 @@ def _named(*kinds: str) -> Callable[[Any, dict[str, int]], str]:
 def casts(running: Any, *kinds: int) -> int:
     """Count the casts to KINDS, Paddle's numbers for types, in the program RUNNING."""
     return sum(
-        op.type == "cast" and op.attr("out_dtype") in kinds
-        for block in running.blocks
-        for op in block.ops
+        op.type == "cast" and op.attr("out_dtype") in kinds for op in program.operators(running)
     )
 
 

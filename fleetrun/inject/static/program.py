@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..paddle_api import programs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Paddle 2's operator, and Paddle 3's.
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
@@ -19,6 +23,12 @@ class Reduction(NamedTuple):
     place: int
     op: Any
     variable: str
+
+
+def operators(program: Any) -> Iterator[Any]:
+    """Yield the operators of all blocks."""
+    for block in program.blocks:
+        yield from block.ops
 
 
 def reductions(program: Any) -> list[Reduction]:
@@ -40,8 +50,7 @@ def updates(program: Any) -> list[Any]:
     """Find the operators that change parameters by their gradients."""
     return [
         op
-        for block in program.blocks
-        for op in block.ops
+        for op in operators(program)
         if role(op) & OPTIMIZE and {"Param", "Grad"} <= set(op.input_names) and op.input("Param")
     ]
 
@@ -62,8 +71,7 @@ def written_by_forward(program: Any) -> set[str]:
     """Name the variables that operators of the forward compute; what they send is no such thing."""
     return {
         name
-        for block in program.blocks
-        for op in block.ops
+        for op in operators(program)
         if op.has_attr("op_role")
         and not role(op) & (BACKWARD | OPTIMIZE)
         and not op.has_attr("ring_id")
@@ -98,11 +106,7 @@ def bytes_of(block: Any, name: str) -> int | None:
 
 def count(program: Any) -> dict[str, int]:
     """Count the operators of each type, in all blocks."""
-    found: dict[str, int] = {}
-    for block in program.blocks:
-        for op in block.ops:
-            found[op.type] = found.get(op.type, 0) + 1
-    return found
+    return dict(Counter(op.type for op in operators(program)))
 
 
 def remove(program: Any, types: tuple[str, ...]) -> None:

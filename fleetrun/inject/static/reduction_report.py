@@ -202,8 +202,7 @@ def _report_stream(running: Any, name: str, proof: Evidence) -> None:
     """Record whether the allreduces are in the computation's stream, or not, as NAME asks."""
     inside = [
         bool(op.attr(_STREAM))
-        for block in running.blocks
-        for op in block.ops
+        for op in program.operators(running)
         if op.type in program.ALLREDUCES and op.has_attr(_STREAM)
     ]
     value = bool(settings.effective(name, default=False))
