@@ -83,3 +83,5 @@ def test_who_says_the_same_does_not_disagree() -> None:
     settings.set_by_script(CONFIGS, {"avg": False})
     assert not proof._disagreements
     assert not settings.script_wins("fuse_grad_size_in_MB")
+    settings.set_by_script("fuse_grad_size_in_MB", 16.001)
+    assert settings.script_wins("fuse_grad_size_in_MB")

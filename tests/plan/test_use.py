@@ -15,7 +15,7 @@ FULL = GpuUse(60 * GIB, 80 * GIB, ("pid 7 (python train.py)", "pid 9"))
 # Somebody has only just begun.
 HELD = GpuUse(GIB, 80 * GIB, ("pid 7 (jupyter)",))
 # In another container.
-FILLED = GpuUse(79 * GIB, 80 * GIB)
+FILLED = GpuUse(9 * GIB, 80 * GIB)
 
 
 def host(*uses: GpuUse | None, **fields: object) -> Facts:
@@ -75,7 +75,7 @@ def test_a_gpu_that_others_fill_is_named_before_the_start() -> None:
     by = ", by pid 7 (python train.py), pid 9"
     assert found.notes == (
         f"GPU 0 is in use: 60.0 of 80.0 GiB are taken{by}{remedy}",
-        f"GPU 2 is in use: 79.0 of 80.0 GiB are taken{remedy}",
+        f"GPU 2 is in use: 9.0 of 80.0 GiB are taken{remedy}",
     )
     assert share(a_request(nproc_per_node="cpu"), host(FULL)).notes == ()
 

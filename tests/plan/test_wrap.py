@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
-from planning import a_request, a_roster, some_facts
+from planning import a_request, a_roster, planned, some_facts
 
 from fleetrun import argv, planner, request
 from fleetrun.errors import EnvironmentFault, UsageError
@@ -40,6 +40,13 @@ def test_the_ranks_that_are_named_get_the_command_wherever_they_run() -> None:
     assert commands(made, me=1) == [(*words, *plain), plain]
     everywhere = a_request(wrap=asked("all: strace").wrap)
     assert commands(everywhere) == [("strace", *plain)] * 2
+
+
+def test_servers_are_no_ranks_that_get_the_command() -> None:
+    wanted = a_request(run_mode="ps", server_num=1, trainer_num=1)
+    for text in ("all: strace", "0: strace"):
+        server, trainer = planned(wanted._replace(wrap=asked(text).wrap), some_facts()).processes
+        assert trainer.argv == ("strace", *server.argv)
 
 
 @pytest.mark.parametrize(

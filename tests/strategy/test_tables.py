@@ -87,3 +87,10 @@ def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field)
 )
 def test_a_verdict_is_that_of_its_place(name: str, paddle: str, graph: str, expected: str) -> None:
     assert status(name, paddle, graph) == expected
+
+
+def test_a_field_that_a_paddle_lacks_has_no_effect_there_on_or_off() -> None:
+    field = fields.find("build_strategy", "fuse_resunit")
+    place = {"paddle": "2.6.2", "graph": "static", "device": "cpu"}
+    found = [fields.outcome(field, is_off=is_off, **place) for is_off in (False, True)]
+    assert [one.reason for one in found] == ["Paddle 2.6.2 has no such field"] * 2

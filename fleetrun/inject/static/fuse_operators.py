@@ -108,7 +108,7 @@ def _is_misread(main: Any) -> bool:
 def is_spread(first: Sequence[int], second: Sequence[int]) -> bool:
     """Whether SECOND, the shape of what is added to FIRST, has an extent of 1 where FIRST has more.
 
-    >>> is_spread([-1, 8, 4, 4], [1, 8, 1, 1]), is_spread([-1, 8], [8]), is_spread([2, 3], [2, 3])
+    >>> is_spread([-1, 8, 4, 4], [1, 8, 1, 1]), is_spread([-1, 8], [1]), is_spread([2, 3], [2, 3])
     (True, False, False)
     """
     beside = first[len(first) - len(second) :]

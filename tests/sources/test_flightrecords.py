@@ -1,0 +1,83 @@
+"""Records of collectives come to the coordinator's host, which names ranks that differ, once."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import plans
+from timers import Timers
+
+from fleetrun.inject.flight_recorder import _OPERATIONS, FlightRecorder
+from fleetrun.session import codec
+from fleetrun.session.exchange import PackedCollectives
+from fleetrun.sources.flightrecords import FlightRecords
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from fleetrun.run.events import Noticed
+
+TEXT = "ank 0 called all_reduce where rank 1 called broadcast: collective 1 of all ranks"
+SITE = re.compile(r" in \S+:\d+")
+
+
+def record(path: Path, operation: str, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Let RANK call OPERATION among two ranks, with a recorder that writes PATH."""
+    monkeypatch.setenv("PADDLE_TRAINER_ID", str(rank))
+    group = SimpleNamespace(name=lambda: "GLOO")
+    recorder = FlightRecorder(str(path))
+    recorder.add(group, (0, 1))
+    recorder.begin(group, _OPERATIONS[operation], ())
+
+
+def test_ranks_of_two_hosts_that_differ_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    declared: list[Noticed] = []
+    timers = [Timers(), Timers()]
+    hearers: dict[type, Any] = {}
+    hosts = []
+    for node, operation in enumerate(("all_reduce", "broadcast")):
+        ring = tmp_path / f"node{node}" / f"collectives.{node}"
+        ring.parent.mkdir()
+        record(ring, operation, monkeypatch, node)
+        plan = plans.plan(
+            hosts=("a", "b"),
+            node=node,
+            per_node=1,
+            cwd=str(tmp_path),
+            run_dir=f"node{node}",
+            env={"FLEETRUN_FLIGHT_RECORDER": str(ring)},
+        )
+        session: Any = SimpleNamespace(
+            hearers={} if node else hearers,
+            to_coordinator=lambda message: hearers[PackedCollectives](1, message),
+        )
+        records = FlightRecords(
+            plans.job(plan, log=lambda text: said.append(SITE.sub("", text))), session
+        )
+        records.open(timers[node], period_s=1.0, declare=declared.append)
+        hosts.append(records)
+    # What a host tells of another's rank, or of another generation, counts for nothing.
+    packed = codec.pack((tmp_path / "node1/collectives.1").read_bytes())
+    for message in (PackedCollectives(0, 0, packed), PackedCollectives(1, 1, packed)):
+        hearers[PackedCollectives](1, message)
+    assert said == []
+    # A host tells of its own rank once that has waited for long.
+    assert timers[1].elapse("collectives")
+    assert said == []
+    hosts[1].send()
+    assert said == [f"R{TEXT}."]
+    assert timers[0].elapse("collectives")
+    assert said == [f"R{TEXT}."]
+    assert [(one.what, one.labels) for one in declared] == [("desync", ("rank 0", "rank 1"))]
+    assert (tmp_path / "node0/collectives.1").exists()
+    (finding,) = hosts[0].verdict({})
+    assert SITE.sub("", finding.text) == f"r{TEXT}"
+    hosts[0].restart()
+    assert hosts[0].verdict({}) == ()
