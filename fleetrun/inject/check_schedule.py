@@ -16,8 +16,7 @@ NEVER = -1
 _ALWAYS = (1, 3)
 # With `auto`: after the updates 1, 2, 4, ... and after every so many, at least and at most.
 _MOST_OFTEN, _LEAST_OFTEN = 32, 1024
-# The share of the time of training that regular checks of one kind may take. There are two kinds,
-# and a backward that is checked costs more than the check: Paddle's reducer may not have it.
+# The share of the time of training that regular checks of one kind may take; there are two kinds.
 _SHARE = 0.002
 
 
@@ -95,10 +94,13 @@ class Pace:
         self._spent_s = 0.0
         self._last = now, number
 
-    def agree(self, check_s: float, update_s: float) -> None:
-        """Take CHECK_S and UPDATE_S, on which all ranks agree, for what is to come."""
+    def agree(self, check_s: float, update_s: float, *, doubles_updates: bool = False) -> None:
+        """Choose the interval by CHECK_S and UPDATE_S, on which all ranks agree.
+
+        DOUBLES_UPDATES: the update that is checked takes as long again, besides the check.
+        """
         if self.interval is not None:
-            self.interval = interval_of(check_s, update_s)
+            self.interval = interval_of(check_s + doubles_updates * update_s, update_s)
 
 
 def _smooth(known: float, new: float) -> float:

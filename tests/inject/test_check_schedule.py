@@ -51,6 +51,16 @@ def test_a_pace_knows_what_a_check_took_but_the_first_and_an_update_between() ->
     assert pace.update_s > 0
 
 
+@given(TIMES, TIMES)
+def test_updates_that_a_check_doubles_are_checked_in_less_than_half_a_per_cent_of_the_time(
+    check_s: float, update_s: float
+) -> None:
+    pace = Pace()
+    pace.agree(check_s, update_s, doubles_updates=True)
+    assert pace.interval in {512, 1024}
+    assert pace.interval == 1024 or check_s + update_s <= 0.005 * pace.interval * update_s
+
+
 def test_where_ranks_differ_by_rounding_no_time_brings_the_interval_back() -> None:
     pace = Pace()
     pace.interval = None

@@ -43,6 +43,9 @@ class GradientCheck:
         self._nranks = nranks
         self._every = every
         self._pace = Pace()
+        # Between checks Paddle's reducer averages, which costs less. With 48 gradients of 256 bytes
+        # and 300 of 4 KB the rest of an update that was checked took 1.0 and 0.6 updates more.
+        self.replaces_paddles = False
         # Of the backward that runs, from 1 on.
         self._number = 0
         self._proof = proof
@@ -110,7 +113,10 @@ class GradientCheck:
             self._every = NEVER
             self._proof.note("averaged gradients are not checked any more: a rank could not")
             return
-        self._pace.agree(check_s / self._nranks, update_s / self._nranks)
+        self._pace.agree(
+            *(check_s / self._nranks, update_s / self._nranks),
+            doubles_updates=self.replaces_paddles,
+        )
         self._pace.end(self._number)
         self._compare(expected)
 

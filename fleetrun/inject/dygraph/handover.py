@@ -248,6 +248,7 @@ class SparingReducer(Reducer):
         # How many gradients tell of a backward of Paddle's.
         self._sentinels = 0
         super().__init__(*args, **options)
+        self._check.replaces_paddles = True
 
     @property
     def bytes_as_built(self) -> list[int] | None:
@@ -428,7 +429,7 @@ class SparingReducer(Reducer):
             return
         self._paddles.retire()
         self._paddles = None
-        self._is_paddles_turn = False
+        self._is_paddles_turn = self._check.replaces_paddles = False
         self._arrange()
 
 
