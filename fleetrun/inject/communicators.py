@@ -121,7 +121,7 @@ class Communicator:
 
     def __init__(self, groups: Sequence[Any], place: Any, *, overlaps: bool) -> None:
         self.groups = [group for group in groups if group is not None]
-        self._place = place
+        self.place = place
         self._stages: Sequence[Stage] = (
             hierarchical(*groups) if len(groups) > 1 else flat(*self.groups)
         )
@@ -178,14 +178,14 @@ class Communicator:
         import numpy as np
         import paddle
 
-        return paddle.to_tensor(np.zeros(max(nbytes // 4, 1), "float32"), place=self._place)
+        return paddle.to_tensor(np.zeros(max(nbytes // 4, 1), "float32"), place=self.place)
 
     def sum_integers(self, numbers: Sequence[int]) -> list[int]:
         """Return the sums of NUMBERS (int32) over the ranks; not counted in `calls`."""
         import paddle
 
         # Whatever device the script has chosen by now.
-        tensor = paddle.to_tensor(list(numbers), dtype="int32", place=self._place)
+        tensor = paddle.to_tensor(list(numbers), dtype="int32", place=self.place)
         sum_uncounted([self], [tensor])
         return [int(number) for number in tensor.numpy()]
 

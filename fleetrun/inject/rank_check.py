@@ -7,6 +7,7 @@ comes to is a remark, and so are a few rows of a table with sparse gradients.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads it
@@ -17,12 +18,14 @@ from .check_schedule import NEVER, Pace, is_due, next_due
 from .comparison import FAILED, WHAT
 from .dygraph.reducer import Reducer
 from .import_hooks import after_import, watch_method
+from .paddle_api import tensors
 from .parameter_history import ParameterHistory, watch_writes
 from .replicas import KINDS, GroupRanks, Part, StaticRanks, world_size
 from .static import program as programs
 from .static.cpu import channels
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from .comparison import Differences
@@ -272,7 +275,7 @@ class _Check:
         """Compare what FIND returns, parameters of TRAINED: a model, a program or an optimizer."""
         pace = self._paces.setdefault(trained, Pace())
         outcome = None
-        with pace.measured():
+        with pace.measured(), _made_with(trained):
             own = comparison.own_sums(find, known)
             numbers = [FAILED] * (2 * len(KINDS)) if own is None else own.numbers
             times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
@@ -410,6 +413,13 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
     return next(filter(None, own), []) + hybrid_models.whole_parameters(
         updates.wrapper_of(optimizer)
     )
+
+
+def _made_with(trained: Any) -> AbstractContextManager[None]:
+    """Let tensors be made where the parameters of TRAINED are, if it is a model."""
+    if not hasattr(trained, "named_parameters"):
+        return contextlib.nullcontext()
+    return tensors.made_at(next(iter(trained.parameters())).place)
 
 
 def _name_of(trained: Any) -> str:

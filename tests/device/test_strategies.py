@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import device_strategies
 import devices
 import pytest
-from training import PYTHONS, evidence, train
+from training import PYTHONS, evidence, train, train_as_alone
 
 from fleetrun.records import tracefile
 
@@ -102,6 +102,16 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
                 assert_witnessed(proof, seen)
                 made = len({one.group for one in seen})
                 assert more.get("FLEET") or made == communicators(proof, rank, nranks, hosts)
+
+
+def test_a_script_may_choose_another_default_device_for_a_while(tmp_path: Path) -> None:
+    asked = device_strategies.TOGETHER["overlapped"]["strategy"]
+    more = {"ELSEWHERE": "1", "UNUSED": "1"}
+    with devices.on("npu", **LATE):
+        train_as_alone("3.3.1", "odd.py", tmp_path, asked, more=more)
+    for rank in range(2):
+        proof = evidence(tmp_path / "ours", rank)
+        assert (proof["ranks_equal"], proof["failures"]) == (True, [])
 
 
 def test_what_fleetrun_gathers_is_not_freed_while_it_comes(tmp_path: Path) -> None:

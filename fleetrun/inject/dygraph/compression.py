@@ -134,7 +134,7 @@ def _sums_right(dtype: Any, communicator: Communicator, nranks: int, place: int)
     wanted = [(number % _EIGHTHS + 1) / 8 for number in range(nranks * _EIGHTHS)]
     mine = [value if at % nranks == place else 0.0 for at, value in enumerate(wanted)]
     with paddle.no_grad():
-        tensor = paddle.to_tensor(mine, dtype="float32").cast(dtype)
+        tensor = paddle.to_tensor(mine, dtype="float32", place=communicator.place).cast(dtype)
         try:
             work = communicator.all_reduce(tensor)
             communicator.calls -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,6 +107,17 @@ def missing_gradient(parameter: Any = None) -> RuntimeError:
     )
 
 
+def _at_own_place(method: Callable[..., None]) -> Callable[..., None]:
+    """Let METHOD of a reducer make tensors where its parameters are."""
+
+    @functools.wraps(method)
+    def placed(reducer: Reducer, *args: Any) -> None:
+        with tensors.made_at(reducer.place):
+            method(reducer, *args)
+
+    return placed
+
+
 class Reducer:
     """Takes the place of Paddle's own reducer in one `paddle.DataParallel`.
 
@@ -193,6 +205,7 @@ class Reducer:
         # collectives for sparse gradients.
         self.agreements = self.sparse_collectives = 0
         self._arrange()
+        self.place = self.trained_parameters[0].place
         for parameter in self._sparse:
             tensors.on_gradient(parameter, weakly(self._note_sparse_gradient))
         backward.listen(self)
@@ -357,6 +370,7 @@ class Reducer:
             if came:
                 self._expect_last(max(came, key=lambda each: places[id(each)]))
 
+    @_at_own_place
     def _send(self, number: int) -> None:
         """Begin the allreduce of the bucket NUMBER."""
         import paddle
@@ -398,6 +412,7 @@ class Reducer:
         self._is_active = self._is_awaited = False
         self.flush()
 
+    @_at_own_place
     def flush(self) -> None:
         """Average all gradients that are not being averaged already; wait for all."""
         ready = len(self._ready)

@@ -93,6 +93,7 @@ eager.set_master_grads  REDUCER: makes gradients of one bucket float32
 EagerReducer.prepare_for_backward  -: tells of a backward in which Paddle's own reducer sums
     gradients
 [paddle.base.framework]
+_dygraph_place_guard(place)  REDUCER CHECK: chooses where tensors are made
 EagerParamBase.from_tensor  REDUCER MERGE SPARSE: makes the parameters of the self-tests
 EagerParamBase.__init__(self)  BACKWARD: makes each parameter
 EagerParamBase.__setattr__  REDUCER: tells that a parameter is frozen, or trained again

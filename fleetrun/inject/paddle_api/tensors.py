@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
 # coalesce_tensor's copy_data, set_constant, persist_output, constant; and, after use_align and
 # align_size, its size_of_dtype, concated_shapes, concated_ranks.
@@ -90,6 +91,14 @@ def keep_all_memory(parameters: Sequence[Any]) -> None:
 def share_memory(source: Any, target: Any) -> None:
     """Make TARGET a view of SOURCE's memory."""
     source._share_buffer_to(target)
+
+
+def made_at(place: Any) -> AbstractContextManager[None]:
+    """Let tensors be made at PLACE: scripts may choose another device for a while."""
+    guard: AbstractContextManager[None] = sys.modules["paddle.base.framework"]._dygraph_place_guard(
+        place
+    )
+    return guard
 
 
 def part(flat: Any, begin: int, end: int, shape: list[int]) -> Any:

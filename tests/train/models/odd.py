@@ -1,13 +1,15 @@
 """Trains a net of odd sizes beside one process with the batches of all ranks, on any device.
 
 Unless STRAIGHT one gradient is strided, as its weight is used transposed; with UNUSED rank 0 has
-not all of them. MICRO_STEPS make an update. With FLEET it is fleet that begins. Reports both
-weights and where they are.
+not all of them. MICRO_STEPS make an update. With FLEET it is fleet that begins; with ELSEWHERE the
+CPU is the default device in backwards. Reports both weights and where they are.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import paddle
@@ -20,6 +22,9 @@ has_unused = bool(os.environ.get("UNUSED"))
 is_straight = bool(os.environ.get("STRAIGHT"))
 micro_steps = int(os.environ.get("MICRO_STEPS", "1"))
 UPDATES = 4
+# A script may choose the CPU for other things.
+cpu = partial(paddle.base.framework._dygraph_place_guard, paddle.CPUPlace())
+elsewhere: Any = cpu if os.environ.get("ELSEWHERE") else nullcontext
 if os.environ.get("FLEET"):
     fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
 else:
@@ -57,9 +62,11 @@ drawn = [batches([each], 4, 5) for each in range(nranks)]
 for _ in range(UPDATES):
     for _ in range(micro_steps):
         xs = [next(each) for each in drawn]
-        loss(model, xs[rank], rank).backward()
-        optimizer.step()
-        optimizer.clear_grad()
+        own = loss(model, xs[rank], rank)
+        with elsewhere():
+            own.backward()
+            optimizer.step()
+            optimizer.clear_grad()
         for owner, x in enumerate(xs):
             (loss(alone, x, owner) / (nranks * micro_steps)).backward()
     with paddle.no_grad():
