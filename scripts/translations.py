@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fleetrun import options
 from fleetrun.commands import help as pages
+from fleetrun.commands.report import words
 from fleetrun.strategy import load
 
 FOLDER = Path(__file__).parents[1] / "fleetrun" / "locale" / "zh_CN" / "LC_MESSAGES"
@@ -35,7 +36,7 @@ def wanted() -> list[str]:
         found.append(group)
         if group != options.LATER:
             found += [each.help for each in options.TABLE if each.group == group]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys((*found, *words.TEXTS)))
 
 
 def read(text: str) -> dict[str, str]:

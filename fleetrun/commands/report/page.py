@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from fleetrun.commands.report import charts
+from fleetrun.commands.report import charts, words
 from fleetrun.commands.report.history import FIRST
 from fleetrun.conversion import duration
 from fleetrun.plan.visible import visible, visible_lines
@@ -40,7 +40,7 @@ def page(stories: Sequence[RunHistory], folder: str) -> str:
         title=escaped(", ".join(f"{title(run)}: {result(run)[0]}" for run in stories)),
         width="88em" if len(stories) > 1 else "64em",
         style=part("page.css"),
-        script=part("chart.js"),
+        script=f"{part('chart.js')}{words.script()}",
         body="\n".join(parts),
     )
 

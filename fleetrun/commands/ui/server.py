@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from fleetrun.commands.report import words
 from fleetrun.commands.ui.views import Views
 from fleetrun.errors import FleetrunError
 
@@ -91,6 +92,7 @@ def application(token: str, views: Views) -> ASGIApp:
             _fixed(path, (Path(__file__).parent / file).read_text(encoding="utf-8"), kind)
             for path, file, kind in _FILES
         ),
+        _fixed("/words.js", words.script(), "text/javascript"),
         answer("/api/runs", lambda _: views.listed()),
         answer(run, lambda it: views.run(it.path_params["run"], asked(it).get("seen", ""))),
         answer(f"{run}/logs", lambda it: views.logs(it.path_params["run"], asked(it))),

@@ -93,6 +93,7 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
         key = page.key(run.name)
         dom = browse(page.url(run=key, grep="needle|img"), tmp_path / "browser")
         again = browse(page.url(run=key, map="GPU+use", rank="6"), tmp_path / "browser")
+        chinese = browse(page.url(run=key), tmp_path / "browser", "--accept-lang=zh-CN")
     assert 'data-ready="yes"' in dom
     assert '<p id="problem" role="alert" hidden="">' in dom
     assert re.search(r'<canvas role="img" width="2" height="1024"', dom), dom[:3000]
@@ -106,6 +107,10 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
     assert "nothing here" not in shown
     assert "<title>owned" not in dom
     assert "[rank 6] nothing here" in again
+    # What the run says stays as it is.
+    assert '<html lang="zh-CN">' in chinese
+    assert re.search("平均值最高.rank 700 500.中位数 250", chinese)
+    assert re.search("rank 5 exited with 7.退出码 7", chinese)
     assert re.search(r'<canvas role="img" width="6" height="1023"', again)
 
 

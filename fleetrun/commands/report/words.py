@@ -1,0 +1,66 @@
+"""The texts of pages, and their Chinese: a browser whose language is Chinese shows that.
+
+What a run says (verdicts, events, logs) stays as it is, as on the console.
+"""
+
+from __future__ import annotations
+
+import gettext
+import json
+from pathlib import Path
+
+from fleetrun.commands.help import DOMAIN, LOCALES
+
+# A text of a page matches as a whole; {} is anything.
+TEXTS = (
+    # Of a run, in the order of the page.
+    *("running", "its launcher was killed", "all processes finished", "{} (exit code {})"),
+    *("duration", "processes", "hosts", "attempts", "steps a second", "last throughput"),
+    *("last loss", "most memory of a process", "Cause", "Its log", "Its standard error"),
+    *("Loss", "Steps", "VisualDL and TensorBoard", "Events", "and {} more, in events.jsonl", "at"),
+    *(
+        "what",
+        "Processes",
+        "Where a step goes: {}",
+        "Most memory held",
+        "Strategy",
+        "field",
+        "asked",
+    ),
+    *(
+        "in effect",
+        "why",
+        "effective",
+        "no difference",
+        "no effect",
+        "refused",
+        "script",
+        "no word",
+    ),
+    *("Buckets of gradients", "Where it came from", "run", "command", "folder", "Logs"),
+    *("What differs", "Loss of both", "Steps of both", "loss", "step", "seconds since the start"),
+    *("step, or number of the loss", "milliseconds since the step began", "data loading"),
+    *("forward", "program", "backward", "packing and sending", "waiting", "update"),
+    *("allreduce in flight", "succeeded", "failed first", "stopped with it", "end unknown"),
+    *("Processor use", "Memory", "GPU use", "GPU memory", "Time of a step"),
+    *("Waiting in profiled steps", "Time in collectives", "at {}: {}"),
+    # Of `fleetrun ui`.
+    *("1 process", "{} processes", "compare", "leave out", "Elsewhere on this host"),
+    *("There is no run yet.", "Ranks over time", "not measured", "{}; a click shows its log"),
+    "Nothing was measured yet; it is every five seconds (--metrics_period).",
+    "{}: dark {} to bright {}, {} at the top, from {} to {}. ",
+    "{}: dark {} to bright {}, {} at the top, from {} to {}. Highest on average: {}; median {}.",
+    *("ranks", "lines matching", "all: 0,3-5", "regular expression", "only what failed first"),
+    *("Search", "logs: {}", "logs: {}; the last lines of them", "Stacks and collectives"),
+    *("Take the stacks of all ranks now", "Asked; they appear here.", "{} and {} more"),
+    "None were taken: a hang (--hang_timeout) or the button does.",
+    "fleetrun ui does not answer: it has ended, or was started again.",
+)
+
+
+def script() -> str:
+    """Return the script that translates a page: the texts in Chinese, then words.js."""
+    meant = gettext.translation(DOMAIN, LOCALES, ["zh_CN"], fallback=True).gettext
+    chinese = json.dumps({text: meant(text) for text in TEXTS}, ensure_ascii=False)
+    code = Path(__file__).with_name("words.js").read_text(encoding="utf-8")
+    return f"const CHINESE = {chinese};\n{code}"
