@@ -1,4 +1,4 @@
-"""Launchers that meet at --master, all on this machine: several hosts without namespaces."""
+"""Launchers of one job, all on this machine: several hosts without namespaces."""
 
 from __future__ import annotations
 
@@ -8,15 +8,45 @@ from typing import TYPE_CHECKING
 
 import ports
 from commandline import Command
-from waiting import LONG_S, until
+from waiting import until
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
+    from commandline import Ended
 
-class Meeting:
-    """Launchers of one job, each with one rank and a folder to itself."""
+
+class Job:
+    """Launchers of one job, each with its command in a folder of its own."""
+
+    def __init__(self, *commands: Command) -> None:
+        self.commands = list(commands)
+        for command in commands:
+            command.argv.remove("--quiet")
+        self.launchers: list[subprocess.Popen[bytes]] = []
+
+    def start_all(self) -> Job:
+        """Start them all."""
+        self.launchers = [command.start() for command in self.commands]
+        return self
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until the ranks of all hosts have made these files."""
+        for command in self.commands:
+            command.wait_for(*names)
+
+    def finish(self) -> list[Ended]:
+        """Wait for all ends; nobody may be left."""
+        return list(map(Command.finish, self.commands, self.launchers))
+
+    def ends(self) -> list[int]:
+        """Wait for all ends, see that nobody is left, and return the exit codes."""
+        return [ended.code for ended in self.finish()]
+
+
+class Meeting(Job):
+    """Launchers that meet at --master, each with one rank."""
 
     def __init__(
         self,
@@ -25,14 +55,13 @@ class Meeting:
         *options: str,
         token: str = "known to this test alone",  # noqa: S107 - as it says
     ) -> None:
+        super().__init__()
         self.folder = folder
         self.env = {"FLEETRUN_TOKEN": token} if token else {}
         self.script = script
         self.port = ports.free(1)[0]
         own = (f"--master=127.0.0.1:{self.port}", "--host=127.0.0.1")
         self.options: tuple[str, ...] = (*own, *options)
-        self.commands: list[Command] = []
-        self.launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self, *more: str, host: int | None = None) -> subprocess.Popen[bytes]:
         """Start one more launcher; the first one serves, once somebody can call it.
@@ -58,10 +87,3 @@ class Meeting:
     def said(self, number: int) -> str:
         """Return what launcher NUMBER has said so far."""
         return (self.folder / f"host{number}" / "said").read_text(errors="replace")
-
-    def ends(self) -> list[int]:
-        """Wait for all launchers, see that nothing is left, and return their codes."""
-        codes = []
-        for command, launcher in zip(self.commands, self.launchers, strict=True):
-            codes.append(command.finish(launcher, LONG_S).code)
-        return codes

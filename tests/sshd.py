@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,45 +10,23 @@ from checkout import ROOT
 from commandline import Command
 from ports import free
 from processes import MARKER
-from sshd_hosts import SSHD
+from sshd_hosts import SSHD, configure
 
 # Two hosts on loopback, each with an address to itself.
 HOSTS = "127.0.0.1,127.0.0.2"
 
 
-class Ssh:
-    """An ssh whose every connection has an sshd of its own, on a pipe: no port, no daemon."""
-
-    def __init__(self, folder: Path, marker: str, greeting: str = "") -> None:
-        folder.mkdir()
-        for key in ("id", "hostkey"):
-            generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
-            subprocess.run(generate, check=True)
-        (folder / "authorized_keys").write_text((folder / "id.pub").read_text())
-        server = [
-            f"HostKey {folder}/hostkey",
-            f"AuthorizedKeysFile {folder}/authorized_keys",
-            *("PasswordAuthentication no", "KbdInteractiveAuthentication no"),
-            *("UsePAM no", "StrictModes no", "PrintMotd no"),
-            f"SetEnv {MARKER}={marker} PYTHONPATH={ROOT}",
-        ]
-        if greeting:
-            server.append(f'ForceCommand echo {greeting}; eval "$SSH_ORIGINAL_COMMAND"')
-        (folder / "sshd_config").write_text("\n".join(server) + "\n")
-        client = [
-            "Host nowhere",
-            "  ProxyCommand echo no route to it >&2; false",
-            "Host *",
-            f"  User {getpass.getuser()}",
-            f"  IdentityFile {folder}/id",
-            "  IdentitiesOnly yes",
-            f"  UserKnownHostsFile {folder}/known_hosts",
-            "  StrictHostKeyChecking no",
-            "  LogLevel ERROR",
-            f"  ProxyCommand {SSHD} -i -f {folder}/sshd_config",
-        ]
-        (folder / "ssh_config").write_text("\n".join(client) + "\n")
-        self.option = f"--ssh=ssh -F {folder}/ssh_config"
+def ssh_option(folder: Path, marker: str, greeting: str = "") -> str:
+    """Return --ssh for an ssh whose every connection has an sshd of its own, on a pipe."""
+    server = f'ForceCommand echo {greeting}; eval "$SSH_ORIGINAL_COMMAND"\n' if greeting else ""
+    client = f"""\
+Host nowhere
+  ProxyCommand echo no route to it >&2; false
+Host *
+  ProxyCommand {SSHD} -i -f {folder}/sshd_config
+"""
+    made = configure(folder, server, client, **{MARKER: marker, "PYTHONPATH": str(ROOT)})
+    return f"--ssh=ssh -F {made}"
 
 
 def by_ssh(
@@ -63,9 +39,9 @@ def by_ssh(
         # Where sshd of root leaves its rights; it is there wherever one runs.
         Path("/run/sshd").mkdir(exist_ok=True)
     command = Command(folder, script, ranks=1)
-    ssh = Ssh(folder / "ssh", command.marker, greeting)
+    ssh = ssh_option(folder / "ssh", command.marker, greeting)
     port = f"--start_port={free(1)[0]}"
-    command.argv[-1:-1] = [f"--hosts={hosts}", ssh.option, port, *options]
+    command.argv[-1:-1] = [f"--hosts={hosts}", ssh, port, *options]
     return command
 
 

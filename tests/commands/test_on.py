@@ -11,7 +11,7 @@ import pytest
 from checkout import ROOT
 from commandline import FLEETRUN, fleetrun
 from processes import MARKER, assert_no_survivors
-from sshd import Ssh
+from sshd import ssh_option
 from sshd_hosts import SSHD
 from waiting import LONG_S, until
 
@@ -37,7 +37,7 @@ def ssh(tmp_path: Path, marker: str) -> str:
     """Return the option for an ssh whose every connection has an sshd of its own."""
     if os.geteuid() == 0:
         os.makedirs("/run/sshd", exist_ok=True)
-    return Ssh(tmp_path / "ssh", marker).option
+    return ssh_option(tmp_path / "ssh", marker)
 
 
 def test_each_line_stands_after_its_host(tmp_path: Path, ssh: str, marker: str) -> None:

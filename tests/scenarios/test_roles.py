@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import ports
 import pytest
 from commandline import Command
+from meetings import Job
 from processes import assert_no_survivors
 from waiting import LONG_S, until
 
@@ -20,8 +21,6 @@ from fleetrun.probe import paddles
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from commandline import Ended
 
 pytestmark = pytest.mark.slow
 
@@ -205,18 +204,6 @@ def test_a_pasted_dry_run_stops_its_servers_too(tmp_path: Path) -> None:
 # -- several hosts -------------------------------------------------------------------------------
 
 
-class Spread(NamedTuple):
-    """The same job, started on two "hosts" with loopback addresses."""
-
-    jobs: tuple[Command, Command]
-    launchers: tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
-
-    def finish(self) -> tuple[Ended, Ended]:
-        """Wait for both ends."""
-        first, second = map(Command.finish, self.jobs, self.launchers)
-        return first, second
-
-
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
@@ -227,7 +214,7 @@ def on_two_hosts(
     trainers: Sequence[str] = HOSTS,
     server: str = SERVE,
     trainer: str = "exit 0",
-) -> Spread:
+) -> Job:
     """Start a job with a server and a trainer at each of these addresses; $N counts per host."""
     lists = (
         f"--servers={','.join(f'{host}:{ports.free(1)[0]}' for host in servers)}",
@@ -240,29 +227,22 @@ def on_two_hosts(
         (folder / host).mkdir()
         # Each sees the other's folder, too.
         own = f"HERE={host}; OTHER={folder}/{HOSTS[host == HOSTS[0]]};"
-        job = roles(
-            folder / host,
-            *lists,
-            f"--host={host}",
-            *options,
-            server=f"{own} {server}",
-            trainer=f"{own} {trainer}",
-        )
-        job.argv.remove("--quiet")
-        jobs.append(job)
-    return Spread((jobs[0], jobs[1]), (jobs[0].start(), jobs[1].start()))
+        words = (*lists, f"--host={host}", *options)
+        both = {"server": f"{own} {server}", "trainer": f"{own} {trainer}"}
+        jobs.append(roles(folder / host, *words, **both))
+    return Job(*jobs).start_all()
 
 
 def test_servers_serve_until_the_trainers_of_all_hosts_are_done(tmp_path: Path) -> None:
     # The second host's trainer goes on when the first host's launcher has heard its own exit.
     late = "[ $HERE = 127.0.0.2 ] && until [ -e go ]; do sleep 0.01; done; echo trained"
     job = on_two_hosts(tmp_path, trainer=late)
-    until(lambda: "exited" in [event["event"] for event in job.jobs[0].events()])
+    until(lambda: "exited" in [event["event"] for event in job.commands[0].events()])
     assert job.launchers[0].poll() is None
     (tmp_path / HOSTS[1] / "go").touch()
     ended = job.finish()
     assert [one.code for one in ended] == [0, 0]
-    for one in job.jobs:
+    for one in job.commands:
         ends = [event for event in one.events() if event["event"] == "exited"]
         assert [(end["process"][:6], end["signal"]) for end in ends] == [
             ("traine", None),
@@ -277,7 +257,7 @@ def test_a_host_of_servers_alone_serves_until_the_others_are_done(
     job = on_two_hosts(
         tmp_path, servers=HOSTS[place : place + 1], trainers=HOSTS[1 - place : 2 - place]
     )
-    assert [one.code for one in job.finish()] == [0, 0]
+    assert job.ends() == [0, 0]
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -303,8 +283,7 @@ def test_s14_a_dead_server_ends_the_job_on_all_hosts(tmp_path: Path) -> None:
 
 def test_s28_a_lost_launcher_ends_the_job_on_the_other_host(tmp_path: Path) -> None:
     job = on_two_hosts(tmp_path, trainer=f"touch up; {IDLE}")
-    job.jobs[0].wait_for("up")
-    job.jobs[1].wait_for("up")
+    job.wait_for("up")
     job.launchers[1].kill()
     ended = job.finish()
     assert ended[0].code == 1
@@ -313,10 +292,9 @@ def test_s28_a_lost_launcher_ends_the_job_on_the_other_host(tmp_path: Path) -> N
 
 def test_s24_a_signal_to_one_launcher_stops_the_job_on_all_hosts(tmp_path: Path) -> None:
     job = on_two_hosts(tmp_path, "--max_restart=3", trainer=f"touch up; {IDLE}")
-    job.jobs[0].wait_for("up")
-    job.jobs[1].wait_for("up")
+    job.wait_for("up")
     job.launchers[0].send_signal(signal.SIGINT)
-    assert [one.code for one in job.finish()] == [130, 130]
+    assert job.ends() == [130, 130]
 
 
 def test_s52_all_hosts_start_again_together(tmp_path: Path) -> None:
@@ -324,8 +302,8 @@ def test_s52_all_hosts_start_again_together(tmp_path: Path) -> None:
     fail = f"{up}; [ $HERE$PADDLE_RESTART_COUNT = 127.0.0.20 ] && exit 3"
     wait = f"[ $PADDLE_RESTART_COUNT = 0 ] && {IDLE}"
     job = on_two_hosts(tmp_path, "--max_restart=1", trainer=f"{fail}; {wait}; exit 0")
-    assert [one.code for one in job.finish()] == [0, 0]
-    for one in job.jobs:
+    assert job.ends() == [0, 0]
+    for one in job.commands:
         started = [event for event in one.events() if event["event"] == "started"]
         assert [event["attempt"] for event in started] == [0, 0, 1, 1]
 

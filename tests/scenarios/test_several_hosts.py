@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import ports
 import pytest
 from commandline import Command
+from meetings import Job
 from waiting import patient, quick, until
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -25,47 +25,25 @@ pytestmark = pytest.mark.slow
 IPS = ("--ips=127.0.0.1,127.0.0.2", f"--job_id={uuid.uuid4().hex}")
 
 
-class Job:
-    """Launchers of one job, each in a folder of its own."""
-
-    def __init__(self, folder: Path, script: str, rows: Sequence[Sequence[str]]) -> None:
-        self.commands = []
-        for number, options in enumerate(rows):
-            (folder / f"host{number}").mkdir()
-            command = Command(folder / f"host{number}", script, *options, ranks=1)
-            command.argv.remove("--quiet")
-            self.commands.append(command)
-        self.launchers: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> Job:
-        """Start them all."""
-        self.launchers = [command.start() for command in self.commands]
-        return self
-
-    def finish(self) -> list[Ended]:
-        """Wait for all ends; nobody may be left."""
-        return [
-            command.finish(launcher)
-            for command, launcher in zip(self.commands, self.launchers, strict=True)
-        ]
-
-    def wait_for(self, name: str) -> None:
-        """Wait until the ranks of all hosts have made a file."""
-        for command in self.commands:
-            command.wait_for(name)
+def job_of(folder: Path, script: str, rows: Sequence[Sequence[str]]) -> Job:
+    """Make a job with a host for each of ROWS, its options."""
+    folders = [folder / f"host{number}" for number in range(len(rows))]
+    for each in folders:
+        each.mkdir()
+    return Job(*(Command(at, script, *row, ranks=1) for at, row in zip(folders, rows, strict=True)))
 
 
 def by_ips(folder: Path, script: str, *options: str) -> Job:
     """Make a job of two hosts that are known by name."""
     start = f"--start_port={ports.free(1)[0]}"
     rows = [(*IPS, f"--host=127.0.0.{i}", start, *options) for i in (1, 2)]
-    return Job(folder, script, rows)
+    return job_of(folder, script, rows)
 
 
 def by_master(folder: Path, script: str, rows: Sequence[Sequence[str]], nnodes: int = 2) -> Job:
     """Make a job whose launchers meet at a port."""
     where = (f"--master=127.0.0.1:{ports.free(1)[0]}", f"--nnodes={nnodes}")
-    return Job(folder, script, [(*where, *row) for row in rows])
+    return job_of(folder, script, [(*where, *row) for row in rows])
 
 
 def codes(ended: Sequence[Ended]) -> list[int]:
@@ -75,7 +53,7 @@ def codes(ended: Sequence[Ended]) -> list[int]:
 
 def test_success_is_agreed(tmp_path: Path) -> None:
     # The second host's rank goes on when the first host's is done.
-    job = by_ips(tmp_path, "[ $R = 1 ] && until [ -e go ]; do sleep 0.01; done; exit 0").start()
+    job = by_ips(tmp_path, "[ $R = 1 ] && until [ -e go ]; do sleep 0.01; done; exit 0").start_all()
     until(lambda: "exited" in [event["event"] for event in job.commands[0].events()])
     assert job.launchers[0].poll() is None
     (tmp_path / "host1" / "go").touch()
@@ -97,7 +75,7 @@ def test_a_token_that_can_be_found_by_trying_is_warned_of(
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_failure_has_one_verdict_with_its_last_lines(tmp_path: Path, place: int) -> None:
     fail = f"[ $R = {place} ] || exec sleep 60; echo last words; exit 7"
-    ended = by_ips(tmp_path, fail).start().finish()
+    ended = by_ips(tmp_path, fail).start_all().finish()
     assert codes(ended) == [7, 7]
     told = ended[1 - place].said
     assert f"Rank {place} exited with 7 on 127.0.0.{place + 1}: the job failed there first" in told
@@ -106,7 +84,7 @@ def test_a_failure_has_one_verdict_with_its_last_lines(tmp_path: Path, place: in
 
 def test_all_hosts_start_again_together_with_one_counter(tmp_path: Path) -> None:
     # Both fail, and it counts once.
-    job = by_ips(tmp_path, "[ $PADDLE_RESTART_COUNT = 1 ] || exit 3", "--max_restart=1").start()
+    job = by_ips(tmp_path, "[ $PADDLE_RESTART_COUNT = 1 ] || exit 3", "--max_restart=1").start_all()
     assert codes(job.finish()) == [0, 0]
     for command in job.commands:
         started = [event for event in command.events() if event["event"] == "started"]
@@ -116,11 +94,11 @@ def test_all_hosts_start_again_together_with_one_counter(tmp_path: Path) -> None
 def test_who_makes_the_verdict_may_be_the_victim(tmp_path: Path) -> None:
     lost = "echo 'RuntimeError: Connection closed by peer [127.0.0.2]:1' >&2; exit 1"
     script = f"if [ $R = 0 ]; then trap '{lost}' TERM; touch up; sleep 60 & wait; fi; exit 5"
-    assert codes(by_ips(tmp_path, script).start().finish()) == [5, 5]
+    assert codes(by_ips(tmp_path, script).start_all().finish()) == [5, 5]
 
 
 def test_s28_a_killed_launcher_is_noticed_and_named(tmp_path: Path) -> None:
-    job = by_ips(tmp_path, "touch up; exec sleep 60", *quick(2.0)).start()
+    job = by_ips(tmp_path, "touch up; exec sleep 60", *quick(2.0)).start_all()
     job.wait_for("up")
     job.launchers[1].kill()
     ended = job.finish()
@@ -129,7 +107,7 @@ def test_s28_a_killed_launcher_is_noticed_and_named(tmp_path: Path) -> None:
 
 
 def test_s50_the_loss_of_the_coordinator_ends_the_job_with_that_word(tmp_path: Path) -> None:
-    job = by_ips(tmp_path, "touch up; exec sleep 60", *quick(2.0)).start()
+    job = by_ips(tmp_path, "touch up; exec sleep 60", *quick(2.0)).start_all()
     job.wait_for("up")
     job.launchers[0].kill()
     ended = job.finish()
@@ -140,13 +118,13 @@ def test_s50_the_loss_of_the_coordinator_ends_the_job_with_that_word(tmp_path: P
 def test_s02_hosts_with_different_numbers_of_ranks_are_in_order(tmp_path: Path) -> None:
     show = "echo $R of $PADDLE_TRAINERS_NUM > rank.$R"
     rows = [("--rank=1", "--nproc_per_node=1"), ("--rank=0", "--nproc_per_node=2")]
-    assert codes(by_master(tmp_path, show, rows).start().finish()) == [0, 0]
+    assert codes(by_master(tmp_path, show, rows).start_all().finish()) == [0, 0]
     assert (tmp_path / "host0" / "rank.2").read_text() == "2 of 3\n"
     assert {path.name for path in (tmp_path / "host1").glob("rank.*")} == {"rank.0", "rank.1"}
 
 
 def test_s04_two_hosts_of_one_rank_are_both_named(tmp_path: Path) -> None:
-    ended = by_master(tmp_path, "touch up", [("--rank=0",), ("--rank=0",)]).start().finish()
+    ended = by_master(tmp_path, "touch up", [("--rank=0",), ("--rank=0",)]).start_all().finish()
     assert codes(ended) == [4, 4]
     for one in ended:
         assert re.search(r"Two launchers have rank 0: .*pid \d+, and .*pid \d+\.", one.said)
@@ -155,7 +133,7 @@ def test_s04_two_hosts_of_one_rank_are_both_named(tmp_path: Path) -> None:
 
 def test_s40_who_is_missing_is_said_on_every_host(tmp_path: Path) -> None:
     rows = [(f"--rdzv_timeout={patient(1.0):.0f}",)] * 2
-    ended = by_master(tmp_path, "touch up", rows, nnodes=3).start().finish()
+    ended = by_master(tmp_path, "touch up", rows, nnodes=3).start_all().finish()
     assert codes(ended) == [4, 4]
     assert all("1 host of 3 (" in one.said for one in ended)
     assert not list(tmp_path.glob("host*/up"))
@@ -171,7 +149,7 @@ def test_launchers_at_one_address_may_have_servers(tmp_path: Path) -> None:
     job = by_master(tmp_path, script, rows)
     for command in job.commands:
         command.argv.remove("--nproc_per_node=1")
-    assert codes(job.start().finish()) == [0, 0]
+    assert codes(job.start_all().finish()) == [0, 0]
     assert len(list(tmp_path.glob("host*/up"))) == 2
 
 
@@ -180,12 +158,12 @@ def test_nobody_waits_for_a_server_of_another_host_that_has_ended(tmp_path: Path
     job = by_master(tmp_path, "[ $TRAINING_ROLE = PSERVER ] || touch up", rows)
     for command in job.commands:
         command.argv.remove("--nproc_per_node=1")
-    assert codes(job.start().finish()) == [0, 0]
+    assert codes(job.start_all().finish()) == [0, 0]
     assert len(list(tmp_path.glob("host*/up"))) == 2
 
 
 def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) -> None:
-    job = Job(tmp_path, "touch up", [(*IPS, "--host=127.0.0.2", "--rdzv_timeout=1")]).start()
+    job = job_of(tmp_path, "touch up", [(*IPS, "--host=127.0.0.2", "--rdzv_timeout=1")]).start_all()
     (ended,) = job.finish()
     assert ended.code == 4
     assert "The coordinator (127.0.0.1:6166" in ended.said
@@ -195,6 +173,6 @@ def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) ->
 def test_s47_who_wants_another_job_is_refused_with_a_diff(tmp_path: Path) -> None:
     timeout = f"--rdzv_timeout={patient(5.0):.0f}"
     rows = [("--rank=0", timeout), ("--rank=1", timeout, "--run_mode=rpc")]
-    ended = by_master(tmp_path, "touch up", rows).start().finish()
+    ended = by_master(tmp_path, "touch up", rows).start_all().finish()
     assert codes(ended) == [4, 4]
     assert any("--run_mode is" in one.said for one in ended)
