@@ -6,7 +6,7 @@ import os
 
 import click
 from click import shell_completion
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, ShellComplete
 
 from fleetrun import argv, options
 from fleetrun.commands import COMMANDS, parser, values
@@ -15,8 +15,6 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import kinds
 from fleetrun.printing import put
 from fleetrun.records.variables import COMPLETE
-
-SHELLS = ("bash", "zsh", "fish")
 
 # What the shells source. Unlike click's own: nothing is put behind a word that ends in =, the
 # command is run as it was typed (.venv/bin/fleetrun), and values may hold commas. Both of its names
@@ -91,25 +89,17 @@ complete --no-files --command %(prog_name)s --command %(prog_name)sx \\
 _PROGRAM = "fleetrun"
 
 
-class _Bash(shell_completion.BashComplete):
-    source_template = _BASH
+def _with_script(base: type[ShellComplete], script: str) -> type[ShellComplete]:
+    """Return BASE, one of click's shells, with our SCRIPT for it."""
+    return type(base.__name__, (base,), {"source_template": script})
 
 
-class _Zsh(shell_completion.ZshComplete):
-    source_template = _ZSH
-
-
-class _Fish(shell_completion.FishComplete):
-    source_template = _FISH
-
-
-_SHELL_CLASSES: dict[str, type[shell_completion.ShellComplete]] = {
-    "bash": _Bash,
-    "zsh": _Zsh,
-    "fish": _Fish,
+_SHELL_CLASSES = {
+    "bash": _with_script(shell_completion.BashComplete, _BASH),
+    "zsh": _with_script(shell_completion.ZshComplete, _ZSH),
+    "fish": _with_script(shell_completion.FishComplete, _FISH),
 }
-
-
+SHELLS = tuple(_SHELL_CLASSES)
 _SHELL = options.Option("shell", "choice", "", "", "", words=SHELLS)
 
 
@@ -171,7 +161,9 @@ def _of_command(
     command: click.Command, words: list[str], incomplete: str
 ) -> list[CompletionItem[str]]:
     """Return click's completions after WORDS, the first of which names COMMAND."""
-    click_s = _Bash(command, dict(parser.SETTINGS), f"{_PROGRAM} {words[0]}", COMPLETE)
+    click_s = _SHELL_CLASSES["bash"](
+        command, dict(parser.SETTINGS), f"{_PROGRAM} {words[0]}", COMPLETE
+    )
     found = click_s.get_completions(words[1:], incomplete)
     typed, equals, _ = incomplete.partition("=")
     if equals and typed.startswith("-"):
@@ -196,7 +188,7 @@ def _launch(
         return values.of(head.pending.option, incomplete, "")
     typed, equals, value = incomplete.partition("=")
     if equals and typed.startswith("--"):
-        option = options.by_name(table).get(_normalize(typed[2:]))
+        option = options.by_name(table).get(typed[2:].replace("-", "_"))
         return values.of(option, value, f"{typed}=") if option else []
     return _options(incomplete, table) if incomplete.startswith("-") else None
 
@@ -207,11 +199,6 @@ def _of_kinds() -> list[options.Option]:
     known = options.by_name()
     found = [options.of_kind(f"{kind}s", "all") for kind in names if f"{kind}s" not in known]
     return [option for option in found if option is not None]
-
-
-def _normalize(name: str) -> str:
-    """Normalize NAME to the spelling of the table."""
-    return name.replace("-", "_")
 
 
 def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[CompletionItem[str]]:
