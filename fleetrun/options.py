@@ -39,13 +39,13 @@ GROUPS = tuple(SECTIONS.values())
 
 REPEATABLE = ("texts", "pairs")
 _HYPHENATED = ("dry_run", "from_manifest", "no_kill")
-# Optional values that nobody calls a script: of --help nothing behind it is looked at anyway.
+# Words that are no script after an option with an optional value; nothing after --help is read.
 _OWN_WORDS = frozenset(("help", "color"))
-# Nor these, whose words are numbers.
+# Those whose optional values are ranks.
 _RANKS = frozenset(("tee", "redirects"))
-# Paddle adds the host's place to this one.
+# Paddle adds the host's rank to this port.
 FIXED_PORT = "FLAGS_FIXED_PORT"
-# Neither a time nor a count is larger.
+# The largest time or count.
 _MOST = 1e9
 _LAST_PORT = 65535
 # The first two steps allocate, compile, and put buckets in order; all that are recorded are kept in
@@ -54,7 +54,7 @@ _PROFILED_STEPS, _MOST_PROFILED = "3-7", 1000
 # Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
 _MOST_RANKS = 1 << 16
 _LEAST_LOG = 1024 * 1024
-# What a value looks like when it asks for nothing.
+# Values that switch an option off.
 _OFF = frozenset(("", "-1", "none", *conversion.NO))
 
 _TOPOLOGY = (
@@ -85,7 +85,7 @@ class Option(NamedTuple):
     group: str
     metavar: str
     help: str
-    # Where no field of the request has it.
+    # The default, if no field of the request has it.
     own_default: str | None = None
     aliases: tuple[str, ...] = ()
     env: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a run's files tell of it, brought together for a page."""
+"""Collects what the files of a run record, for a page."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
     from fleetrun.model import FieldVerdict
 
-# Of so many ranks the logs are searched for steps and losses, and of each so many bytes at its end.
+# The logs that are searched for steps and losses, and the bytes read of each.
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
-# Of a longer log so many pieces are read.
+# The pieces that are read of a longer log.
 _PIECES = 64
-# More points than a chart has columns tell nothing more.
+# A chart has fewer columns than that.
 _MOST_POINTS = 2000
 # Of 1,024 ranks, each moment is 1,024 numbers.
 _MOST_MOMENTS = 500
-# The last step of so many ranks is drawn; of so many it is read how long they waited.
+# The ranks whose last step is drawn, and those whose waiting is read.
 _MOST_TRACES, _MOST_PROFILED = 4, 256
 _GIB = 1 << 30
 _MIB_EACH = 1024
@@ -56,7 +56,7 @@ _CPU, _MEMORY = ("Processor use", "% of one"), ("Memory", "GiB")
 _GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
 _STEP = ("Time of a step", "s")
 _WAITING, _COLLECTIVES = "Waiting in profiled steps", "Time in collectives"
-# Of a map that is made of single moments.
+# The columns of a map of single moments.
 _MOST_COLUMNS = 120
 # More are for VisualDL itself.
 _MOST_SERIES = 48
@@ -78,7 +78,7 @@ class AttemptSpan(NamedTuple):
     # The first one's standard error may be in a second one.
     logs: tuple[str, ...]
     peak_bytes: int | None = None
-    # Where fleet has it: dp 1, mp 0.
+    # Its place in fleet's topology: dp 1, mp 0.
     place: str = ""
 
     @property
@@ -141,7 +141,7 @@ class RunHistory(NamedTuple):
     """All that a page shows of a run."""
 
     name: str
-    # What it ran, without its folder; empty: nobody knows.
+    # The script's file name; empty if unknown.
     script: str
     job_id: str
     verdict: str
@@ -159,16 +159,16 @@ class RunHistory(NamedTuple):
     fields: tuple[FieldVerdict, ...]
     # Bytes of each bucket of gradients, as rank 0 sends them.
     buckets: tuple[int, ...]
-    # Versions, git, command and settings that somebody gave: name and value.
+    # Versions, git, command and settings that are not defaults: name and value.
     facts: tuple[tuple[str, str], ...]
     attempts: int
-    # Steps that ranks have recorded (--profile), at most so many ranks.
+    # Steps that the first ranks have recorded (--profile).
     traces: tuple[tracefile.TraceRecord, ...] = ()
     is_running: bool = False
     scalars: tuple[Series, ...] = ()
 
 
-# What the host of a run has measured, thinned out to so many moments.
+# Returns what the host of a run has measured, thinned out.
 Measured = Callable[[Run], Sequence[metricsfile.MetricsRecord]]
 
 
@@ -248,7 +248,7 @@ def read(
 
 
 def _traces(found: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
-    """Yield what the first ranks have recorded that have recorded anything."""
+    """Yield the profiles of the first ranks that have any."""
     count = 0
     for run in found:
         labels = {log.file_key: log.label for log in run.logs}

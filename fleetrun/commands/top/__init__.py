@@ -1,4 +1,4 @@
-"""`fleetrun top`: how the ranks of a running job are, on a whole screen, from any terminal."""
+"""`fleetrun top`: the state of a running job's ranks, on the whole screen of any terminal."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from fleetrun.commands.top.sample import Snapshot
 
-# Processor time is told by two looks; in a pipe they are so far apart.
+# Processor use needs two samples; in a pipe they are this far apart.
 _APART_S = 0.5
-# So much of the end of a log, or of stacks, is shown at most.
+# The most that is shown of the end of a log, or of stacks.
 _MOST_TEXT = 64 * 1024
 
 
@@ -69,7 +69,7 @@ def _top(
 
 
 def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
-    """Show how it goes until the job ends or somebody presses q; then what was shown last stays."""
+    """Show the job until it ends or q is pressed; the last state stays on the screen."""
     console = _console(is_coloured=is_coloured)
     view = View(has_bars="utf" in (sys.stdout.encoding or "").lower())
     with console.screen(hide_cursor=True), _keys(), _terminated():
@@ -79,7 +79,7 @@ def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
             if snapshot.verdict:
                 break
             _draw(console, snapshot, view)
-            # A look that took longer than the interval makes the next one late, and no more.
+            # A slow sample delays the next one only.
             due = max(due + interval, time.monotonic() + 0.05)
             while (typed := _wait(due - time.monotonic())) != b"":
                 before = view
@@ -98,7 +98,7 @@ def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
 def _console(*, is_coloured: bool) -> Console:
     return Console(
         file=sys.stdout,
-        # Who calls this knows; rich would look at the environment again.
+        # The caller has decided; rich would read the environment again.
         force_terminal=True,
         color_system="standard" if is_coloured else None,
         no_color=not is_coloured,
@@ -110,7 +110,7 @@ def _console(*, is_coloured: bool) -> Console:
 
 
 def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
-    """Show SNAPSHOT on the whole screen, as VIEW has it."""
+    """Show VIEW of SNAPSHOT on the whole screen."""
     width, height = os.get_terminal_size(sys.stdout.fileno())
     room = max(1, height - 1)
     row = next((one for one in snapshot.rows if one.label == view.selected), None)
@@ -133,7 +133,7 @@ def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
 
 
 def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
-    """Print SNAPSHOT below what stands on the screen, or into a pipe, where nothing is cut."""
+    """Print SNAPSHOT on the terminal, or into a pipe, where nothing is cut."""
     width = 0
     if sys.stdout is not None:
         with suppress(OSError):
@@ -150,7 +150,7 @@ def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
 
 
 def _wait(seconds: float) -> bytes | None:
-    """Wait so long, or until keys are pressed; return these, or None if the terminal is gone."""
+    """Return the keys pressed within SECONDS, or None if the terminal is gone."""
     deadline = time.monotonic() + seconds
     # A launcher's own may be closed.
     keys = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
@@ -162,7 +162,7 @@ def _wait(seconds: float) -> bytes | None:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Get each key as it is pressed, and show none; the terminal is as before afterwards."""
+    """Read each key at once and without echo; restore the terminal afterwards."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
@@ -179,7 +179,7 @@ def _keys() -> Iterator[None]:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end us as Ctrl-C does, so that the terminal is put right."""
+    """Let SIGTERM and SIGHUP end us as Ctrl-C does, so that the terminal is restored."""
 
     def end(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

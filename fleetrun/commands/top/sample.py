@@ -1,4 +1,4 @@
-"""How the ranks of a run are just now: from its run directory, /proc and the GPUs' driver."""
+"""Samples the state of a run's ranks: from its run directory, /proc and the GPUs' driver."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _TOTAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-# After so long without a step or a line, a rank is called silent.
+# A rank without a new step or line for this long is silent.
 _SILENT_S = 10.0
-# A straggler is marked for so long; the watch says it once in a while only.
+# How long a straggler stays marked: the launcher reports it only now and then.
 _STRAGGLER_S = 60.0
-# What another host has measured counts for so long.
+# Older measurements of other hosts are not shown.
 _OLD_S = 60.0
-# So many looks are shown as a line.
+# The samples in a sparkline.
 _MOST_LOOKS = 16
-# Steps are timed over so many seconds at least.
+# The least time over which steps are averaged.
 _WINDOW_S = 10.0
 
 
 class RankRow(NamedTuple):
-    """One process; None is what is not known, or cannot be seen from here."""
+    """One process; None: not known, or not visible from this host."""
 
     label: str
     rank: int | None
@@ -56,9 +56,9 @@ class RankRow(NamedTuple):
     # Where fleet's topology has it: `dp 1, mp 0`.
     place: str = ""
     gpu_memory_total_bytes: int | None = None
-    # Of its GPU, or else of a processor, in percent: at the last looks, the newest last.
+    # Of its GPU, or else of the processors, in percent: the last samples, oldest first.
     use: tuple[float, ...] = ()
-    # The steps that there will be.
+    # The number of the last step, as the script prints it.
     total_steps: int | None = None
     # The files of its output, and of its stacks.
     logs: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class RankRow(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """All that is shown at one moment."""
+    """The state of a job at one moment."""
 
     job: str
     run: str
@@ -77,18 +77,18 @@ class Snapshot(NamedTuple):
     max_restarts: int | None
     hosts: int
     rows: tuple[RankRow, ...]
-    # What was noticed last, and how the job ended.
+    # The last warning, and how the job ended.
     notice: str = ""
     verdict: str = ""
     exit_code: int | None = None
-    # Until the last step, if the number of steps and their speed are known.
+    # Seconds to the last step, if the number of steps and the speed are known.
     eta_s: float | None = None
     # Of this host.
     memory_total_bytes: int | None = None
 
 
 class _LogState:
-    """What is remembered of one log between looks."""
+    """What is kept of one log between samples."""
 
     def __init__(self) -> None:
         self.size = -1
@@ -104,7 +104,7 @@ class _LogState:
 
 
 class Sampler:
-    """Looks at the runs FOUND of one job; PATTERN tells step and loss in log lines."""
+    """Samples the runs FOUND of one job; PATTERN extracts step and loss from log lines."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class Sampler:
         self._period_s = period_s
         self._meter: GpuMeter | None = None
         self._here = socket.gethostname()
-        # By run: where fleet has put its ranks, once a rank has told.
+        # By run: fleet's topology, once a rank has recorded it.
         self._topologies: dict[str, rankfile.RankAxes] = {}
 
     def close(self) -> None:
-        """Ask the driver no more."""
+        """Stop reading the driver."""
         if self._meter is not None:
             self._meter.close()
             self._meter = None
@@ -137,7 +137,7 @@ class Sampler:
         return jobs.ask_for_stacks([run.path for run in self._runs])
 
     def sample(self) -> Snapshot:
-        """Look at everything."""
+        """Return the current state of the job."""
         has_launcher = [runs.is_running(run.path) for run in self._runs]
         self._refresh()
         # The launcher may still have something to say.
@@ -186,10 +186,10 @@ class Sampler:
             ]
 
     def _placed(self, run: runs.Run, rows: list[RankRow]) -> list[RankRow]:
-        """Return ROWS with their places in fleet's topology, which the ranks of RUN tell."""
+        """Return ROWS with their places in fleet's topology, as the ranks of RUN recorded it."""
         ranks = [row.rank for row in rows if row.rank is not None and row.label[:5] == "rank "]
         if ranks and run.path not in self._topologies:
-            # All tell the same.
+            # All ranks record the same.
             told = rankfile.topology([os.path.join(run.path, names.rank_records(f"{ranks[0]}"))])
             if told is not None:
                 self._topologies[run.path] = told
@@ -224,7 +224,7 @@ class Sampler:
             yield row if reported is None or log.ended_at is not None else _with(row, reported)
         for name, spec in specs.items():
             if name not in newest:
-                # It waits for what it needs before its start.
+                # It waits for the processes that it depends on.
                 state = "to start" if is_alive else "never ran"
                 device = ",".join(spec.devices)
                 yield RankRow(names.label_of(name), spec.rank, state, host, device, None)
@@ -246,7 +246,7 @@ class Sampler:
         if size != seen.size:
             seen.size = size
             said = progress.of(progress.tail(log), self._pattern)
-            # What scrolled out of the tail is still the last that was said.
+            # Values that have left the tail are still the newest.
             seen.progress = progress.Progress(
                 seen.progress.step if said.step is None else said.step,
                 seen.progress.loss if said.loss is None else said.loss,
@@ -289,7 +289,7 @@ class Sampler:
 
     @staticmethod
     def _see_step(run: runs.Run, log: runs.LogRecord, seen: _LogState) -> None:
-        """Note which step a rank has made: by its heartbeat, or else by what it printed."""
+        """Record a rank's newest step, from its heartbeat or else from what it printed."""
         beat = progress.beaten(run.path, log)
         written_at = max(map(reading.written_at, log.paths)) or time.time()
         at, step = (written_at, seen.progress.step) if beat is None else beat
@@ -304,7 +304,7 @@ class Sampler:
             seen.steps.pop(0)
 
     def _lags(self, run: runs.Run, log: runs.LogRecord) -> bool:
-        """Whether the launcher has called it a straggler of late."""
+        """Whether the launcher has recently reported it as a straggler."""
         since = time.time() - _STRAGGLER_S
         return any(
             one.time >= since
@@ -314,7 +314,7 @@ class Sampler:
         )
 
     def _notice(self) -> str:
-        """Return what was noticed last."""
+        """Return the text of the newest warning."""
         found = [one for notices in self._notices.values() for one in notices]
         found.sort(key=lambda one: one.time)
         return reading.text(found[-1].more.get("text")) if found else ""
@@ -349,14 +349,14 @@ def _state(
 
 
 def compared(rows: Sequence[RankRow]) -> list[RankRow]:
-    """Return ROWS with those marked that others wait for, by their steps."""
+    """Return ROWS, with silent ranks marked as behind or waiting by their steps."""
     steps = [row.step for row in rows if row.state.startswith(("running", "silent", "slow"))]
     known = [step for step in steps if step is not None]
     if len(known) < len(steps) or len(set(known)) < 2:
         return list(rows)
     ahead, behind = max(known), min(known)
     if ahead - behind <= 1:
-        # They are told at different moments.
+        # Ranks report at different moments.
         return list(rows)
     found = []
     for row in rows:
@@ -388,13 +388,13 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _other_hosts(run: runs.Run) -> metricsfile.MetricsRecord | None:
-    """Return what the host of RUN has measured itself, if that was a little while ago."""
+    """Return what the host of RUN has measured itself, if that is recent."""
     found = metricsfile.newest(os.path.join(run.path, names.METRICS))
     return found if found is not None and found.time >= time.time() - _OLD_S else None
 
 
 def _with(row: RankRow, reported: metricsfile.MetricsRecord) -> RankRow:
-    """Return ROW with what its host has TOLD of it."""
+    """Return ROW with what its host has REPORTED of it."""
     used = [one for one in reported.ranks if one.pid == row.pid]
     gpus = [one for one in reported.gpus if row.rank is not None and row.rank in one.ranks]
     row = row._replace(
@@ -415,7 +415,7 @@ def _with_gpus(row: RankRow, gpus: Sequence[metricsfile.GpuUsage]) -> RankRow:
 
 
 def _percent(seen: _LogState, cpu_s: float, now: float) -> float | None:
-    """Return how much of a processor was used since the last look."""
+    """Return the processor use since the last sample, in percent."""
     before, seen.cpu = seen.cpu, (now, cpu_s)
     if before is None or now <= before[0]:
         return None
@@ -445,7 +445,7 @@ def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:
 
 
 def eta_s(rows: Sequence[RankRow]) -> float | None:
-    """Return the seconds until the last step of the slowest of ROWS; None: nobody can tell."""
+    """Return the seconds until the slowest of ROWS reaches its last step; None if unknown."""
     left = [
         (row.total_steps - row.step) / row.steps_per_s
         for row in rows
@@ -455,7 +455,7 @@ def eta_s(rows: Sequence[RankRow]) -> float | None:
 
 
 def totals(rows: Sequence[RankRow]) -> list[RankRow]:
-    """Return what the ROWS of each host use in all, in the order of their first ranks.
+    """Return the total of the ROWS of each host, in the order of their first ranks.
 
     Utilisation of GPUs is their average.
     """

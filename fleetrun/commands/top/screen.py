@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from fleetrun.commands.top.sample import Snapshot
 
 _GAP = 2
-# The last line of a log is left out where there is no room for so much of it.
+# The last line of a log is left out if it would be narrower.
 _NARROWEST_LINE = 12
 _WIDEST_DEVICE = 24
 
 
 class _Column(NamedTuple):
-    """A column: what stands over it and in it; the lower its rank, the longer it stays."""
+    """A column: its head and cells; on a narrow screen the highest ranks are left out first."""
 
     head: str
     cell: Callable[[RankRow], str]
@@ -52,10 +52,10 @@ _COLUMNS = (
     _Column("throughput", lambda row: visible(row.throughput), 14),
 )
 _GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
-# Bars of utilisation and memory, where there is room, and what they are measured by.
+# The widths of bars and sparklines.
 _BAR, _SPARK = 8, 16
 _EIGHTHS, _LEVELS = " ▏▎▍▌▋▊▉█", "▁▂▃▄▅▆▇█"
-# More hosts have a screen of their own.
+# Totals of more hosts are shown on their own screen only.
 _MOST_TOTALS = 4
 _BARS = {"gpu use": "cyan", "cpu use": "cyan", "mem use": "magenta", "gmem use": "magenta"}
 _BARS["lately"] = "cyan"
@@ -64,10 +64,10 @@ _BARS["lately"] = "cyan"
 def frame(
     snapshot: Snapshot, width: int, height: int | None, view: View | None = None
 ) -> list[Text]:
-    """Return what shows SNAPSHOT in WIDTH columns and at most HEIGHT lines; None: all of it.
+    """Return the lines that show SNAPSHOT, WIDTH columns wide, at most HEIGHT; None: all of them.
 
-    A width of 0 is that of a file, in which nothing is cut. VIEW is what people have asked for by
-    keys; None: that of a file, without bars.
+    A width of 0 cuts nothing, for a file. VIEW is what the keys have selected; None, for a file:
+    without bars.
     """
     top = [_headline(snapshot, width), _counts(snapshot)]
     if snapshot.notice and not snapshot.verdict:
@@ -77,7 +77,7 @@ def frame(
         style = _GOOD if snapshot.exit_code == 0 else _BAD
         code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
         end = [Text(f"{visible(snapshot.verdict)}{code}", style)]
-    # The heads of the columns, and what tells of rows that are left out.
+    # Without the heads and the line that counts hidden rows.
     room = None if height is None else max(1, height - len(top) - len(end) - 2)
     rows, hidden, sums = list(snapshot.rows), list[RankRow](), list[RankRow]()
     if view is not None:
@@ -158,13 +158,13 @@ def _bars(snapshot: Snapshot, rows: Sequence[RankRow]) -> tuple[_Column, ...]:
 
 
 def text_of(lines: Sequence[str], title: str, width: int, height: int) -> list[Text]:
-    """Return the last of LINES, which are somebody's output, below a TITLE."""
+    """Return the last of LINES, output of a rank, below a TITLE."""
     shown = [Text(visible(line.expandtabs())) for line in lines[-(height - 1) :]]
     return [cut(line, width) for line in (Text(visible(title), "bold"), *shown)]
 
 
 def footer(view: View) -> str:
-    """Return which keys there are."""
+    """Return the line that lists the keys."""
     if view.is_typing:
         return f"filter: {view.words}_  (Enter keeps it, Esc drops it)"
     if view.what in (LOG, STACKS):
@@ -236,7 +236,7 @@ def _described(rows: Sequence[RankRow]) -> str:
 def _fitting(
     snapshot: Snapshot, rows: Sequence[RankRow], width: int, *, has_bars: bool
 ) -> list[_Column]:
-    """Return the columns that tell something and have room, in their order."""
+    """Return the columns that have content and fit, in their order."""
     telling = [
         column
         for column in (*_COLUMNS, *(_bars(snapshot, rows) if has_bars else ()))

@@ -11,7 +11,7 @@ from fleetrun.commands.top.sample import RankRow, totals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What rows can be in the order of, by the heads of the columns.
+# The columns by which rows can be sorted.
 _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
     "cpu%": lambda row: row.cpu_percent,
     "mem": lambda row: row.memory_bytes,
@@ -23,7 +23,7 @@ _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
 }
 ORDERS = ("rank", *_ORDERS)
 RANKS, HOSTS, LOG, STACKS = "ranks", "hosts", "log", "stacks"
-# What a terminal sends, and what is meant.
+# The sequences of a terminal, and their keys.
 _KEYS = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",
@@ -43,7 +43,7 @@ _KEY = re.compile(
 
 
 class View(NamedTuple):
-    """What is shown: `selected` is the label of a row, nothing before the first arrow key."""
+    """What is shown: `selected` is the label of a row, empty before the first arrow key."""
 
     what: str = RANKS
     order: str = "rank"
@@ -57,7 +57,7 @@ class View(NamedTuple):
 
 
 def keys(typed: bytes) -> list[bytes]:
-    r"""Return the keys that were TYPED since the last look.
+    r"""Split what was TYPED into keys.
 
     >>> keys(b"s\x1b[Bq")
     [b's', b'\x1b[B', b'q']
@@ -66,7 +66,7 @@ def keys(typed: bytes) -> list[bytes]:
 
 
 def ordered(rows: Sequence[RankRow], view: View) -> list[RankRow]:
-    """Return those of ROWS that VIEW wants, in its order; what is not known comes last."""
+    """Return the ROWS that match VIEW's filter, in its order; unknown values come last."""
     words = view.words.lower().split()
     kept = [row for row in rows if all(word in _about(row) for word in words)]
     measure = _ORDERS.get(view.order)
@@ -90,7 +90,7 @@ def _about(row: RankRow) -> str:
 
 
 def after(view: View, key: bytes, rows: Sequence[RankRow], page: int) -> View:
-    """Return what is shown after KEY, where VIEW of ROWS was shown, a PAGE of lines at a time."""
+    """Return VIEW of ROWS after KEY was pressed; a PAGE has that many lines."""
     name = _KEYS.get(key, "")
     if view.is_typing:
         return _typed(view, key, name)

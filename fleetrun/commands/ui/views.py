@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from fleetrun.records.runs import Run
 
 _MOST_RUNS = 200
-# A picture has no more columns.
+# The most columns of a picture.
 _MOST_MOMENTS = 240
-# Of each log so many bytes are searched for steps and losses, again and again while it grows.
+# The bytes of each log that are searched for steps and losses whenever it has grown.
 _MOST_SEARCHED = 2 << 20
-# So much of logs is shown, and read where nothing is searched for.
+# The bytes of logs that are shown, and read unless a pattern is searched for.
 _MOST_SHOWN = 256 << 10
 _LEAST_OF_EACH = 4 << 10
 _MOST_STACKS = 1 << 20
 
 
 class Views:
-    """What is known of the runs in LOG_DIR, and of jobs of this user elsewhere on this host."""
+    """The runs in LOG_DIR, and those of this user's other jobs on this host."""
 
     def __init__(self, log_dir: str) -> None:
         self._log_dir = os.path.abspath(log_dir)
-        # By the key that stands for it in addresses: no path of a request is ever opened.
+        # By the keys in addresses: no path from a request is ever opened.
         self._paths: dict[str, str] = {}
         self._runs: dict[str, tuple[int, Run]] = {}
         # By key: the version that was read last, and its story.
@@ -77,7 +77,7 @@ class Views:
         return rows
 
     def run(self, key: str, seen: str) -> dict[str, object]:
-        """Return all but the logs of the run KEY; little if nothing has changed since SEEN."""
+        """Return all but the logs of the run KEY; only its state if it is still at version SEEN."""
         found = self._hosts(key)
         version = _version(found)
         state = {"version": version, "is_running": any(runs.is_running(one.path) for one in found)}
@@ -95,7 +95,7 @@ class Views:
         }
 
     def logs(self, key: str, asked: Mapping[str, str]) -> dict[str, object]:
-        """Return the last lines of the run KEY, merged: of ASKED ranks, with a match of ASKED."""
+        """Return the last lines of the run KEY, merged and filtered by the parameters ASKED."""
         found = self._hosts(key)
         pattern = choose.pattern(asked["grep"], "grep") if asked.get("grep") else None
         attempt = int(asked["attempt"]) if asked.get("attempt", "").isdecimal() else None
@@ -196,7 +196,7 @@ class Views:
 
 
 def _version(found: Sequence[Run]) -> str:
-    """Return what changes when files of the runs FOUND do."""
+    """Return a hash that changes when files of the runs FOUND do."""
     files = [
         os.path.join(run.path, name) for run in found for name in (names.EVENTS, names.METRICS)
     ]
@@ -207,7 +207,7 @@ def _version(found: Sequence[Run]) -> str:
 
 
 def _use(used: history.Use) -> dict[str, Any]:
-    """Return USED for a picture: its numbers as 32-bit ones in base64, row by row."""
+    """Return USED for a picture: its numbers row by row, as 32-bit floats in base64."""
     numbers = array("f")
     for row in used.values:
         numbers.extend(float("nan") if value is None else value for value in row)
