@@ -315,7 +315,7 @@ def _speaks_of(text: str, known: KnownFailure) -> bool:
 
 
 def recognise_loader(words: str, log: str) -> KnownFailure | None:
-    """Return what ended a DataLoader's worker; the last WORDS of its rank only say that one did.
+    """Return why a DataLoader's worker ended, from LOG, if WORDS only say that one did.
 
     >>> words = "SystemError: Blocking queue is killed because the data reader raises an exception."
     >>> recognise_loader(words, "ERROR: Unexpected BUS error encountered in DataLoader worker").name

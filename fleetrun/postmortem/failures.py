@@ -1,4 +1,4 @@
-"""When and why each process of a failed job failed, and whether it only lost a peer.
+"""Finds when and why each process of a failed job failed, and whether it only lost a peer.
 
 A process may need seconds to exit after an exception, while its peers exit at once. So the time of
 a failure is that of the exception, which the rank records (see `inject/site`), else of the exit.
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fleetrun.records.rankfile import ErrorReport, RankAxes
     from fleetrun.run.events import Exited
 
-# What a shell says when it is the wrapper that cannot run a command.
+# A shell's exit codes for a command that it cannot run.
 _SHELL_REFUSALS = frozenset((126, 127))
-# The exception of a Python below a shell is the shell's failure if it is not older than that.
+# An exception in a Python below a shell explains the shell's exit within this time.
 _WRAPPER_S = 30.0
 # An exit is seen a little after it happened; by then peers may have raised because of it. So the
 # time of these signals (ILL, BUS, FPE, KILL, SEGV) is set back by this, but not before an end that
@@ -39,7 +39,7 @@ _LAST = 5
 def has_raised(spec: ProcessSpec) -> bool:
     """Whether the process of SPEC, which is alive, has raised an exception that will end it."""
     for one in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
-        # The exception of another one, that a shell survived, ends nobody.
+        # A shell may have survived the exception of its child.
         if one is not None and one.pid and os.path.exists(f"/proc/{one.pid}"):
             return True
     return False
@@ -83,7 +83,7 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
 
 
 def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
-    """Return EXITED, one of EXITS, with the time at which it has failed at the earliest."""
+    """Return EXITED, one of EXITS, with the earliest time at which it can have failed."""
     if exited.raised is not None or exited.status.signum not in _OWN_SIGNALS:
         return exited
     seen = [one.at for one in exits if one.raised is None and one.at < exited.at]
@@ -99,7 +99,7 @@ def _with_last_lines(exited: Exited, words: list[str]) -> Exited:
 
 
 def _own(error: ErrorReport | None, exited: Exited) -> ErrorReport | None:
-    """Return ERROR if it is that of which this process ended."""
+    """Return ERROR if it ended this process."""
     if error is None or error.raw:
         return None
     if error.pid == exited.pid:

@@ -1,8 +1,8 @@
-"""Finds, in what the ranks have recorded of their collectives, who keeps the others waiting; pure.
+"""Finds the ranks that keep the others waiting, from the ranks' records of collectives; pure.
 
-Where a rank waits in a collective that another has not entered, it waits for that one. Whoever is
-waited for and waits for nobody is the cause. Where ranks wait in a circle, the circle is; and
-where all have entered, what lies between them.
+A rank in a collective that another has not entered waits for that one. The cause is the rank that
+is waited for and waits for nobody; else a circle of ranks that wait for each other; else, if all
+ranks have entered, the network or a device.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from fleetrun.records.rankfile import RankAxes
 
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
-# Where all ranks must send as many numbers.
+# Collectives in which all ranks must have tensors of one size.
 _SAME_SIZE = frozenset(("all_reduce", "reduce", "broadcast", "all_gather"))
 _OTHER = {"send": "recv", "recv": "send"}
 _WAY = {"send": "to", "recv": "from"}
-# In a job that runs, a collective that is open for longer is worth a look.
+# In a running job, a collective that is open for longer is reported.
 LATE_S = 2.0
-# So many findings of a kind are told.
+# The most findings of one kind.
 _MOST = 4
 
 
 class FlightFinding(NamedTuple):
-    """What the records say: RANKS are the cause, as far as they tell; none: it is no rank."""
+    """A finding: RANKS are the cause; none if no rank is."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -128,7 +128,7 @@ def desyncs(records: Mapping[int, FlightRecord], job: JobRanks) -> tuple[FlightF
 
 
 def _signatures(calls: Mapping[int, Collective]) -> dict[int, tuple[object, ...]]:
-    """Return what must be the same on all ranks."""
+    """Return by rank what must be the same on all of them."""
     return {
         rank: (
             one.operation,
@@ -200,7 +200,7 @@ def _absent(rank: int, one: Collective, records: Mapping[int, FlightRecord]) -> 
 
 def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
     """Return the ranks that are waited for and wait for nobody: the one longest awaited first."""
-    # What goes on beside the script does not hold it up, if all have entered it.
+    # An asynchronous collective that all have entered does not hold the script up.
     waiting = {wait.rank for wait in waits if wait.missing or wait.collective.state == BLOCKING}
     since: dict[int, float] = {}
     for wait in waits:
@@ -212,7 +212,7 @@ def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
 
 
 def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
-    """Tell what RANK has never entered, and who waits there."""
+    """Report the collective that RANK has never entered, and the ranks that wait there."""
     first, there = _oldest([wait for wait in waits if rank in wait.missing])
     channel = first.channel
     if channel.is_pair:
@@ -315,7 +315,7 @@ def _drawn(
 def _unfinished(
     waits: Sequence[_OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
 ) -> tuple[FlightFinding, ...]:
-    """Tell what all have entered and nobody finishes: the oldest of it."""
+    """Report the oldest collective that all ranks have entered and none finishes."""
     entered = [wait for wait in waits if not wait.missing and _all_known(wait, records)]
     if not entered:
         return ()

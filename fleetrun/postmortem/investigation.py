@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from fleetrun.records.folder import Folder
     from fleetrun.run.events import Outcome
 
-# How ranks end that were asked to.
+# The signals that stop ranks.
 _STOPPED_BY = frozenset((2, 9, 15))
-# So many logs of victims are read, each from its end.
+# The logs of victims that are read, each from its end.
 _MOST_LOGS = 64
 # Of a half-written error file.
 _RAW_LINES = 5
 _SHARED = frozenset(("shared-memory", "shared-memory-full"))
-# Crashes that Paddle's reducer makes of the loss of a peer, and what a rank says that lost one so.
+# Crashes of Paddle's reducer at the loss of a peer, and the remedy for them.
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
 _EARLY = (
     "This rank lost a peer that had ended early: all ranks must make the same number of updates."
@@ -121,7 +121,7 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
 
 
 def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str]:
-    """Say what the ranks' collectives tell, unless that is only that this one has ended."""
+    """Return the findings in the ranks' collectives, unless they only say that this one ended."""
     if variables.FLIGHT_RECORDER not in plan.processes[exited.process].env:
         return []
     from fleetrun.postmortem import flight  # only where they are recorded
@@ -157,7 +157,7 @@ def last_lines_of(
     words, log = lastlines.of(names.log_paths(plan, spec, exited.attempt))
     source = log
     error = rankfile.exception(spec)
-    # The log has what the user saw; but not if the script sent its errors elsewhere.
+    # The log has what the user saw, unless the script sent its errors elsewhere.
     if error is not None and not lastlines.explains(words):
         reported = error.stack.rstrip().split("\n") if error.stack else []
         reported = lastlines.shorten(reported) or error.raw.strip().split("\n")[:_RAW_LINES]
@@ -166,7 +166,7 @@ def last_lines_of(
 
 
 def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:
-    """Measure shared memory where it is said to have run out."""
+    """Return the size of shared memory if it has run out."""
     is_told = exited.status.signum == signal.SIGBUS
     return kernelfacts.shared_memory() if known and known.name in _SHARED and not is_told else []
 
@@ -189,7 +189,7 @@ def _early_ends(
 
 
 def _updates_of(plan: LaunchPlan, ended: Exited) -> str:
-    """Return after how many updates a process has ENDED, if it has told."""
+    """Return after how many updates a process has ENDED, if its heartbeat says so."""
     path = plan.processes[ended.process].env.get(variables.HEARTBEAT, "")
     step = read_step(path)
     if step is None or is_scripts(path):
@@ -214,7 +214,7 @@ def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
 
 
 def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:
-    """Return that CULPRIT, which had raised an exception, did not exit by itself."""
+    """Return a sentence if CULPRIT, after its exception, did not exit by itself."""
     ends = [one for one in outcome.exits if one.process == culprit.process]
     if all(one.status == culprit.status for one in ends):
         return []

@@ -22,7 +22,7 @@ _CHAINED = (
 # The first lines of a crash dump by faulthandler and by Paddle.
 _CRASHES = ("Fatal Python error: ", "C++ Traceback (most recent call last)")
 _RULE = "-----"
-# What C++ says of an exception that nobody catches, in one or two lines before the crash.
+# How C++ reports an uncaught exception, in one or two lines before the crash.
 _UNCAUGHT = "terminate called after throwing an instance of "
 _UNCAUGHT_LINES = 3
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# A rank whose stack has one of these waits for the others, whatever else is wrong with it.
+# A rank with one of these functions in its stack waits for others.
 _MEETINGS = """
 all_gather all_gather_object all_reduce all_reduce_ alltoall alltoall_single barrier broadcast
 broadcast_object_list gather irecv isend new_group recv reduce reduce_scatter
@@ -16,7 +16,7 @@ fused_allreduce_gradients init_parallel_env scatter send stream_synchronize
 _MEETING = frozenset(_MEETINGS.split())
 # Code that the user did not write.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
-# What we wrap calls of Paddle in stands in every stack.
+# Our wrappers of Paddle's calls, which are in every stack.
 _OURS = ("/inject/flight_recorder.py", "/inject/border.py")
 
 
@@ -149,9 +149,9 @@ def compare(stacks: Mapping[int, Stack]) -> StackComparison:
     known = {rank: stack for rank, stack in stacks.items() if stack}
     if not known:
         return StackComparison((), ())
-    # What is told is always each rank's own line: ranks in different calls of one function are
-    # just what is looked for. Who is odd goes by lines, too, as the users' own ones, and only
-    # where no majority stands on the same ones by the function.
+    # Places are reported by line: ranks in different calls of one function are what is looked for.
+    # The odd ranks are found by lines, then by the user's lines, and by functions only if no
+    # majority is on the same lines.
     places = _places(known, _exactly)
     for key in (_exactly, _by_users_lines, _by_function, _innermost):
         groups = _places(known, key)
@@ -159,7 +159,7 @@ def compare(stacks: Mapping[int, Stack]) -> StackComparison:
             # A rank without a stack is not odd.
             odd = [rank for group in groups[:-1] for rank in group.ranks]
             return StackComparison(places, tuple(sorted(odd)))
-    # With two ranks, for example: the one that waits for the other is not the odd one.
+    # Of two ranks, for example, the one that waits for the other is not odd.
     absent = [place for place in places if not place.is_meeting]
     if 0 < len(absent) < len(places):
         odd = [rank for place in absent for rank in place.ranks]

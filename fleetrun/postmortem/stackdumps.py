@@ -1,4 +1,4 @@
-"""Fetching the Python stacks of ranks into the run directory, without ever waiting for one.
+"""Fetches the Python stacks of ranks into the run directory, without blocking on any.
 
 py-spy is asked when it is installed; else Python itself, by a signal for which the island in the
 rank (`inject/site/sitecustomize.py`) has readied a file in memory.
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 # What the island calls its file in memory.
 MEMORY = "fleetrun-stacks"
-# py-spy takes 50 ms; a rank that is hung in the kernel keeps it for ever.
+# py-spy takes 50 ms, but never ends for a rank that is hung in the kernel.
 _SPY_S = 10.0
 _SPIES_AT_ONCE = 8
 # Python answers at once, if it can be interrupted at all.
 _ANSWER_S = 3.0
 _LOOK_S = 0.03
-# Of a rank with very many children the first are enough.
+# The most children of a rank that are asked.
 _MOST_CHILDREN = 32
 
 
-# No link that somebody has put there is written through.
+# Links are not followed.
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
@@ -54,7 +54,7 @@ def find_spy(environ: Mapping[str, str]) -> str | None:
 
 
 class Collection:
-    """One round: asks all of TARGETS and calls DONE with each one's text when all is there."""
+    """Asks all TARGETS once, and calls DONE with their answers when all are complete."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Collection:
         self._next()
 
     def cancel(self) -> None:
-        """Leave it at what there is; `done` will not be called."""
+        """Stop collecting; `done` will not be called."""
         self.is_over = True
 
     def _next(self) -> None:
@@ -94,7 +94,7 @@ class Collection:
             self._todo.pop(0).begin(self._waiting, self._spy, self._environ)
 
     def answered(self, process: int, text: str) -> None:
-        """Take what one rank has answered."""
+        """Record the answer of one rank."""
         self._running -= 1
         self._texts[process] = text
         self._open.discard(process)
@@ -122,7 +122,7 @@ class _Asking:
         self._begin = 0
 
     def write(self, text: str) -> None:
-        """Append TEXT to the rank's file; when nobody waits for it any more, it may be gone."""
+        """Append TEXT to the rank's file, unless the collection is over: it may be gone then."""
         if self._collection.is_over:
             return
         fd = os.open(self.target.path, _APPEND | os.O_CLOEXEC, 0o600)

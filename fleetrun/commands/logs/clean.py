@@ -10,7 +10,7 @@ _ACTS = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
     rb"|\xc2[\x80-\x9f]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
-# The beginning of such a thing, at the end of what has been read so far.
+# An incomplete sequence at the end of what has been read.
 _BEGUN = re.compile(rb"(?:\xc2|\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)?)\Z")
 
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 # Read in one go, and shown in one go.
 _CHUNK = 1024 * 1024
-# So many are joined: a generator's step for each line would take as long as the rest.
+# Pieces that are joined: a generator's step per line would take as long as the rest.
 _PIECES = 1000
-# What a rank has written over on its line, as progress bars do: what stays is what people saw last.
+# What a rank has overwritten on its line, as progress bars do.
 _OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
 
 
@@ -67,7 +67,7 @@ class Stream:
             if end:
                 self.at = self._ahead_at + end
                 if self._is_simple and self._ahead.find(b"\n", begin) == end - 1:
-                    # The usual case beside notes for each line, of which there may be a million.
+                    # The usual case if each of a million lines has a note.
                     return self._prefix + self._ahead[begin:end]
                 return self._shown(self._ahead[begin:end])
             have = self._ahead_at + len(self._ahead)
@@ -118,7 +118,7 @@ def history(
         for place, each in enumerate(notes)
         for at, offset in zip(*each, strict=True)
     ]
-    # What was noted of each log is in order, of which sorting makes use.
+    # The notes of each log are in order, which makes sorting cheap.
     marks.sort()
     # So that there is a last one of each.
     marks.append((0, -1, -1))
@@ -126,7 +126,7 @@ def history(
     size = 0
     place = until = -1
     for _, other, offset in marks:
-        # What several notes of one log say, one after the other, the last one says.
+        # Of consecutive notes of one log only the last counts.
         if other != place and place >= 0:
             stream = streams[place]
             while stream.at < until and (taken := stream.take(until)) is not None:

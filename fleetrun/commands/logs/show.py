@@ -102,7 +102,7 @@ class Viewer:
         loop = Loop()
         is_over = False
         while not is_over:
-            # Before the last look, so that it sees all.
+            # Checked first, so that the last refresh sees everything.
             is_over = not self._is_running()
             self._refresh()
             if self._is_plain:
@@ -169,7 +169,7 @@ class Viewer:
         for log, end in zip(shown, ends, strict=True):
             at, offsets = [*log.times.at_ms], [*log.times.offsets]
             if not offsets or offsets[-1] < end:
-                # Nobody noted it yet; or there was no launcher any more, or no room for a note.
+                # Not noted yet, or never: the launcher was gone, or the disk full.
                 written_ms = int(log.file.written_at() * 1000)
                 at.append(max(written_ms, at[-1] if at else 0))
                 offsets.append(end)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FEWEST_TIMED = 3
 
 _BUCKETS = "fuse_grad_size_in_MB"
-# Runs are to be told apart by what tune gives them.
+# Options that tune sets itself, or that measure nothing.
 _TAKEN = {
     "log_dir": "the logs of every run are kept under --out",
     "dry_run": "there is nothing to measure then",
@@ -52,7 +52,7 @@ class TuneSpec(NamedTuple):
     # The launch's own options as words, and the script with its arguments.
     launch: tuple[str, ...]
     script: tuple[str, ...]
-    # The launch asks for planned buckets, whatever is varied.
+    # Whether the launch itself asks for planned buckets.
     plans: bool = False
 
     def planning(self, candidate: Candidate) -> int:
@@ -106,7 +106,7 @@ def make(
 
 
 def refuse_taken(launch: Launch, command: str) -> None:
-    """Refuse options of LAUNCH that mean nothing where COMMAND launches it several times."""
+    """Refuse options of LAUNCH that COMMAND, which launches several times, sets itself."""
     for given in launch.options:
         if given.option.name in _TAKEN:
             raise UsageError(f"{command} takes no {given.typed}: {_TAKEN[given.option.name]}.")

@@ -1,4 +1,4 @@
-"""Successive halving: all candidates run briefly, the better half longer, the last ones in full."""
+"""Successive halving: all candidates run briefly, the better half longer, the last in full."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEANINGFUL = (
     "sync_batch_norm",
     "asp",
 )
-# Sums in another order differ by this share, and repeats of the same by so many times less.
+# Sums in another order differ by this share; runs may differ by this multiple of their noise.
 _SAME_LOSS = 1e-3
 _NOISE = 3.0
 _ONE_IS_WRONG = "one of them does not compute what the other does"
@@ -150,7 +150,7 @@ def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]
     for results in rounds_run:
         groups: dict[object, list[Result]] = {}
         for result in results:
-            # Who is not like the rest once is no measure for others later.
+            # A candidate that differed once is no reference later.
             if not result.fault and result.candidate not in strange:
                 meaning = tuple(v for v in result.candidate.values if v[0].startswith(MEANINGFUL))
                 groups.setdefault(meaning, []).append(result)
@@ -171,7 +171,7 @@ def _strange(group: Sequence[Result]) -> dict[Candidate, str]:
         for one in group
     }
     losses = {candidate: median(each) for candidate, each in found.items() if each}
-    # Of a training that has diverged nothing can be compared.
+    # A diverged training cannot be compared.
     said = {one: f"its loss is {loss:g}" for one, loss in losses.items() if not isfinite(loss)}
     losses = {one: loss for one, loss in losses.items() if one not in said}
     if len(losses) < _FINALISTS:
@@ -183,7 +183,7 @@ def _strange(group: Sequence[Result]) -> dict[Candidate, str]:
             _SAME_LOSS * abs(one), _SAME_LOSS * abs(other), _NOISE * noise
         )
 
-    # Not a median: of two it is nobody's, of several that disagree anybody's.
+    # Not the median, which may be the loss of no candidate or of any.
     like = {
         one: [each for each in losses if agree(loss, losses[each])] for one, loss in losses.items()
     }

@@ -1,8 +1,7 @@
-"""`fleetrun tune --scaling`: how speed grows with devices or hosts, and what the rest is lost to.
+"""`fleetrun tune --scaling`: how speed grows with devices or hosts, and what limits it.
 
-Each size runs in turns with the others, profiled on all ranks. A rank does the same work in a step
-whatever the size (weak scaling), so what a step takes longer than at the smallest size is lost, and
-is put down to one of CAUSES.
+The sizes run in turns, profiled on all ranks. A rank does the same work per step at every size
+(weak scaling), so a step that takes longer than at the smallest size loses time, to one of CAUSES.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
     from fleetrun.records.tracefile import TraceRecord
 
 DATA = "scaling.json"
-# What the time of a step beyond that of the smallest size is lost to.
+# What the additional time of a step is lost to.
 _DATA, _COMPUTATION, _WAITING, _COMMUNICATION, _OTHER = CAUSES = (
     *("data", "computation", "waiting", "communication"),
     "other",
 )
-# Less than this share of a step is not worth a change.
+# A smaller share of a step is not worth a change.
 _WORTH = 0.03
 _MOST_ADVICE = 3
 # How much later than the others a rank must be, as a share of a step, to be named.
@@ -38,14 +37,14 @@ _LATE = 0.02
 
 
 class JobSize(NamedTuple):
-    """So many ranks or hosts, and the words of a launch that start them."""
+    """A number of ranks or hosts, and the launch options that start them."""
 
     number: int
     words: tuple[str, ...]
 
 
 class StepTimes(NamedTuple):
-    """Where a step of one run goes, in seconds, as the mean of all ranks and recorded steps."""
+    """The parts of a step of one run, in seconds, averaged over all ranks and recorded steps."""
 
     seconds: float
     data: float = 0.0
@@ -57,15 +56,15 @@ class StepTimes(NamedTuple):
     program: float = 0.0
     # Handing buckets over and waiting for them.
     buckets: float = 0.0
-    # Until the slowest rank has come to its backward.
+    # Until the slowest rank begins its backward.
     waiting: float = 0.0
-    # The rank that the others wait for, and by how many seconds it is later than the median one.
+    # The rank that the others wait for, and how many seconds it is behind the median rank.
     slowest: int | None = None
     late: float = 0.0
 
 
 class ScaledRun(NamedTuple):
-    """One run of a size: where a step goes, or why that is not known."""
+    """One run of a size: the parts of its step, or why they are unknown."""
 
     step: StepTimes = StepTimes(0.0)
     fault: str = ""
@@ -73,7 +72,7 @@ class ScaledRun(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Something to change: what it would save of a step at most, and a launch that tries it."""
+    """Advice: the most that it would save of a step, and launch options that try it."""
 
     cause: str
     share: float
@@ -87,7 +86,7 @@ class Change(NamedTuple):
 def sizes(text: str, spec: TuneSpec) -> tuple[JobSize, ...]:
     """Return the sizes of TEXT, `1,2,4`: ranks on this host, or hosts of the launch's --hosts.
 
-    Raises UsageError for what is no list of two or more numbers, or more than there is.
+    Raises UsageError unless TEXT lists two or more numbers that the launch has.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < 2:
@@ -162,10 +161,9 @@ def in_turns(
 
 
 def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
-    """Return where a step goes, from what all ranks have recorded of the same steps.
+    """Return the parts of a step, from the profiles of all ranks.
 
-    A rank is ready for the others when its data and its forward are done; who is ready first waits
-    for the last in its backward.
+    A rank is ready when its data and forward are done; in the backward the first wait for the last.
 
     >>> from fleetrun.records.tracefile import SpanRecord, TraceRecord
     >>> def rank(number, forward):
@@ -205,7 +203,7 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
 
 
 def _ready(trace: TraceRecord) -> list[float]:
-    """Return for each step of TRACE how many seconds of data and forward it had."""
+    """Return the seconds of data and forward of each step of TRACE."""
     steps = [span for span in trace.spans if span.kind == "step"]
     found = []
     for step in steps:
@@ -220,10 +218,10 @@ def _ready(trace: TraceRecord) -> list[float]:
 
 
 def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
-    """Return the seconds of a step of LARGE beyond one of SMALL, by cause; they add up to all.
+    """Return by cause the seconds that a step of LARGE takes longer than one of SMALL.
 
-    The backward of one rank is computation; that of many holds communication, too. Its computation
-    is as much slower as the forward is.
+    The backward of one rank is computation; that of many also has communication. Its computation
+    is assumed to slow down as the forward does.
 
     >>> small = StepTimes(1.0, forward=0.4, backward=0.6)
     >>> large = StepTimes(1.7, forward=0.5, backward=1.1, waiting=0.05)
@@ -249,14 +247,14 @@ def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
 
 
 def typical(runs: Sequence[ScaledRun]) -> StepTimes:
-    """Return the step of the run in the middle."""
+    """Return the step of the median run."""
     return sorted((run.step for run in runs), key=lambda step: step.seconds)[len(runs) // 2]
 
 
 def efficiency(
     small: Sequence[ScaledRun], large: Sequence[ScaledRun]
 ) -> tuple[float, float, float]:
-    """Return the least, median and largest of what the turns say: 1.0 is no loss.
+    """Return the least, median and largest efficiency of the turns: 1.0 is no loss.
 
     >>> def of(*seconds):
     ...     return [ScaledRun(StepTimes(each)) for each in seconds]
@@ -275,7 +273,7 @@ def efficiency(
 
 
 def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[Change]:
-    """Return what would save most of a step of LARGE, most first; LAUNCH are a launch's options.
+    """Return the changes that would save most of a step of LARGE; LAUNCH are the launch options.
 
     >>> [one] = changes(StepTimes(1.0, backward=1.0), StepTimes(1.5, backward=1.5), [])
     >>> one.cause, round(one.share, 2), one.words
@@ -325,7 +323,7 @@ def _slowest(step: StepTimes) -> str:
 
 
 def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
-    """Return a row for each size: its speed, efficiency and what a step has lost to each cause."""
+    """Return a table of sizes: speed, efficiency and the time lost to each cause."""
     sound = [size for size in runs if not any(run.fault for run in runs[size])]
     rows: list[tuple[str, ...]] = []
     for size in runs:
@@ -348,7 +346,7 @@ def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
 def run(
     spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], object], width: int = 0
 ) -> int:
-    """Measure the sizes WANTED, tell what came of it, and return the exit code."""
+    """Measure the sizes WANTED, report the results, and return the exit code."""
     tell(f"{len(wanted)} sizes, {spec.steps} updates, {spec.repeats} runs each, in turns")
     runs = in_turns(spec, wanted, tell)
     tell(table(runs, width))

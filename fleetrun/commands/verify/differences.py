@@ -1,4 +1,4 @@
-"""Where two runs of a training part: by the snapshots and losses of their ranks; pure."""
+"""Where two runs of a training begin to differ, by snapshots and losses of their ranks; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat
 # which all parameters contribute, at once.
 _ULPS_PER_UPDATE = 4
 _FEWEST_ULPS = 32
-# So many times the difference of two runs of the same is still the same: one pair is a small
+# The multiple of the difference of two equal runs that still counts as noise: one pair is a small
 # sample.
 _NOISE = 4.0
 # The bits of a parameter's kind, as in inject/replicas.py; below zero, no other rank has it.
@@ -49,7 +49,7 @@ class ParameterPlace(NamedTuple):
 
 
 class RunSnapshots(NamedTuple):
-    """What the ranks of a run have recorded: by rank, optimizer and update; losses by update."""
+    """What the ranks of a run recorded: parameters by optimizer and update, losses by update."""
 
     parameters: Mapping[int, Mapping[tuple[int, int], Sequence[Parameter]]]
     losses: Mapping[int, Mapping[int, float]]
@@ -60,7 +60,7 @@ class RunSnapshots(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How far apart a parameter (or, without a place, the loss of RANK) is after UPDATE."""
+    """The difference of a parameter after UPDATE, or, without a name, of the loss of RANK."""
 
     update: int
     rank: int
@@ -93,7 +93,7 @@ class RunDifferences(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """How far apart runs of the same are: by place, and the losses by rank; each by update."""
+    """The differences of equal runs: parameters by place, losses by rank, each by update."""
 
     weights: Mapping[ParameterPlace, Sequence[tuple[int, float]]]
     losses: Mapping[int, Sequence[tuple[int, float]]]
@@ -149,7 +149,7 @@ def common(one: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunSna
 
 
 def noise(pairs: Iterable[RunDifferences]) -> Noise:
-    """Return how far apart runs of the same are, by all PAIRS of them: the largest until then."""
+    """Return the largest differences of PAIRS of equal runs up to each update."""
     weights: dict[ParameterPlace, dict[int, float]] = defaultdict(dict)
     losses: dict[int, dict[int, float]] = defaultdict(dict)
     for pair in pairs:
