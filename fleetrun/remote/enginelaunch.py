@@ -63,7 +63,7 @@ def _with_tasks(
         return tasks.follow(here, mine, request.rdzv_timeout_s)
     leader = tasks.Leader(here, mine, request.rdzv_timeout_s)
     try:
-        together = leader.gather()
+        together = leader.collect()
         masks = tasks.together(together)
         # The launcher assigns to ranks what the engine has assigned to tasks.
         os.environ.update(masks)

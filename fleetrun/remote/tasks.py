@@ -120,7 +120,7 @@ class Leader:
             ) from None
         self._listener.listen(here.tasks)
 
-    def gather(self) -> tuple[Task, ...]:
+    def collect(self) -> tuple[Task, ...]:
         """Wait for the others, and return what is theirs, ours first.
 
         Raises RendezvousError if not all of them come.

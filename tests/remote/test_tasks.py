@@ -108,7 +108,7 @@ def test_a_first_task_that_does_not_come_is_not_waited_for_for_ever() -> None:
         tasks.follow(here, Task((), {}), 0.001)
     leader = tasks.Leader(here, Task((), {}), 0.001)
     with pytest.raises(RendezvousError, match=r"Of the 3 tasks of this host 1, 2 did not come"):
-        leader.gather()
+        leader.collect()
     with pytest.raises(EnvironmentFault, match=r"Another first task of this run"):
         tasks.Leader(here, Task((), {}), 0.001)
     leader.dismiss()
