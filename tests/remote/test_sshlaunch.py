@@ -307,6 +307,20 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
     )
 
 
+def test_scripts_and_modules_are_compared_by_their_files(tmp_path: Path) -> None:
+    digests: list[str] = []
+    for text in ("1", "2", "2"):
+        (folder := tmp_path / str(len(digests))).mkdir()
+        (folder / "t.py").write_text(text)
+        for form, target in (("file", "t.py"), ("module", "t"), ("file", "true")):
+            asked = protocol.Inquiry(str(folder), form, target)
+            digests.append(agent.look(asked, dict(os.environ)).digest)
+    assert digests[:2] != digests[3:5]
+    assert digests[3:5] == digests[6:8]
+    assert all(digests[:2])
+    assert set(digests[2::3]) == {""}
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -806,11 +806,13 @@ def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
     failed(one, 1, 0, 2)
     one.run(0, 1, 2)
     assert one.state.roster is not None
-    record = state.record(one.state, one.state.roster, "launcher 0")
+    gone = {("10.0.0.9", "node-9"): 4}
+    known = one.state._replace(failure_counts=gone, has_token=False, admitted=frozenset("ba"))
+    record = state.record(known, one.state.roster, "launcher 0")
     assert [entry.failure_count for entry in record.entries] == [0, 1, 0]
-    assert record.others == ()
+    assert record.others == (RosterEntry("", "10.0.0.9", "node-9", 4),)
+    assert record.admitted == ("a", "b")
     # The first host is lost; the third one coordinates the job now.
-    record = record._replace(others=(RosterEntry("", "10.0.0.9", "node-9", 4),))
     next_one = state.resume(one.now, record, "launcher 2", one.now)
     assert next_one.hosts["launcher 1"].failure_count == 1
     assert next_one.failure_counts == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}

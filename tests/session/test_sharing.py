@@ -87,3 +87,15 @@ def test_a_folder_that_cannot_be_written_counts_as_our_own(tmp_path: Path) -> No
     assert [each.look(LAUNCHERS[:2], 0) for each in made] == [None, None]
     for each in made:
         each.settle()
+
+
+def test_a_link_that_somebody_has_put_into_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (victim := tmp_path / "victim").write_text("untouched")
+    log = tmp_path / "log"
+    log.mkdir()
+    for name in (names.marker(LAUNCHERS[0]), names.host_secret("node-1")):
+        (log / name).symlink_to(victim)
+    (made,) = folders(log)
+    made.secret("node-1")
+    made.remember()
+    assert victim.read_text() == "untouched"
