@@ -23,28 +23,30 @@ if TYPE_CHECKING:
 _F_SETSIG = 10
 
 
-class Reports:
-    """What the caller is told, a JSON object a line; nobody may listen any more."""
+class Reports(Sink):
+    """Tells the caller of the job, by a JSON object a line; nobody may listen any more."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._verdict = ""
+        self._run_dir = self._verdict = ""
 
     def gathering(self) -> None:
         """Report that nothing is wrong here, and that others are waited for."""
         self._tell("gathering")
 
     def sink(self, plan: LaunchPlan) -> Sink:
-        """Return the sink that reports the start of PLAN, and hears the verdict."""
-        return _ReportSink(self, os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
+        """Return what reports the start of PLAN, and keeps the verdict."""
+        self._run_dir = os.path.normpath(os.path.join(plan.cwd, plan.run_dir))
+        return self
 
-    def began(self, run_dir: str) -> None:
+    def open(self, waiting: object) -> None:  # noqa: ARG002 - nothing to wait for
         """Report that the ranks run."""
-        self._tell("began", run_dir=run_dir)
+        self._tell("began", run_dir=self._run_dir)
 
-    def judged(self, verdict: str) -> None:
-        """Keep the VERDICT for the end."""
-        self._verdict = verdict
+    def on_event(self, happening: Happening) -> None:
+        """Keep the verdict."""
+        if isinstance(happening, Finished):
+            self._verdict = happening.outcome.describe()
 
     def failed(self, error: FleetrunError, message: str) -> None:
         """Report why there is no job."""
@@ -62,23 +64,6 @@ class Reports:
         # The end of the caller comes as a signal.
         with suppress(BrokenPipeError):
             os.write(self._fd, json.dumps({"report": report, **more}).encode() + b"\n")
-
-
-class _ReportSink(Sink):
-    """Tells REPORTS when the ranks run, and how the job ends."""
-
-    def __init__(self, reports: Reports, run_dir: str) -> None:
-        self._reports = reports
-        self._run_dir = run_dir
-
-    def open(self, waiting: object) -> None:  # noqa: ARG002 - nothing to wait for
-        """Report that all processes are started."""
-        self._reports.began(self._run_dir)
-
-    def on_event(self, happening: Happening) -> None:
-        """Keep the verdict."""
-        if isinstance(happening, Finished):
-            self._reports.judged(happening.outcome.describe())
 
 
 def run() -> NoReturn:

@@ -42,7 +42,7 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
-from fleetrun.run.gathering import Round, Stage
+from fleetrun.run.gathering import Round
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.run.observers import Observers
@@ -78,7 +78,7 @@ class Supervisor:
         self, gathering: Gathering, job: ObservedJob, files: descriptors.FileLimit | None = None
     ) -> None:
         self._gathering = gathering
-        gathering.stage = Stage(self._prepare, self._withdraw)
+        gathering.prepare, gathering.withdraw = self._prepare, self._withdraw
         # What is ready for its start.
         self._prepared: LaunchPlan | None = None
         self._job = job

@@ -7,14 +7,13 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Address
 from fleetrun.plan import hosts, origin
 from fleetrun.probe import files, netlink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.model import Facts, Request
+    from fleetrun.model import Address, Facts, Request
 
 
 # The kernel's words for a link over which nothing goes (RFC 2863, ifOperStatus).
@@ -117,26 +116,15 @@ def _within(network: str, own: Sequence[Address], option: str) -> list[Address]:
 
 
 def addresses() -> tuple[Address, ...]:
-    """Return every IP address of this host."""
+    """Return every IP address of this host; EnvironmentFault where the kernel does not tell."""
     try:
         return netlink.addresses()
-    except OSError:
-        # A sandbox that lets nobody ask the kernel itself.
-        return _by_psutil()
-
-
-def _by_psutil() -> tuple[Address, ...]:
-    import socket  # with psutil 80 ms
-
-    import psutil
-
-    families = (socket.AF_INET, socket.AF_INET6)
-    return tuple(
-        Address(interface, entry.address.partition("%")[0])
-        for interface, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family in families
-    )
+    except OSError as error:
+        # No library knows another way.
+        raise EnvironmentFault(
+            f"The addresses of this host cannot be read ({error.strerror}): the sandbox or "
+            "container must allow netlink sockets."
+        ) from None
 
 
 def dead_ends(own: Sequence[Address], root: str) -> frozenset[str]:

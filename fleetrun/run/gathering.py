@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import FleetrunError, RendezvousError
 from fleetrun.model import DEFAULTS
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.loop import LoopShare
 
 if TYPE_CHECKING:
@@ -24,21 +23,13 @@ if TYPE_CHECKING:
 _PROGRESS_S = 1.0
 
 
-class Stage(NamedTuple):
-    """How all that a plan needs is made ready before its start, and withdrawn where none comes.
-
-    `prepare` raises FleetrunError where the plan of an attempt cannot start on this host.
-    """
-
-    prepare: Callable[[LaunchPlan, int], None]
-    withdraw: Callable[[], None]
-
-
 class Gathering:
     """Plans each generation of a job; attempts are counted from 0."""
 
-    # Of the supervisor, for who has to know before others start that this host can.
-    stage = Stage(lambda *_: None, lambda: None)
+    # Of the supervisor, for who has to know before others start that this host can: the first makes
+    # ready what the plan of an attempt needs, or raises FleetrunError; the second withdraws it.
+    prepare: Callable[[LaunchPlan, int], None] = staticmethod(lambda *_: None)
+    withdraw: Callable[[], None] = staticmethod(lambda: None)
 
     # The job ends when the plan is not there within this time.
     timeout_s: float = DEFAULTS["rdzv_timeout_s"]

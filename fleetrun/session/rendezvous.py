@@ -245,7 +245,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._is_over = True
         self._abandon()
         self._release()
-        self.stage.withdraw()
+        self.withdraw()
         self._settle(has_begun=False)
         host = self._bare.named()
         # An elastic job that has begun goes on without this host.
@@ -285,7 +285,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._settled(has_begun=has_begun)
 
     def _refuse(self, error: FleetrunError) -> None:
-        self.stage.withdraw()
+        self.withdraw()
         self._settle(has_begun=False)
         failure = self._failure(error)
         if isinstance(error, RendezvousError):
@@ -337,7 +337,7 @@ class Rendezvous(Gathering, SessionHandler):
             try:
                 self._planned = self._make(roster)
                 # If it cannot start here, it starts nowhere.
-                self.stage.prepare(self._planned, self._attempt)
+                self.prepare(self._planned, self._attempt)
             except FleetrunError as error:
                 fault = error
         if fault is None:
@@ -419,7 +419,7 @@ class Rendezvous(Gathering, SessionHandler):
             if verdict.failure is not None:
                 self._session.shown(f"{verdict.failure.host} stays out: {verdict.failure.what}")
             self._planned = None
-            self.stage.withdraw()
+            self.withdraw()
             self._begin_again()
             return
         failure = verdict.failure

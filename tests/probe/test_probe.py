@@ -423,6 +423,15 @@ def test_the_kernel_lists_the_same_addresses_as_psutil() -> None:
     assert set(addresses.addresses()) == expected
 
 
+def test_a_sandbox_without_netlink_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied() -> NoReturn:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(netlink, "addresses", denied)
+    with pytest.raises(EnvironmentFault, match=r"cannot be read \(Operation not permitted\)"):
+        addresses.addresses()
+
+
 OURS = (
     Address("lo", "127.0.0.1"),
     Address("eth0", "10.0.0.1"),
