@@ -6,9 +6,6 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from fleetrun.model import FieldVerdict
 from fleetrun.records import eventfile
 from fleetrun.records.eventfile import EventRecord
@@ -17,17 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fleetrun.records.eventfile import Value
-
-ANYTHING = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.floats()
-LINES = st.lists(
-    st.binary(max_size=20)
-    | st.dictionaries(
-        st.sampled_from(["schema", "time", "event", "rank", "attempt", "process", "verdicts", "x"]),
-        ANYTHING
-        | st.sampled_from([1, 2])
-        | st.lists(ANYTHING | st.dictionaries(st.just("who"), ANYTHING)),
-    ).map(lambda one: json.dumps(one).encode())
-)
 
 
 def test_what_was_appended_is_read(tmp_path: Path) -> None:
@@ -58,15 +44,6 @@ def test_events_of_schema_1_are_read_under_todays_names(tmp_path: Path) -> None:
     assert [one.event for one in eventfile.read(str(path))] == [
         *("launched", "stacks_requested", "host_stopped", "job_verdict", "fenced", "finished")
     ]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(LINES)
-def test_no_file_breaks_the_reader(tmp_path: Path, lines: list[bytes]) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    for one in eventfile.read(str(path)):
-        assert all(isinstance(verdict, FieldVerdict) for verdict in eventfile.verdicts(one))
 
 
 def test_what_became_of_a_field_is_read(tmp_path: Path) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from metricsrecords import a_record
 
 from fleetrun.records import metricsfile
@@ -58,21 +55,3 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         metricsfile.append(str(tmp_path / "link"), a_record())
     assert not (tmp_path / "target").exists()
-
-
-KEYS = st.sampled_from(["ranks", "gpus", "system", "scalars", "time", "rank", "cpu_s", "step"])
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(KEYS, JSON))
-def test_nothing_that_a_line_may_hold_is_an_error(
-    tmp_path_factory: pytest.TempPathFactory, line: dict[str, object]
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    path.write_text(json.dumps({**line, "schema": 1}) + "\n")
-    [found] = metricsfile.MetricsReader(str(path), 8).read()
-    assert isinstance(found.time, float)

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import plans
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fleetrun.records import names, planfile
 from fleetrun.records.folder import Folder
-from fleetrun.records.planfile import PlanRecord, ProcessRecord
+from fleetrun.records.planfile import ProcessRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-KEYS = [*PlanRecord._fields, *ProcessRecord._fields]
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.floats(),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
-    ),
-    max_leaves=8,
-)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -47,13 +35,3 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         )
         for rank, log in enumerate(("workerlog.0", "workerlog.1"))
     )
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.sampled_from(KEYS), ANYTHING))
-def test_no_file_breaks_the_reader(tmp_path: Path, found: dict[str, object]) -> None:
-    path = tmp_path / names.PLAN
-    path.write_text(json.dumps({**found, "schema": 1}))
-    assert planfile.read(str(path)) is not None
-    path.write_text(json.dumps({**found, "schema": 2}))
-    assert planfile.read(str(path)) is None

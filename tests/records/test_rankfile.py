@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from fleetrun.model import ProcessSpec
 from fleetrun.records import rankfile
 from fleetrun.records.heartbeat import beat, read_step
@@ -86,26 +83,6 @@ def test_s21_half_a_file_is_raw_text(tmp_path: Path) -> None:
     assert read_error(str(path)) == ErrorReport(raw='{"rank": 3, "mess', path=str(path))
     assert read_error(str(tmp_path / "none")) is None
     assert read_error(str(tmp_path)) is None
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.binary(max_size=200)
-    | st.recursive(
-        st.none() | st.integers() | st.text() | st.floats(),
-        lambda inner: (
-            st.lists(inner, max_size=2)
-            | st.dictionaries(st.sampled_from([*WHOLE]), inner, max_size=4)
-        ),
-    ).map(lambda value: json.dumps(value).encode())
-)
-def test_s21_no_file_breaks_the_reader(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / "error.0.json"
-    path.write_bytes(text)
-    found = read_error(str(path))
-    assert found is not None
-    for part in (found.raw, found.host, found.kind, found.message, found.stack):
-        part.encode()
 
 
 def test_a_heartbeat_may_tell_the_step(tmp_path: Path) -> None:

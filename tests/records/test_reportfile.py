@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from fleetrun.records import names, reportfile
 from fleetrun.records.folder import Folder
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
@@ -25,14 +22,6 @@ WHOLE = ReportRecord(
     (VictimRecord(EndRecord("trainer.1", 1, 8, 1, None, "SIGTERM"), 0.1, "stopped"),),
     ("The kernel says so.",),
     ("rank 1 exited with 1",),
-)
-KEYS = [*ReportRecord._fields, *CulpritRecord._fields, *EndRecord._fields, "class", "schema"]
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.floats(),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
-    ),
-    max_leaves=8,
 )
 
 
@@ -54,19 +43,3 @@ def test_the_keys_are_those_of_schema_1(tmp_path: Path) -> None:
     )
     assert " ".join(found["victims"][0]) == f"{end} after_s how"
     assert found["culprit"]["message"] == "***"
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=30) | ANYTHING.map(lambda one: json.dumps(one).encode()))
-def test_no_file_breaks_the_reader(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / "report.json"
-    path.write_bytes(text)
-    reportfile.read(str(path))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.sampled_from(KEYS), ANYTHING))
-def test_what_is_of_another_kind_is_left_out(tmp_path: Path, found: dict[str, object]) -> None:
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps({**found, "schema": 1}))
-    assert reportfile.read(str(path)) is not None

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
-from hypothesis import given
-from hypothesis import strategies as st
-
 from fleetrun.model import FieldVerdict
 from fleetrun.records import reading
 from fleetrun.records.strategyfiles import (
@@ -14,32 +9,6 @@ from fleetrun.records.strategyfiles import (
     parse_document,
     parse_evidence,
 )
-
-KEYS = """
-schema complete paddle graph device knobs notes disagreements ranks_equal compared_after counts
-strategy build_strategy sources mode strict reasons environment name status in_effect asked reason
-evidence script used gradients allreduces bucket_bytes groups
-"""
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(KEYS.split()), inner, max_size=5)
-    ),
-)
-
-
-@given(st.dictionaries(st.sampled_from(KEYS.split()), ANYTHING))
-def test_no_document_breaks_the_readers(document: dict[str, object]) -> None:
-    text = json.dumps({**document, "schema": 1})
-    assert parse_evidence(reading.parse(text.encode())) is not None
-    parse_document(text)
-
-
-@given(st.binary(max_size=50))
-def test_no_bytes_break_the_readers(text: bytes) -> None:
-    parse_evidence(reading.parse(text))
-    parse_document(text.decode(errors="surrogateescape"))
 
 
 def test_what_is_no_document_says_nothing() -> None:
