@@ -1,7 +1,7 @@
-"""Reads what ranks record of their collectives, tells the coordinator's host, and names a desync.
+"""Reads the ranks' records of collectives, sends them to the coordinator's host, names a desync.
 
-A rank whose collective stays open for some seconds may wait for one that has called another: its
-host sends the record once, and the coordinator's compares those of all.
+A rank whose collective stays open for some seconds may wait for a rank that has called another one:
+its host sends the record once, and the coordinator's host compares those of all.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 class FlightRecords:
-    """The records of the ranks of JOB: those of this host, and what other hosts of SESSION tell."""
+    """The records of the ranks of JOB: those of this host, and those that other hosts have sent."""
 
     def __init__(self, job: ObservedJob, session: Session | None) -> None:
         self._job = job
         self._session = session
-        # By rank, of other hosts.
-        self._told: dict[int, FlightRecord] = {}
-        # What was sent last of each rank, and what was said.
+        # From other hosts, by rank.
+        self._received: dict[int, FlightRecord] = {}
+        # The last collective for which each rank's record was sent, and the remarks so far.
         self._sent: dict[int, tuple[int, float]] = {}
         self._said: set[str] = set()
 
     def open(
         self, waiting: Waiting, *, period_s: float, declare: Callable[[Noticed], None]
     ) -> None:
-        """Look from time to time for ranks that have called different collectives."""
+        """Look every PERIOD_S seconds for ranks that have called different collectives."""
         self._waiting, self._period_s, self._declare = waiting, period_s, declare
         if self._session is not None:
             self._session.hearers[PackedCollectives] = self._take
@@ -49,8 +49,8 @@ class FlightRecords:
             self._wait()
 
     def restart(self) -> None:
-        """Begin again: the ranks are new."""
-        self._told.clear()
+        """Start over: the ranks are new."""
+        self._received.clear()
         self._sent.clear()
 
     def _wait(self) -> None:
@@ -60,7 +60,7 @@ class FlightRecords:
         self._wait()
         here = self._here()
         # Without names, for which all records are read.
-        if flight.desyncs({**self._told, **here}, flight.JobRanks(0)):
+        if flight.desyncs({**self._received, **here}, flight.JobRanks(0)):
             # What was being written when it was read may have made no sense.
             self._compare()
         now = time.time()
@@ -73,27 +73,27 @@ class FlightRecords:
                     self._send(rank)
 
     def send(self) -> None:
-        """Tell the coordinator's host, if that is another one, what ranks here have recorded."""
+        """Send the records of this host's ranks to the coordinator's host, if that is another."""
         for rank in self._paths():
             self._send(rank)
 
     def verdict(self, states: Mapping[int, RankState]) -> tuple[FlightFinding, ...]:
-        """Say why the ranks hang, as far as their records tell; STATES is what else is known."""
-        return flight.verdict({**self._told, **self._here()}, self._job_of(states))
+        """Return why the ranks hang, as far as their records show; STATES is what else is known."""
+        return flight.verdict({**self._received, **self._here()}, self._job_of(states))
 
     # Records --------------------------------------------------------------------------------------
 
     def _paths(self) -> dict[int, tuple[str, int]]:
         """Return the file and the attempt of each rank of this host that records collectives."""
         return {
-            one.rank.rank: (one.env[variables.FLIGHT_RECORDER], rankfile.restart_of(one))
-            for one in self._job.plan.processes
-            if one.rank is not None and variables.FLIGHT_RECORDER in one.env
+            spec.rank.rank: (spec.env[variables.FLIGHT_RECORDER], rankfile.restart_of(spec))
+            for spec in self._job.plan.processes
+            if spec.rank is not None and variables.FLIGHT_RECORDER in spec.env
         }
 
     def _here(self) -> dict[int, FlightRecord]:
-        found = {rank: flightfile.read(*file) for rank, file in self._paths().items()}
-        return {rank: one for rank, one in found.items() if one is not None}
+        records = {rank: flightfile.read(*file) for rank, file in self._paths().items()}
+        return {rank: record for rank, record in records.items() if record is not None}
 
     def _send(self, rank: int) -> None:
         plan, session = self._job.plan, self._session
@@ -106,13 +106,13 @@ class FlightRecords:
         session.to_coordinator(PackedCollectives(plan.generation, place, codec.pack(ring)))
 
     def _take(self, node_rank: int, message: PackedCollectives) -> None:
-        """Take what another host tells of a rank, if that is its own and of this generation."""
+        """Take the record of another host's rank."""
         spec = rank_of(message, node_rank, self._job.plan)
         ring = codec.unpack(message.packed, flightfile.MOST_BYTES)
         record = flightfile.parse(ring)
         if spec is None or record is None:
             return
-        self._told[spec.rank] = record._replace(rank=spec.rank)
+        self._received[spec.rank] = record._replace(rank=spec.rank)
         try:
             name = names.collectives(names.rank_name(spec))
             self._job.folder.write(name, ring.decode(errors="surrogateescape"))
@@ -129,10 +129,10 @@ class FlightRecords:
         return flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
 
     def _compare(self) -> None:
-        """Say once that ranks have called different collectives at one place."""
-        for found in flight.desyncs({**self._told, **self._here()}, self._job_of({}))[:1]:
-            if found.text not in self._said:
-                self._said.add(found.text)
-                self._job.log(f"{sentence(found.text)}.")
-                labels = tuple(f"rank {rank}" for rank in found.ranks)
-                self._declare(Noticed("desync", found.text, time.monotonic(), labels))
+        """Report once that ranks have called different collectives at one place."""
+        for finding in flight.desyncs({**self._received, **self._here()}, self._job_of({}))[:1]:
+            if finding.text not in self._said:
+                self._said.add(finding.text)
+                self._job.log(f"{sentence(finding.text)}.")
+                labels = tuple(f"rank {rank}" for rank in finding.ranks)
+                self._declare(Noticed("desync", finding.text, time.monotonic(), labels))

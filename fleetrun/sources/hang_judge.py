@@ -1,8 +1,8 @@
-"""`--hang_timeout`: a job hangs when no host shows any life.
+"""`--hang_timeout`: a job hangs when no host shows any sign of life.
 
-Each host tells the coordinator's when its ranks are silent. Once all are, all fetch the stacks of
-their ranks, and the coordinator's host compares them: hosts that wait for one that stands still
-are not the cause. A host without a session is the only one, and its own judge.
+Each host reports to the coordinator's host when its ranks are silent. Once all are, every host
+fetches the stacks of its ranks, and the coordinator's host compares them: hosts that wait for one
+that stands still are not the cause. A host without a session judges alone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
     from fleetrun.sources.flightrecords import FlightRecords
 
-# A word of a host counts for so many of its looks: it says the same again at each.
+# A report counts for this many looks of its host, which repeats it at each look.
 _LOOKS = 3
 _SLACK_S = 2.0
-# A stack that nobody can fetch takes py-spy and faulthandler this long together.
+# How long py-spy and faulthandler together take to fail to fetch a stack.
 _STACKS_S = 20.0
-# What the stacks of a host may have: they go in one message.
+# Limits on the stacks of a host, which must fit into one message.
 _MOST_FRAMES, _MOST_LETTERS, _LONGEST_FRAME = 40, 150_000, 200
 _MOST_UNREACHED = 256
 
 
 class Silence:
-    """What the hosts have told: for how long each is silent. A word counts for FRESH_S seconds."""
+    """How long each host has been silent, by its last report, which counts for FRESH_S seconds."""
 
     def __init__(self, fresh_s: float) -> None:
         self._fresh_s = fresh_s
@@ -44,11 +44,11 @@ class Silence:
         self._reported: dict[int, tuple[float | None, float]] = {}
 
     def report(self, node_rank: int, silent_s: float | None, at: float) -> None:
-        """Take what a host tells: 0 is life."""
+        """Record that a host has been silent for SILENT_S seconds; 0: it shows life."""
         self._reported[node_rank] = (silent_s, at)
 
     def forget(self) -> None:
-        """Begin again: the ranks are new, or have gone on."""
+        """Forget all reports: the ranks are new, or have gone on."""
         self._reported.clear()
 
     def of_all(self, nodes: Sequence[int], at: float) -> float:
@@ -62,19 +62,19 @@ class Silence:
         >>> silence.of_all([0, 1], at=101.0)
         31.0
         """
-        found: list[float] = []
+        silences: list[float] = []
         for node_rank in nodes:
             silent_s, reported_at = self._reported.get(node_rank, (0.0, at))
             if silent_s is None:
                 continue
             if not silent_s or at - reported_at > self._fresh_s:
                 return 0.0
-            found.append(silent_s + at - reported_at)
-        return min(found, default=0.0)
+            silences.append(silent_s + at - reported_at)
+        return min(silences, default=0.0)
 
 
 class HangJudge:
-    """Agrees with the other hosts of SESSION that JOB hangs, and names who stands elsewhere."""
+    """Agrees with the other hosts of SESSION that JOB hangs, and names the ranks that differ."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class HangJudge:
         self._records = records
         self._session = session
         self._silence = Silence(_LOOKS * period_s + _SLACK_S)
-        # Of whom stacks are awaited, and what has come; None: nobody was asked.
+        # The hosts whose stacks are awaited (None: no host was asked), and those that came.
         self._awaited: set[int] | None = None
         self._stacks: dict[int, Stacks] = {}
         self._silent_s = 0.0
@@ -101,7 +101,7 @@ class HangJudge:
         collect: Callable[[float], None],
         declare: Callable[[Hung], None],
     ) -> None:
-        """Begin; COLLECT fetches the stacks here, and `collected` is the answer."""
+        """Begin; COLLECT fetches the stacks of this host, which `collected` then reports."""
         self._waiting = waiting
         self._declare = declare
         self._collect = collect
@@ -111,7 +111,7 @@ class HangJudge:
             self._session.hearers[Stacks] = self._take
 
     def restart(self) -> None:
-        """Begin again: the ranks are new, or are ending."""
+        """Start over: the ranks are new, or are ending."""
         self._silence.forget()
         self._awaited = None
         self._waiting.timer("stacks", None, self._conclude)
@@ -120,7 +120,7 @@ class HangJudge:
     # What the watch of this host finds ------------------------------------------------------------
 
     def report(self, silent_s: float | None) -> None:
-        """Tell how long the ranks here have been silent; 0 is life, None that none runs."""
+        """Report how long the ranks here have been silent; 0: they show life; None: none runs."""
         if silent_s == 0.0 and not self._has_reported_silence:
             return
         self._has_reported_silence = silent_s != 0.0
@@ -140,14 +140,15 @@ class HangJudge:
         deadlocked: Sequence[tuple[int, int, str]],
         unreached: Sequence[tuple[int, str]],
     ) -> None:
-        """Tell where the ranks here stand, by process of the plan; WENT_ON: that one does not.
+        """Report the STACKS of the ranks here, by process of the plan.
 
-        UNREACHED is what they do not reach, to which is added what this launcher did not.
+        WENT_ON is a process that has made progress meanwhile. UNREACHED are the endpoints that they
+        fail to reach; those that this launcher failed to reach are added.
         """
         plan = self._job.plan
         places = [plan.ranks.index(spec.rank) if spec.rank else -1 for spec in plan.processes]
         room = _MOST_LETTERS // max(1, len(stacks)) // _LONGEST_FRAME
-        told = () if self._session is None else self._session.unreached
+        own_unreached = () if self._session is None else self._session.unreached
         message = Stacks(
             plan.generation,
             tuple(
@@ -166,7 +167,7 @@ class HangJudge:
             tuple((places[process], pid, where[:300]) for process, pid, where in deadlocked),
             (
                 *((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
-                *((-1, where[:300]) for where in told),
+                *((-1, where[:300]) for where in own_unreached),
             ),
         )
         if self._session is None:
@@ -189,7 +190,7 @@ class HangJudge:
         nodes = (plan.node_rank, *(() if session is None else session.connected()))
         is_cut_off = session is not None and len(nodes) < len(plan.nodes)
         if self._awaited is not None or is_cut_off:
-            # Who is cut off for a moment may be alive.
+            # A host that is cut off for a moment may be alive.
             return
         self._silent_s = self._silence.of_all(nodes, now)
         if self._silent_s:
@@ -198,8 +199,8 @@ class HangJudge:
             if session is None:
                 self._collect(self._silent_s)
                 return
-            for each in nodes:
-                session.to_member(each, WantStacks(plan.generation, self._silent_s))
+            for node in nodes:
+                session.to_member(node, WantStacks(plan.generation, self._silent_s))
 
     def _take(self, node_rank: int, message: Stacks) -> None:
         if self._awaited is None or message.generation != self._job.plan.generation:
@@ -216,69 +217,71 @@ class HangJudge:
         self._waiting.timer("stacks", None, self._conclude)
         self._awaited = None
         self._silence.forget()
-        if any(one.went_on >= 0 for one in self._stacks.values()):
+        if any(answer.went_on >= 0 for answer in self._stacks.values()):
             return
         plan = self._job.plan
         ranks = plan.ranks
         stacks: dict[int, places.Stack] = {}
         deadlocked: list[tuple[str, int, str]] = []
         unreached: list[str] = []
-        for node_rank, told in sorted(self._stacks.items()):
+        for node_rank, answer in sorted(self._stacks.items()):
             mine = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
-                one.process: tuple(
+                stack.process: tuple(
                     places.Frame(visible(function), visible(file), line)
-                    for function, file, line in one.frames
+                    for function, file, line in stack.frames
                 )
-                for one in told.stacks
-                if one.process in mine
+                for stack in answer.stacks
+                if stack.process in mine
             }
             deadlocked += [
                 (self._label(process), pid, visible(where))
-                for process, pid, where in told.deadlocked
+                for process, pid, where in answer.deadlocked
                 if process in mine
             ]
             unreached += [
                 f"{self._label(process)} does not reach {visible(where)}"
-                for process, where in told.unreached
+                for process, where in answer.unreached
                 if process in mine
             ]
             host = visible(plan.nodes[node_rank])
             unreached += [
                 f"before the start {host} did not reach {visible(where)}"
-                for process, where in told.unreached
+                for process, where in answer.unreached
                 if process < 0
             ]
         self._write(stacks)
-        found = () if self._records is None else self._records.verdict(self._states(stacks))
+        states = self._states(stacks)
+        culprits = () if self._records is None else self._records.verdict(states)
         finding = places.compare(stacks)
-        # Who is late for a collective is known better than who stands elsewhere than most.
+        # A rank that is late for a collective is better evidence than one that stands elsewhere.
         odd = next(
-            (tuple(f"rank {rank}" for rank in one.ranks) for one in found),
-            tuple(self._label(one) for one in finding.odd),
+            (tuple(f"rank {rank}" for rank in culprit.ranks) for culprit in culprits),
+            tuple(self._label(process) for process in finding.odd),
         )
-        signs = {one.sign for one in self._stacks.values()}
+        signs = {answer.sign for answer in self._stacks.values()}
         self._declare(
             Hung(
                 seconds=self._silent_s,
                 at=time.monotonic(),
                 places=tuple(
-                    (tuple(self._label(one) for one in place.ranks), str(place))
+                    (tuple(self._label(process) for process in place.ranks), str(place))
                     for place in finding.places
                 ),
                 odd=odd,
                 stacks=names.run_path(plan, names.stacks(self._only(stacks) or "*")),
-                sign=next((one for one in ("steps", "stacks") if one in signs), "life"),
+                sign=next((sign for sign in ("steps", "stacks") if sign in signs), "life"),
                 deadlocked=tuple(deadlocked),
                 unreached=tuple(unreached),
                 collectives=tuple(
-                    (tuple(f"rank {rank}" for rank in one.ranks), one.text) for one in found
+                    (tuple(f"rank {rank}" for rank in culprit.ranks), culprit.text)
+                    for culprit in culprits
                 ),
             )
         )
 
     def _states(self, stacks: Mapping[int, places.Stack]) -> dict[int, RankState]:
-        """Return where trainers stand, and which have ended: those without a stack."""
+        """Return where each trainer stands; one without a stack has ended."""
         return {
             spec.rank: RankState(
                 place=_users(stacks.get(process, ())),
@@ -292,12 +295,12 @@ class HangJudge:
         return names.spec_label(self._job.plan.ranks[process])
 
     def _only(self, stacks: Mapping[int, object]) -> str:
-        """Name the rank of STACKS in files, if there is one only."""
+        """Return the name in files of the only rank of STACKS; empty if there are several."""
         ranks = self._job.plan.ranks
         return names.rank_name(ranks[next(iter(stacks))]) if len(stacks) == 1 else ""
 
     def _write(self, stacks: Mapping[int, Sequence[tuple[str, str, int]]]) -> None:
-        """Leave the stacks of the other hosts' ranks beside ours."""
+        """Write the stacks of other hosts' ranks beside those of ours."""
         for process, frames in sorted(stacks.items()):
             spec = self._job.plan.ranks[process]
             if spec.node_rank == self._job.plan.node_rank:
