@@ -1,8 +1,7 @@
-"""`--gather_logs`: the logs of other hosts' ranks, brought to the coordinator's host at the end.
+"""`--gather_logs`: copies the logs of other hosts' ranks to the coordinator's host at the end.
 
-The coordinator's host asks, a part at a time and at a bounded rate; the others answer, and end when
-they are dismissed. What comes is another host's data: only its bytes are used, and only where they
-were asked for.
+The coordinator's host requests one part at a time, at a bounded rate; the others answer, and end
+when they are dismissed. Answers are untrusted: only bytes that were requested are written.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 ALL, TAIL = "all", "tail"
-# Of all hosts together, so that a network with training on it has room for that.
+# For all hosts together, which leaves room on a network that others train over.
 _BYTES_PER_S = 32 << 20
 _AT_ONCE = 16
-# A host that does not answer for so long, beside --grace, is left out.
+# A host that does not answer within this time and --grace is given up.
 _TIMEOUT_S = 10.0
 _LOOK_S = 0.5
 
@@ -42,26 +41,26 @@ class LogServer:
     def __init__(self, plan: LaunchPlan, send: Callable[[LogPart], None]) -> None:
         self.plan = plan
         self._send = send
-        # Which attempt each generation was here: a host that came later has had fewer.
+        # The attempt of each generation on this host, which has fewer if it joined later.
         self._attempts = {plan.generation: 0}
         self._is_complete = False
-        # The asker waits for each answer, so this is all there can be.
+        # There is one request at most: the other side waits for each answer.
         self._asked: SendLog | None = None
 
     def take(self, plan: LaunchPlan, attempt: int) -> None:
-        """Know the PLAN of another generation, which is ATTEMPT here."""
+        """Take the PLAN of another generation, which is ATTEMPT on this host."""
         self.plan = plan
         self._attempts[plan.generation] = attempt
 
     def asked(self, message: SendLog) -> None:
-        """Answer, or remember the question."""
+        """Answer MESSAGE, or keep it until the logs are complete."""
         if self._is_complete:
             self._send(self._part(message))
         else:
             self._asked = message
 
     def complete(self) -> None:
-        """Answer what was asked while the logs still grew, and from now on at once."""
+        """Answer the request that came while the logs grew; answer at once from now on."""
         self._is_complete = True
         if self._asked is not None:
             self._send(self._part(self._asked))
@@ -83,7 +82,7 @@ class LogServer:
         return LogPart(asked.process, asked.attempt, offset, size, text, asked.is_error_log)
 
     def _path(self, asked: SendLog) -> str:
-        """Return the log that is meant; no path if that is none of ours."""
+        """Return the path of the requested log; empty if it is no log of this host."""
         ranks = self.plan.ranks
         attempt = self._attempts.get(asked.attempt)
         if not 0 <= asked.process < len(ranks) or attempt is None:
@@ -97,11 +96,11 @@ class LogServer:
 
 
 class _HostLogs:
-    """A host of which logs are wanted: what is left, and where the current log stands."""
+    """The logs still to be copied from a host, and the position in the current one."""
 
     def __init__(self, wanted: Sequence[tuple[int, int, bool]]) -> None:
         self.queue = deque(wanted)
-        # The next byte that is wanted; None: the first part has not come.
+        # The next byte to request; None: the first part has not come.
         self.offset: int | None = None
         self.fd = -1
 
@@ -109,9 +108,9 @@ class _HostLogs:
 class LogGatherer:
     """Writes the logs of other hosts into the folder `gathered` of FOLDER.
 
-    ASK sends a message to the host of a node rank, which can be reached if it IS_THERE; DONE is
-    called with a sentence when all is there that can be had. With EVERYTHING logs come whole, of
-    earlier attempts too, else their ends.
+    ASK sends a message to the host of a node rank, which is connected if it IS_THERE; DONE is
+    called with a summary when no more is to come. With EVERYTHING, whole logs of all attempts are
+    copied, else the ends of the last attempt's.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class LogGatherer:
         self._trouble = ""
 
     def begin(self, nodes: Sequence[int]) -> None:
-        """Ask the hosts NODES."""
+        """Begin to copy the logs of the hosts NODES."""
         self.is_busy = True
         last = self.plan.generation
         self._attempts = range(0 if self._everything else last, last + 1)
@@ -179,7 +178,7 @@ class LogGatherer:
             self._folder_fd = -1
 
     def _go_on(self) -> None:
-        """Begin with more hosts where few are being asked; say so when nobody is left."""
+        """Begin with further hosts if few are under way; report when all are done."""
         while self._later and len(self._hosts) < _AT_ONCE:
             node = self._later.popleft()
             has_error_logs = any(spec.error_log for spec in self.plan.processes)
@@ -198,7 +197,7 @@ class LogGatherer:
             self._done(self._summary())
 
     def _next(self, node: int) -> None:
-        """Ask for the next part of what NODE has, or let it go."""
+        """Request the next part from NODE, or dismiss it if it has no more."""
         host = self._hosts[node]
         if not host.queue:
             self._leave(node)
@@ -219,7 +218,7 @@ class LogGatherer:
         self._ask(node, asked)
 
     def _await(self, node: int, until: float) -> None:
-        """Give the host NODE up at UNTIL, or when it is gone."""
+        """Give up the host NODE at UNTIL, or when its connection is lost."""
         now = time.monotonic()
         if now >= until or not self._is_there(node):
             self._give_up(node)
@@ -232,7 +231,7 @@ class LogGatherer:
         return _TIMEOUT_S + self.plan.rules.grace_s
 
     def take(self, node: int, part: LogPart) -> None:
-        """Take what the host NODE answers."""
+        """Take the answer PART of the host NODE."""
         host = self._hosts.get(node)
         named = part.process, part.attempt, part.is_error_log
         if host is None or not host.queue or host.queue[0] != named:
@@ -277,7 +276,7 @@ class LogGatherer:
         write_all(host.fd, data)
 
     def _give_up(self, node: int) -> None:
-        """Do without what NODE still has."""
+        """Leave out the remaining logs of NODE."""
         host = self._hosts[node]
         ranks = dict.fromkeys(process for process, *_ in host.queue)
         self._missed += [names.spec_label(self.plan.ranks[process]) for process in ranks]

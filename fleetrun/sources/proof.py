@@ -1,6 +1,6 @@
-"""Shows once what of the strategy is in effect, from the evidence that the ranks write.
+"""Shows which fields of the strategy are in effect, by the evidence that the ranks write.
 
-With `--strategy_strict` a job whose strategy is not in effect is declared refuted, which ends it.
+With `--strategy_strict`, it declares a strategy that is not in effect refuted, which ends the job.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
     from fleetrun.session.exchange import PackedEvidence
 
-# A rank needs seconds for its first update, or minutes.
+# Pauses between two looks: a rank makes its first update after seconds, or minutes.
 _FIRST_S = 0.3
 _SLOWER = 1.2
 _SLOWEST_S = 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
-# What a rank says of its strategy is some thousand bytes; what is no record may be more.
+# A record of evidence has some thousand bytes; what another host sends may have more.
 _LONGEST = 1 << 20
 
 
@@ -52,9 +52,9 @@ def find(plan: LaunchPlan) -> str | None:
 
 
 class _Trainer:
-    """A rank: its records, its evidence as last read, and its end; one of another host has no PATH.
+    """A rank, and its evidence as last read from PATH; ranks of other hosts have no PATH.
 
-    RESTART is the attempt that its records are of.
+    RESTART is the attempt whose records count.
     """
 
     def __init__(self, name: str, path: str = "", restart: int = 0) -> None:
@@ -68,11 +68,11 @@ class _Trainer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is to be expected before the end of the job."""
+        """Whether no more evidence is expected before the end of the job."""
         return self.has_ended or (self.evidence is not None and self.evidence.is_complete)
 
     def look(self) -> bool:
-        """Read the records, if there are new ones; return whether there were."""
+        """Read the records if the file has changed; return whether it has."""
         try:
             stat = os.stat(self._path)
         except OSError:
@@ -87,14 +87,14 @@ class _Trainer:
         return True
 
     def take(self, record: Mapping[str, object] | None) -> None:
-        """Take what its RECORD says; where that cannot be read, the older evidence stays."""
+        """Take the evidence in RECORD; if it cannot be read, the older evidence stays."""
         from fleetrun.records import strategyfiles  # only with a strategy
 
         self.evidence = strategyfiles.parse_evidence(record) or self.evidence
 
 
 class Proof(Source):
-    """Watches for the evidence of JOB's trainers and declares what it says of the strategy."""
+    """Watches for the evidence of JOB's trainers, and declares what it says about the strategy."""
 
     name = "the proof of the strategy"
     exit_code = REFUTED
@@ -122,12 +122,12 @@ class Proof(Source):
     def _begin(self) -> None:
         """Expect evidence from all ranks of a generation, in their order."""
         plan = self._job.plan
-        # Of several hosts one judges the ranks of all, and shows it.
+        # One host judges the ranks of all hosts, and shows the table.
         self._judges = self._session is None or self._session.serves
         self._asked: StrategyDocument | None = None
         self._pace_s = self._first_s
         self._patient_until: float | None = None
-        # What was shown, as far as it matters.
+        # What of the last table would be news if it changed.
         self._shown: object = None
         self._noted: frozenset[str] = frozenset()
         self._has_judged = False
@@ -138,7 +138,7 @@ class Proof(Source):
         }
         own = {place: plan.processes[process] for process, place in self._places.items()}
         hears = self._session is not None and self._judges
-        # By their place among all ranks, as other hosts name them.
+        # By their place among all ranks of the job, which messages of other hosts name.
         self._trainers: dict[int, _Trainer] = {}
         for place, rank in enumerate(plan.ranks):
             if rank.is_trainer and place in own:
@@ -169,7 +169,7 @@ class Proof(Source):
             case Exited(process=process, status=status) if self._trainer(process) is not None:
                 place = self._places[process]
                 self._trainers[place].has_ended = True
-                # Whatever the host that judges has heard before.
+                # Sent also without new evidence: the host that judges must know of the end.
                 self._trainers[place].look()
                 self._send(place)
                 if status.exit_code:
@@ -184,12 +184,10 @@ class Proof(Source):
             case Finished(outcome=outcome):
                 self._stop()
                 self._read()
-                has_word = any(
-                    one.evidence is not None and one.evidence.tells
-                    for one in self._trainers.values()
-                )
+                trainers = self._trainers.values()
+                has_evidence = any(rank.evidence and rank.evidence.tells for rank in trainers)
                 # Ranks that failed or were stopped had no time for evidence.
-                if has_word or (outcome.cause is None and self._trainers):
+                if has_evidence or (outcome.cause is None and self._trainers):
                     self._show(self._asked_for())
             case _:
                 pass
@@ -225,7 +223,7 @@ class Proof(Source):
                 self._send(place)
 
     def _send(self, place: int) -> None:
-        """Tell the host that judges, if that is another one, what a rank has said last."""
+        """Send a rank's last evidence to the host that judges, if that is another one."""
         if self._session is None or self._judges:
             return
         import json  # only with others
@@ -239,7 +237,7 @@ class Proof(Source):
         self._session.to_coordinator(PackedEvidence(generation, place, trainer.has_ended, packed))
 
     def _receive(self, node_rank: int, message: PackedEvidence) -> None:
-        """Take what another host tells of a rank, if that is its own and of this generation."""
+        """Take the evidence of another host's rank."""
         from fleetrun.records import reading  # only with others
         from fleetrun.session import codec, exchange
 
@@ -252,15 +250,15 @@ class Proof(Source):
             self._look()
 
     def _look(self) -> None:
-        """Judge when all evidence is there, and again when the ranks have ended."""
+        """Judge once all evidence is there, and again when all ranks have ended."""
         self._read()
         trainers = self._trainers.values()
         now = time.monotonic()
-        if any(one.is_settled for one in trainers) and self._patient_until is None:
+        if any(rank.is_settled for rank in trainers) and self._patient_until is None:
             self._patient_until = now + self._timeout_s
-        if all(one.is_settled for one in trainers):
+        if all(rank.is_settled for rank in trainers):
             self._stop()
-            self._judge(is_last=all(one.has_ended for one in trainers))
+            self._judge(is_last=all(rank.has_ended for rank in trainers))
         elif self._patient_until is not None and now >= self._patient_until and self._shown is None:
             self._show(self._asked_for())
 
@@ -275,7 +273,7 @@ class Proof(Source):
         return self._asked
 
     def _need(self, *, is_strict: bool) -> None:
-        """Decide whether this source is required, which --strategy_strict makes it."""
+        """Make this source required if --strategy_strict is given."""
         self.is_required = is_strict
         asked_for = ", which --strategy_strict requires" if is_strict else ""
         self.without = f"without evidence of what its strategy does{asked_for}"
@@ -287,9 +285,9 @@ class Proof(Source):
         if self._has_judged and not is_last:
             return
         self._has_judged = True
-        found = overview.faults(asked, self._show(asked), self._silence(), self._evidence())
-        if found and asked.is_strict and self._judges:
-            self._declare(Refuted(found, time.monotonic()))
+        faults = overview.faults(asked, self._show(asked), self._silence(), self._evidence())
+        if faults and asked.is_strict and self._judges:
+            self._declare(Refuted(faults, time.monotonic()))
 
     def _show(self, asked: StrategyDocument) -> Judged:
         """Declare and show the verdicts, if they have changed."""
@@ -298,7 +296,7 @@ class Proof(Source):
         evidence_of = self._evidence()
         judged = overview.judge(asked, evidence_of, time.monotonic())
         silence = self._silence()
-        # Numbers grow with every update; only another answer is news.
+        # Counts grow with every update, and are no news.
         gist = (
             tuple(one._replace(why="") for one in judged.verdicts),
             tuple((who, silence[who]) for who in judged.silent),
@@ -323,14 +321,14 @@ class Proof(Source):
         return judged
 
     def _evidence(self) -> dict[str, RankEvidence | None]:
-        return {one.name: one.evidence for one in self._trainers.values()}
+        return {rank.name: rank.evidence for rank in self._trainers.values()}
 
     def _silence(self) -> dict[str, str]:
-        """Return for each rank without evidence what that means."""
-        return {one.name: _silence_of(one) for one in self._trainers.values()}
+        """Return for each rank why it may have no evidence."""
+        return {rank.name: _silence_of(rank) for rank in self._trainers.values()}
 
     def _columns(self) -> int:
-        """Return the width to keep to; a file has none."""
+        """Return the width of the terminal; 0 for a file."""
         if self._width is None:
             try:
                 self._width = os.get_terminal_size(2).columns

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
 
-# How often ranks that start again are looked at: what they have imported, and their first step.
+# Pause between two looks at ranks that start again: their imports, and their first step.
 _LOOK_S = 0.1
 
 
@@ -50,7 +50,7 @@ class Recovery(Source):
         self._waiting, self._declare = waiting, declare
 
     def on_event(self, happening: Happening) -> None:  # noqa: C901 - one case for each kind
-        """Note when each phase is over."""
+        """Record when each phase ends."""
         match happening:
             case Exited(status=status, at=at, attempt=attempt) if attempt == self._attempt:
                 self._conclude(at)
@@ -83,20 +83,21 @@ class Recovery(Source):
                 pass
 
     def _fail(self, failed_at: float, at: float) -> None:
-        """Note the first failure of this attempt."""
+        """Record the first failure of this attempt."""
         if not self._moments:
             self._moments = {"failed": failed_at, "detected": at}
             self._step_before = self._step()
 
     def _look(self) -> None:
-        """Note what the ranks that have started again have reached."""
+        """Record how far the ranks that were started again have come."""
         if "started" not in self._moments:
             return
         specs = self._job.plan.processes
-        found = [
-            rankfile.last(rankfile.path_of(one), rankfile.IMPORTED, self._attempt) for one in specs
+        imports = [
+            rankfile.last(rankfile.path_of(spec), rankfile.IMPORTED, self._attempt)
+            for spec in specs
         ]
-        moments = [float(one.get("monotonic", 0.0)) for one in found if one is not None]
+        moments = [float(record.get("monotonic", 0.0)) for record in imports if record is not None]
         if moments:
             self._moments["imported"] = max(moments)
         beats = [heartbeat.beat(path, self._since_ns) for path in self._heartbeats()]
@@ -105,13 +106,13 @@ class Recovery(Source):
             self._moments["first step"] = time.monotonic() - max(0.0, age_s)
             self._lost_steps = self._lost()
         has_steps = self._step_before is not None or self._reports_updates()
-        if any(beats) or (all(found) and not has_steps):
+        if any(beats) or (all(imports) and not has_steps):
             self._conclude(time.monotonic())
         else:
             self._waiting.timer("look", time.monotonic() + _LOOK_S, self._look)
 
     def _conclude(self, at: float) -> None:
-        """Declare the restart that is over, if there was one; the next failure begins anew."""
+        """Declare the restart that is over, if there was one; the next failure begins another."""
         moments, self._moments = self._moments, {}
         if "started" not in moments:
             # It has not started again yet.
@@ -139,13 +140,13 @@ class Recovery(Source):
         return any(name in one.env for one in self._job.plan.processes for name in names)
 
     def _step(self) -> int | None:
-        """Return the last step of this attempt, if any rank has told one."""
+        """Return the last step that a rank of this attempt has reported; None without one."""
         paths = [path for path in self._heartbeats() if heartbeat.beat(path, self._since_ns)]
         steps = [heartbeat.read_step(path) for path in paths]
         return max((step for step in steps if step is not None), default=None)
 
     def _lost(self) -> int | None:
-        """Return how many steps are made again; None where updates count from 1 in each attempt."""
+        """Return how many steps are repeated; None where updates count from 1 in each attempt."""
         now = self._step()
         if self._step_before is None or now is None:
             return None

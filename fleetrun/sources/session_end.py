@@ -1,4 +1,4 @@
-"""The end of a session: how each host ended, and the logs of all, on the coordinator's host."""
+"""The end of a session: the coordinator's host records how each host ended, and gathers logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN_S = 0.5
 
 
 class SessionEnd:
-    """Leaves SESSION when the job has ended, with GATHER_LOGS not before the logs have moved."""
+    """Leaves SESSION when the job has ended, and with GATHER_LOGS when the logs are copied."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class SessionEnd:
         self._leave_later: Callable[[], None] | None = None
 
     def open(self, waiting: Waiting) -> None:
-        """Be ready to bring logs together, or to answer for ours."""
+        """Prepare to gather logs, or to serve those of this host."""
         self._waiting = waiting
         self._equip()
 
     def _equip(self) -> None:
-        """Take the part that this host has in bringing logs together."""
+        """Gather logs if this is the coordinator's host, else serve them."""
         if self._gather_logs is None:
             return
         from fleetrun.sources import gather  # only with --gather_logs
@@ -79,7 +79,7 @@ class SessionEnd:
             session.hearers[Dismissed] = lambda _, __: self._leave()
 
     def take(self, plan: LaunchPlan, attempt: int) -> None:
-        """Know the PLAN of another generation, which is ATTEMPT here."""
+        """Take the PLAN of another generation, which is ATTEMPT on this host."""
         self._plan = plan
         self._equip()
         if self._server is not None:
@@ -89,13 +89,13 @@ class SessionEnd:
 
     @property
     def is_busy(self) -> bool:
-        """Whether logs are still on their way."""
+        """Whether logs are still being copied."""
         is_gathering = self._gatherer is not None and self._gatherer.is_busy
         return is_gathering or self._leave_later is not None
 
     def finish(self, left: Failure | None) -> None:
-        """Leave the session because of LEFT; before the verdict that is a failure."""
-        # The others go on without a host that departs, and wait until it is gone.
+        """Leave the session because of LEFT; before the verdict, that is a failure."""
+        # The others go on without a host that departs, once it is gone.
         is_departure = left is not None and left.is_departure
         if self._session.serves:
             self._write_ends()
@@ -122,14 +122,14 @@ class SessionEnd:
             self._log(f"{names.HOSTS} could not be written ({error.strerror}).")
 
     def _dismiss(self) -> None:
-        """Let those go that were not there when we began to ask, or have not heard it."""
+        """Dismiss hosts that connected after the requests began, or missed their dismissal."""
         if self._gatherer is not None and not self._gatherer.is_busy:
             for node_rank in self._session.connected():
                 self._session.to_member(node_rank, Dismissed())
         self._waiting.timer("dismiss", time.monotonic() + _AGAIN_S, self._dismiss)
 
     def _stay(self) -> None:
-        """Show that we are there until we are dismissed, or nobody is there to do that."""
+        """Send heartbeats until this host is dismissed, or the coordinator's host is gone."""
         if self._leave_later is None:
             return
         now, config = time.monotonic(), self._session.config
@@ -137,7 +137,7 @@ class SessionEnd:
         if is_silent or not self._session.is_connected:
             self._leave()
             return
-        # The protocol is over here; this much it still answers.
+        # The protocol has ended here; only heartbeats are still answered.
         self._session.to_coordinator(Heartbeat(0))
         self._waiting.timer("stay", now + config.heartbeat_s, self._stay)
 

@@ -1,6 +1,6 @@
-"""Lets a process with Paddle imported stand ready while the ranks train, to fork them again from.
+"""Keeps a process that has imported Paddle ready while ranks train: they are restarted from it.
 
-It is started when the ranks have imported Paddle, so that a launch pays nothing for it.
+It is started once the ranks have imported Paddle, so the launch itself is not slowed down.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
             """Return its state, its own memory in bytes, and why it is unfit."""
 
 
-# How often the ranks are looked at, and how long after their import the server's begins.
+# Pause between two looks at the ranks, and how long after their import the server's begins.
 _LOOK_S = 1.0
 _CALM_S = 2.0
 _LIBRARY = b"/libpaddle"
 _MB = 1024 * 1024
-# The word of --preload that wants no such process.
+# The value of --preload for no such process.
 NONE = "none"
 
 
@@ -57,7 +57,7 @@ class StandBy(Source):
         self._told = ""
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Begin to look, but not before the ranks have had some time."""
+        """Begin to look at the ranks, after a pause."""
         self._waiting, self._declare = waiting, declare
         waiting.timer("look", time.monotonic() + _LOOK_S, self._look)
 
@@ -77,7 +77,7 @@ class StandBy(Source):
                 pass
 
     def _take(self, plan: LaunchPlan) -> None:
-        # A wrapped command, or another program, is not what a fork of Python would be.
+        # A fork cannot replace a wrapped command, or a program that is not Python.
         self._pythons = [
             process for process, spec in enumerate(plan.processes) if spec.argv[1:2] == ("-u",)
         ]
@@ -96,7 +96,7 @@ class StandBy(Source):
             self._waiting.timer("look", now + _LOOK_S, self._look)
 
     def _is_calm(self, now: float) -> bool:
-        """Whether all ranks have had Paddle for a while."""
+        """Whether all ranks have had Paddle loaded for a while."""
         pids = [self._pids.get(process, 0) for process in self._pythons]
         if not pids or not all(pids) or not all(map(_has_paddle, pids)):
             self._calm_since = None
@@ -105,7 +105,7 @@ class StandBy(Source):
         return now - self._calm_since >= _CALM_S
 
     def _tell(self, now: float) -> bool:
-        """Declare what became of it, if that is known and new; return whether it is known."""
+        """Declare whether ranks can be forked, once that is known; return whether it is."""
         state, own_bytes, why = self._link.standing_by()
         if state not in {self._told, "loading"}:
             self._told = state
