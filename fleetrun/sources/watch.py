@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fleetrun.run.isolation import CallResult, IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
+    from fleetrun.run.proc import Stat
     from fleetrun.session.driver import Session
     from fleetrun.sources import hang
     from fleetrun.sources.flightrecords import FlightRecords
@@ -68,11 +69,11 @@ class _Rank:
         self.heartbeat = heartbeat
         self.since_ns = since_ns
         self._sizes = dict.fromkeys(logs, 0)
-        # So much of the logs only says that the rank waits.
+        # The bytes of the logs that only say that the rank waits.
         self._idle_bytes = 0
 
     def output(self) -> int:
-        """Return a number that changes when the rank has written anything but that it waits."""
+        """Return a number that changes with each output but lines that say that the rank waits."""
         for log, before in self._sizes.items():
             size = self._sizes[log] = reading.size(log)
             if before < size <= before + _MOST_READ and _only_waits(log, before):
@@ -100,12 +101,12 @@ class Watch(Source):
         window_s: float = 30.0,
     ) -> None:
         self._job = job
-        # A rank that a debugger holds lets the others wait.
+        # While a debugger holds a rank, the others wait for it.
         self._reports_stragglers = job.request.debug is None
         self._timeout_s = job.plan.rules.hang_timeout_s if self._reports_stragglers else 0.0
         if self._timeout_s:
             self.without = "without detecting hangs: --hang_timeout no longer has an effect"
-        # With other hosts it takes all of them to say that the job hangs.
+        # The job hangs only if all hosts say so.
         self._session = session
         self._judge: HangJudge | None = None
         self._records: FlightRecords | None = None
@@ -117,7 +118,7 @@ class Watch(Source):
         # A sample of the stacks that is being taken, and what waits for its end.
         self._sample_of_stacks: Collection | None = None
         self._after_sample: Callable[[], None] | None = None
-        # What has been said.
+        # Which remarks have been made.
         self._has_said_unseen = self._has_said_unsampled = False
         # Why the driver is not asked any more.
         self._is_driver_stuck = False
@@ -139,7 +140,7 @@ class Watch(Source):
     # The supervisor's side ----------------------------------------------------------------------
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Begin to look, but not before the ranks have had some time."""
+        """Begin to look at the ranks, after a pause."""
         self._waiting = waiting
         self._declare = declare
         now = time.monotonic()
@@ -327,7 +328,7 @@ class Watch(Source):
         self._unless_a_gpu_works(conclude)
 
     def _look_inside(self, now: float) -> None:
-        """Say which ranks run a Python that has not loaded what watches it from inside."""
+        """Report which ranks run a Python that has not loaded our `sitecustomize`."""
         from fleetrun.plan.environment import STACK_SIGNAL
         from fleetrun.run import proc
 
@@ -419,32 +420,37 @@ class Watch(Source):
 
         question.watch(self._waiting, answered, self._driver_s, who="the NVIDIA driver")
 
+    def _families(self) -> dict[int, list[Stat]]:
+        """Return the processes of each rank: its leader and all below it."""
+        from fleetrun.run import proc
+
+        leaders = {rank.pid: process for process, rank in self._ranks.items()}
+        families = proc.families(proc.all_processes(), leaders)
+        return {leaders[pid]: family for pid, family in families.items()}
+
     def _depths(self) -> dict[int, hang.DeepSample]:
         from fleetrun.run import proc
         from fleetrun.sources import hang, sockets
 
-        leaders = {rank.pid: process for process, rank in self._ranks.items()}
-        families = proc.families(proc.all_processes(), leaders)
         traffic = self._traffic()
-        links = {
-            pid: sockets.inodes(one.pid for one in family) & traffic.keys() if traffic else ()
-            for pid, family in families.items()
-        }
-        totals = {pid: [proc.io(one.pid) for one in family] for pid, family in families.items()}
-        return {
-            leaders[pid]: hang.DeepSample(
-                cpu_s={one.pid: one.cpu_s for one in family},
-                written=sum(each.written for each in totals[pid]),
-                reaped_s=sum(one.reaped_s for one in family),
-                fetched=sum(each.fetched for each in totals[pid]),
-                moved=sum(each.moved for each in totals[pid]),
-                faults=sum(one.faults for one in family),
-                is_in_disk_wait=any(one.state == "D" for one in family),
-                is_at_prompt=any(proc.reads_terminal(one.pid) for one in family),
-                traffic={link: traffic[link] for link in links[pid]},
+
+        def sample(family: list[Stat]) -> hang.DeepSample:
+            pids = [each.pid for each in family]
+            links = sockets.inodes(pids) & traffic.keys() if traffic else ()
+            totals = [proc.io(pid) for pid in pids]
+            return hang.DeepSample(
+                cpu_s={each.pid: each.cpu_s for each in family},
+                written=sum(total.written for total in totals),
+                reaped_s=sum(each.reaped_s for each in family),
+                fetched=sum(total.fetched for total in totals),
+                moved=sum(total.moved for total in totals),
+                faults=sum(each.faults for each in family),
+                is_in_disk_wait=any(each.state == "D" for each in family),
+                is_at_prompt=any(map(proc.reads_terminal, pids)),
+                traffic={link: traffic[link] for link in links},
             )
-            for pid, family in families.items()
-        }
+
+        return {process: sample(family) for process, family in self._families().items()}
 
     def _traffic(self) -> Mapping[int, int]:
         """Return the bytes of each TCP connection, if they matter and the kernel tells."""
@@ -463,26 +469,23 @@ class Watch(Source):
             return hang.NO_TRAFFIC
 
     def _unreached(self) -> list[tuple[int, str]]:
-        """Return who waits for a connection that nobody answers, and to where."""
-        from fleetrun.run import proc
+        """Return which processes wait for an answer to a connection, and the endpoint."""
         from fleetrun.sources import sockets
 
         try:
             connecting = sockets.connecting()
         except (OSError, ValueError):
-            # A hang is no less one.
+            # It is a hang nevertheless.
             return []
-        leaders = {rank.pid: process for process, rank in self._ranks.items()}
-        families = proc.families(proc.all_processes(), leaders) if connecting else {}
-        found = {
-            (leaders[pid], connecting[inode])
-            for pid, family in families.items()
-            for inode in sockets.inodes(one.pid for one in family) & connecting.keys()
+        unreached = {
+            (process, connecting[inode])
+            for process, family in (self._families() if connecting else {}).items()
+            for inode in sockets.inodes(each.pid for each in family) & connecting.keys()
         }
-        return sorted(found)
+        return sorted(unreached)
 
     def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
-        """Return a process that has shown life since BEFORE."""
+        """Return a process that has shown a sign of life since BEFORE; None if there is none."""
         for process, rank in self._ranks.items():
             seen = before.get(process)
             beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
@@ -494,15 +497,12 @@ class Watch(Source):
     def _deadlocked(self, texts: Mapping[int, str]) -> list[tuple[int, int, str]]:
         """Return the forked children that wait for locks: whose, which, and where they stand."""
         from fleetrun.postmortem import deadlocks, places
-        from fleetrun.run import proc
 
-        leaders = {rank.pid: process for process, rank in self._ranks.items()}
-        families = proc.families(proc.all_processes(), leaders)
         return [
-            (process, child, str(places.StackGroup((), places.of_child(said, child))))
-            for leader, process in leaders.items()
-            for said in [texts.get(process, "")]
-            for child in deadlocks.forked(families[leader])
+            (process, child, str(places.StackGroup((), places.of_child(text, child))))
+            for process, family in self._families().items()
+            for text in [texts.get(process, "")]
+            for child in deadlocks.forked(family)
         ]
 
     # With the judge ------------------------------------------------------------------------------
@@ -586,13 +586,13 @@ class Watch(Source):
     def _stacks_path(self, process: int, prefix: str = "") -> str:
         spec = self._job.plan.processes[process]
         who = str(process) if spec.rank is None else names.rank_name(spec.rank)
-        return os.path.join(self._job.plan.cwd, self._job.plan.run_dir, prefix + names.stacks(who))
+        return names.run_path(self._job.plan, prefix + names.stacks(who))
 
     def _stacks_of(self, processes: tuple[int, ...]) -> str:
         """Name the files as a shell would."""
         if len(processes) == 1:
             return self._stacks_path(processes[0])
-        return os.path.join(self._job.plan.cwd, self._job.plan.run_dir, names.stacks("*"))
+        return names.run_path(self._job.plan, names.stacks("*"))
 
 
 def _lag_sentence(lag: hang.Lag, labels: list[str]) -> str:
