@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.run import itself
 from fleetrun.run.events import Finished
 from fleetrun.run.loop import poll
 from fleetrun.run.observers import Sink
@@ -93,8 +94,6 @@ class Metrics(Sink):
             self._socket = None
 
     def _begin(self) -> None:
-        from fleetrun.sinks.metrics import meterprocess  # no start waits for it
-
         self._ended_fd, alive_fd = os.pipe()
         fds: list[tuple[int | str, ...]] = [
             (os.POSIX_SPAWN_DUP2, alive_fd, 0),
@@ -103,15 +102,12 @@ class Metrics(Sink):
         ]
         if self._socket is not None:
             fds.append((os.POSIX_SPAWN_DUP2, self._socket.fileno(), _LISTENING_FD))
-        words = meterprocess.line(
-            self._job.folder.path,
-            launcher=os.getpid(),
-            period_s=self._period_s,
-            listening_fd=_LISTENING_FD if self._socket is not None else None,
-        )
+        listening_fd = _LISTENING_FD if self._socket is not None else None
+        words = (self._job.folder.path, os.getpid(), self._period_s, listening_fd)
+        code = f"from fleetrun.sinks.metrics import measure; measure.main{words!r}"
         self._pid = os.posix_spawn(
             sys.executable,
-            words,
+            itself.command(code),
             os.environ,
             file_actions=fds,
             # Ctrl-C is not for it, but in our session nobody takes it for a part of the job.

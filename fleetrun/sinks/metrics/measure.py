@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -13,15 +14,25 @@ from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.probe.ticks import ticks
 from fleetrun.records import metricsfile, names, progress, reading, runs, scalarfile
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
-from fleetrun.run import proc
+from fleetrun.run import libc, proc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_NICE = 10
 # When the file has become that long, it is added to half as often, and again for each time more.
 _LENGTHY = 64 * 1024 * 1024
 # Which scalars are written is looked for that often.
 _SCALARS_S = 60.0
+
+
+def main(run_dir: str, launcher: int, period_s: float, listening_fd: int | None) -> None:
+    """Measure the job of RUN_DIR for as long as LAUNCHER is alive."""
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(libc.PR_SET_NAME, b"fleetrun-meter")
+    if os.getppid() == launcher:
+        os.nice(_NICE)
+        run(run_dir, period_s, listening_fd)
 
 
 def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:

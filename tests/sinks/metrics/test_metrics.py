@@ -20,8 +20,9 @@ from waiting import until
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import metricsfile, names
+from fleetrun.run import itself
 from fleetrun.run.loop import Loop
-from fleetrun.sinks.metrics import Metrics, meterprocess
+from fleetrun.sinks.metrics import Metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,7 +146,7 @@ def test_the_end_of_those_it_has_started_is_awaited(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", "/bin/sh")
-    monkeypatch.setattr(meterprocess, "line", lambda *_args, **_more: ["sh", "-c", script])
+    monkeypatch.setattr(itself, "command", lambda _code: ["sh", "-c", script])
     loop = Loop()
     sink = Metrics(plans.job(plans.plan(), metrics_period_s=0.0))
     sink.open(loop)
