@@ -309,8 +309,11 @@ class RunDirectory(Sink):
     def _is_over(self, name: str) -> bool:
         """Whether NAME is an earlier launch of ours that has ended."""
         with self._lock_of(name) as fd:
-            is_ours = fd is not None and not lockfile.is_locked(fd)
-            return is_ours and not self._has_others(name)
+            if fd is None or lockfile.is_locked(fd) or self._has_others(name):
+                return False
+            # Names of one second are in the order of process ids, which begin anew now and then.
+            began, ours = os.fstat(fd).st_mtime_ns, os.fstat(self._lock_fd).st_mtime_ns
+            return (began, name) < (ours, os.path.basename(self._run_dir))
 
     def _has_others(self, name: str) -> bool:
         """Whether another host still has its part of the launch NAME, which several share."""
@@ -346,10 +349,10 @@ class RunDirectory(Sink):
         except OSError:
             # It is no link.
             return
-        runs, ours = os.path.split(self._run_dir)
+        runs = os.path.dirname(self._run_dir)
         run_dir, log = os.path.split(_join(self._log_dir, target))
         earlier = os.path.basename(run_dir)
-        if os.path.dirname(run_dir) != runs or earlier >= ours or not log.startswith(name):
+        if os.path.dirname(run_dir) != runs or not log.startswith(name):
             return
         is_gone = not os.path.lexists(run_dir)
         if is_gone or (self._is_launch(earlier) and self._is_over(earlier)):

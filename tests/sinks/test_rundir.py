@@ -182,11 +182,16 @@ def test_a_launch_that_goes_on_is_not_removed_nor_are_its_names(tmp_path: Path) 
     going_on.close()
 
 
-def test_names_of_more_ranks_than_there_are_now_go(tmp_path: Path) -> None:
-    launch(plan(tmp_path, "1", ranks=4))
-    launch(plan(tmp_path, "2", ranks=2))
-    names = sorted(path.name for path in (tmp_path / "log").iterdir())
-    assert names == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
+# In one second the process id is the only difference.
+@pytest.mark.parametrize(("earlier", "later"), [("1", "2"), ("9", "10")])
+def test_names_of_more_ranks_than_there_are_now_go(
+    tmp_path: Path, earlier: str, later: str
+) -> None:
+    launch(plan(tmp_path, earlier, ranks=4))
+    os.utime(tmp_path / "log/runs" / earlier / names.LOCK, (0, 0))
+    launch(plan(tmp_path, later, ranks=2))
+    found = sorted(path.name for path in (tmp_path / "log").iterdir())
+    assert found == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
 
 
 def test_the_names_of_a_later_launch_stay(tmp_path: Path) -> None:
