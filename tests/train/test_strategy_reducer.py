@@ -258,6 +258,11 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
             # All gradients fit into one bucket of Paddle's.
             is_more = field == "nccl_comm_num" and strategy[field] == 2
             assert knobs[field]["status"] == ("no_effect" if is_more else "no_difference")
+    # Not as if Paddle alone had the argument that the strategy gives it.
+    train(PYTHONS[version], "failing.py", tmp_path / "last", {"last_comm_group_size_MB": 0.0001})
+    (knob,) = evidence(tmp_path / "last")["knobs"]
+    assert knob["status"] == "effective"
+    assert "Paddle's own: 1" in knob["evidence"]
 
 
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])

@@ -241,7 +241,7 @@ class Reducers:
                 return
             dense = [each for each in parameters if id(each) not in sparse_ids]
             trained = [each for each in dense if tensors.is_trained(each)]
-            # The buckets of Paddle's own reducer, to compare with.
+            # As Paddle's own `init_reducer` does.
             model.group_indices = paddle.base.core.eager_assign_group_by_size(
                 trained,
                 [False] * len(trained),
@@ -255,6 +255,19 @@ class Reducers:
             model._reducer = self._new_reducer(model, dense, tables, init_reducer)
 
         return replaced
+
+    def _paddles_bytes(self, model: Any, trained: list[Any]) -> list[int]:
+        """Return the bytes of the buckets that Paddle makes of TRAINED without the strategy."""
+        import paddle
+
+        name, last = "last_comm_group_size_MB", model.last_comm_buffer_size
+        if self._spec.strategy.get(name) is not None and not settings.script_wins(name):
+            # It is an argument of the model by now; this is its default.
+            last = buckets.MEBIBYTE
+        groups = paddle.base.core.eager_assign_group_by_size(
+            trained, [False] * len(trained), [last, model.comm_buffer_size]
+        )
+        return _bucket_bytes([each.size * each.element_size() for each in trained], groups)
 
     def _can_average_sparse_ones(self) -> bool:
         if paddle_api.has(private_names.SPARSE):
@@ -298,7 +311,7 @@ class Reducers:
             number,
             own,
             hierarchy,
-            _bucket_bytes(sizes[::-1], model.group_indices),
+            self._paddles_bytes(model, trained),
             settings.overlaps(),
             len(ranks),
             compressed,
