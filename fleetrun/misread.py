@@ -1,4 +1,4 @@
-"""Tells the other hosts of a job that the command line of this one makes no sense."""
+"""Tells the other hosts of a job that this one's command line is invalid."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from fleetrun.model import Request
     from fleetrun.run.observers import Caller
 
-# Of a job whose number of hosts cannot be read: it has others, whose coordinator knows it.
+# Stands for an unreadable number of hosts; the coordinator knows the right one.
 _SEVERAL = "2"
 
 
 def tell(
     fault: FleetrunError, words: Sequence[str], environ: Mapping[str, str], caller: Caller | None
 ) -> None:
-    """Tell the hosts of the job that WORDS ask for that there is a FAULT; it may be raised.
+    """Tell the other hosts of the job about the FAULT in WORDS, which may then be raised.
 
     They are found as far as WORDS, ENVIRON and the config file can be read.
     """
@@ -55,7 +55,7 @@ def tell(
 def _request(
     parsed: ParsedCommand, environ: Mapping[str, str], started: Detected | None
 ) -> Request:
-    """Return where the hosts meet; if their number cannot be read, without it."""
+    """Return a request with the endpoint of the rendezvous, even without a valid --nnodes."""
     try:
         config = configfile.find(parsed, environ, is_lenient=True)
     except FleetrunError:
@@ -74,7 +74,7 @@ def _request(
 
 
 def _is_follower(started: Detected) -> bool:
-    """Whether this is not the first of an engine's tasks on this host, which speaks for it."""
+    """Whether another of an engine's tasks on this host reports for it."""
     if not detect.has_tasks(started):
         return False
     from fleetrun.remote import tasks  # only with a task for each rank

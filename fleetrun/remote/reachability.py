@@ -1,4 +1,4 @@
-"""Whether the hosts of a job reach each other: each tries to connect to every other one."""
+"""Checks that the hosts of a job reach each other: each connects to all others."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fleetrun.remote.protocol import HostEndpoint
     from fleetrun.session.connection import Link
 
-# As long as a lost packet is sent again twice.
+# A lost packet is sent again after 1 and 3 s.
 _TIMEOUT_S = 5.0
-# Nobody is let in: the kernel shakes hands, and keeps so many.
+# Connections are not accepted: the kernel completes the handshake of this many.
 _MOST = 4096
 
 
 class OpenPort:
-    """The first free one of PORTS of this host, which others may connect to until it is closed."""
+    """The first free one of PORTS, to which others may connect until it is closed."""
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.port = 0
@@ -44,7 +44,7 @@ class OpenPort:
             break
 
     def close(self) -> None:
-        """Let nobody connect any more."""
+        """Close the port."""
         if self._socket is not None:
             self._socket.close()
 

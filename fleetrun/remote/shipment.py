@@ -1,4 +1,4 @@
-"""What --ship sends to each host: fleetrun, and the folder of the job as .gitignore leaves it."""
+"""What --ship sends to each host: fleetrun, and the job's folder without ignored files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from fleetrun.model import Script
 
 _MOST_BYTES = 50 << 20
-# Of the folder's parts so many are named.
+# How many parts of the folder are named.
 _NAMED = 3
 # Pure Python that a launch may import: for config files and strategies, and for GPUs.
 _LIBRARIES = ("yaml", "pynvml")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Without programs from the repository's configuration; another user's folder is allowed.
+# Runs no program of the repository's configuration; allows another user's folder.
 _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "safe.directory=*")
 _LIST = ("ls-files", "-z", "--others", "--exclude-standard")
 # These would make git read another repository.
@@ -33,9 +33,9 @@ _MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
 def pack(folder: str, script: Script, log_dir: str) -> bytes:
-    """Return what is sent for SCRIPT in FOLDER, without its LOG_DIR: text, a line, an archive.
+    """Return what is sent for SCRIPT in FOLDER without LOG_DIR: text, a line, an archive.
 
-    UsageError where the script is not among it, or it is too large.
+    Raises UsageError if the script is not in it, or it is too large.
     """
     left_out = os.path.normpath(os.path.join(folder, log_dir))
     names = [name for name in listed(folder) if not f"{folder}/{name}/".startswith(f"{left_out}/")]
@@ -52,7 +52,7 @@ def pack(folder: str, script: Script, log_dir: str) -> bytes:
 
 
 def text() -> bytes:
-    """Return the text that the other end runs."""
+    """Return the Python text that the other end runs."""
     with open(bootstrap.__file__, "rb") as file:
         text = file.read()
     words = (protocol.line(protocol.Answer()).decode(), protocol.MARK.decode(), protocol.SILENCE_S)
@@ -109,7 +109,7 @@ def _without_git(folder: str) -> list[str]:
 
 
 def _check_script(folder: str, script: Script, names: Sequence[str]) -> None:
-    """Raise UsageError where SCRIPT is in FOLDER, or near it, and not among NAMES."""
+    """Raise UsageError if SCRIPT is a file here that is not among NAMES in FOLDER."""
     target = script.target
     is_program = "/" not in target and not target.endswith((".py", ".pyxes"))
     path = os.path.normpath(os.path.join(folder, target))
@@ -157,7 +157,7 @@ def _size(path: str) -> int:
 
 
 def _own() -> Iterator[tuple[str, str]]:
-    """Yield the files of fleetrun and of what it may import, and their paths over there."""
+    """Yield the files of fleetrun and its libraries, with their paths in the archive."""
     yield from _python(_PACKAGE, "fleetrun")
     # In the wheel, or in a checkout beside the package.
     for place in (_PACKAGE, os.path.dirname(_PACKAGE)):
@@ -184,7 +184,7 @@ def _python(folder: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
-    """Add the file or link PATH as NAME; it belongs to whoever unpacks it."""
+    """Add the file or link PATH as NAME, without its owner."""
     made, data = tarfile.TarInfo(name), b""
     try:
         if os.path.islink(path):

@@ -1,4 +1,4 @@
-"""One launcher on each host of a Slurm allocation, from the one process that is in it: by srun."""
+"""Starts one launcher on each host of a Slurm allocation by srun, from a single process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fleetrun.engines.detect import Detected
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What sbatch and salloc were given for tasks, and older sruns would take for theirs.
+# Set by sbatch and salloc for tasks; older versions of srun would apply them.
 _OTHERS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
 _QUERY_S = 20.0
 
@@ -45,21 +45,21 @@ def run(words: Sequence[str], found: Detected) -> int:
         )
     name = f"fleetrun-{os.getpid()}"
     job = found.job.value if found.job is not None else ""
-    # Blocked from here on, so that none is lost between the start and the wait.
+    # Blocked from here on, so that none is lost before the wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
 
     def prepare() -> None:
-        # Whatever ends us must end the job; srun takes this as an order to kill it.
+        # Whatever ends us must end the job; srun kills it on this signal.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         process = subprocess.Popen(
             command(words, found.nnodes or 1, name),
-            # Slurm takes the environment to the hosts unseen, and so the job's own token.
+            # Slurm passes the environment, and so the job's token, to the hosts unseen.
             env={k: v for k, v in with_token(os.environ).items() if k not in _OTHERS},
             stdin=subprocess.DEVNULL,
-            # Ctrl-C is for us: srun would ask for another one within a second.
+            # Ctrl-C is for us: srun would ask for a second one.
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
         )
@@ -78,7 +78,7 @@ def run(words: Sequence[str], found: Detected) -> int:
 
 
 def _stop(job: str, name: str) -> bool:
-    """Ask the launchers in the step NAME of JOB to stop; False if that cannot be asked."""
+    """Ask the launchers in the step NAME of JOB to stop; False if that is not possible."""
     ask = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
     try:
         done = subprocess.run(ask, capture_output=True, text=True, timeout=_QUERY_S, check=False)

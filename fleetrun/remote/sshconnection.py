@@ -1,4 +1,4 @@
-"""The ssh to one host: what it has said, and what it is still to be told."""
+"""The ssh connection to one host: its output, and input that is yet to be written."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from fleetrun.plan.hostfile import HostEntry
     from fleetrun.run.loop import Loop
 
-# It never waits for a password, notices a lost network, and opens no terminal, at whose end
-# processes would get signals that they do not expect.
+# It never waits for a password, notices a lost network, and opens no terminal, whose end would
+# send signals to processes.
 OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
-# What ssh exits with by its own fault, ssh(1).
+# The exit code of ssh's own faults, ssh(1).
 SSH_FAULT = 255
-# So many files of ours are open for each: three pipes, and the handle of the process.
+# How many files each needs here: three pipes and the pidfd.
 FILES = 4
 _LONGEST_LINE = 1 << 16
 
@@ -35,8 +35,8 @@ _LONGEST_LINE = 1 << 16
 def ssh_command(request: Request) -> list[str]:
     """Return the words of --ssh.
 
-    Raises UsageError for a quotation mark without its other, and EnvironmentFault where there is no
-    such program.
+    Raises UsageError for an unclosed quotation mark, and EnvironmentFault if there is no such
+    program.
     """
     try:
         found = shlex.split(request.ssh)
@@ -53,23 +53,23 @@ def ssh_command(request: Request) -> list[str]:
 
 
 class SshConnection:
-    """The ssh to HOST by the words of SSH, which runs COMMAND there and gives it BEGINNING."""
+    """An ssh to HOST by the words of SSH, which runs COMMAND there with the input BEGINNING."""
 
     def __init__(
         self, host: HostEntry, ssh: Sequence[str], command: str, beginning: Sequence[bytes] = ()
     ) -> None:
         self.host = host
         self._argv = [*ssh, *OPTIONS, host.target, f"exec {command}"]
-        # What is still to be written; large things are the same for all hosts.
+        # Unwritten input; large parts are shared by all hosts.
         self._wanted = [memoryview(part) for part in beginning]
-        # When more than a heartbeat of it was taken.
+        # When more than a heartbeat was last written.
         self.sent_at = 0.0
         self.is_open = False
         self.pidfd = -1
-        # How ssh has ended, and that as an exit code.
+        # How ssh has ended, as a wait status and as an exit code.
         self.status = 0
         self.code: int | None = None
-        # Why it cannot take part, where we are the ones who say so.
+        # Why we have given it up.
         self.fault = ""
         # The last line of its errors.
         self.last = ""
@@ -83,7 +83,7 @@ class SshConnection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Ctrl-C is for us, who tell them.
+            # Ctrl-C is for us; we tell the hosts.
             start_new_session=True,
         )
         try:
@@ -109,7 +109,7 @@ class SshConnection:
         return pipe.fileno()
 
     def say(self, data: bytes) -> None:
-        """Send DATA; what does not fit into the pipe goes later."""
+        """Send DATA, as far as it fits into the pipe; the rest follows later."""
         if not self.is_open:
             return
         self._wanted.append(memoryview(data))
@@ -117,7 +117,7 @@ class SshConnection:
             self._write()
 
     def beat(self) -> None:
-        """Show that we are there, unless that is still to be sent."""
+        """Send a heartbeat, unless other input is yet to be written."""
         if not self._wanted:
             self.say(b"\n")
 
@@ -134,7 +134,7 @@ class SshConnection:
         except BlockingIOError:
             pass
         except OSError:
-            # Its end will be heard of.
+            # Its end is noticed elsewhere.
             self._wanted.clear()
         if self._wanted:
             self._loop.watch(stdin, self._write, WRITABLE)
@@ -142,7 +142,7 @@ class SshConnection:
             self._loop.unwatch(stdin)
 
     def hang_up(self) -> None:
-        """End its input, which ends whatever runs there."""
+        """Close its input, which ends what runs there."""
         if self.is_open and self.process.stdin is not None:
             self.is_open = False
             self._loop.unwatch(self.stream(0))
@@ -155,7 +155,7 @@ class SshConnection:
             self.process.kill()
 
     def reap(self) -> None:
-        """Learn how its ssh has ended."""
+        """Take its exit code."""
         self.status = self.process.wait()
         self.code = shell_code(self.status)
         os.close(self.pidfd)
@@ -168,7 +168,7 @@ class SshConnection:
             stream.close()
 
     def lines(self, fd: int, part: bytes) -> list[bytes]:
-        """Return the lines that PART of its stream FD ends; an empty part ends the last one."""
+        """Return the lines that PART completes in stream FD; an empty part ends the last one."""
         *lines, rest = (self._rest[fd] + part).split(b"\n")
         if rest and (not part or len(rest) > _LONGEST_LINE):
             lines, rest = [*lines, rest], b""
@@ -178,6 +178,6 @@ class SshConnection:
         return lines
 
     def why(self) -> str:
-        """Return why it has ended: what we know, else the last that it said."""
+        """Return why it has ended: our reason, else its last line."""
         said = self.last.removeprefix("ssh: ")
         return self.fault or f"ssh: {said or f'it ended with exit code {self.code}'}"

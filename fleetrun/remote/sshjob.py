@@ -1,4 +1,4 @@
-"""What a job by ssh asks of each of its hosts: which they are, the check-up, the words to go."""
+"""The hosts of a job by ssh, what each is asked, and its launcher's arguments."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from fleetrun.plan.hostfile import HostEntry
     from fleetrun.remote.protocol import Inquiry
 
-# Options that are the head's own; the rest is for each launcher.
+# Options of the head alone; the others go to each launcher.
 _OURS = (
     *("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship", "detach"),
     *("nnodes", "np"),
 )
-# Options that each launcher is given by the head.
+# Options that the head sets for each launcher.
 _GIVEN = ("ips", "host", "rank", "master")
-# Where to count from, and what only this host's own variables say.
+# Variables that are sent to the hosts.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
 _SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", kinds.ROOT)
 
 
 def listed(request: Request) -> tuple[HostEntry, ...]:
-    """Return the hosts that REQUEST names, those that are left out apart."""
+    """Return the hosts that REQUEST selects."""
     if request.hosts and request.hostfile:
         raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
     if request.ship and not (request.hosts or request.hostfile):
@@ -73,12 +73,12 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
 
 
 def least(request: Request, hosts: int) -> int:
-    """Return with how many of HOSTS the job of REQUEST may begin, and goes on."""
+    """Return how many of HOSTS the job of REQUEST needs at least."""
     return hosts if request.nnodes == "1" else bounds(request.nnodes)[0]
 
 
 def as_listed(request: Request) -> Request:
-    """Return REQUEST as a dry run shows it: with the hosts that it lists as those of --ips."""
+    """Return REQUEST as a dry run shows it, with its hosts as --ips."""
     hosts = listed(request)
     if len({(host.slots, host.devices) for host in hosts}) > 1:
         raise UsageError("--dry-run requires the same number of slots on all hosts.")
@@ -95,7 +95,7 @@ def as_listed(request: Request) -> Request:
 def with_ports(asked: Inquiry, request: Request, host: HostEntry) -> Inquiry:
     """Return what HOST of several is ASKED, with the ports that it needs for REQUEST.
 
-    Hosts that are this one, trying out, share its ports.
+    Hosts on loopback share their ports, so those are not checked.
     """
     if planner.mode(request) != "collective":
         return asked
@@ -110,7 +110,7 @@ def with_ports(asked: Inquiry, request: Request, host: HostEntry) -> Inquiry:
 def gpus_wanted(request: Request, hosts: Sequence[HostEntry]) -> dict[str, int | None] | None:
     """Return how many GPUs each of HOSTS needs for REQUEST, None for any number.
 
-    Where its ranks get none even of those that are there, return None.
+    Return None if its ranks use no GPUs.
     """
     is_theirs = devices.may_use_gpus(request) and request.backend != "gloo"
     if not is_theirs or planner.mode(request) != "collective":
@@ -125,7 +125,7 @@ def gpus_wanted(request: Request, hosts: Sequence[HostEntry]) -> dict[str, int |
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ENVIRON that are sent along: those that training reads."""
+    """Return the variables of ENVIRON that are sent to the hosts: those that training reads."""
     return {
         name: value
         for name, value in environ.items()
@@ -162,7 +162,7 @@ def arguments(
 
 
 def _of_user(request: Request) -> Iterable[str]:
-    """Yield the options that count by the user's own file, which other hosts may lack."""
+    """Yield the options from the user's own config file, which other hosts may lack."""
     sources = {setting.source for setting in request.settings}
     for setting in request.settings:
         if setting.name == USER_CONFIG:
@@ -172,7 +172,7 @@ def _of_user(request: Request) -> Iterable[str]:
 
 
 def apart(unreached: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return whom to leave out, so that all others reach each other; UNREACHED is by each.
+    """Return the hosts to leave out so that all others reach each other.
 
     >>> apart({"a": ["c"], "b": ["c"], "c": ["a", "b"]}), apart({"a": [], "b": []})
     ({'c'}, set())
@@ -181,7 +181,7 @@ def apart(unreached: Mapping[str, Sequence[str]]) -> set[str]:
     found: set[str] = set()
     while pairs:
         complaints = [name for pair in pairs for name in pair]
-        # Of two that only do not reach each other the later one.
+        # Of two hosts that just do not reach each other, the later one.
         worst = max(reversed(list(unreached)), key=complaints.count)
         found.add(worst)
         pairs = {pair for pair in pairs if worst not in pair}

@@ -1,8 +1,8 @@
 """One task for each rank, as `srun -n 8` and `mpirun -n 8` start them: the first leads the others.
 
-The first task of a host is its launcher. The others tell it what is theirs alone (CPUs, devices,
-the engine's rank), and wait for its end. They end before it does and with 0, as engines that end a
-job with its first bad exit code would hide which one that was.
+The first task of a host is its launcher. The others send it what is theirs alone (CPUs, devices,
+the engine's rank), and wait for its end. They end before it, with 0, because an engine that ends a
+job at its first bad exit code would hide the right one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
     from fleetrun.engines.detect import Detected
 
-# So often a task looks whether the first one is there.
+# How often a task looks for the first one.
 _LOOK_S = 0.05
-# So long the first one waits for the others to be gone at its end.
+# How long the first one waits at its end for the others to exit.
 _PARTING_S = 5.0
 _TAKEN, _OVER = b"taken", b"over"
 _CHUNK = 1 << 16
-# What a task ends with whose first one was killed.
+# The exit code of a task whose first one was killed.
 _LOST = 137
-# Who starts a host's tasks in Hydra, MPICH's and Intel's.
+# The process that starts a host's tasks in Hydra (MPICH and Intel MPI).
 _PROXY = "hydra_pmi_proxy"
 _IGNORED = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
@@ -43,7 +43,7 @@ _IGNORED = (
 
 
 class TaskPlace(NamedTuple):
-    """Where this task stands among the TASKS of its host; `name` is that of their socket."""
+    """The place of a task among the TASKS of its host; `name` is their socket's."""
 
     name: str
     number: int
@@ -52,15 +52,15 @@ class TaskPlace(NamedTuple):
 
 
 def place(found: Detected) -> TaskPlace:
-    """Return the place that the engine gives this task."""
+    """Return this task's place, as the engine has set it."""
     run = found.run or str(_starter())
-    # Several "hosts" may be this one, trying out.
+    # Several "hosts" may be this machine.
     name = f"\0fleetrun/tasks/{os.getuid()}/{found.engine}/{run}/{found.node}"
     return TaskPlace(name, found.local or 0, found.here or 1, found.own)
 
 
 def _starter() -> int:
-    """Return the process that has started the tasks of this host: of Hydra's, or our parent."""
+    """Return the pid that has started the tasks of this host: Hydra's proxy, or our parent."""
     pid = os.getppid()
     while pid > 1:
         stat = proc.stat(pid)
@@ -73,7 +73,7 @@ def _starter() -> int:
 
 
 def mine(here: TaskPlace, environ: Mapping[str, str]) -> Task:
-    """Return what is this task's alone."""
+    """Return the CPUs and variables that belong to this task."""
     env = {name: value for name, value in environ.items() if name in here.own or is_mask(name)}
     return Task(tuple(sorted(os.sched_getaffinity(0))), env)
 
@@ -91,7 +91,7 @@ def follow(here: TaskPlace, task: Task, timeout_s: float) -> int:
             except OSError:
                 taken = b""
             if taken == _TAKEN:
-                # The first one hears of these, too, and ends with grace.
+                # The first one gets these as well, and ends gracefully.
                 for signum in _IGNORED:
                     signal.signal(signum, signal.SIG_IGN)
                 return 0 if line.recv(_CHUNK) == _OVER else _LOST
@@ -102,7 +102,7 @@ def follow(here: TaskPlace, task: Task, timeout_s: float) -> int:
 
 
 class Leader:
-    """The first task of a host, to which the others come."""
+    """The first task of a host, to which the others connect."""
 
     def __init__(self, here: TaskPlace, task: Task, timeout_s: float) -> None:
         self._count = here.tasks
@@ -121,9 +121,9 @@ class Leader:
         self._listener.listen(here.tasks)
 
     def collect(self) -> tuple[Task, ...]:
-        """Wait for the others, and return what is theirs, ours first.
+        """Wait for the others, and return all tasks, ours first.
 
-        Raises RendezvousError if not all of them come.
+        Raises RendezvousError if some do not come.
         """
         until = time.monotonic() + self._timeout_s
         while len(self._tasks) < self._count:
@@ -157,7 +157,7 @@ class Leader:
 
     @property
     def alive(self) -> dict[int, int]:
-        """A descriptor for each of the others, readable once that is gone."""
+        """A descriptor for each of the others, readable once that task is gone."""
         return {number: line.fileno() for number, line in self._others.items()}
 
     def dismiss(self) -> None:
@@ -165,7 +165,7 @@ class Leader:
         self._listener.close()
         until = time.monotonic() + _PARTING_S
         for line in self._others.values():
-            # One of them may have been killed.
+            # A task may have been killed.
             with suppress(OSError):
                 line.send(_OVER)
         for line in self._others.values():
@@ -176,9 +176,9 @@ class Leader:
 
 
 def together(tasks: Sequence[Task]) -> dict[str, str]:
-    """Return the masks of devices that TASKS have together, where each has its own.
+    """Return the joined device masks of TASKS if each has its own.
 
-    Raises EnvironmentFault where some devices belong to several tasks, and others to one.
+    Raises EnvironmentFault if some devices belong to several tasks, and others to one.
 
     >>> together([Task((), {"CUDA_VISIBLE_DEVICES": one}) for one in "01"])
     {'CUDA_VISIBLE_DEVICES': '0,1'}
