@@ -171,8 +171,6 @@ class _CountingOperations:
 def _obstacle(optimizer: Any, entries: list[Any]) -> str:
     """Return why Paddle's fused kernel cannot update ENTRIES; empty if it can."""
     for parameter, gradient in entries:
-        if gradient is None:
-            return f"{parameter.name} has no gradient"
         if gradient.is_selected_rows():
             return f"the gradient of {parameter.name} is sparse"
         kind = str(parameter.dtype).rpartition(".")[2].lower()

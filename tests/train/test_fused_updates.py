@@ -1,0 +1,47 @@
+"""Which updates of dynamic graphs are left unfused, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from training import alone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+# Optimizers, as Python, and what keeps their updates apart.
+NOT_FUSED = {
+    "Momentum(0.1, parameters=[{'params': net.parameters()}])": (
+        "its parameters are in groups, which Paddle's fused kernels mix up"
+    ),
+    "Adam(0.1, parameters=net.parameters(), amsgrad=True)": (
+        "Paddle's fused kernel does not do AMSGrad in this form"
+    ),
+    "Adam(0.1, parameters=[unused])": "there is nothing to update",
+    "Momentum(0.1, parameters=net.to(dtype='float64').parameters())": (
+        "linear_0.w_0 is float64, and only float32 is fused"
+    ),
+    "SGD(0.1, parameters=net.parameters())": "Paddle has no fused kernel for SGD",
+}
+UPDATES = """
+import sys
+import paddle
+net = paddle.nn.Linear(4, 2)
+unused = paddle.create_parameter([3], "float32", name="unused")
+optimizer = eval(sys.argv[1], vars(paddle.optimizer) | {"net": net, "unused": unused})
+net(paddle.ones([1, 4], net.weight.dtype)).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "why"), NOT_FUSED.items())
+def test_updates_that_paddle_would_fuse_wrongly_are_left_and_told(
+    optimizer: str, why: str, tmp_path: Path
+) -> None:
+    asked = {"build_strategy": {"fuse_all_optimizer_ops": True}, "strategy": {}}
+    proof, _ = alone("3.3.1", tmp_path, UPDATES, asked, optimizer)
+    (knob,) = proof["knobs"]
+    assert (knob["status"], knob["reason"]) == ("no_effect", why)
