@@ -15,6 +15,7 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
 from fleetrun.records import names
+from fleetrun.run.loop import Loop
 from fleetrun.sinks.manifest import ManifestFile
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def write(
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
     job = plans.job(plan, asked=made)
     job.environ = variables
-    ManifestFile(job).close()
+    manifest = ManifestFile(job)
+    manifest.open(Loop())
+    manifest.close()
     return Path(plan.run_dir) / names.MANIFEST
 
 
