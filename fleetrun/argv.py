@@ -10,11 +10,11 @@ from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import Option, RawOption
 from fleetrun.plan import kinds
 
-# Fewer letters are more likely a slip than an abbreviation.
+# Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
-# Names of our options that no script of Paddle's suites has for its own.
+# Options that no script of Paddle's suites has itself.
 _OF_LAUNCHERS = ("__nproc_per_node", "__nnodes", "__ips", "__max_restart", "__hang_timeout")
-# Options that end the command line: nothing after them is looked at.
+# Options that end the command line: nothing after them is read.
 _ENDING = ("help", "version")
 # En dash, em dash and minus. By number: names would import unicodedata when this is compiled, and
 # a Ctrl-C in that moment becomes a SyntaxError.
@@ -60,7 +60,7 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
     if head.pending is not None:
         option = head.pending.option
         raise UsageError(f"{head.pending.typed} needs a value: {options.wanted(option)}")
-    # A manifest has a script of its own.
+    # A manifest has the script.
     ended = any(given.option.name in (*_ENDING, "from_manifest") for given in head.settings)
     if head.script_at is None and not ended:
         last = head.settings[-1] if head.settings else None

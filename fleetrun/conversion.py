@@ -1,4 +1,4 @@
-"""What people write, as typed values, and numbers as people write them; pure."""
+"""Text to typed values and back: booleans, numbers, sizes, durations, ranges; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
 NO = frozenset(("0", "false", "no", "off", "n", "f"))
-# What is larger is a slip, and no number of anything.
+# A larger number is a typing error.
 _LARGEST = 1e300
 
 

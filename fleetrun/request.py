@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
-# No number of hosts has more digits.
+# The most digits of a number of hosts.
 _DIGITS = 9
-# How high the command line stands.
+# The strength of the command line as a source.
 _TYPED = 2
-# What starts the job on other hosts, too.
+# Options that start the job on other hosts.
 _BY_SSH = ("hosts", "hostfile")
-# That of the host, where one launcher is asked for on each of several.
+# The host's rank, if each of several hosts has a launcher.
 _PLACE = "PADDLE_TRAINER_ID"
 _CHECK = Script("file", "run_check", ())
-# Variables of ranks. On one host they say nothing about the job to be started.
+# Variables of ranks. On one host they do not describe the job to be started.
 _IDENTITY = (
     "PADDLE_TRAINER_ID",
     "PADDLE_TRAINERS_NUM",
@@ -54,23 +54,23 @@ _IDENTITY = (
     "PADDLE_GLOBAL_SIZE",
     "PADDLE_LOCAL_SIZE",
 )
-# Only a rank has these, so where they are, the next ones describe the job that we are part of.
+# Only a rank has these; then the next ones describe the job around us.
 _RANK_MARKS = ("PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK")
 _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
-# Paddle takes the hosts of a job from these, the first before the second, where it finds them; but
-# ranks have them too, and servers are placed by others.
+# Paddle takes the hosts of a job from the first of these that is set; but ranks have them, too, and
+# servers are placed by other variables.
 _ENDPOINTS = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS")
 _NO_ENDPOINTS = (
     *("PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK", JOB),
     *("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
 )
-# Only with a strategy there is a use for these.
+# Options that have no effect without a strategy.
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
-# Only such a job has a use for these.
+# Options that have no effect without parameter servers.
 _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
-# What says where the hosts of a job meet, beside the options about hosts and about servers.
+# Options that matter to the rendezvous, besides those about hosts and servers.
 _MEETING = ("ips", "job_id", "run_mode", "dry_run", "color")
-# Not an option: the file that lies beneath that of --config.
+# Not an option: the user's own file, which that of --config overrides.
 USER_CONFIG = "user_config"
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
@@ -95,11 +95,11 @@ def resolve(
     *,
     only_meeting: bool = False,
 ) -> Request:
-    """Make the request out of PARSED, ENVIRON and CONFIG; UsageError if they make none.
+    """Return the request of PARSED, ENVIRON and CONFIG; UsageError if it is not valid.
 
-    LAYERS are strategies that need not be read, by their name. DETECT returns what the engine says
-    that has started us, if one has; it is weaker than a config file. ONLY_MEETING: read no more
-    than where the hosts meet, and of that what has no mistake.
+    LAYERS are strategies by name that need not be read. DETECT returns the options of the engine
+    that has started us, which a config file overrides. ONLY_MEETING: use only what is about the
+    rendezvous, and leave invalid values out.
     """
     if parsed.script is None:
         message = "a command without a script does nothing"
@@ -128,7 +128,7 @@ def resolve(
     chosen["run_mode"] = _run_mode(chosen, environ, notes)
     word = chosen["run_mode"].of(str) or "collective"
     mode = modes.BY_WORD[word]
-    # Then there is somebody who knows the hosts.
+    # Then the hosts are known.
     is_listed = any(chosen[name].value for name in ("servers", "trainers"))
     is_told = in_paddlecloud(environ) or _is_requested(mode, environ)
     if not (is_listed or is_told or any(chosen[one].value for one in ("ips", *_BY_SSH))):
@@ -138,7 +138,7 @@ def resolve(
     hosts = _hosts(chosen, notes, is_cloud=is_listed or is_told)
     _check_elastic(chosen, hosts, word, notes, is_placed=is_listed or is_told)
     chosen["start_port"] = _first_port(chosen["start_port"], hosts.rank)
-    # With roles, what is removed is said where they are known.
+    # With roles, the remark is made where they are known.
     if hosts.nnodes == "1" and not in_paddlecloud(environ) and mode.is_uniform:
         notes.extend(_inherited(environ))
 
@@ -184,7 +184,7 @@ def resolve(
 
 
 def _targets() -> dict[str, Option]:
-    """Map the request's fields that options decide to the option that has the default."""
+    """Map each field of the request that options fill to the option with its default."""
     found: dict[str, Option] = {}
     for option in options.TABLE:
         if option.status != "works" or option.kind == "pairs" or option.name in _NO_FIELD:
@@ -195,7 +195,7 @@ def _targets() -> dict[str, Option]:
 
 
 def _is_blank(given: RawOption, notes: list[str]) -> bool:
-    """Whether GIVEN is an empty text, as `--ips=$UNSET` leaves it; says so in NOTES."""
+    """Whether GIVEN is empty, as `--ips=$UNSET` is; if so, add a remark to NOTES."""
     blank = given.option.kind in ("text", "list") and not given.raw.strip()
     if blank:
         notes.append(f"{given.typed} is empty and counts as not given.")
@@ -203,7 +203,7 @@ def _is_blank(given: RawOption, notes: list[str]) -> bool:
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
-    """Read what ENVIRON says; the first of an option's variables counts."""
+    """Return the options that ENVIRON sets; the first of an option's variables counts."""
     ignored = _JOB_OF_RANK if any(mark in environ for mark in _RANK_MARKS) else ()
     found = []
     for option in options.TABLE:
@@ -216,7 +216,7 @@ def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
 
 
 def _about_meeting(given: Iterable[RawOption]) -> tuple[RawOption, ...]:
-    """Return what of GIVEN says where hosts meet, without mistakes."""
+    """Return the valid ones of GIVEN that matter to the rendezvous."""
     return tuple(one for one in given if _is_about_meeting(one.option) and one.is_readable)
 
 
@@ -226,7 +226,7 @@ def _is_about_meeting(option: Option) -> bool:
 
 
 def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:
-    """Refuse what belongs to a later version, and say what has no effect."""
+    """Refuse options of a later version, and add a remark for those without effect."""
     for each in given:
         option = each.option
         if option.status == "works" or option.asks_for_nothing(each.raw):
@@ -238,14 +238,14 @@ def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:
 
 
 def _about(target: str, tier: Iterable[RawOption]) -> list[RawOption]:
-    """Return what TIER says about TARGET."""
+    """Return the options of TIER that fill TARGET."""
     return [given for given in tier if given.option.target == target]
 
 
 def _choose(
     option: Option, tiers: Sequence[Sequence[RawOption]], notes: list[str]
 ) -> ResolvedOption:
-    """Choose the last value in the highest of TIERS, or else OPTION's default."""
+    """Return the last value of the strongest of TIERS, or else OPTION's default."""
     typed, variables, filed = tiers
     said = typed or variables or filed
     if not said:
@@ -264,7 +264,7 @@ def _choose(
 
 
 def _contradicted(found: ResolvedOption, variables: Iterable[RawOption]) -> Iterable[str]:
-    """Remark on each variable that says otherwise; Paddle would have listened to it."""
+    """Yield a remark for each variable with another value, which Paddle would prefer."""
     for variable in variables:
         try:
             same = options.parse(variable.option, variable.raw) == found.value
@@ -283,7 +283,7 @@ def _take_detected(
     environ: Mapping[str, str],
     notes: list[str],
 ) -> None:
-    """Use what DETECT returns where no option is given; a rank of a job is in that job."""
+    """Use the options that DETECT returns where none is given, except inside a rank."""
     if detect is None or any(environ.get(mark) for mark in _RANK_MARKS):
         return
     from fleetrun.engines import cluster  # only where an engine has started us
@@ -299,7 +299,7 @@ def _take_detected(
 def _take_endpoints(
     chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
 ) -> None:
-    """Use the hosts of the endpoints in ENVIRON, as Paddle does; those of a rank are its job's."""
+    """Use the hosts of the endpoints in ENVIRON, as Paddle does, except inside a rank."""
     name = next((name for name in _ENDPOINTS if environ.get(name, "").strip()), None)
     others = any(environ.get(mark) for mark in _NO_ENDPOINTS) or in_paddlecloud(environ)
     said = any(chosen[one].value for one in ("ips", "hosts", "hostfile", "servers", "trainers"))
@@ -328,7 +328,7 @@ def _take_endpoints(
 
 
 def _take_check(chosen: dict[str, ResolvedOption], script: Script, notes: list[str]) -> None:
-    """Let Paddle's check of several hosts, which is run_check with --master, be one of two."""
+    """Let run_check with --master be one of two hosts, as Paddle's check of several hosts is."""
     nnodes, master = chosen["nnodes"].given, chosen["master"].given
     is_meant = nnodes.source == "default" and master.source == "command line"
     if script != _CHECK or not is_meant or chosen["ips"].value:
@@ -340,7 +340,7 @@ def _take_check(chosen: dict[str, ResolvedOption], script: Script, notes: list[s
 def _take_place(
     chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
 ) -> None:
-    """Use $PADDLE_TRAINER_ID as the place of this host among several, as Paddle does."""
+    """Use $PADDLE_TRAINER_ID as the rank of this host among several, as Paddle does."""
     text = environ.get(_PLACE, "").strip()
     is_rank = any(environ.get(mark) for mark in (*_NO_ENDPOINTS, *_RANK_MARKS))
     if not text.isdecimal() or is_rank or _bounds(chosen["nnodes"].given)[1] == 1:
@@ -354,7 +354,7 @@ def _take_place(
 
 
 def _take_this_host(chosen: dict[str, ResolvedOption]) -> None:
-    """Let several hosts meet at the first one, which is this, where nothing says where."""
+    """Let several hosts meet at this one, the first, unless something says where."""
     nnodes, master = chosen["nnodes"].given, chosen["master"]
     # What a file or a variable says, it says on all hosts; and mpirun's --np counts processes.
     is_meant = nnodes.source in {"command line", "run_check"} and nnodes.option.name != "np"
@@ -370,7 +370,7 @@ def _take_this_host(chosen: dict[str, ResolvedOption]) -> None:
 
 
 class Hosts(NamedTuple):
-    """What the options about several hosts say together."""
+    """The result of all options about several hosts."""
 
     ips: tuple[str, ...]
     nnodes: str
@@ -546,7 +546,7 @@ def _bounds(given: RawOption) -> tuple[int, int]:
 
 
 def _rank(found: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | None:
-    """Return our host's place as the user says it, if there is more than one place."""
+    """Return the rank of our host as the user gave it; None on a single host."""
     rank = found.of(int)
     if rank is None or rank < 0:
         return None
@@ -579,7 +579,7 @@ def _address(found: ResolvedOption) -> str | None:
 def _device_kind(
     chosen: Mapping[str, ResolvedOption], env: Mapping[str, tuple[str, str]], notes: list[str]
 ) -> tuple[ResolvedOption, str | None]:
-    """Return what --device_kind says, and the kind that is meant: that, or the listed devices'."""
+    """Return the value of --device_kind, and the kind: that, or that of the listed devices."""
     found, devices = chosen["device_kind"], chosen["devices"].given
     if kinds.XCCL in env and _strength(found) < _TYPED:
         raw, source = env[kinds.XCCL]
@@ -613,7 +613,7 @@ def _device_kind(
 def _run_mode(
     chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
 ) -> ResolvedOption:
-    """Return the job's mode, which other options may imply, but never the script's arguments."""
+    """Return the job's mode, which other options may imply."""
     found = chosen["run_mode"]
     for mode in modes.MODES:
         asking = [chosen[name] for name in mode.options if _asks(chosen[name])]
@@ -665,12 +665,12 @@ def _what(mode: modes.Mode) -> str:
 
 
 def _asks(found: ResolvedOption) -> bool:
-    """Whether FOUND asks for anybody; heterogeneous trainers are counted in a text."""
+    """Whether FOUND requests any process; heterogeneous trainers are counted in a text."""
     return bool(found.value) and not found.given.option.asks_for_nothing(found.given.raw)
 
 
 def _strength(found: ResolvedOption) -> int:
-    """Return how high FOUND's source stands: command line > environment > file."""
+    """Return the strength of FOUND's source: command line > environment > file."""
     source = found.given.source
     return _TYPED if source == "command line" else int(source.startswith("$"))
 

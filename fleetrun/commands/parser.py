@@ -27,7 +27,7 @@ SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 
 
 class _Context(click.Context):
-    """A context whose help is printed completely, or with a sentence that says why not."""
+    """A context that prints its help completely, or says why it cannot."""
 
     def get_help(self) -> str:
         """Print the help text and exit; click's own printing ignores a full disk."""
@@ -36,7 +36,7 @@ class _Context(click.Context):
 
 
 class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
-    """The type of a row of options.Option: its value is read, and completed, as a launch's are."""
+    """The type of an options.Option: values are read and completed as those of a launch."""
 
     def __init__(self, row: options.Option) -> None:
         self.row = row
@@ -206,7 +206,7 @@ def _sentence(error: click.UsageError) -> str:
     where = _where(context)
     if isinstance(error, click.NoSuchOption) and context is not None:
         known = [name for each in context.command.get_params(context) for name in each.opts]
-        # Without what all options begin with, which makes nothing alike.
+        # Without hyphens, which would make all of them similar.
         bare = [name.lstrip("-") for name in known if name.startswith("--")]
         otherwise = f"see `{context.command_path} --help`."
         if any(getattr(param, "metavar", "") == LAUNCH for param in context.command.params):

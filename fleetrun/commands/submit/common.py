@@ -1,4 +1,4 @@
-"""Common to all queues: the words after `--`, and the site's settings."""
+"""What all queues share: the launch after `--`, and the site's settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetrun.records import arguments
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Launch options that the queue decides here.
+# Launch options that the queue decides.
 _OURS = (
     *("ips", "master", "nnodes", "rank", "host", "detach", "from_manifest"),
     *("hosts", "hostfile", "include", "exclude"),
@@ -33,8 +33,8 @@ def config() -> click.Option:
 def command_line() -> click.Argument:
     """Return the argument for the words after `--`: the `fleetrun` command on each host.
 
-    With it `submit:` of the config file, which --config names before `--` or behind it, becomes
-    what is not typed; the launch reads the rest of that file.
+    It also makes `submit:` of the config file, which --config names before or after `--`, the
+    defaults of the other options; the launch reads the rest of that file.
     """
     return click.Argument(
         ["words"],
@@ -67,10 +67,10 @@ def _with_site(
 def launch(
     given: Sequence[str], what: str, config: object = None, *, most: int | None = None
 ) -> argv.ParsedCommand:
-    """Return GIVEN, the words of `fleetrun` on each host, read as it will read them there.
+    """Return GIVEN, the words of `fleetrun` on each host, parsed as they will be there.
 
-    They begin with CONFIG, the config file, where it was named before them. Of MOST hosts the job
-    may go on with fewer, as --nnodes=MIN:MAX says.
+    CONFIG is the config file that was named before them. A job of MOST hosts may be elastic:
+    --nnodes=MIN:MOST.
     """
     if not given:
         raise UsageError(
