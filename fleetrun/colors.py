@@ -42,6 +42,8 @@ def choice(words: Sequence[str]) -> str:
 
     >>> choice(["--gpus", "0", "--color=never", "train.py"]), choice(["train.py", "--color=never"])
     ('never', 'auto')
+    >>> choice(["--color", "--gsup=0", "--color=never", "--color=pink"])
+    'never'
     """
     from fleetrun import argv  # only for help and mistakes
 

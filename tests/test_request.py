@@ -469,6 +469,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--tee=x", {}, "--tee=x: give all, or ranks such as 0,3 or 0-3."),
     ("--tee=3-1", {}, "--tee=3-1: 3-1 is not a range of ranks."),
     ("--tee=0-99999999", {}, "--tee=0-99999999: 0-99999999 is not a range of ranks."),
+    ("--profile=0:0-3", {}, "--profile=0:0-3: give ranks and steps, such as"),
     ("--tee=1-x", {}, "--tee=1-x: give all, or ranks such as 0,3 or 0-3."),
     *((f"--job_id={name}", {}, f"--job_id={name}: {NO_NAME}") for name in ("a/b", "..", "a\x7fb")),
     ("--env=A", {}, "--env=A: give KEY=VALUE, where KEY is letters"),

@@ -290,3 +290,18 @@ def test_what_has_raised_is_waited_for_only_where_the_job_has_failed() -> None:
     assert flight.verdict(records, JobRanks(2)) == ()
     found = flight.verdict(records, JobRanks(2), has_failed=True)
     assert [one.ranks for one in found] == [(1,)]
+
+
+def test_of_several_waits_for_one_rank_the_oldest_is_told() -> None:
+    pairs = [CollectiveChannel((0, 1)), CollectiveChannel((0, 2))]
+    records = {
+        rank: FlightRecord(rank, rank, 0, (call,), {call.channel: 1})
+        for rank, call in (
+            (1, Collective(pairs[0], 1, "barrier", issued_at=9.0, state=BLOCKING)),
+            (2, Collective(pairs[1], 1, "reduce", issued_at=5.0, state=BLOCKING)),
+        )
+    }
+    records[0] = FlightRecord(0, 0, 0, (), {})
+    (found,) = flight.verdict(records, JobRanks(3))
+    assert found.ranks == (0,)
+    assert "never entered reduce 1 of ranks 0, 2; rank 2 waits there" in found.text

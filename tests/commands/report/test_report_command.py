@@ -15,7 +15,7 @@ import pytest
 from commandline import Command, fleetrun
 from runfolders import big, measured
 
-from fleetrun.commands.report import charts, history, page
+from fleetrun.commands.report import charts, history, page, svg
 from fleetrun.records import flightfile, metricsfile, reportfile, runs
 
 if TYPE_CHECKING:
@@ -377,3 +377,9 @@ def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_pa
     # Two lines, and that of each one's average.
     assert drawn_there.count("data-name=") == 2
     assert drawn_there.count('class="line faint"') == 2
+
+
+def test_a_line_begins_anew_after_a_gap() -> None:
+    drawn = svg.lines([svg.Line("rank 0", (1, 2, 3, 4), (1.0, None, 2.0, 3.0), "red")], "", "")
+    (path,) = re.findall(r'class="line" [^>]* d="([^"]*)"', drawn)
+    assert re.sub("[^ML]", "", path) == "MML"

@@ -178,6 +178,16 @@ def test_numbers_that_are_none_are_equal_to_each_other_alone() -> None:
     assert differences.beyond(other, differences.noise([]), runs[0])
 
 
+def test_losses_within_the_noise_of_plain_runs_are_equal() -> None:
+    plain, again, other = (
+        RunSnapshots({0: {(0, 1): held(1.0)}}, {0: {1: loss}}) for loss in (1.0, 1.1, 1.2)
+    )
+    known = differences.noise([differences.between(plain, again)])
+    found = differences.between(plain, other)
+    assert not differences.beyond(found, known, plain)
+    assert differences.beyond(found, differences.noise([]), plain)
+
+
 def test_runs_of_different_updates_are_not_compared() -> None:
     one, other = (RunSnapshots({0: {(0, update): held(1.0)}}, {}) for update in (1, 2))
     assert "has not made the same updates" in differences.between(one, other).fault
