@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun.records.folder import SHARED, Folder
+from fleetrun.records.folder import SHARED, Folder, append_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +38,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
         with pytest.raises(OSError, match="too large"):
             folder.write("a", "longer than that")
+        refused = pytest.raises(OSError, match="No space left")
+        with (tmp_path / "a").open("ab", buffering=0) as file, refused:
+            append_whole(file.fileno(), b" and more")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
+from fleetrun.run import proc
 from fleetrun.run.jobprocesses import of_job
 from fleetrun.run.proc import Stat
 
@@ -31,3 +33,16 @@ def test_the_marked_and_their_descendants_die_and_nobody_else(
     groups = {process(*one).group for one in seen if one[0] == 10}
     found = of_job([process(*one) for one in seen], [process(*one) for one in before], {10}, groups)
     assert sorted(one.pid for one in found) == killed
+
+
+def test_a_later_process_with_the_same_id_gets_no_signal() -> None:
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+        os._exit(0)
+    seen = proc.stat(pid)
+    assert seen is not None
+    proc.send(seen._replace(started=seen.started - 1), signal.SIGKILL)
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    proc.send(seen, signal.SIGTERM)
+    assert os.waitpid(pid, 0)[1] == signal.SIGTERM

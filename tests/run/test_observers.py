@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import plans
 import pytest
+from timers import Timers
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Declared, Elapsed, Happening, Noticed, SourceFailed
 from fleetrun.run.loop import Loop
-from fleetrun.run.observers import ObservedJob, Observers, Sink, Source
+from fleetrun.run.observers import Chores, ObservedJob, Observers, Sink, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -226,3 +228,15 @@ def test_listeners_are_closed_in_the_order_opposite_to_their_opening(room: _Room
 
     room.open(Closes("messages"), Closes("log")).close()
     assert closed == ["log", "messages"]
+
+
+def test_each_chore_is_done_once_and_at_the_end_at_the_latest() -> None:
+    timers, done = Timers(), list[str]()
+    chores = Chores(timers)
+    for name in ("early", "late"):
+        chores.add(name, 1.0, partial(done.append, name))
+    assert timers.elapse("early")
+    chores.finish()
+    timers.elapse("late")
+    chores.finish()
+    assert done == ["early", "late"]
