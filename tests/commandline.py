@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from checkout import environ
 from processes import MARKER, Job, assert_no_survivors, piped
@@ -113,10 +113,9 @@ def process_in_background(said: str) -> int:
     return int(said.partition("in the background as process ")[2].partition(":")[0])
 
 
-class Ended:
+class Ended(NamedTuple):
     """How a launcher ended: its code, what ranks showed, and what it said itself."""
 
-    def __init__(self, code: int, out: bytes, said: str) -> None:
-        self.code = code
-        self.out = out
-        self.said = said
+    code: int
+    out: bytes
+    said: str

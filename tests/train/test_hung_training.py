@@ -35,7 +35,7 @@ if rank == 1:
 dist.all_reduce(paddle.ones([4]))
 """
     ended = Command.python(tmp_path, code, "--hang_timeout=6", ranks=3).run()
-    assert ended.code == 124
+    assert ended.code == 124, ended.said
     assert "Rank 1 stands in load_batch" in ended.said
     assert "Ranks 0, 2 stand in _all_reduce_in_dygraph" in ended.said
     late = "Rank 1 never entered all_reduce 1 of all ranks; 2 others wait there"
@@ -136,7 +136,7 @@ for step in range(4):
     with devices.on("npu", witness=tmp_path, **({"fault": fault} if fault else {})):
         told = {"PADDLE_DISTRI_BACKEND": "", "PADDLE_XCCL_BACKEND": ""}
         ended = job.finish(job.start(env={**devices.variables(PYTHONS["3.3.1"]), **told}))
-    assert ended.code == 124
+    assert ended.code == 124, ended.said
     assert text in ended.said
 
 
