@@ -48,6 +48,14 @@ def test_the_main_thread_is_found_in_a_dump_of_py_spy() -> None:
     )
 
 
+def test_the_main_thread_of_py_spy_goes_by_its_name() -> None:
+    dump = (
+        'Thread 7 (idle): "MainThread"\n    step (a.py:9)\n'
+        'Thread 9 (idle): "Thread-1 (loop)"\n    loop (b.py:1)\n'
+    )
+    assert main_thread(dump) == (Frame("step", "a.py", 9),)
+
+
 def test_the_main_thread_is_the_last_of_faulthandler() -> None:
     assert main_thread(FAULTHANDLER) == (
         Frame("load_batch", '/home/me/a "b".py', 5),
