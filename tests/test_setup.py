@@ -154,8 +154,10 @@ def pip(verb, *asked):
 
 def other():
     match me.name, words:
-        case "apt-cache", ["show", name]:
-            sys.exit(name not in machine["apt"])
+        case "apt-cache", ["pkgnames", start]:
+            # Debian 11 has such a package, and no such Python.
+            for name in ("postgresql-plpython3-13", "python3.13-doc", *machine["apt"]):
+                print(*([name] if name.startswith(start) else []))
         case "id", ["-u"]:
             print(machine["uid"])
         case ("ldconfig", ["-p"]):
