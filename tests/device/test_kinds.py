@@ -40,6 +40,8 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
     for kind in train_kinds.ON_PLUGINS:
         case = min(SHORT, key=lambda case: (kind not in able[case], len(shares[case])))
         shares[case].append(kind)
+    # Whose backwards make Paddle's reducer be taken back, after it has averaged.
+    shares[SHORT[0]] = [*dict.fromkeys([*shares[SHORT[0]], "paired"])]
     return shares
 
 

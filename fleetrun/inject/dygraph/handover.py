@@ -430,6 +430,7 @@ class SparingReducer(Reducer):
         self._paddles.retire()
         self._paddles = None
         self._is_paddles_turn = self._check.replaces_paddles = False
+        self._next_own = 0
         self._arrange()
 
 
