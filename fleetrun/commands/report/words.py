@@ -48,7 +48,7 @@ TEXTS = (
     *("1 process", "{} processes", "compare", "leave out", "Elsewhere on this host"),
     *("There is no run yet.", "Ranks over time", "not measured", "{}; a click shows its log"),
     "Nothing was measured yet; it is every five seconds (--metrics_period).",
-    "{}: dark {} to bright {}, {} at the top, from {} to {}. ",
+    "{}: dark {} to bright {}, {} at the top, from {} to {}.",
     "{}: dark {} to bright {}, {} at the top, from {} to {}. Highest on average: {}; median {}.",
     *("ranks", "lines matching", "all: 0,3-5", "regular expression", "only what failed first"),
     *("Search", "logs: {}", "logs: {}; the last lines of them", "Stacks and collectives"),
