@@ -31,7 +31,7 @@ from fleetrun.probe.health import gpus as gpu_reader
 from fleetrun.probe.health import machine as machine_reader
 from fleetrun.probe.health import network as network_reader
 from fleetrun.probe.health import software as software_reader
-from fleetrun.records import secrets
+from fleetrun.records import installed, secrets
 from fleetrun.records.variables import TOKEN
 from fleetrun.session import introductions
 from fleetrun.session.authentication import Key
@@ -229,6 +229,8 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
             *(
                 findings.warning("job", note, "it changes what the job uses", "fleetrun --dry-run")
                 for note in facts.notes
+                # Which has a finding of its own.
+                if note != installed.taken_command(sys.prefix)
             ),
             *gpus.judge_plugins(facts.paddle_counts, facts.absent),
         ),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _AFTER_S = 5.0
 _SOON_S = 0.5
 # What SIGKILL reaches is gone by then, on a busy host, too.
-_END_S = 1.0
+_END_S = 3.0
 _LISTENING_FD = 3
 _BACKLOG = 16
 
