@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,11 +99,11 @@ class Command(Job):
             out, err = process.communicate(timeout=seconds)
         finally:
             process.kill()
-            if process.returncode == -signal.SIGKILL:
-                # The guard needs a moment.
+            # Where a signal has ended the launcher itself, the guard or an orphan needs a moment.
+            if process.returncode < 0:
                 assert_no_survivors(self.marker)
             else:
-                assert_no_survivors(self.marker, 0.0)
+                assert_no_survivors(self.marker, 5.0 if process.returncode else 0.0)
         return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
 
 

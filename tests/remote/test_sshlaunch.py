@@ -15,6 +15,7 @@ from checkout import ROOT
 from commandline import Command, fleetrun
 from fake_paddles import fake_paddle, plugins
 from ports import free
+from processes import assert_no_survivors
 from sshd import HOSTS, by_instead, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
@@ -234,6 +235,9 @@ def test_a_lost_connection_ends_the_job_on_both_sides_of_it(tmp_path: Path) -> N
         if b"\x00127.0.0.2\x00" in Path(f"/proc/{child}/cmdline").read_bytes()
     )
     os.kill(to_second, signal.SIGKILL)
+    process.wait(LONG_S)
+    # The other side ends by itself.
+    assert_no_survivors(command.marker)
     ended = command.finish(process)
     assert ended.code == 137
     assert "fleetrun: The connection to 127.0.0.2 was lost" in ended.said

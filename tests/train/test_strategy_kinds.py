@@ -172,6 +172,9 @@ build_strategy: {fuse_all_optimizer_ops: true}
             # Nobody comes in between Paddle's own loop and its backward.
             continue
         sizes, last = dense(ranks[0], name), found["summed"][-1]
+        if not last and len(sizes) <= 3:
+            # One bucket is Paddle's own, too, and its reducer may stay.
+            continue
         assert len(last) == math.ceil(len(sizes) / 3), name
         assert sum(last) == with_gaps(sizes), name
     # The script itself averages over two rounds of micro-steps, and asks for no more.
