@@ -86,7 +86,7 @@ def test_what_answers_otherwise_is_another_program() -> None:
 def test_a_check_up_of_another_job_is_named_as_such() -> None:
     (port,) = ports.free(1)
     spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
-    found = meet_all(spots, 0.5, keys=[Key("job"), Key("job", "a token")])
+    found = meet_all(spots, 3.0, keys=[Key("job"), Key("job", "a token")])
     assert [(peer.connects[0].outcome, "token" in peer.connects[0].text) for (peer,) in found] == [
         ("another program", True)
     ] * 2
