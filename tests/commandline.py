@@ -99,6 +99,7 @@ class Command(Job):
             out, err = process.communicate(timeout=seconds)
         finally:
             process.kill()
+            process.wait()
             # Where a signal has ended the launcher itself, the guard or an orphan needs a moment.
             if process.returncode < 0:
                 assert_no_survivors(self.marker)
