@@ -136,7 +136,7 @@ class IsolatedCall:
         return CallResult(trouble=why, is_late=True)
 
     def abandon(self) -> str:
-        """Kill the child without waiting for it, and return the state it was in."""
+        """Kill the child, wait no longer than SIGKILL takes, and return the state it was in."""
         standing = f"process {self.pid}, {proc.state_of(self.pid)}"
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

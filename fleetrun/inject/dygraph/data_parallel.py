@@ -158,8 +158,7 @@ class Reducers:
         self, parameters: Sequence[Any], group: Any, scale: float, owners: Mapping[int, int]
     ) -> StepReducer:
         ranks = list(group.ranks)
-        _, packed = pack(parameters, _step_limits)
-        sizes = [each.size * each.element_size() for each in parameters]
+        sizes, packed = pack(parameters, _step_limits)
         place = parameters[0].place
         size, why_levels = self._levels.choose(
             ranks, _bucket_bytes(sizes, packed), group.process_group, place
