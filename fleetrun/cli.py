@@ -269,13 +269,15 @@ def _check_script(parsed: ParsedCommand) -> None:
         raise UsageError(mistake)
     first = len(parsed.words) - len(parsed.script.args) - 1
     is_meant = first > 0 and parsed.words[first - 1] == "--"
-    if target.isalpha() and not is_meant and not os.path.isfile(target):
+    if target.isalpha() and not is_meant:
         _check_command(target, parsed.script.args)
 
 
 def _is_program(name: str) -> bool:
-    """Whether a shell would find the program NAME."""
-    return any(os.access(f"{folder}/{name}", os.X_OK) for folder in os.get_exec_path())
+    """Whether this folder has a file NAME, or a shell would find the program."""
+    return os.path.isfile(name) or any(
+        os.access(f"{folder}/{name}", os.X_OK) for folder in os.get_exec_path()
+    )
 
 
 def _check_command(word: str, rest: Sequence[str]) -> None:

@@ -125,6 +125,19 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("word", ["log", "list", "status", "run", "help", "version", "kill"])
+def test_a_word_that_is_nearly_a_command_asks_back_though_a_file_has_its_name(
+    word: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / word).touch(0o755)
+    launch = Launch()
+    assert cli.main([word], environ={}, launch=launch) == 2
+    assert f"`fleetrun -- {word}` runs a program" in capsys.readouterr().err
+    assert cli.main(["--", word], environ={}, launch=launch) == 0
+    assert cli.main([f"./{word}"], environ={}, launch=launch) == 0
+    assert [request.script.target for request in launch.requests] == [word, f"./{word}"]
+
+
 def test_a_script_with_a_number_for_a_name_can_be_run(elsewhere: Path) -> None:
     (elsewhere / "1").touch()
     launch = Launch()

@@ -28,14 +28,14 @@ Most used:
   --ips LIST          addresses of all hosts, in rank order
   --log_dir DIR       folder of the logs [log]; --tee shows more ranks than one
   --strategy NAME     recommended, comm_fusion, overlap, ... (--help=strategy)
-  --env KEY=VALUE     a variable for every process; --nccl: one of NCCL's
   --max_restart N     start again after a failure; --hang_timeout S: or a hang
-  --dry-run           what would run, and why; nothing starts
+  --dry-run           what would run; nothing starts; --env KEY=X: a variable
 Exit codes: 0 success, N the first failed rank's, 128+N its signal, 124 hung,
   126, 127 no program, 2 usage, 3 host, 4 hosts did not meet, 5 strategy_strict
-Commands: logs, top, ui, report, stacks: look at jobs; ps, attach, stop them;
-  doctor: check hosts; strategy, verify, tune: presets, proof and speed;
-  on, submit: clusters; exec: programs that launch; completion: by Tab
+Commands: logs (all ranks' output), top (live state), ui (live, in a browser),
+  report (an HTML page), stacks (where ranks stand), ps (jobs), attach, stop,
+  doctor (check hosts), strategy (presets), verify (same results), tune (speed),
+  on (hosts by ssh), submit (Slurm, k8s), exec (other launchers), completion
 More: --help=all, or common, strategy, devices, hosts, job, servers, codes
 """
 _WIDTH = 100
