@@ -53,7 +53,7 @@ class Query:
     def result(self, say: Callable[[str], None], timeout_s: float) -> DeviceCounts:
         """Return the answer; SAY gets a line when that takes long."""
         what = "Paddle's plug-ins to count their devices"
-        answer = self._question.result(timeout_s, log=say, what=what, log_after_s=_REMARK_S)
+        answer = self._question.result(timeout_s, log=say, awaited=what, log_after_s=_REMARK_S)
         if answer.value is None:
             why = answer.trouble
             raise EnvironmentFault(

@@ -96,7 +96,7 @@ class Fanout(Generic[Connection]):
 
     def run(self) -> None:
         """Run until all have ended; signals are caught meanwhile."""
-        files = FileLimit(len(self._all), each=FILES, what="hosts by ssh")
+        files = FileLimit(len(self._all), per_process=FILES, label="hosts by ssh")
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous_fd = signal.set_wakeup_fd(write_fd)
         previous = {one: signal.signal(one, _nothing) for one in _CAUGHT}

@@ -24,10 +24,10 @@ _READY = b"."
 
 
 class Background(Sink):
-    """The launcher in the background: its console is the file CONSOLE.
+    """The launcher in the background, with the file CONSOLE for its console.
 
-    The foreground process, which waits for a byte on the descriptor READY, exits when all processes
-    are started.
+    The foreground process waits for a byte on the descriptor READY and then exits; it is sent when
+    all processes have been started.
     """
 
     def __init__(self, console: str, ready: int) -> None:
@@ -36,7 +36,7 @@ class Background(Sink):
         self._is_kept = False
 
     def sink(self, folder: Folder, log: Callable[[str], None]) -> Sink:
-        """Return what moves the console into FOLDER, and LOGs how to attach to the job."""
+        """Return the sink that moves the console into FOLDER and logs how to attach to the job."""
         self._folder, self._log = folder, log
         return self
 
@@ -52,7 +52,7 @@ class Background(Sink):
         self._is_kept = True
 
     def withdraw(self) -> None:
-        """Move it out again."""
+        """Move the console back out of the run directory."""
         if self._is_kept:
             with suppress(OSError):
                 os.rename(names.CONSOLE, self._console, src_dir_fd=self._folder.fd)
@@ -63,7 +63,7 @@ class Background(Sink):
         self.announce()
 
     def announce(self) -> None:
-        """Do as `open`, without a loop."""
+        """Do what `open` does, without an event loop."""
         pid = os.getpid()
         self._log(
             f"running in the background as process {pid}: `fleetrun attach {pid}` shows its "
@@ -106,7 +106,7 @@ def begin(log_dir: str) -> Background | int:
 
 
 def _above(fd: int) -> int:
-    """Return a duplicate of FD that is none of the standard streams, which may be closed."""
+    """Move FD above the standard streams, whose numbers are free if the caller closed them."""
     if fd > 2:  # standard error
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -115,7 +115,7 @@ def _above(fd: int) -> int:
 
 
 def _watch(child: int, ready: int, file: int, console: str) -> int:
-    """Wait until CHILD is READY or has ended, print its console, and return the exit code."""
+    """Wait until CHILD reports on READY or ends; print its console and return the exit code."""
     is_ready = False
     try:
         # The pipe is closed when the child has ended.
@@ -132,7 +132,7 @@ def _watch(child: int, ready: int, file: int, console: str) -> int:
 
 
 def _show(file: int) -> None:
-    """Copy all of FILE to standard error; its position is the child's, too."""
+    """Copy all of FILE to standard error; pread, since the child shares its position."""
     at = 0
     while part := os.pread(file, _CHUNK, at):
         at += len(part)

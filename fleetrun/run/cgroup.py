@@ -24,11 +24,11 @@ _PAUSE_S = 0.005
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kill PIDS, children that are not reaped yet, if a cgroup can be made for that."""
-    own = _own()
-    folder = f"{own}/fleetrun-{os.getpid()}"
-    if not own:
+    """Kill PIDS, unreaped children, if a cgroup can be created for it."""
+    current = _current()
+    if not current:
         return
+    folder = f"{current}/fleetrun-{os.getpid()}"
     try:
         os.mkdir(folder)
     except OSError:
@@ -42,14 +42,13 @@ def kill(pids: Iterable[int]) -> None:
         _remove(folder)
 
 
-def _own() -> str:
-    """Return the folder of this process's cgroup; nothing without cgroup v2."""
+def _current() -> str:
+    """Return the folder of this process's cgroup; empty without cgroup v2."""
     for line in proc.content("/proc/self/cgroup").decode(errors="replace").splitlines():
         if line.startswith("0::"):
-            path = line[3:].rstrip("/")
-            folders = [root + path for root in _ROOTS]
-            found = [one for one in folders if os.path.exists(f"{one}/cgroup.controllers")]
-            return next(iter(found), "")
+            folders = (root + line[3:].rstrip("/") for root in _ROOTS)
+            usable = (path for path in folders if os.path.exists(f"{path}/cgroup.controllers"))
+            return next(usable, "")
     return ""
 
 

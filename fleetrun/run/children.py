@@ -1,8 +1,8 @@
-"""Child processes: starting them, reaping them, killing those that outlive their rank.
+"""Child processes: start them, reap them, and kill those that outlive their rank.
 
-The guard is a child subreaper, and so is the launcher above it: a descendant whose parent dies
-becomes a child of the nearest one. Only direct children are killed, round after round: no other
-process can reap them, so their ids cannot be reused.
+The guard and the launcher above it are child subreapers: a descendant whose parent dies becomes a
+child of the nearest of them. Only direct children are killed, in rounds: no other process can reap
+them, so their ids cannot be reused.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 _KILL = 9
-# A process that is not dead by then waits for a device; new children may have come meanwhile.
+# A process still alive after this waits for a device; by then there may be new children.
 _ROUND_S = 0.05
 # The name of the guard process, as `ps` shows it.
 GUARD = "rank-guard"
-# How long a process may take from its fork until it runs its program.
+# The longest time between fork and exec.
 _EXEC_S = 5.0
 _LOOK_S = 0.005
 
 
 class Order(NamedTuple):
-    """A process to be started, as `posix_spawnp` wants it."""
+    """A process to start, in the terms of `posix_spawnp`."""
 
     argv: tuple[str, ...]
     env: Mapping[bytes, bytes]
@@ -41,16 +41,16 @@ class Order(NamedTuple):
     errors: int
     takes_our_stdin: bool
     default_signals: Sequence[int]
-    # The processors that it may run on; empty: all.
+    # CPU affinity; empty: unrestricted.
     cpus: Sequence[int]
-    # The process group of this session that it joins to read the terminal; 0: it leads a session.
+    # The process group to join in order to read the terminal; 0: lead a new session.
     group: int = 0
-    # Whether the fork server, if there is one, may fork it.
+    # Whether a fork server may fork it.
     may_fork: bool = False
 
 
 class Launched(NamedTuple):
-    """A process that was started; if it was to be forked and was not, `why_not` says why."""
+    """A started process; `why_not` says why the fork server did not fork it."""
 
     pid: int
     is_forked: bool = False
@@ -72,7 +72,7 @@ class Leftover(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A reaped process: its status, peak memory, and what was left in its process group."""
+    """A reaped process: its status, peak memory, and the leftovers of its process group."""
 
     status: WaitStatus
     # None: unknown.
@@ -81,7 +81,7 @@ class Ended(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """The processes that outlived their ranks: killed ones, and ones that SIGKILL did not end."""
+    """The processes that outlived their ranks: `ended` were killed, `stuck` survived SIGKILL."""
 
     stuck: tuple[int, ...]
     ended: tuple[Leftover, ...]
@@ -112,10 +112,10 @@ def start(order: Order) -> int:
     if not order.takes_our_stdin:
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     before = _move_to(order.cpus)
-    joins: dict[str, Any] = {"setpgroup": order.group} if order.group else {}
+    session: dict[str, Any] = {"setpgroup": order.group} if order.group else {}
     # Ctrl-\\ asks the launcher for stacks; it must not end processes in the same group.
-    quits = signal.signal(signal.SIGQUIT, signal.SIG_IGN) if order.group else None
-    defaults = [one for one in order.default_signals if quits is None or one != signal.SIGQUIT]
+    quit_handler = signal.signal(signal.SIGQUIT, signal.SIG_IGN) if order.group else None
+    defaults = set(order.default_signals) - ({signal.SIGQUIT} if order.group else set())
     try:
         return os.posix_spawnp(
             order.argv[0],
@@ -125,45 +125,47 @@ def start(order: Order) -> int:
             setsid=not order.group,
             setsigmask=(),
             setsigdef=defaults,
-            **joins,
+            **session,
         )
     finally:
-        if quits is not None:
-            signal.signal(signal.SIGQUIT, quits)
+        if quit_handler is not None:
+            signal.signal(signal.SIGQUIT, quit_handler)
         _move_to(before)
 
 
 def adopted(order: Order) -> int | None:
-    """Return the process of ORDER that the dead guard had started, now a child of ours, if any.
+    """Return the process that the dead guard started for ORDER, now our child; None if none.
 
-    It is found by its environment, which no other rank shares.
+    It is recognised by its environment, which no other rank shares.
     """
-    wanted = sorted(b"%s=%s" % pair for pair in order.env.items())
+    expected = sorted(b"%s=%s" % pair for pair in order.env.items())
     deadline = time.monotonic() + _EXEC_S
     while time.monotonic() < deadline:
-        seen = {pid: proc.content(f"/proc/{pid}/environ") for pid in children()}
-        found = [
-            pid for pid, env in seen.items() if sorted(env.rstrip(b"\0").split(b"\0")) == wanted
+        environs = {pid: proc.content(f"/proc/{pid}/environ") for pid in children()}
+        matches = [
+            pid
+            for pid, env in environs.items()
+            if sorted(env.rstrip(b"\0").split(b"\0")) == expected
         ]
-        if found:
-            # Its children, which may be ours by now, are younger.
-            return min(found, key=_birth)
-        # A child between fork and exec still looks like the one that made it.
-        if not any(proc.command(pid).startswith(GUARD) for pid in seen):
+        if matches:
+            # Its own children, which we may have adopted too, are younger.
+            return min(matches, key=_birth)
+        # Between fork and exec, a child still carries the guard's name.
+        if not any(proc.command(pid).startswith(GUARD) for pid in environs):
             return None
         poll(_LOOK_S)
     return None
 
 
 def _birth(pid: int) -> int:
-    one = proc.stat(pid)
-    return 0 if one is None else one.started
+    stat = proc.stat(pid)
+    return 0 if stat is None else stat.started
 
 
 def _move_to(cpus: Collection[int]) -> Collection[int]:
-    """Set the affinity of this thread to CPUS, if there are any, and return the previous one.
+    """Bind this thread to CPUS unless empty, and return the previous affinity.
 
-    A process started meanwhile inherits it, so it never runs on another processor.
+    A process started meanwhile inherits the affinity, so it never runs elsewhere.
     """
     if not cpus:
         return ()
@@ -171,24 +173,24 @@ def _move_to(cpus: Collection[int]) -> Collection[int]:
     try:
         os.sched_setaffinity(0, cpus)
     except OSError:
-        # They were taken away since the plan was made: start the process unbound.
+        # The CPUs have gone away since planning: start the process unbound.
         return ()
     return before
 
 
 def wait_status(pid: int) -> WaitStatus:
-    """Return how the child PID, which has ended, ended; it stays a zombie."""
-    seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert seen is not None
-    return WaitStatus(seen.si_code, seen.si_status)
+    """Return the status of PID, a child that has ended, and leave it a zombie."""
+    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert result is not None
+    return WaitStatus(result.si_code, result.si_status)
 
 
-def end(pid: int, how: WaitStatus | None = None) -> Ended:
-    """Reap the child PID, which has ended (if known: HOW), and kill what is left of its group."""
-    how = how or wait_status(pid)
+def end(pid: int, status: WaitStatus | None = None) -> Ended:
+    """Reap PID, a child that has ended, and kill what is left of its process group."""
+    status = status or wait_status(pid)
     left: tuple[Leftover, ...] = ()
-    if how == (os.CLD_EXITED, 0):
-        left = tuple(Leftover(one, proc.argv(one)) for one in _members(pid))
+    if status == (os.CLD_EXITED, 0):
+        left = tuple(Leftover(member, proc.argv(member)) for member in _members(pid))
     # The zombie still pins the group id.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         # A set-user-id program may not be signalled.
@@ -196,20 +198,20 @@ def end(pid: int, how: WaitStatus | None = None) -> Ended:
     try:
         usage = os.wait4(pid, 0)[2]
     except ChildProcessError:
-        return Ended(how, None, left)
+        return Ended(status, None, left)
     # The kernel counts in KiB.
-    return Ended(how, usage.ru_maxrss * 1024, left)
+    return Ended(status, usage.ru_maxrss * 1024, left)
 
 
 def left_in(group: int) -> int | None:
-    """Return a member of GROUP that outlives its leader, which has ended."""
-    # Orphans are children of ours now. A wrapper shell dies of the SIGTERM on which the Python in
-    # it saves its checkpoint.
+    """Return a living member of GROUP, whose leader has ended; None if there is none."""
+    # Orphans are our children now. SIGTERM kills a wrapper shell, while the Python that it runs
+    # still saves a checkpoint.
     return next(iter(_members(group)), None)
 
 
 def _members(group: int) -> Iterator[int]:
-    """Return the living children that are in GROUP, except its leader."""
+    """Yield the living children in GROUP, except its leader."""
     for pid in children():
         if pid != group and _group(pid) == group and not _reap_if_ended(pid):
             yield pid
@@ -227,15 +229,15 @@ def _reap_if_ended(pid: int) -> bool:
 
 
 def signal_groups(leaders: Collection[int], signum: int = _KILL) -> None:
-    """Send SIGNUM to the children LEADERS with their process groups, but reap none."""
+    """Send SIGNUM to the children LEADERS and their process groups; reap none."""
     for pid in leaders:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # One that reads the terminal leads no group.
+            # The process that reads the terminal leads no group.
             (os.killpg if _group(pid) == pid else os.kill)(pid, signum)
 
 
 def any_left(leaders: Collection[int]) -> bool:
-    """Whether one of the children LEADERS lives, or a process of its group; it reaps no leader."""
+    """Whether any of LEADERS or their process groups is alive; reap no leader."""
     return any(_is_alive(pid) or left_in(pid) is not None for pid in leaders)
 
 
@@ -247,43 +249,45 @@ def _is_alive(pid: int) -> bool:
 
 
 def kill(leaders: AbstractSet[int], seconds: float) -> None:
-    """Kill the guard's children LEADERS and all their descendants; reap no leader."""
+    """Kill LEADERS, children of the guard, and all their descendants; reap no leader."""
     deadline = time.monotonic() + seconds
     signal_groups(leaders)
     while any(map(_is_alive, leaders)) and time.monotonic() < deadline:
         poll(_LOOK_S)
-    # Those in other sessions are our children now.
+    # Their descendants in other sessions are our children now.
     sweep(leaders, max(0.0, deadline - time.monotonic()), is_guard=True)
 
 
 def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:
-    """Kill every descendant except SPARE; some may not die within SECONDS.
+    """Kill every descendant except SPARE, for at most SECONDS.
 
-    IS_GUARD: this is the guard, all of whose children belong to the job.
+    All children of the guard belong to the job; of the launcher's (not IS_GUARD), not all do.
     """
     deadline = time.monotonic() + seconds
-    ended: dict[int, Leftover] = {}
+    leftovers: dict[int, Leftover] = {}
     while True:
-        found = [pid for pid in children() if pid not in spare and (is_guard or not _is_ours(pid))]
-        if not found or time.monotonic() >= deadline:
-            return Swept(tuple(found), tuple(one for one in ended.values() if one.argv))
-        for pid in found:
-            ended.setdefault(pid, Leftover(pid, proc.argv(pid)))
-        untouchable = [pid for pid in found if not kill_child(pid)]
+        targets = [
+            pid for pid in children() if pid not in spare and (is_guard or not _is_ours(pid))
+        ]
+        if not targets or time.monotonic() >= deadline:
+            return Swept(tuple(targets), tuple(left for left in leftovers.values() if left.argv))
+        for pid in targets:
+            leftovers.setdefault(pid, Leftover(pid, proc.argv(pid)))
+        untouchable = [pid for pid in targets if not kill_child(pid)]
         if untouchable:
             from fleetrun.run import cgroup
 
             cgroup.kill(untouchable)
         until = min(deadline, time.monotonic() + _ROUND_S)
-        for pid in found:
+        for pid in targets:
             _reap(pid, until)
 
 
 def _is_ours(pid: int) -> bool:
     """Whether PID is in the launcher's own session, where no process of the job can be.
 
-    The launcher may have been a shell before it was `exec`ed, with children in the background; or
-    PID is an abandoned child that a stuck driver keeps.
+    Such a child may come from the shell that `exec`ed the launcher, or may be an abandoned call
+    that a stuck driver holds.
     """
     try:
         return os.getsid(pid) == os.getsid(0)
@@ -292,9 +296,9 @@ def _is_ours(pid: int) -> bool:
 
 
 def kill_child(pid: int) -> bool:
-    """Kill the child PID; False without permission, as for a set-user-id program."""
-    # What runs only when nobody else wants the processor, as a fork server that imports, also dies
-    # only then: on a busy host after minutes.
+    """Kill the child PID; return False without permission, as for a set-user-id program."""
+    # A SCHED_IDLE process, such as a fork server that imports, would not get to die for minutes on
+    # a busy host.
     with contextlib.suppress(OSError):
         for thread in map(int, os.listdir(f"/proc/{pid}/task")):
             if os.sched_getscheduler(thread) == os.SCHED_IDLE:
@@ -302,7 +306,7 @@ def kill_child(pid: int) -> bool:
     try:
         os.kill(pid, _KILL)
     except ProcessLookupError:
-        # Under a kernel that reaps for us (SIGCHLD inherited as ignored) it may be gone.
+        # The kernel has reaped it already if SIGCHLD was inherited as ignored.
         return True
     except PermissionError:
         return False
@@ -310,7 +314,7 @@ def kill_child(pid: int) -> bool:
 
 
 def _reap(pid: int, deadline: float) -> None:
-    """Wait for PID to end, and reap it if it does."""
+    """Reap PID if it ends by DEADLINE."""
     try:
         if _reap_if_ended(pid):
             return

@@ -7,27 +7,27 @@ import resource
 
 from fleetrun.errors import EnvironmentFault
 
-# For each process: its pidfd, a reserved port, and a log that is shown.
-_EACH = 3
-# What else the launcher opens: at least, and with every option.
+# Per process: its pidfd, a reserved port, and a log on the console.
+_PER_PROCESS = 3
+# The launcher's other files: at least, and with every option.
 _OWN, _SPARE = 20, 64
-# Connections that are not authenticated yet; a few more than `session.listener` keeps.
+# Unauthenticated connections; a few more than `session.listener` keeps.
 _PENDING = 128
 
 
 def hold_standard() -> None:
-    """Open closed standard descriptors on /dev/null: no other file may get their numbers."""
+    """Open closed standard descriptors on /dev/null, so that no other file gets their numbers."""
     for fd in range(3):
         if not os.path.exists(f"/proc/self/fd/{fd}"):
-            # The lowest free number is this one.
+            # This is the lowest free number, so open() returns it.
             os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 class FileLimit:
-    """RLIMIT_NOFILE, raised for the launcher as far as PROCESSES and HOSTS need; not for ranks.
+    """RLIMIT_NOFILE, raised as far as PROCESSES and HOSTS need it, for the launcher but not ranks.
 
-    A process needs EACH files; WHAT names them all where they are no ranks. Raises EnvironmentFault
-    where that is more than may be had.
+    A process needs PER_PROCESS files; LABEL names the processes in messages. Raises
+    EnvironmentFault if the hard limit is too low.
     """
 
     def __init__(
@@ -35,29 +35,29 @@ class FileLimit:
         processes: int,
         hosts: int = 1,
         *,
-        each: int = _EACH,
-        what: str = "processes on one host",
+        per_process: int = _PER_PROCESS,
+        label: str = "processes on one host",
     ) -> None:
-        self._each, self._what = each, what
+        self._per_process, self._label = per_process, label
         self._before: tuple[int, int] | None = None
         self._raised: tuple[int, int] | None = None
-        self._others = _OWN + len(os.listdir("/proc/self/fd"))
-        # One of them has a connection to each other; with fewer it turns some away, and says so.
-        self._wished = _SPARE + (0 if hosts == 1 else hosts + _PENDING)
+        self._fixed = _OWN + len(os.listdir("/proc/self/fd"))
+        # The coordinator is connected to every host; with fewer files it turns some away.
+        self._desirable = _SPARE + (0 if hosts == 1 else hosts + _PENDING)
         self.hold(processes)
 
     def hold(self, processes: int) -> None:
-        """Raise the limit as far as PROCESSES may need, if it is lower."""
+        """Raise the limit if PROCESSES may need more."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = processes * self._each + self._others
+        needed = processes * self._per_process + self._fixed
         if resource.RLIM_INFINITY != hard < needed:
             raise EnvironmentFault(
-                f"{processes} {self._what} need {needed} open files, and {hard} are "
+                f"{processes} {self._label} need {needed} open files, and {hard} are "
                 "allowed: raise the hard limit (`ulimit -Hn`)."
             )
-        wanted = needed + self._wished
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            new = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        target = needed + self._desirable
+        if soft != resource.RLIM_INFINITY and soft < target:
+            new = target if hard == resource.RLIM_INFINITY else min(target, hard)
             self._before, self._raised = self._before or (soft, hard), (new, hard)
             self.lift()
 
@@ -67,9 +67,6 @@ class FileLimit:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._raised)
 
     def restore(self) -> None:
-        """Set the user's limit again: at the end, and for a process about to be started.
-
-        It may be below what is open here; the new process only opens its standard files.
-        """
+        """Restore the user's limit: at the end, and for each process that is started."""
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._before)

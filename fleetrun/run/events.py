@@ -14,12 +14,12 @@ HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHL
 TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS
 """
 _SIGNALS = tuple(_SIGNAL_NAMES.split())
-# The annotation of a text of several lines, of a message between launchers; any other has one.
+# Marks a field of a message between launchers that may hold several lines; all others hold one.
 Lines: TypeAlias = Annotated[str, "lines"]
-# For the last lines of a rank, not for its log.
+# Enough for a rank's last lines; its log is not sent.
 LONGEST_TEXT = 16 * 1024
 _LAST_CODE = 255
-# The exit code of a job that hung, as `timeout` has it.
+# The exit code of a job that hung; `timeout` uses it, too.
 HUNG = 124
 # The exit code of a job whose strategy is not in effect, with --strategy_strict.
 REFUTED = 5
@@ -36,7 +36,7 @@ def signal_name(signum: int) -> str:
 
 
 class Gathered(NamedTuple):
-    """A generation begins: the hosts are known, and `plan` is what runs on this one."""
+    """A generation begins: its hosts are known, and `plan` is this host's part of it."""
 
     attempt: int
     plan: LaunchPlan
@@ -44,7 +44,7 @@ class Gathered(NamedTuple):
 
 
 class GatherFailed(NamedTuple):
-    """There can be no plan for this generation: `why` is a sentence."""
+    """There is no plan for this generation; `why` is a sentence."""
 
     attempt: int
     why: str
@@ -62,19 +62,19 @@ class GatherFailed(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A process of the plan, counted from 0, runs; `at` is in monotonic seconds, always."""
+    """The plan's process of this index runs. Here and below, `at` is in monotonic seconds."""
 
     process: int
     label: str
     pid: int
     at: float
     attempt: int = 0
-    # From a process with Paddle imported, and not started from nothing.
+    # Whether the fork server, which has Paddle imported, forked it.
     is_forked: bool = False
 
 
 class Exited(NamedTuple):
-    """A process ended, or could not be started, and then `fault` says why."""
+    """A process ended, or could not be started because of `fault`."""
 
     process: int
     label: str
@@ -83,16 +83,16 @@ class Exited(NamedTuple):
     pid: int | None = None
     attempt: int = 0
     fault: str = ""
-    # Others that had failed by then: they had raised an exception, or their ends were not seen yet.
+    # Other processes that had failed by then: they had raised, or their exits are not handled yet.
     also_failed: frozenset[int] = frozenset()
-    # When it failed, which is not when it ended: it may have raised an exception long before.
+    # When it raised its exception, possibly long before it ended.
     failed_at: float | None = None
-    # The code that this exception gives a process.
+    # The exit code that the exception leads to.
     raised: int | None = None
-    # Whether its last lines are those of a process that lost its peer.
+    # Whether its last lines look like the loss of a peer.
     is_victim: bool = False
-    # What a decision about another attempt needs: why none can help, the last line of the log,
-    # the step that was reached (None: unknown), and how long this attempt ran.
+    # For the decision about another attempt: why none can help, the log's last line, the last step
+    # (None: unknown), and how long this attempt ran.
     no_retry: str = ""
     last_words: str = ""
     step: int | None = None
@@ -100,12 +100,12 @@ class Exited(NamedTuple):
     # Its peak memory, and whether it left a core dump.
     peak_bytes: int | None = None
     has_core: bool = False
-    # Where fleet's topology has it: `dp 1, mp 0`.
+    # Its coordinates in fleet's topology: `dp 1, mp 0`.
     place: str = ""
 
     @property
     def name(self) -> str:
-        """The label, and where the rank is in fleet's topology if that is known."""
+        """The label with the rank's place in fleet's topology, if known."""
         return f"{self.label} ({self.place})" if self.place else self.label
 
     def describe(self) -> str:
@@ -118,7 +118,7 @@ class Exited(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What a process awaits before its start is there, or the wait has timed out."""
+    """The endpoints that a process awaits listen, or the wait has timed out."""
 
     process: int
     at: float
@@ -126,7 +126,7 @@ class Ready(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What error files and logs say about these exits: when each process failed, and why."""
+    """These exits, completed from error files and logs: when each process failed, and why."""
 
     exits: tuple[Exited, ...]
     at: float
@@ -140,24 +140,24 @@ class Interrupted(NamedTuple):
 
 
 class Hung(NamedTuple):
-    """No process has shown any life for too long; `places` says which labels stand where."""
+    """No process has made progress for too long; `places` says which labels stand where."""
 
     seconds: float
     at: float
     places: tuple[tuple[tuple[str, ...], str], ...] = ()
-    # The labels of processes that stand unlike the rest.
+    # The labels of processes whose stacks differ from the others'.
     odd: tuple[str, ...] = ()
-    # The files that have all stacks.
+    # The files with all stacks.
     stacks: str = ""
     exit_code: int = HUNG
-    # What did not come: `life`; `steps`, of which ranks had reported some; or other `stacks`,
-    # although processors were busy.
+    # What was missing: any `life`; further `steps`, after some; or a change of `stacks`, although
+    # the processors were busy.
     sign: str = "life"
-    # Forked children that wait for locks which nobody can release: whose, which, and where.
+    # Forked children that wait for locks nobody can release: label, pid and place.
     deadlocked: tuple[tuple[str, int, str], ...] = ()
-    # Who does not reach which endpoint, each a sentence without its end.
+    # Which rank does not reach which endpoint; sentences without a full stop.
     unreached: tuple[str, ...] = ()
-    # What the ranks' collectives say: the labels of those at fault, and a sentence without its end.
+    # From the ranks' collectives: the labels at fault, and a sentence without a full stop.
     collectives: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     def describe(self) -> str:
@@ -198,13 +198,13 @@ class Noticed(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The ranks of ATTEMPT run again: the phases since the failure, with the seconds of each."""
+    """The ranks run again; `phases` since the failure, with the seconds that each took."""
 
     attempt: int
     failed_at: float
-    # detected, stopped, agreed, started; and, where it is known, imported and first step.
+    # detected, stopped, agreed, started; and, where known, imported and first step.
     phases: tuple[tuple[str, float], ...]
-    # None: unknown, as no script has told its steps.
+    # None: unknown, as the script reports no steps.
     lost_steps: int | None
     at: float
 
@@ -219,25 +219,27 @@ class Recovered(NamedTuple):
         >>> Recovered(1, 9.0, (("detected", 0.01), ("first step", 1.2)), 3, 12.0).describe()
         'Attempt 1 runs 1.21 s after the failure: detected 0.01, first step 1.20 s; 3 steps lost'
         """
-        said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.phases)
+        phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.phases)
         steps = f"{self.lost_steps} step{'s' * (self.lost_steps != 1)}"
         lost = "" if self.lost_steps is None else f"; {steps} lost"
-        return f"Attempt {self.attempt} runs {self.seconds:.2f} s after the failure: {said} s{lost}"
+        return (
+            f"Attempt {self.attempt} runs {self.seconds:.2f} s after the failure: {phases} s{lost}"
+        )
 
 
 class Judged(NamedTuple):
-    """What the ranks' evidence says about the strategy, with no consequences."""
+    """What the ranks' evidence says about the strategy; without consequences."""
 
     verdicts: tuple[FieldVerdict, ...]
     at: float
-    # The labels of ranks that left no evidence, or made no update that could be counted.
+    # The labels of ranks that left no evidence, or made no update to count.
     silent: tuple[str, ...] = ()
     # None: the ranks' parameters were not compared.
     ranks_equal: bool | None = None
 
 
 class Refuted(NamedTuple):
-    """The strategy is not in effect as asked, and that is not good enough; `faults` says where."""
+    """The strategy, which must be in effect, is not; `faults` says where."""
 
     faults: tuple[str, ...]
     at: float
@@ -255,9 +257,9 @@ class Refuted(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What went wrong on a host: `what` is a sentence without its end, `words` the last lines.
+    """What went wrong on a host, as hosts tell each other.
 
-    All hosts tell each other of failures like this.
+    `what` is a sentence without its full stop, `words` are the last lines.
     """
 
     host: str
@@ -268,11 +270,11 @@ class Failure(NamedTuple):
     is_victim: bool = False
     # Why no other attempt can help; empty: one may.
     no_retry: str = ""
-    # Whether it changes who takes part, and nothing failed.
+    # Whether nothing failed and only the set of hosts changes.
     is_departure: bool = False
 
     def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
+        """Raise ValueError if no launcher can have sent this."""
         if not 0 <= self.exit_code <= _LAST_CODE:
             raise ValueError(self.exit_code)
         for text in (self.host, self.what, self.words, self.no_retry):
@@ -289,9 +291,9 @@ class Failure(NamedTuple):
 
 
 class StopRequested(NamedTuple):
-    """The attempt has failed on another host, as far as is known by `failure`: it stops here, too.
+    """The attempt failed on another host, so it stops here; `failure` is what is known so far.
 
-    When `is_fenced`, the others may start again without this host: its processes are killed.
+    If `is_fenced`, the others may start again without this host, so its processes are killed.
     """
 
     failure: Failure
@@ -301,9 +303,9 @@ class StopRequested(NamedTuple):
 
 
 class JobVerdict(NamedTuple):
-    """How the attempt has ended on all hosts: of `failure`; None: well, or of what failed here.
+    """How the attempt ended on all hosts; `failure` is None if it succeeded or failed here first.
 
-    When `is_final`, there is no other attempt; `given_up` is why, if the rules allow one.
+    If `is_final`, no attempt follows; `given_up` says why, if the rules would allow one.
     """
 
     failure: Failure | None
@@ -311,14 +313,14 @@ class JobVerdict(NamedTuple):
     attempt: int = 0
     is_final: bool = True
     given_up: str = ""
-    # Whether what failed here was the first failure of all.
+    # Whether the first failure of all was on this host.
     is_here: bool = False
 
 
 class SourceFailed(NamedTuple):
-    """A source of events has failed; the failure of one that `is_required` ends the job.
+    """A source of events has failed, which ends the job if the source `is_required`.
 
-    `without` completes the sentence "the job goes on ...", or "cannot go on ...".
+    `without` completes "the job goes on ..." or "the job cannot go on ...".
     """
 
     source: str
@@ -342,32 +344,32 @@ class SourceFailed(NamedTuple):
         >>> SourceFailed("the hang watch", "a bug", "without it", 9.0, False).sentence()
         'The hang watch failed (a bug); the job goes on without it.'
         """
-        said = self.describe()
+        text = self.describe()
         consequence = ", and the job cannot go on" if self.is_required else "; the job goes on"
-        return f"{said[:1].upper()}{said[1:]}{consequence} {self.without}."
+        return f"{text[:1].upper()}{text[1:]}{consequence} {self.without}."
 
 
-# Failures that another attempt may follow, and everything that may end a job.
+# The failures after which another attempt may follow, and everything that may end a job.
 Retried: TypeAlias = Exited | Hung | Failure
 Cause: TypeAlias = Retried | Interrupted | Refuted | SourceFailed | GatherFailed
 
 
 class Outcome(NamedTuple):
-    """How a job ended: the first failure, and every exit in the order in which it was seen."""
+    """How a job ended: its first failure, and every exit in the order observed."""
 
     cause: Cause | None
     exits: tuple[Exited, ...] = ()
     attempts: int = 1
-    # What ended the attempts before the last one.
+    # What ended each attempt but the last.
     earlier: tuple[Retried, ...] = ()
     # Processes that even SIGKILL did not end.
     stuck: tuple[int, ...] = ()
-    # Why there was no further attempt, although the rules allow one.
+    # Why no further attempt was made, although the rules allow one.
     given_up: str = ""
 
     @property
     def exit_code(self) -> int:
-        """The culprit's own code, or 128 + the signal that killed it or interrupted us."""
+        """The culprit's exit code, or 128 + the signal that killed it or interrupted us."""
         if self.cause is None:
             return 0
         if isinstance(self.cause, Interrupted):
@@ -391,46 +393,46 @@ class Outcome(NamedTuple):
 
 
 class Elapsed(NamedTuple):
-    """The deadline that a policy, a coordinator or a member of a session had set has passed."""
+    """The deadline set by a policy, or by a coordinator or member of a session, has passed."""
 
     at: float
 
 
 class Finished(NamedTuple):
-    """The job is over: none of its processes runs any more."""
+    """The job is over; none of its processes runs."""
 
     outcome: Outcome
     at: float
 
 
 class Spawn(NamedTuple):
-    """Start the process of this index in the plan; answered at once by Started or Exited."""
+    """Start the plan's process of this index; answered at once by Started or Exited."""
 
     process: int
     attempt: int
 
 
 class Await(NamedTuple):
-    """Wait until what this process needs listens; the answer is Ready."""
+    """Wait until the endpoints that this process awaits listen; answered by Ready."""
 
     process: int
     attempt: int
 
 
 class SignalAll(NamedTuple):
-    """Send a signal to every process group that is alive, but those that are `spared`."""
+    """Send a signal to every living process group except the `spared` ones."""
 
     signum: int
     spared: frozenset[int] = frozenset()
 
     @property
     def ends_ranks(self) -> bool:
-        """Whether ranks end by it, if they do not catch it: SIGHUP, SIGINT, SIGKILL or SIGTERM."""
+        """Whether the signal ends ranks that do not catch it: SIGHUP, SIGINT, SIGKILL, SIGTERM."""
         return self.signum in {1, 2, 9, 15}
 
 
 class Gather(NamedTuple):
-    """Gather the hosts and plan; answered by Gathered or GatherFailed, perhaps later."""
+    """Gather the hosts and plan; answered, now or later, by Gathered or GatherFailed."""
 
     attempt: int
 
@@ -442,15 +444,15 @@ class StopGathering(NamedTuple):
 
 
 class Examine(NamedTuple):
-    """Find out when and why these processes failed; answered at once by Examined."""
+    """Determine when and why these processes failed; answered at once by Examined."""
 
     exits: tuple[Exited, ...]
 
 
 class HostStopped(NamedTuple):
-    """Tell the other hosts that all has stopped here; JobVerdict follows when it has everywhere.
+    """Tell the other hosts that this one has stopped; JobVerdict follows when all have.
 
-    `cause` is what went wrong here, `no_retry` why no other attempt can help.
+    `cause` is what went wrong here; `no_retry` says why no other attempt can help.
     """
 
     attempt: int

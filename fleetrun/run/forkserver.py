@@ -1,6 +1,6 @@
 """The guard's end of the fork server: a process with Paddle imported, from which ranks are forked.
 
-`inject/site/fork_server.py` is the other end. Whatever is wrong with it, ranks start as ever.
+`inject/site/fork_server.py` is the other end. If it fails, ranks are started the ordinary way.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from fleetrun.run.children import Order
 
-# How long an answer may take, on a machine that is busy or swaps.
+# The longest time that an answer may take on a machine that is busy or swaps.
 _ANSWER_S = 20.0
-# Room for longer environments than the one that it is started with.
+# Padding, for ranks' environments longer than the server's own.
 _ROOM = 16 * 1024
 LOADING, READY, UNFIT = "loading", "ready", "unfit"
 
 
 class ServerState(NamedTuple):
-    """Whether ranks can be forked, the memory that the server adds to the host's, or why not."""
+    """Whether ranks can be forked, the server's own memory in bytes, or why not."""
 
     state: str
     own_bytes: int = 0
@@ -41,7 +41,7 @@ class Unable(Exception):
 class ForkServer:
     """Starts a fork server with ORDER, which imports MODULES besides Paddle.
 
-    It keeps COUNT forks parked: children of this process, each of which waits to become a rank.
+    It keeps COUNT forks parked; they are children of this process, ready to become ranks.
     """
 
     def __init__(self, order: Order, modules: Sequence[str], count: int) -> None:
@@ -60,11 +60,11 @@ class ForkServer:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Return all its processes but those that are ranks now."""
+        """Its processes, except those that have become ranks."""
         return frozenset((self._pid, *self._parked)) - {0}
 
     def state(self) -> ServerState:
-        """Return how far it is; let it fork what is to wait."""
+        """Return how far the server has got; let it refill the parked forks."""
         try:
             if self._state.state == LOADING and poll(0.0, self._socket.fileno()):
                 kind, value = _receive(self._socket)[0]
@@ -79,10 +79,10 @@ class ForkServer:
         return self._state
 
     def fork(self, order: Order) -> int:
-        """Return the child of this process that has become the rank of ORDER; raise Unable."""
+        """Let a parked child become the rank of ORDER and return its id; raises Unable."""
         if not self._parked and self.state().state != READY:
             raise Unable(self._state.why or "Paddle is not imported yet")
-        wanted = {
+        request = {
             "argv": order.argv,
             "env": dict(order.env),
             "takes_stdin": order.takes_our_stdin,
@@ -91,10 +91,10 @@ class ForkServer:
         while self._parked:
             pid, link = next(iter(self._parked.items()))
             try:
-                _send(link, wanted, order.output, order.errors)
+                _send(link, request, order.output, order.errors)
                 (kind, why), _ = _receive(link)
             except (OSError, EOFError):
-                # It was killed; or it is too slow, and ends when this is closed.
+                # It was killed, or is too slow; then it ends when this is closed.
                 self._forget(pid)
                 continue
             if kind != "forked":
@@ -120,11 +120,11 @@ class ForkServer:
         _kill(pid)
 
     def _lose(self, why: str) -> None:
-        """Do without a server that is of no use; what it has forked may go on waiting."""
+        """Kill a server that is of no use; its parked forks remain."""
         self._state = ServerState(UNFIT, why=why)
         self._socket.close()
         _kill(self._pid)
-        # Another process's by now, perhaps.
+        # The id may be reused from now on.
         self._pid = 0
 
 
@@ -137,7 +137,7 @@ def _send(to: _socket.socket, message: Any, *fds: int) -> None:  # noqa: ANN401 
     whole = framing.pack(message)
     sent = framing.send(to, whole, fds)
     if sent < len(whole):
-        # Sending nothing would fail where the other end has answered and gone.
+        # Sending zero bytes would fail if the other end has answered and gone.
         to.sendall(whole[sent:])
 
 

@@ -1,4 +1,4 @@
-"""Messages on a socket of this host: marshalled values behind their length, and descriptors."""
+"""Messages on a local socket: length-prefixed marshalled values, with descriptors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _INT = 4
 
 
 def pack(message: Any) -> bytes:  # noqa: ANN401 - what marshal takes
-    """Return MESSAGE as it is sent."""
+    """Return MESSAGE, marshalled and prefixed with its length."""
     text = marshal.dumps(message)
     return len(text).to_bytes(_LENGTH, "little") + text
 
 
 def send(to: _socket.socket, data: bytes | memoryview, fds: tuple[int, ...] = ()) -> int:
-    """Send what fits of DATA now, and the descriptors FDS with it; return the number of bytes."""
+    """Send as much of DATA as fits, with the descriptors FDS; return the number of bytes."""
     numbers = b"".join(fd.to_bytes(_INT, sys.byteorder) for fd in fds)
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if fds else []
     return to.sendmsg([data], rights)
 
 
 def receive(sender: _socket.socket, is_readable: Callable[[], bool]) -> tuple[Any, list[int]]:
-    """Return the next message, and the descriptors that came with it.
+    """Return the next message from SENDER, and the descriptors that came with it.
 
-    IS_READABLE waits until there is something to read. Raises EOFError when it returns False, or
-    SENDER has ended; OSError when the connection is broken.
+    IS_READABLE waits for data. Raises EOFError if it returns False or SENDER has closed the
+    connection, OSError if the connection is broken.
     """
     fds: list[int] = []
 

@@ -26,16 +26,16 @@ _PROGRESS_S = 1.0
 class Gathering:
     """Plans each generation of a job; attempts are counted from 0."""
 
-    # Of the supervisor, for who has to know before others start that this host can: the first makes
-    # ready what the plan of an attempt needs, or raises FleetrunError; the second withdraws it.
+    # Set by the supervisor, for engines that must know whether this host can start before others
+    # do. `prepare` prepares an attempt's plan or raises FleetrunError; `withdraw` undoes that.
     prepare: Callable[[LaunchPlan, int], None] = staticmethod(lambda *_: None)
     withdraw: Callable[[], None] = staticmethod(lambda: None)
 
-    # The job ends when the plan is not there within this time.
+    # The job ends if there is no plan within this time.
     timeout_s: float = DEFAULTS["rdzv_timeout_s"]
-    # Whether other hosts take silence of this launcher for a loss.
+    # Whether other hosts take this launcher's silence for a loss.
     is_shared = False
-    # How often to print what it waits for; a terminal shows it once before.
+    # How often to log what it waits for; a terminal shows it once before that.
     progress_s = 10.0
 
     @property
@@ -44,10 +44,10 @@ class Gathering:
         return False
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
-        """Begin to gather for ATTEMPT; call ANSWER with a plan, or with the error.
+        """Begin to gather for ATTEMPT; call ANSWER with the plan or the error.
 
-        ANSWER may be called at once, or later from a callback of WAITING. This must not block, as
-        signals and deadlines would wait for it. An exception raised here is an answer, too.
+        ANSWER may be called at once, or later from a callback of WAITING. This must not block, or
+        signals and deadlines would have to wait. An exception raised here counts as an answer.
         """
         raise NotImplementedError
 
@@ -56,11 +56,11 @@ class Gathering:
         return "the hosts of the job"
 
     def progress(self, left_s: float) -> str:
-        """Return for whom it waits, up to LEFT_S seconds from now; empty: nothing."""
+        """Return a line about what it waits for, up to LEFT_S seconds from now; empty: nothing."""
         return f"Waiting up to {left_s:.0f} s for {self.missing()}."
 
     def cancel(self) -> None:
-        """Stop; the answer is not wanted any more."""
+        """Stop; no answer is needed any more."""
 
 
 class AtOnce(Gathering):
@@ -79,9 +79,9 @@ class AtOnce(Gathering):
 
 
 class Round:
-    """One round of GATHERING, for ATTEMPT: calls ANSWERED once, unless it was ended before.
+    """One round of GATHERING, for ATTEMPT; calls ANSWERED once, unless it is ended before.
 
-    An exception that it raises, now or in a callback of LOOP, is an answer.
+    An exception that GATHERING raises, now or in a callback of LOOP, counts as an answer.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Round:
         self._is_over = False
 
     def begin(self) -> None:
-        """Ask."""
+        """Begin to gather."""
         now = time.monotonic()
         self._until = now + self._gathering.timeout_s
         self._share.timer(
@@ -119,7 +119,7 @@ class Round:
             call()
         except Exception as error:  # noqa: BLE001 - what cannot be planned is a verdict
             self._answers.append(error)
-        # Outside of it: what fails from here on is no fault of the gathering.
+        # Outside the `try`: what fails from here on is not the gathering's fault.
         if self._answers and not self._is_over:
             self._answered(self._answers[0])
 
@@ -132,20 +132,19 @@ class Round:
         self._remark_later()
 
     def _tell(self, log: Callable[[str], None]) -> None:
-        """Say for whom it waits."""
-        said = self._gathering.progress(self._until - time.monotonic())
-        if said:
-            log(said)
+        progress = self._gathering.progress(self._until - time.monotonic())
+        if progress:
+            log(progress)
 
     def late(self) -> RendezvousError:
-        """Cancel, and return the error that names the hosts that did not join."""
+        """Cancel, and return an error that names the hosts that did not join."""
         missing, timeout_s = self._gathering.missing(), self._gathering.timeout_s
         with suppress(Exception):
             self._gathering.cancel()
         return RendezvousError(f"{missing} did not come within {timeout_s:g} s.")
 
     def end(self, *, is_answered: bool) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting; cancel the gathering unless it has answered."""
         if self._is_over:
             return
         self._is_over = True

@@ -1,10 +1,10 @@
-"""A small process between the launcher and the ranks, which starts, reaps and, at last, kills them.
+"""The guard: a small process between the launcher and the ranks that starts, reaps and kills them.
 
 The guard is the parent of all ranks and a child subreaper, so every descendant of a rank descends
-from the guard, whatever its session and environment. When the launcher is killed (`kill -9`), the
-guard kills them all. When the guard itself is killed, its children become the launcher's, which
-then does the guard's work itself. A watcher process takes over the guard's last duty: when the
-launcher is killed, too, it kills the processes that have the job's marker in their environment.
+from it, whatever its session and environment. If the launcher is killed (`kill -9`), the guard
+kills them all. If the guard is killed, its children become the launcher's, which takes over its
+work, and a watcher process its last duty: if the launcher is then killed, too, it kills all
+processes with the job's marker in their environment.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
         @property
         @abstractmethod
         def is_done(self) -> bool:
-            """Whether all is told that can be."""
+            """Whether there is nothing more to tell."""
 
         def ended(self) -> None:
             """Tell that no rank is left."""
 
 
-# A process that does not die waits for a device; the guard gives up on it after this.
+# A process that does not die by then waits for a device, and the guard gives up on it.
 _SECONDS = 30.0
-# A launcher that was stopped, and goes on, waits no longer for that.
+# The same where a launcher that was stopped may continue and want an answer.
 _STUCK_S = 1.0
-# How often to look whether ranks that were asked to end have, and how long to tell others of it.
+# How often to check whether terminated ranks have ended, and how long to try to tell other hosts.
 _ENDED_S, _TOLD_S = 0.05, 3.0
-# Orphans are reaped this much after SIGCHLD, when the exits of ranks have been handled.
+# Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
 # A guard that was stopped (`kill -STOP`) is sent SIGCONT after this long.
 _CONTINUE_S = 1.0
@@ -59,7 +59,7 @@ _MARGIN_S = 5.0
 
 
 class _GuardLost(Exception):
-    """The guard was killed; `was_received`: it may have carried out the request."""
+    """The guard was killed; if `was_received`, it may have carried out the request."""
 
     def __init__(self, *, was_received: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Guard:
         tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None,
     ) -> None:
         self._files = files
-        # How long ranks may take to end when the launcher was killed, and what tells of that.
+        # If the launcher is killed: how long ranks may take to end, and who tells other hosts.
         self._grace_s = grace_s
         self._tell_loss = tell_loss
         self._socket, guard_socket = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -87,7 +87,7 @@ class Guard:
         self._is_dismissed = False
         self._watcher: int | None = None
         self._settings = settings
-        # In the launcher's group are the process that reads its terminal, and unrelated ones.
+        # The launcher's group has the process that reads its terminal, and unrelated ones.
         self._shared = os.getpgrp()
         launcher = os.getpid()
         try:
@@ -104,7 +104,7 @@ class Guard:
             kind, value = self._answer()
         except _GuardLost as lost:
             if lost.was_received:
-                # It may run: a second one must not run beside it.
+                # It may be running, and a second one must not run beside it.
                 pid = children.adopted(order)
                 if pid is None:
                     raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)) from None
@@ -122,15 +122,12 @@ class Guard:
         return children.Launched(*value)
 
     def stand_by(self, order: Order, modules: tuple[str, ...], count: int) -> None:
-        """Start a fork server as ORDER starts a rank.
-
-        It imports MODULES besides Paddle, and COUNT forks of it wait.
-        """
+        """Start a fork server that imports Paddle and MODULES and parks COUNT forks."""
         with contextlib.suppress(_GuardLost):
             self._ask("stand by", tuple(order), modules, count, files=(order.output, order.errors))
 
     def standing_by(self) -> tuple[str, int, str]:
-        """Return the state of the fork server, its own memory in bytes, and why it is unfit."""
+        """Return the fork server's state, its own memory in bytes, and why it is unfit."""
         try:
             self._ask("standing by")
             state, own_bytes, why = self._answer()
@@ -139,7 +136,7 @@ class Guard:
         return state, own_bytes, why
 
     def end(self, pid: int) -> Ended:
-        """Reap PID, which has ended, kill what is left of its group, and return both results."""
+        """Reap PID, which has ended, and kill what is left of its process group."""
         try:
             self._ask("end", pid)
             how = self._answer()
@@ -148,48 +145,48 @@ class Guard:
         try:
             peak, left = self._answer()
         except _GuardLost:
-            # It was killed after the first half of its answer.
+            # The guard was killed between the two parts of its answer.
             return children.end(pid, children.WaitStatus(*how))
         return children.Ended(
             children.WaitStatus(*how), peak, tuple(map(children.Leftover._make, left))
         )
 
     def left_in(self, group: int) -> int | None:
-        """Return a living process of GROUP whose parent has ended."""
+        """Return a living member of GROUP, whose leader has ended; None if there is none."""
         try:
             self._ask("left", group)
-            (found,) = self._answer()
+            (pid,) = self._answer()
         except _GuardLost:
             return children.left_in(group)
-        return found if isinstance(found, int) else None
+        return pid if isinstance(pid, int) else None
 
     def sweep(self, ranks: AbstractSet[int], seconds: float) -> Swept:
         """Kill everything that outlived its rank, except RANKS themselves."""
-        own = ranks | self.pids
+        spared = ranks | self.pids
         try:
             self._ask("sweep", sorted(ranks), seconds)
             stuck, left = self._answer(seconds + _MARGIN_S)
         except _GuardLost:
-            return children.sweep(own, seconds)
+            return children.sweep(spared, seconds)
         # The launcher's own children are those that it runs itself, such as git.
-        mine = children.sweep(own, seconds).stuck
-        return children.Swept((*stuck, *mine), tuple(map(children.Leftover._make, left)))
+        stuck_here = children.sweep(spared, seconds).stuck
+        return children.Swept((*stuck, *stuck_here), tuple(map(children.Leftover._make, left)))
 
     def kill_at(self, at: float | None) -> None:
-        """Let all ranks be killed at AT (monotonic seconds), unless another moment is named before.
+        """Have the guard kill all ranks at AT (monotonic seconds); a later call replaces AT.
 
-        The other hosts of a job go on without a launcher that is stopped, but not beside its ranks.
+        Other hosts go on without a launcher that is stopped, and its ranks must be gone by then.
         """
         with contextlib.suppress(_GuardLost):
             self._ask("kill at", at)
 
     def tell_at(self, target: tuple[str, int]) -> None:
-        """Let the coordinator at TARGET be told if the launcher is killed."""
+        """Have the guard tell the coordinator at TARGET if the launcher is killed."""
         with contextlib.suppress(_GuardLost):
             self._ask("tell at", tuple(target))
 
     def dismiss(self) -> None:
-        """End the guard; what it has not killed becomes a child of the launcher."""
+        """End the guard; its surviving children become the launcher's."""
         self._is_dismissed = True
         self._take_over()
         if self._watcher is not None:
@@ -199,16 +196,16 @@ class Guard:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Return the ids of the guard or of the watcher that replaced it."""
+        """The id of the guard, or of the watcher that replaced it."""
         if not self._has_ended and os.waitpid(self.pid, os.WNOHANG)[0]:
             self._on_end()
-        own = self._watcher if self._has_ended else self.pid
-        return frozenset() if own is None else frozenset((own,))
+        pid = self._watcher if self._has_ended else self.pid
+        return frozenset() if pid is None else frozenset((pid,))
 
     def _take_over(self) -> None:
         """Kill the guard, so that its children become the launcher's."""
         if not self._has_ended:
-            # Not reaped yet, so the id is its own even if somebody else kills it just now.
+            # It is not reaped yet, so its id is valid even if it has just been killed.
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self._on_end()
@@ -217,18 +214,18 @@ class Guard:
         self._has_ended = True
         if not self._is_dismissed:
             launcher = os.getpid()
-            # Without it where no more processes are allowed.
+            # There is no watcher if no more processes are allowed.
             with contextlib.suppress(OSError):
                 self._watcher = _fork(lambda: self._be_watcher(launcher))
 
     def _ask(self, *order: Any, files: tuple[int, ...] = ()) -> None:  # noqa: ANN401 - each order's own
         if self._has_ended:
             raise _GuardLost(was_received=False)
-        rest = memoryview(framing.pack(order))
-        while rest:
+        unsent = memoryview(framing.pack(order))
+        while unsent:
             self._is_ready(WRITABLE)
             try:
-                rest = rest[framing.send(self._socket, rest, files) :]
+                unsent = unsent[framing.send(self._socket, unsent, files) :]
             except BlockingIOError:
                 continue
             except ConnectionError:
@@ -237,7 +234,7 @@ class Guard:
             files = ()
 
     def _answer(self, seconds: float | None = None) -> Any:  # noqa: ANN401 - each order's own
-        """Return its answer; take over when it has ended, or does not answer within SECONDS."""
+        """Return the guard's answer; take over if it has ended or does not answer in SECONDS."""
         until = None if seconds is None else time.monotonic() + seconds
         try:
             return framing.receive(self._socket, lambda: self._is_ready(READABLE, until))[0]
@@ -246,7 +243,7 @@ class Guard:
             raise _GuardLost(was_received=True) from None
 
     def _is_ready(self, event: int, until: float | None = None) -> bool:
-        """Wait until the socket is ready for EVENT, at most UNTIL; a stopped guard continues."""
+        """Wait until the socket is ready for EVENT, at most UNTIL; continue a stopped guard."""
         while until is None or time.monotonic() <= until:
             if poll(_CONTINUE_S, self._socket.fileno(), mask=event):
                 return True
@@ -254,10 +251,10 @@ class Guard:
                 os.kill(self.pid, signal.SIGCONT)
         return False
 
-    # The guard's end of it ------------------------------------------------------------------------
+    # In the guard process ------------------------------------------------------------------------
 
     def _be_guard(self, launcher: int, orders: _socket.socket) -> None:
-        """Serve the launcher; kill all processes of the job when the launcher has ended."""
+        """Serve the launcher; when it has ended, kill all processes of the job."""
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # A process that reads the terminal has to be started from the terminal's session.
         has_terminal = self._settings is not None
@@ -272,18 +269,18 @@ class Guard:
             self._end_ranks(service, woken)
             return
         children.sweep(frozenset(), _SECONDS, is_guard=True)
-        # Those that the launcher started beside the ranks, too.
+        # This includes processes that the launcher started beside the ranks.
         self._kill_by_marker()
 
     def _end_ranks(self, service: _Service, woken: int) -> None:
-        """End the ranks of a launcher that was killed: TERM, its grace, KILL; and tell of it.
+        """End the ranks of a killed launcher (TERM, grace, KILL) and tell the other hosts.
 
-        The grace ends before the others may start again without this host.
+        The grace ends before the other hosts may start again without this one.
         """
         loop = Loop()
         teller: LossTeller | None = None
         if self._tell_loss is not None and service.target is not None:
-            # The end of the ranks comes first, whatever goes wrong with the rest.
+            # Ending the ranks matters more, whatever goes wrong here.
             with contextlib.suppress(Exception):
                 teller = self._tell_loss(loop, service.target)
         until = time.monotonic() + self._grace_s
@@ -294,7 +291,6 @@ class Guard:
         while time.monotonic() < until and children.any_left(service.ranks):
             _turn(loop, until)
         swept = children.sweep(frozenset(), _SECONDS, is_guard=True)
-        # Those that the launcher started beside the ranks, too.
         is_over = self._kill_by_marker() and not swept.stuck
         if teller is None or not is_over:
             return
@@ -304,7 +300,7 @@ class Guard:
             _turn(loop, until)
 
     def _be_watcher(self, launcher: int) -> None:
-        """Wait for the end of a launcher whose guard was killed; then kill what has its marker."""
+        """Wait for the end of a launcher without a guard; then kill processes with its marker."""
         _detach(launcher, -1, (), has_terminal=self._settings is not None)
         guarded = _end_of(launcher)
         if guarded is not None:
@@ -312,7 +308,7 @@ class Guard:
         self._kill_by_marker()
 
     def _kill_by_marker(self) -> bool:
-        """Kill what has the marker of the job; return whether nothing is left."""
+        """Kill every process with the job's marker; return whether none is left."""
         from fleetrun.run import jobprocesses  # for no launch that ends by itself
 
         is_over = jobprocesses.kill_all(self._marker, _SECONDS, self._shared)
@@ -324,9 +320,9 @@ class Guard:
 
 
 def _turn(loop: Loop, until: float) -> None:
-    """Do what is due, for a short time and not beyond UNTIL."""
+    """Run one turn of LOOP: short, and not beyond UNTIL."""
     loop.timer("turn", min(until, time.monotonic() + _ENDED_S), nothing)
-    # Whatever goes wrong with it, the ranks have to end.
+    # Ending the ranks matters more, whatever goes wrong here.
     with contextlib.suppress(Exception):
         loop.turn()
 
@@ -349,34 +345,31 @@ def _fork(live: Callable[[], None]) -> int:
 
 
 def _end_of(launcher: int) -> int | None:
-    """Return a descriptor that becomes readable when LAUNCHER, the parent, ends.
-
-    None: it has ended already.
-    """
+    """Return a pidfd of LAUNCHER, the parent; None if it has ended already."""
     try:
         guarded = os.pidfd_open(launcher)
     except ProcessLookupError:
         return None
-    # Its id may be another process's by now.
+    # If the parent is another one now, the id may have been reused.
     return guarded if os.getppid() == launcher else None
 
 
 def _detach(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bool) -> None:
     """Separate this process from the launcher: signals, name, descriptors and session.
 
-    It stays in the session if a rank HAS_TERMINAL.
+    If a rank HAS_TERMINAL, it stays in the session.
     """
     if has_terminal:
         os.setpgid(0, 0)
     else:
         os.setsid()
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         # Caught and not ignored: an ignored signal would be inherited by the ranks.
-        if signal.getsignal(one) is not signal.SIG_IGN or one == signal.SIGCHLD:
-            signal.signal(one, lambda *_: None)
+        if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGCHLD:
+            signal.signal(signum, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Nobody else lets it go on if both were stopped (`kill -STOP`) and the launcher is killed.
+    # If both were stopped (`kill -STOP`) and the launcher is killed, only this continues the guard.
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGCONT)
     # `pkill -9 -f fleetrun` or `-f train.py` must hit the launcher and not the guard.
     libc.prctl(libc.PR_SET_NAME, b"rank-guard")
@@ -385,7 +378,7 @@ def _detach(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bo
 
 
 def _close_all_but(own: tuple[int, ...]) -> None:
-    """Close the launcher's own descriptors; those that it inherited are for the ranks.
+    """Close the launcher's own descriptors except OWN; inherited ones are for the ranks.
 
     A reader of the launcher's output must see end-of-file when the launcher ends.
     """
@@ -402,7 +395,7 @@ def _close(fd: int) -> None:
         if not os.get_inheritable(fd):
             os.close(fd)
     except OSError:
-        # The one that listed them.
+        # The descriptor of the listing itself.
         return
 
 
@@ -416,8 +409,8 @@ class _Service:
         # The children that the launcher has not asked to be reaped yet.
         self.ranks: set[int] = set()
         self._forks: ForkServer | None = None
-        # When they are killed, should the launcher be stopped; and where the coordinator is that is
-        # told, should it be killed.
+        # When to kill them, in case the launcher is stopped; and the coordinator to tell, in case
+        # the launcher is killed.
         self.kill_at: float | None = None
         self.target: tuple[str, int] | None = None
 
@@ -465,9 +458,9 @@ class _Service:
 
     def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901 - one case for each
         match order, values:
-            case "start", [sent]:
+            case "start", [fields]:
                 try:
-                    started = self._start(_received(sent, fds))
+                    started = self._start(_received(fields, fds))
                 except OSError as error:
                     self._say(("refused", error.errno))
                 except ValueError as error:
@@ -475,11 +468,11 @@ class _Service:
                 else:
                     self.ranks.add(started.pid)
                     self._say(("started", tuple(started)))
-            case "stand by", [sent, modules, count]:
+            case "stand by", [fields, modules, count]:
                 from fleetrun.run import forkserver  # only where a job may start again
 
                 with contextlib.suppress(OSError, ValueError):
-                    self._forks = forkserver.ForkServer(_received(sent, fds), modules, count)
+                    self._forks = forkserver.ForkServer(_received(fields, fds), modules, count)
             case "standing by", []:
                 unfit = "unfit", 0, "it could not be started"
                 self._say(unfit if self._forks is None else tuple(self._forks.state()))
@@ -503,7 +496,7 @@ class _Service:
 
     @property
     def _own(self) -> frozenset[int]:
-        """Return the processes that wait to become ranks, or to fork some."""
+        """The fork server and its parked forks."""
         return frozenset() if self._forks is None else self._forks.pids
 
     def _start(self, order: Order) -> Launched:

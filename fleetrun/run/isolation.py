@@ -1,7 +1,7 @@
 """Calls that may hang, such as into a driver, made in a child process with a timeout.
 
-A stuck driver keeps its caller inside the kernel, where even SIGKILL may not end it.
-So a child makes the call, and is abandoned when the timeout passes.
+A stuck driver holds its caller in the kernel, where even SIGKILL may not end it. So a child makes
+the call and is abandoned on timeout.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ _END_S, _STARVED_S = 0.1, 2.0
 _NOT_FOUND = 127
 # The child's end of the pipe.
 _PIPE = 3
-# What comes through the pipe: a value, and why there is none.
+# The length of what comes through the pipe: a value, and why there is none.
 _ANSWERED = 2
 
 
 class CallResult(NamedTuple):
-    """What the function returned, or in `trouble` why it did not return."""
+    """What the function returned, or in `trouble` why it did not."""
 
     value: object = None
     trouble: str = ""
-    # Whether it has not answered in time, and was abandoned.
+    # Whether it did not answer in time and was abandoned.
     is_late: bool = False
 
 
 class IsolatedCall:
-    """One call: `ask` runs in a child, and its result comes back through `fd`.
+    """One CALL in a child, whose result comes back through `fd`.
 
-    The result is made of plain values: numbers, text, None, tuples, lists and dicts of those; that
-    of `run_program` is what the program has written. Raises OSError when no child can be started.
+    The result consists of values that marshal takes; that of `run_program` is the program's output.
+    Raises OSError if no child can be started.
     """
 
     # Whether the child still runs although it was sent SIGKILL.
     is_left = False
     _waiting: Waiting | None = None
 
-    def __init__(self, ask: Callable[[], object], *, is_program: bool = False) -> None:
+    def __init__(self, call: Callable[[], object], *, is_program: bool = False) -> None:
         self._is_program = is_program
         self._began = time.monotonic()
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._parts: list[bytes] = []
-        # A signal in between would be dealt with by both.
+        # Otherwise both processes would handle a signal that arrives in between.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _be_child(ask, write_fd)
+                _be_child(call, write_fd)
             self._pidfd = os.pidfd_open(self.pid)
         except OSError:
             os.close(self.fd)
@@ -90,21 +90,21 @@ class IsolatedCall:
         self,
         timeout_s: float,
         *,
-        who: str = "it",
+        callee: str = "it",
         log: Callable[[str], None] | None = None,
-        what: str = "",
+        awaited: str = "",
         log_after_s: float = 0.0,
     ) -> CallResult:
-        """Return the result, or that WHO has not answered within TIMEOUT_S.
+        """Return the result, or the trouble that CALLEE did not answer within TIMEOUT_S.
 
-        LOG_AFTER_S seconds after the beginning, LOG gets a line that WHAT is waited for.
+        LOG_AFTER_S seconds after the start, LOG gets a line that names what is AWAITED.
         """
         answer = None
         if log is not None:
             answer = self.wait(self._began + min(log_after_s, timeout_s))
             if answer is None and timeout_s > log_after_s:
-                log(f"Waiting up to {timeout_s:g} s for {what}.")
-        return answer or self.wait(self._began + timeout_s) or self._late(timeout_s, who)
+                log(f"Waiting up to {timeout_s:g} s for {awaited}.")
+        return answer or self.wait(self._began + timeout_s) or self._late(timeout_s, callee)
 
     def watch(
         self,
@@ -112,9 +112,9 @@ class IsolatedCall:
         done: Callable[[CallResult], None],
         timeout_s: float | None = None,
         *,
-        who: str = "it",
+        callee: str = "it",
     ) -> None:
-        """Call DONE with the result, or that WHO has not answered, from a callback of WAITING."""
+        """Call DONE with the result, or that CALLEE did not answer, from a callback of WAITING."""
         self._waiting = waiting
 
         def read() -> None:
@@ -125,14 +125,14 @@ class IsolatedCall:
 
         def give_up() -> None:
             assert timeout_s is not None
-            done(self._late(timeout_s, who))
+            done(self._late(timeout_s, callee))
 
         waiting.watch(self.fd, read)
         if timeout_s is not None:
             waiting.timer((IsolatedCall, self.pid), time.monotonic() + timeout_s, give_up)
 
-    def _late(self, timeout_s: float, who: str) -> CallResult:
-        why = f"{who} has not answered within {timeout_s:g} s ({self.abandon()})"
+    def _late(self, timeout_s: float, callee: str) -> CallResult:
+        why = f"{callee} has not answered within {timeout_s:g} s ({self.abandon()})"
         return CallResult(trouble=why, is_late=True)
 
     def abandon(self) -> str:
@@ -187,7 +187,7 @@ def run_program(
 ) -> IsolatedCall:
     """Run ARGV, looked up in $PATH; the result is what it writes to the descriptors OUTPUTS.
 
-    That is nothing where there is no such program. Raises OSError when no child can be started.
+    It is empty if there is no such program. Raises OSError if no child can be started.
     """
 
     def become() -> None:
@@ -201,20 +201,20 @@ def run_program(
     return IsolatedCall(become, is_program=True)
 
 
-def answer(who: str, ask: Callable[[], object], timeout_s: float) -> CallResult:
-    """Return what ASK returned in a child, or that WHO has not answered within TIMEOUT_S."""
+def answer(callee: str, call: Callable[[], object], timeout_s: float) -> CallResult:
+    """Return the result of CALL in a child, or that CALLEE did not answer within TIMEOUT_S."""
     try:
-        return IsolatedCall(ask).result(timeout_s, who=who)
+        return IsolatedCall(call).result(timeout_s, callee=callee)
     except OSError as error:
         return CallResult(trouble=f"no process can be started: {error.strerror}")
 
 
-def _be_child(ask: Callable[[], object], write_fd: int) -> None:
+def _be_child(call: Callable[[], object], write_fd: int) -> None:
     """Call ASK, write its result to WRITE_FD and exit."""
     try:
         launcher = os.getppid()
-        for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(one, signal.SIG_DFL)
+        for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(signum, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -228,11 +228,11 @@ def _be_child(ask: Callable[[], object], write_fd: int) -> None:
             os.dup2(null, fd)
         os.closerange(_PIPE + 1, os.sysconf("SC_OPEN_MAX"))
         try:
-            answer: tuple[object, str] = (ask(), "")
+            answer: tuple[object, str] = (call(), "")
         except Exception as error:  # noqa: BLE001 - whatever a library may raise is the answer
             answer = (None, f"{type(error).__name__}: {error}")
         with os.fdopen(_PIPE, "wb") as pipe:
-            # The reader waits for the end of the pipe, not of the process, which may hang, too.
+            # The reader waits for the end of the pipe, not of the process, which may hang as well.
             pipe.write(marshal.dumps(answer))  # type: ignore[arg-type]
     finally:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Commands that run another part of fleetrun in a process of its own."""
+"""Commands that run another part of fleetrun as a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import fleetrun
 def command(code: str) -> list[str]:
     """Return the command that runs CODE with this Python and this fleetrun.
 
-    The folder of the job is not on its path: modules there may have the names of ours.
+    The job's folder is not on its path: modules there may have the same names as ours.
     """
     house = os.path.dirname(os.path.dirname(os.path.abspath(fleetrun.__file__)))
     return [sys.executable, "-c", f"import sys; sys.path[0] = {house!r}; {code}"]

@@ -1,4 +1,4 @@
-"""Finding all processes of a job in /proc, by the marker in their environment, and killing them.
+"""Find the processes of a job in /proc by the marker in their environment, and kill them.
 
 This also finds processes that do not descend from the guard.
 """
@@ -22,9 +22,9 @@ _PAUSE_S = 0.005
 
 
 def kill_all(marker: bytes, seconds: float, shared: int) -> bool:
-    """Kill every process of the job until none is left; return whether none is left in time.
+    """Kill every process of the job, for at most SECONDS; return whether none is left.
 
-    The process group SHARED also has processes of others, so it is never killed as a group.
+    The process group SHARED is never killed as a group: it has unrelated processes, too.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -40,55 +40,55 @@ def kill_all(marker: bytes, seconds: float, shared: int) -> bool:
 
 
 def _scan(marker: bytes, shared: int) -> list[proc.Stat]:
-    """Return the processes of the job, after those with the marker were killed at once.
+    """Kill the process groups of processes with the marker, and return all processes of the job.
 
-    The newest come first: a process that forks and exits all the time (a "hopper") has a new
-    number by the time that older ones are read.
+    The newest are read first: a process that forks and exits all the time has a new id by the time
+    that older ones have been read.
     """
-    # A process that dies with its group before it is read may have had children, whose parent
-    # would not be known then.
+    # A process that dies with its group before it is read below may have had children, whose
+    # parent would then be unknown.
     before = _all_processes()
-    seen: list[proc.Stat] = []
+    processes: list[proc.Stat] = []
     marked: set[int] = set()
     groups: set[int] = set()
     for process in _all_processes():
-        seen.append(process)
+        processes.append(process)
         if b"\0" + marker + b"\0" in b"\0" + proc.content(f"/proc/{process.pid}/environ"):
             marked.add(process.pid)
             groups.add(process.group)
             if process.group != shared:
                 _kill_group(process.group)
-    return of_job(seen, before, marked, groups - {shared})
+    return of_job(processes, before, marked, groups - {shared})
 
 
 def of_job(
-    seen: Collection[proc.Stat],
+    current: Collection[proc.Stat],
     before: Collection[proc.Stat],
     marked: AbstractSet[int],
     groups: AbstractSet[int],
 ) -> list[proc.Stat]:
-    """Return the processes of the job but us: MARKED ones, and their descendants.
+    """Return the processes of the job, without this one: MARKED ones and their descendants.
 
-    Of those that were there BEFORE they were SEEN, members of the GROUPS of marked ones count, too.
+    Of BEFORE, a list made earlier than CURRENT, members of the marked processes' GROUPS count, too.
     """
-    processes = [*seen, *before]
+    processes = [*current, *before]
     roots = marked | {process.pid for process in before if process.group in groups}
-    found = roots | proc.descendants(processes, roots)
-    by_pid = {process.pid: process for process in processes if process.pid in found}
+    family = roots | proc.descendants(processes, roots)
+    by_pid = {process.pid: process for process in processes if process.pid in family}
     return [process for pid, process in by_pid.items() if pid != os.getpid()]
 
 
 def _all_processes() -> list[proc.Stat]:
-    """Return all processes, those with the highest ids first, which are usually the newest."""
-    seen = map(proc.stat, sorted(proc.pids(), reverse=True))
-    return [one for one in seen if one is not None]
+    """Return all processes, highest ids first, which are usually the newest."""
+    stats = map(proc.stat, sorted(proc.pids(), reverse=True))
+    return [stat for stat in stats if stat is not None]
 
 
 def _kill_group(group: int) -> None:
-    """Kill the process GROUP of a marked process, which a fork cannot escape.
+    """Kill the process GROUP of a marked process, which no fork escapes.
 
-    The group is the job's own: each rank leads a session, and a group never spans sessions. The
-    exception is the rank that reads the launcher's terminal.
+    The group belongs to the job, since each rank leads a session and no group spans sessions,
+    except that of the rank that reads the launcher's terminal.
     """
     if group not in {0, os.getpgrp()}:
         # Gone already, or only a set-user-id program is left.

@@ -1,4 +1,4 @@
-"""The few calls of the C library that Python does not offer."""
+"""Calls of the C library that Python does not offer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-# For `fallocate`: take a range out of a file, or give its space back and keep the length.
+# Modes of `fallocate`: remove a range, or free its space and keep the file's length.
 COLLAPSE_RANGE = 0x08
 PUNCH_HOLE = 0x02 | 0x01
 
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, argument: int | bytes) -> None:
-    """Change a property of this process; a kernel that does not know it leaves it as it was."""
+    """Set an attribute of this process; a kernel that does not know OPTION ignores it."""
     if isinstance(argument, bytes):
         _libc.prctl(option, ctypes.c_char_p(argument), 0, 0, 0)
     else:
@@ -29,7 +29,7 @@ def prctl(option: int, argument: int | bytes) -> None:
 
 
 def set_command(text: bytes) -> None:
-    """Let `ps` show TEXT, as far as it fits, for the command line of this process."""
+    """Make `ps` show TEXT, as far as it fits, as this process's command line."""
     with open("/proc/self/stat", "rb") as file:
         start, end = (int(word) for word in file.read().rpartition(b")")[2].split()[45:47])
     if start:
@@ -37,14 +37,14 @@ def set_command(text: bytes) -> None:
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    """Do what MODE says with a range of the file FD; OSError where that is not offered."""
+    """Apply MODE to a range of the file FD; raises OSError if that is not supported."""
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def signalfd(signums: Iterable[int]) -> int:
-    """Return a descriptor that tells of SIGNUMS, which must be blocked, without ever waiting."""
+    """Return a non-blocking signalfd for SIGNUMS, which must be blocked."""
     # A `sigset_t` of 1024 bits, the first for signal 1.
     mask = sum(1 << (signum - 1) for signum in signums).to_bytes(128, sys.byteorder)
     fd: int = _libc.signalfd(-1, ctypes.c_char_p(mask), os.O_NONBLOCK | os.O_CLOEXEC)

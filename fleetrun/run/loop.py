@@ -14,7 +14,7 @@ WRITABLE = select.EPOLLOUT
 
 
 class Waiting(Protocol):
-    """The part of the event loop with which callbacks are registered."""
+    """The part of the event loop that registers callbacks."""
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
         """Call CALLBACK whenever FD is ready."""
@@ -26,7 +26,7 @@ class Waiting(Protocol):
         """Call CALLBACK once at the moment AT; None takes KEY's timer away."""
 
 
-# One turn of the loop waits no longer; a day is as good as for ever.
+# The longest wait of one turn; a day is as good as forever.
 _LONGEST_S = 86_400.0
 
 
@@ -34,14 +34,14 @@ class Loop:
     """The epoll behind `Waiting`."""
 
     def __init__(self) -> None:
-        # Not `selectors`: epoll lists descriptors in the order in which they became ready, which
-        # shows which process died first, and it takes 7 ms less to import.
+        # Not `selectors`: epoll lists descriptors in the order they became ready, so the first
+        # process to die comes first; and `selectors` takes 7 ms to import.
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
-        """Call CALLBACK whenever FD is ready; files that are always ready are an error."""
+        """Call CALLBACK whenever FD is ready; raise PermissionError for a regular file."""
         self.unwatch(fd)
         self._epoll.register(fd, mask)
         self._callbacks[fd] = callback
@@ -59,14 +59,14 @@ class Loop:
             self._timers[key] = (at, callback)
 
     def turn(self) -> None:
-        """Wait until something is due, and do it."""
+        """Wait until a callback is due, and call all that are."""
         timeout = -1.0
         if self._timers:
             timeout = max(0.0, min(at for at, _ in self._timers.values()) - time.monotonic())
             # The kernel counts milliseconds in an int.
             timeout = min(timeout, _LONGEST_S)
         for fd, _ in self._epoll.poll(timeout):
-            # An earlier callback of this turn may have taken it away.
+            # An earlier callback of this turn may have removed it.
             callback = self._callbacks.get(fd)
             if callback is not None:
                 callback()
@@ -77,7 +77,7 @@ class Loop:
                 callback()
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the epoll descriptor."""
         self._epoll.close()
 
 
@@ -86,9 +86,9 @@ def _call(callback: Callable[[], None]) -> None:
 
 
 class LoopShare:
-    """The callbacks of one observer, all of which SHIELD calls; it handles their exceptions.
+    """The callbacks of one observer, each called through SHIELD, which handles exceptions.
 
-    They can be moved to another loop or share; without one (None) they wait for that.
+    They can be moved to another loop or share; while TO is None they wait for that.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class LoopShare:
 
 
 def poll(seconds: float | None, *fds: int, mask: int = READABLE) -> list[int]:
-    """Return those of FDS that are ready within SECONDS (None: for ever), as soon as one is."""
-    one = select.poll()
+    """Return those of FDS that are ready as soon as any is, or none after SECONDS (None: never)."""
+    poller = select.poll()
     for fd in fds:
-        one.register(fd, mask)
-    return [fd for fd, _ in one.poll(None if seconds is None else max(0.0, seconds) * 1000)]
+        poller.register(fd, mask)
+    return [fd for fd, _ in poller.poll(None if seconds is None else max(0.0, seconds) * 1000)]
 
 
 def nothing() -> None:
-    """Do nothing: for a timer that only wakes the loop, or is taken away."""
+    """Do nothing: for a timer that only wakes the loop, or is cleared."""

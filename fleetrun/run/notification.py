@@ -1,6 +1,6 @@
-"""Notifications of the end of a job: a command (--on_end) and a webhook (--webhook).
+"""Notify of the end of a job by a command (--on_end) and a webhook (--webhook).
 
-They never change the exit code, and together they take at most TIMEOUT_S.
+They never change the exit code, and together take at most TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from http.client import HTTPMessage
     from typing import IO
 
-# The most that both together may take.
 TIMEOUT_S = 30.0
-# Time for the command to end after it was asked to.
+# Between SIGTERM and SIGKILL to the command.
 _GRACE_S = 2.0
-# After a 303 comes a GET without a body, by definition; the others keep what was sent.
+# A 303 asks for a GET without a body by definition; the others keep method and body.
 _SAME_METHOD = (301, 302, 307, 308)
 _REDIRECTS = (*_SAME_METHOD, 303)
 
@@ -101,20 +100,20 @@ class _WaitSignals:
 def _post_within(
     url: str, text: str, until: float, signals: _WaitSignals, log: Callable[[str], None]
 ) -> None:
-    """POST TEXT to URL, by the moment UNTIL."""
+    """POST TEXT to URL, by UNTIL (monotonic seconds)."""
     left_s = max(until - time.monotonic(), 0.0)
     try:
-        question = IsolatedCall(lambda: _post(url, text, left_s))
+        call = IsolatedCall(lambda: _post(url, text, left_s))
     except OSError as error:
         log(f"The webhook is not called: no process can be started ({error.strerror}).")
         return
     answer = None
     try:
-        while answer is None and signals.wait(question.fd, until):
-            answer = question.read()
+        while answer is None and signals.wait(call.fd, until):
+            answer = call.read()
     finally:
-        # With or without an answer: nobody reaps it later.
-        question.abandon()
+        # Also after an answer, since nobody reaps the child later.
+        call.abandon()
     if answer is None:
         log("The webhook did not answer in time.")
     elif answer.trouble or answer.value:
@@ -124,7 +123,7 @@ def _post_within(
 def _wait(
     child: subprocess.Popen[bytes], until: float, signals: _WaitSignals, log: Callable[[str], None]
 ) -> None:
-    """Wait for the end of the command, by the moment UNTIL."""
+    """Wait for the command to end, by UNTIL (monotonic seconds)."""
     pidfd = os.pidfd_open(child.pid)
     try:
         has_ended = signals.wait(pidfd, until)
@@ -140,7 +139,7 @@ def _started(command: str, text: str, log: Callable[[str], None]) -> subprocess.
     """Start COMMAND with TEXT as its standard input and standard error as its output."""
     reader, writer = os.pipe()
     try:
-        # It is far smaller than any pipe.
+        # The text is far smaller than a pipe's buffer.
         os.write(writer, text.encode())
         return subprocess.Popen(  # noqa: S602 - it is the user's own command line
             command, shell=True, stdin=reader, stdout=2, start_new_session=True
@@ -165,7 +164,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect with the same method and body; one that would lose them is the end."""
+    """Follows redirects that keep method and body; any other is an error."""
 
     def redirect_request(  # noqa: PLR0917 - as its base has it
         self,
@@ -209,5 +208,5 @@ def _post(url: str, text: str, timeout_s: float) -> str:
     except OSError as error:
         return error.strerror or type(error).__name__
     except (http.client.HTTPException, ValueError) as error:
-        # What it says may quote the address.
+        # Its text may quote the URL.
         return type(error).__name__

@@ -60,9 +60,9 @@ class Sink(_Observer):
 
 
 class Source(_Observer):
-    """Observes a job and feeds the policy. Its own failure is an event, too.
+    """Observes a job and feeds the policy; its own failure is an event, too.
 
-    If it `is_required`, that ends the job with its `exit_code`. `without` completes the sentences
+    The failure of one that `is_required` ends the job with its `exit_code`. `without` completes
     "the job cannot go on ..." and "the job goes on ...".
     """
 
@@ -72,20 +72,20 @@ class Source(_Observer):
     exit_code = 1
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Begin, once all processes are started; DECLARE takes what the policy must know."""
+        """Begin, once all processes are started; report to the policy with DECLARE."""
 
 
 class ObservedJob:
     """A job, which the supervisor and all observers share.
 
     `log` prints a line of the launcher, `progress` one that only a terminal needs, `show` a longer
-    text; `redact` takes secrets out.
+    text; `redact` removes secrets.
     """
 
-    # Of the generation whose events the observers hear.
+    # The current generation's.
     plan: LaunchPlan
     folder: Folder
-    # When its first plan was there: seconds since the epoch, and monotonic ones.
+    # When the first plan was made: seconds since the epoch, and monotonic seconds.
     began = began_at = 0.0
     # Whether names of logs can be links to them; known once all is prepared.
     has_links = True
@@ -110,7 +110,6 @@ class ObservedJob:
         self.show = show or log
         self.progress = progress or log
         self.redact = redact
-        # How it has started again.
         self.restarts: list[Recovered] = []
         # Servers of other hosts that will never listen.
         self.gone: set[Endpoint] = set()
@@ -130,7 +129,7 @@ class ObservedJob:
         return ()
 
     def observing(self) -> Sequence[Sink | Source]:
-        """Return the other observers; the ranks have been started, which goes first."""
+        """Return the other observers; they are created after the ranks have been started."""
         return ()
 
     def closing(self, outcome: Outcome, at: float) -> str:  # noqa: ARG002 - for those that override it
@@ -145,12 +144,12 @@ class ObservedJob:
         if request.tee == "all":
             return tuple(range(len(plan.processes)))
         trainers = plan.trainers
-        asked = request.tee or (request.stdin if request.stdin != terminal.NO_PROCESS else None)
-        if asked is None:
+        ranks = request.tee or (request.stdin if request.stdin != terminal.NO_PROCESS else None)
+        if ranks is None:
             # A host may have servers only.
             return tuple(trainers.values())[:1] or (0,)
-        wanted = set(map(int, asked.split(",")))
-        return tuple(index for rank, index in trainers.items() if rank in wanted)
+        chosen = set(map(int, ranks.split(",")))
+        return tuple(index for rank, index in trainers.items() if rank in chosen)
 
     def stdin(self, plan: LaunchPlan) -> terminal.Stdin:
         """Return the process of PLAN that reads standard input."""
@@ -158,7 +157,7 @@ class ObservedJob:
 
 
 class Chores:
-    """What can wait until the ranks have been started, and is done at the end at the latest."""
+    """Work that may wait until the ranks are started, and is done by the end at the latest."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
@@ -170,7 +169,7 @@ class Chores:
         self._waiting.timer(key, time.monotonic() + after_s, partial(self._do, chore))
 
     def finish(self) -> None:
-        """Do now what a short launch has not done yet."""
+        """Do whatever a short launch has not got round to."""
         for chore in list(self._left):
             self._do(chore)
 
@@ -181,25 +180,25 @@ class Chores:
 
 
 class Caller(Protocol):
-    """The program in Python that has started the launcher, and hears of its job."""
+    """The Python program that started the launcher and follows its job."""
 
     @abstractmethod
     def gathering(self) -> None:
-        """Hear that nothing is wrong here, and that others are waited for."""
+        """Learn that this host is ready and waits for the others."""
 
     @abstractmethod
     def sink(self, plan: LaunchPlan) -> Sink:
-        """Return what hears of the job of PLAN."""
+        """Return the sink that follows the job of PLAN."""
 
     @abstractmethod
     def failed(self, error: FleetrunError, message: str) -> None:
-        """Hear of the ERROR by which there is no job; MESSAGE is without secrets."""
+        """Learn of the ERROR because of which there is no job; MESSAGE has no secrets."""
 
 
 class Observers:
-    """All observers of JOB, sinks first: they must see an exit before what is concluded from it.
+    """All observers of JOB, sinks first, so that they see an exit before any conclusion from it.
 
-    DECLARE takes what sources declare. An observer that fails is closed.
+    DECLARE takes the sources' reports. An observer that fails is closed.
     """
 
     def __init__(self, job: ObservedJob, declare: Callable[[Declared], None]) -> None:
@@ -282,7 +281,7 @@ class Observers:
             self._shielded(observer, observer.close)
 
     def _shielded(self, observer: Sink | Source, call: Callable[[], None]) -> None:
-        """Call CALL; an exception closes a sink with a warning, and is an event of a source."""
+        """Make CALL; an exception closes a sink with a warning, and is an event if of a source."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - as said above
@@ -307,7 +306,7 @@ class Observers:
 
     def _report(self, source: Source, why: str) -> None:
         """Let the policy decide what the failure of SOURCE means."""
-        # The other hosts must notice that this one does not answer any more.
+        # The other hosts must notice that this one no longer answers.
         with suppress(Exception):
             source.close()
         failed = SourceFailed(

@@ -1,8 +1,8 @@
-"""What to do next, decided without doing it: `step(state, event, rules) -> (state, actions)`.
+"""The policy: `step(state, event, rules) -> (state, actions)` decides and has no side effects.
 
-The caller performs the actions. It feeds each Spawn's Started (or Exited, if it cannot be started),
-each Examine's Examined and each StopGathering's GatherFailed back before any other event, and asks
-`is_current` before it performs an action that had to wait.
+The caller performs the actions. The answers to Spawn (Started, or Exited if it failed), Examine
+(Examined) and StopGathering (GatherFailed) come before any other event. Before an action that had
+to wait, the caller asks `is_current`.
 """
 
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ from fleetrun.run.events import (
 )
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
-# A scheduler's warning that time is nearly up, which is for the ranks to act on.
+# Schedulers send these when time is nearly up; acting on them is up to the ranks.
 FORWARDED = frozenset((USR1, USR2))
-# Wrappers forward a Ctrl-C that the terminal delivered already; nobody presses it twice as fast.
+# Wrappers forward a Ctrl-C that the terminal has delivered already; no user is as fast as this.
 REPEAT_S = 0.1
 # A process that SIGKILL does not end within this time waits for a device that does not answer.
 STUCK_S = 30.0
@@ -56,7 +56,7 @@ TEARDOWN_S = 3.0
 
 # The longest wait before another attempt.
 LONGEST_WAIT_S = 60.0
-# So many failures of the same kind in a row, without a new step, are enough.
+# Give up after this many equal failures in a row without a new step.
 SAME_FAILURES = 3
 # Stands for the processes of other hosts among those that the job waits for.
 PEERS = -1
@@ -65,7 +65,7 @@ SESSION = "the session with the other hosts"
 # A job that reports no steps has made progress if it ran this long.
 SOME_PROGRESS_S = 60.0
 
-# STOPPED: nothing runs here any more, and it is decided how the attempt has ended.
+# STOPPED: nothing runs here any more, and the verdict on the attempt is awaited.
 GATHERING, RUNNING, STOPPING, KILLING, STOPPED, FINISHED = (
     "gathering",
     "running",
@@ -84,14 +84,14 @@ class PolicyState(NamedTuple):
     # From the plan of this generation: how many processes, and those that the job waits for.
     total: int = 0
     essential: frozenset[int] = frozenset()
-    # Essential processes that have not succeeded yet.
+    # The essential ones that have not succeeded yet.
     unfinished: frozenset[int] = frozenset()
     next_index: int = 0
     # Processes that await endpoints before they start.
     awaiting: frozenset[int] = frozenset()
     alive: frozenset[int] = frozenset()
     phase: str = GATHERING
-    # Whether gathering begins at the deadline: what has failed has time to heal.
+    # Whether gathering only begins at the deadline, to let a fault heal.
     is_resting: bool = False
     attempt: int = 0
     # The first thing that went wrong in this attempt.
@@ -104,7 +104,7 @@ class PolicyState(NamedTuple):
     kill_at: float = 0.0
     # Processes that failed before any was asked to end: one of them is the culprit.
     suspects: frozenset[int] = frozenset()
-    # Those of them that are expected to exit by themselves; and those that then had to be asked.
+    # Of those: the ones given time to exit by themselves, and the ones that did not.
     spared: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     exits: tuple[Exited, ...] = ()
@@ -138,15 +138,15 @@ def _gather(state: PolicyState, at: float) -> Step:
 
 
 def _gathered(state: PolicyState, event: Gathered) -> Step:
-    """Take over the plan of the generation, and start its first process.
+    """Adopt the generation's plan and start its first process.
 
-    A process that awaits endpoints is started when they listen, and those after it after that. A
-    job on several hosts is done when the processes on other hosts are done, too.
+    Processes start in order; one that awaits endpoints starts when they listen. A job on several
+    hosts is done when the processes on the other hosts are done, too.
     """
     if not is_current(state, Gather(event.attempt)):
         return state, ()
     processes = event.plan.processes
-    essential = frozenset(index for index, one in enumerate(processes) if one.essential)
+    essential = frozenset(index for index, spec in enumerate(processes) if spec.essential)
     if event.plan.has_session:
         essential |= {PEERS}
     state = state._replace(
@@ -155,7 +155,7 @@ def _gathered(state: PolicyState, event: Gathered) -> Step:
         total=len(processes),
         essential=essential,
         unfinished=essential,
-        awaiting=frozenset(index for index, one in enumerate(processes) if one.awaits),
+        awaiting=frozenset(index for index, spec in enumerate(processes) if spec.awaits),
     )
     if not essential:
         return _finish(state)
@@ -175,7 +175,7 @@ def _next(state: PolicyState, process: int) -> Spawn | Await:
 
 
 def is_current(state: PolicyState, action: Action) -> bool:
-    """Whether ACTION, which had to wait, is still to be done: signals overtake spawns."""
+    """Whether ACTION, which had to wait, is still due; a signal may have overtaken it."""
     if isinstance(action, Gather | StopGathering):
         return state.phase == GATHERING and action.attempt == state.attempt
     return not isinstance(action, Spawn | Await) or (
@@ -184,7 +184,7 @@ def is_current(state: PolicyState, action: Action) -> bool:
 
 
 def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
-    """Return the state after EVENT and what is to be done."""
+    """Return the state after EVENT, and the actions that follow."""
     match event:
         case Refuted():
             return _refuted(state, event, rules)
@@ -199,8 +199,8 @@ def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901,
         case Started():
             return _started(state, event)
         case Ready():
-            wanted = state.phase == RUNNING and event.attempt == state.attempt
-            is_next = wanted and event.process == state.next_index
+            is_wanted = state.phase == RUNNING and event.attempt == state.attempt
+            is_next = is_wanted and event.process == state.next_index
             return state, (Spawn(event.process, state.attempt),) if is_next else ()
         case Exited():
             return _exited(state, event, rules)
@@ -236,7 +236,7 @@ def _exited(state: PolicyState, event: Exited, rules: Rules) -> Step:
         exits=(*state.exits, event),
     )
     if state.phase == RUNNING and event.status.exit_code:
-        # Of any process: ranks would wait for a dead parameter server for ever.
+        # Any process counts: ranks would wait forever for a dead parameter server.
         suspects = event.also_failed | {event.process}
         return _stop(state._replace(cause=event, suspects=suspects), TERM, event.at, rules)
     if state.phase == RUNNING and not state.unfinished:
@@ -251,23 +251,20 @@ def _exited(state: PolicyState, event: Exited, rules: Rules) -> Step:
 
 
 def culprit(exits: Sequence[Exited]) -> Exited:
-    """Return the one of these failures that came first.
-
-    A failure that looks like the loss of a peer comes after those that do not.
-    """
-    return min(exits, key=lambda one: (one.is_victim, failed_at(one)))
+    """Return the first of these failures; those that look like the loss of a peer come last."""
+    return min(exits, key=lambda failure: (failure.is_victim, failed_at(failure)))
 
 
-def failed_at(one: Exited) -> float:
-    """Return when ONE failed: before its end, if it had raised an exception."""
-    return one.at if one.failed_at is None else one.failed_at
+def failed_at(exited: Exited) -> float:
+    """Return when the process raised its exception, or else when it ended."""
+    return exited.at if exited.failed_at is None else exited.failed_at
 
 
 def _examined(state: PolicyState, event: Examined, rules: Rules) -> Step:
-    """Take the failure that came first for the cause, and finish or restart."""
+    """Make the first failure the cause, and finish or restart."""
     first = culprit(event.exits)
     if first.process in state.late and first.raised and first.status.signum in {TERM, KILL}:
-        # It had failed already when its time to exit by itself was over.
+        # It had failed already when it was signalled.
         first = first._replace(status=ExitStatus(code=first.raised))
     state = state._replace(cause=first)
     return _finish(state) if state.alive else _decide(state, event.at, rules)
@@ -310,7 +307,7 @@ def _source_failed(state: PolicyState, event: SourceFailed, rules: Rules) -> Ste
 
 
 def _refuted(state: PolicyState, event: Refuted | SourceFailed, rules: Rules) -> Step:
-    """Make EVENT the cause, unless something worse has happened already."""
+    """Make EVENT the cause unless there is one."""
     is_early = isinstance(event, Refuted) and state.phase == GATHERING
     if state.cause is not None or is_early:
         # An earlier attempt has run with this strategy already.
@@ -318,7 +315,7 @@ def _refuted(state: PolicyState, event: Refuted | SourceFailed, rules: Rules) ->
     if state.phase in {GATHERING, RUNNING}:
         return _stop(state._replace(cause=event), TERM, event.at, rules)
     state = state._replace(cause=event)
-    # The evidence that a rank writes at its exit is judged after the exit, which is in time.
+    # A rank writes evidence at its exit, so it may be evaluated after the last one.
     return state, (Finish(state.outcome()),) if state.phase == FINISHED else ()
 
 
@@ -334,7 +331,7 @@ def _stop(state: PolicyState, signum: int, at: float, rules: Rules) -> Step:
 
 
 def _all_dead(state: PolicyState, at: float, rules: Rules) -> Step:
-    """Finish or wait before another attempt; first find out which process failed first."""
+    """Finish, or wait before another attempt, once it is known which process failed first."""
     examine = _to_examine(state)
     return (state._replace(phase=STOPPING), examine) if examine else _decide(state, at, rules)
 
@@ -343,12 +340,12 @@ def _to_examine(state: PolicyState) -> tuple[Examine, ...]:
     """Return the action that finds out which process failed first, if any did."""
     if not isinstance(state.cause, Exited) or _has_fault(state.cause):
         return ()
-    exits = (one for one in state.exits if one.process in state.suspects)
-    return (Examine(tuple(one for one in exits if one.status.exit_code)),)
+    suspects = (exited for exited in state.exits if exited.process in state.suspects)
+    return (Examine(tuple(exited for exited in suspects if exited.status.exit_code)),)
 
 
 class Decision(NamedTuple):
-    """Whether a failure is the last one, and why, if the rules allow another attempt."""
+    """Whether a failure is final; `given_up` says why, if the rules would allow another attempt."""
 
     is_final: bool
     given_up: str
@@ -357,10 +354,10 @@ class Decision(NamedTuple):
 def decide(
     no_retry: str, restarts: int, max_restarts: int, *, is_departure: bool = False
 ) -> Decision:
-    """Decide whether another attempt follows a failure: for one host, and for all hosts alike.
+    """Decide whether another attempt follows a failure, on one host or on several.
 
-    NO_RETRY is why none can help. RESTARTS is how often the job has started again because it had
-    failed; hosts that come and go are no failure.
+    NO_RETRY says why none can help. RESTARTS counts restarts after failures; a change of the set of
+    hosts (IS_DEPARTURE) is no failure.
 
     >>> decide("", 0, 1).is_final, decide("", 1, 1).is_final
     (False, True)
@@ -372,7 +369,7 @@ def decide(
 
 
 def _decide(state: PolicyState, at: float, rules: Rules) -> Step:
-    """Finish, or find out how the attempt has ended: on several hosts, the coordinator says it."""
+    """Finish or start again; on several hosts, wait for the coordinator's verdict."""
     cause = state.cause
     if cause is None:
         return _finish(state)
@@ -381,10 +378,10 @@ def _decide(state: PolicyState, at: float, rules: Rules) -> Step:
     if PEERS in state.essential:
         return state, (HostStopped(state.attempt, cause, no_retry),)
     is_final, given_up = decide(no_retry, state.attempt, rules.max_restarts)
-    # Of what no attempt could mend by its nature, there is nothing to explain.
-    is_told = isinstance(cause, Retried) and not (state.interrupted or _has_fault(cause))
-    told = given_up if state.given_up or is_told else ""
-    verdict = JobVerdict(None, at, state.attempt, is_final, told, is_here=True)
+    # Where no attempt could ever help, there is nothing to explain.
+    is_explained = isinstance(cause, Retried) and not (state.interrupted or _has_fault(cause))
+    explained = given_up if state.given_up or is_explained else ""
+    verdict = JobVerdict(None, at, state.attempt, is_final, explained, is_here=True)
     return _judged(state, verdict, rules)
 
 
@@ -393,7 +390,7 @@ def _has_fault(cause: Cause | None) -> bool:
 
 
 def _no_retry(state: PolicyState, rules: Rules) -> str:
-    """Return why no other attempt can help, as far as this host can know; else nothing."""
+    """Return why no other attempt can help, as far as this host knows; empty if one can."""
     cause = state.cause
     if isinstance(cause, Exited) and cause.fault:
         return cause.fault
@@ -415,7 +412,7 @@ def _judged(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
     if is_current and event.failure is None and not event.is_here:
         return _all_done(state, event, rules)
     if state.phase != STOPPED or not is_current:
-        # The others have lost this host; what runs here is being stopped or killed.
+        # The others have lost this host; its processes are being stopped or killed.
         return state, ()
     cause = event.failure or state.cause
     state = state._replace(cause=cause)
@@ -449,10 +446,10 @@ def _all_done(state: PolicyState, event: JobVerdict, rules: Rules) -> Step:
 
 
 def backoff(first_s: float, attempt: int, at: float) -> float:
-    """Return how long to wait after ATTEMPT: after the first not at all.
+    """Return how many seconds to wait after ATTEMPT: none after the first.
 
-    After that doubled each time, less a jitter of up to one half. It comes from AT, the moment of
-    the failure, which differs between hosts.
+    Then the wait doubles each time, less a jitter of up to one half, which is derived from AT, the
+    moment of the failure.
 
     >>> [backoff(1.0, attempt, 7.0) for attempt in (0, 1, 4, 31)]
     [0.0, 0.5, 4.0, 30.0]
@@ -470,17 +467,17 @@ def _no_progress(causes: Sequence[Retried]) -> str:
         return last.no_retry
     recent = causes[-SAME_FAILURES:]
     if len(recent) == SAME_FAILURES and all(
-        isinstance(one, Exited)
-        and _is_same_failure(one, last)
-        and not _has_progressed(recent[0], one)
-        for one in recent
+        isinstance(cause, Exited)
+        and _is_same_failure(cause, last)
+        and not _has_progressed(recent[0], cause)
+        for cause in recent
     ):
         return f"no progress: it failed the same way {SAME_FAILURES} times without a new step."
     return ""
 
 
-def _is_same_failure(one: Exited, other: Retried) -> bool:
-    return isinstance(other, Exited) and (one.process, one.status, one.last_words) == (
+def _is_same_failure(failure: Exited, other: Retried) -> bool:
+    return isinstance(other, Exited) and (failure.process, failure.status, failure.last_words) == (
         other.process,
         other.status,
         other.last_words,
@@ -507,11 +504,11 @@ def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
         state = state._replace(interrupted=event)
         if state.phase in {GATHERING, RUNNING}:
             return _stop(state._replace(cause=event), event.signum, event.at, rules)
-        # All were asked to end already; a scheduler's TERM to ranks and launcher is one request.
+        # The ranks are ending already; a scheduler's TERM to ranks and launcher is one request.
         return state, ()
     # A shell that loses its terminal repeats the SIGHUP that the kernel has sent.
-    same = event.signum == first.signum and event.at - first.at < REPEAT_S
-    if state.phase == KILLING or same or event.signum == HUP:
+    is_repeat = event.signum == first.signum and event.at - first.at < REPEAT_S
+    if state.phase == KILLING or is_repeat or event.signum == HUP:
         return state, ()
     # After a second request, do not wait for the other hosts.
     return _finish(state) if state.phase == STOPPED else _kill(state, event.at)
@@ -528,9 +525,9 @@ def _elapsed(state: PolicyState, event: Elapsed) -> Step:
         examine = _to_examine(state)
         return (state, examine) if examine else _finish(state)
     if state.spared:
-        others = state.alive - state.spared
+        unspared = state.alive - state.spared
         state = state._replace(spared=frozenset(), late=state.spared, deadline=state.kill_at)
-        return state, (SignalAll(TERM, others),)
+        return state, (SignalAll(TERM, unspared),)
     return _kill(state, event.at)
 
 

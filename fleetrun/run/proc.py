@@ -1,4 +1,4 @@
-"""Reading /proc: cheap, and without errors for processes that are gone."""
+"""Read /proc: cheaply, and without errors for processes that have gone."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
-# The numbers of read, and of select and pselect6, which readline waits in.
+# The system call numbers of read, and of select and pselect6, in which readline waits.
 _READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(os.uname().machine, ())
 _SELECTS = {"x86_64": (b"23", b"270"), "aarch64": (b"72",)}.get(os.uname().machine, ())
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Stat(NamedTuple):
-    """One line of /proc/PID/stat: `state` is its letter, `cpu_s` its processor time in seconds.
-
-    The time of reaped children is included.
-    """
+    """A line of /proc/PID/stat; `state` is a letter, `cpu_s` includes reaped children."""
 
     pid: int
     state: str
@@ -31,7 +28,7 @@ class Stat(NamedTuple):
     cpu_s: float
     started: int
     group: int = 0
-    # Page faults, without those of reaped children; and the processor time of these.
+    # Page faults without those of reaped children, and the CPU time of reaped children.
     faults: int = 0
     reaped_s: float = 0.0
     threads: int = 0
@@ -65,9 +62,9 @@ def rows(pid: int | str, name: str) -> dict[str, str]:
 
 
 def open_files(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield the path in /proc of each descriptor of PID, and what it is open at.
+    """Yield the path in /proc of each descriptor of PID, and its target.
 
-    Nothing of a process that has ended or is another user's.
+    Nothing for a process that has ended or belongs to another user.
     """
     folder = f"/proc/{pid}/fd"
     try:
@@ -81,9 +78,9 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def fault() -> str:
-    """Return why /proc does not show this launcher's processes; nothing if it does.
+    """Return why /proc does not show this launcher's processes; empty if it does.
 
-    A /proc of another PID namespace has other ids for them.
+    The /proc of another PID namespace shows them under other ids.
     """
     status = rows("self", "status")
     # Kernels before 4.1 do not have this line.
@@ -103,26 +100,26 @@ def _is_self(number: bytes) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """Return the state of process PID, and where in the kernel it waits if that can be read."""
-    one = stat(pid)
-    if one is None:
+    """Describe the state of process PID, and where in the kernel it waits if readable."""
+    status = stat(pid)
+    if status is None:
         return "gone"
     # The file holds "0" for a process that does not wait, or without permission.
     wchan = content(f"/proc/{pid}/wchan").decode(errors="replace").strip("0\n")
-    return f"state {one.state}" + (f", in the kernel's {wchan}" if wchan else "")
+    return f"state {status.state}" + (f", in the kernel's {wchan}" if wchan else "")
 
 
 def fields(pid: int | str) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the name, also of a zombie; nothing if it is gone.
+    """Return the fields of /proc/PID/stat from the state (field 3 in `proc(5)`) on.
 
-    The first one is the state, field 3 of `proc(5)`.
+    A zombie has them, too; empty if the process is gone.
     """
-    # The name in brackets may hold anything, a bracket too.
+    # The name in parentheses may contain anything, even parentheses.
     return content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def stat(pid: int | str) -> Stat | None:
-    """Return the status of process PID; None when it has ended."""
+    """Return the status of process PID; None if it has ended."""
     words = fields(pid)
     if not words or words[0] in b"ZX":
         return None
@@ -148,71 +145,70 @@ def pids() -> list[int]:
 
 def all_processes() -> list[Stat]:
     """Return every living process of this host."""
-    seen = (stat(pid) for pid in pids())
-    return [one for one in seen if one is not None]
+    return [process for process in map(stat, pids()) if process is not None]
 
 
 def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, list[Stat]]:
-    """Return, for each of LEADERS, the members of its session and their descendants.
+    """Return for each of LEADERS the members of its session and their descendants.
 
     >>> family = families([Stat(7, "S", 1, 7, 0, 0), Stat(9, "S", 7, 9, 0, 0)], [7])
-    >>> [one.pid for one in family[7]]
+    >>> [process.pid for process in family[7]]
     [7, 9]
     """
-    by_pid = {one.pid: one for one in processes}
-    found: dict[int, list[Stat]] = {leader: [] for leader in leaders}
+    by_pid = {process.pid: process for process in processes}
+    members: dict[int, list[Stat]] = {leader: [] for leader in leaders}
     leaders_of: dict[int, int | None] = {}
 
-    def leader_of(one: Stat) -> int | None:
+    def leader_of(process: Stat) -> int | None:
         trail: list[int] = []
-        here: Stat | None = one
-        while here is not None and here.pid not in leaders_of:
-            # `trail` ends a ring of parents, which a race may show.
+        ancestor: Stat | None = process
+        while ancestor is not None and ancestor.pid not in leaders_of:
+            # Recording each ancestor ends a cycle of parents, which a race may produce.
             # The process that reads the terminal leads no session.
-            leader = here.pid if here.pid in found else here.session
-            leaders_of[here.pid] = leader if leader in found else None
-            trail.append(here.pid)
-            if leaders_of[here.pid] is None:
-                here = by_pid.get(here.parent)
+            leader = ancestor.pid if ancestor.pid in members else ancestor.session
+            leaders_of[ancestor.pid] = leader if leader in members else None
+            trail.append(ancestor.pid)
+            if leaders_of[ancestor.pid] is None:
+                ancestor = by_pid.get(ancestor.parent)
             else:
                 break
-        end = None if here is None else leaders_of[here.pid]
+        end = None if ancestor is None else leaders_of[ancestor.pid]
         leaders_of.update(dict.fromkeys(trail, end))
         return end
 
-    for one in by_pid.values():
-        its_leader = leader_of(one)
-        if its_leader is not None:
-            found[its_leader].append(one)
-    return found
+    for process in by_pid.values():
+        session_leader = leader_of(process)
+        if session_leader is not None:
+            members[session_leader].append(process)
+    return members
 
 
 def descendants(processes: Collection[Stat], roots: AbstractSet[int]) -> set[int]:
     """Return ROOTS and the ids of those of PROCESSES that descend from one of them."""
-    found = set(roots)
+    family = set(roots)
     grown = True
     while grown:
-        more = {one.pid for one in processes if one.parent in found} - found
-        found |= more
-        grown = bool(more)
-    return found
+        children = {process.pid for process in processes if process.parent in family} - family
+        family |= children
+        grown = bool(children)
+    return family
 
 
-def send(one: Stat, signum: int) -> None:
-    """Send SIGNUM to the process that was seen, and to no later one with its id; or OSError."""
+def send(process: Stat, signum: int) -> None:
+    """Send SIGNUM to PROCESS, and to no later one with its id; raises OSError."""
     import signal
 
-    pidfd = os.pidfd_open(one.pid)
+    pidfd = os.pidfd_open(process.pid)
     try:
-        now = stat(one.pid)
-        if now is not None and now.started == one.started:
+        current = stat(process.pid)
+        if current is not None and current.started == process.started:
             signal.pidfd_send_signal(pidfd, signum)
     finally:
         os.close(pidfd)
 
 
 class Io(NamedTuple):
-    """Bytes that a process has written to disks, got from them, and moved by whatever way."""
+    """Bytes that a process has written to disks, read from disks, and moved in any way."""
 
     written: int = 0
     fetched: int = 0
@@ -220,21 +216,21 @@ class Io(NamedTuple):
 
 
 def io(pid: int) -> Io:
-    """Return what PID has read and written; nothing without permission."""
-    found = rows(pid, "io")
+    """Return what PID has read and written; zeros without permission."""
+    counters = rows(pid, "io")
     written, fetched, read, wrote = (
-        int(found.get(name, "0")) for name in ("write_bytes", "read_bytes", "rchar", "wchar")
+        int(counters.get(name, "0")) for name in ("write_bytes", "read_bytes", "rchar", "wchar")
     )
     return Io(written, fetched, read + wrote)
 
 
 def reads_terminal(pid: int) -> bool:
     """Whether the main thread of PID waits for input from a terminal; False without permission."""
-    called, _, rest = content(f"/proc/{pid}/syscall").partition(b" ")
-    if called not in (*_READS, *_SELECTS):
+    syscall, _, arguments_ = content(f"/proc/{pid}/syscall").partition(b" ")
+    if syscall not in (*_READS, *_SELECTS):
         return False
     # The descriptor, or one more than the highest of those.
-    fd = int(rest.split()[0], 16) - (called in _SELECTS)
+    fd = int(arguments_.split()[0], 16) - (syscall in _SELECTS)
     try:
         path = os.readlink(f"/proc/{pid}/fd/{fd}")
     except OSError:
@@ -243,7 +239,7 @@ def reads_terminal(pid: int) -> bool:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether PID has a handler for SIGNUM; a real-time signal ends those that have none."""
+    """Whether PID has a handler for SIGNUM; without one, a real-time signal ends it."""
     return bool(int(rows(pid, "status").get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
@@ -270,5 +266,5 @@ def is_python(pid: int) -> bool:
 
 
 def descriptor(pid: int, name: str) -> str | None:
-    """Return the path of PID's open file whose name has NAME in it."""
+    """Return the path in /proc of PID's open file whose name contains NAME."""
     return next((path for path, target in open_files(pid) if name in target), None)

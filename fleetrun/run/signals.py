@@ -26,10 +26,10 @@ HANDLED = (
     signal.SIGCONT,
     signal.SIGCHLD,
 )
-# nohup ignores HUP, and a shell without job control TSTP; these stay ignored if they were.
-# INT is different: it is ignored in a script's background job, and `kill -INT` must still work.
+# nohup ignores HUP, and a shell without job control TSTP; if ignored, they stay so.
+# INT is different: a script's background job ignores it, and `kill -INT` must still work.
 _STAY_IGNORED = frozenset((signal.SIGHUP, signal.SIGTSTP))
-# Python ignores these two; the processes that it starts must not.
+# Python ignores these two; its child processes must not.
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -43,26 +43,28 @@ class TerminalSignals:
     """Distinguishes Ctrl-C, sent to the whole foreground group, from `kill -INT launcher`."""
 
     def __init__(self) -> None:
-        self._caught = [one for one in _OF_TERMINAL if signal.getsignal(one) is not signal.SIG_IGN]
+        self._caught = [
+            signum for signum in _OF_TERMINAL if signal.getsignal(signum) is not signal.SIG_IGN
+        ]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._caught)
         self.fd = libc.signalfd(self._caught)
         # A background process that reads the terminal stops its group, the launcher included.
         self._previous = signal.signal(signal.SIGTTIN, _do_nothing)
 
     def read(self) -> list[tuple[int, bool]]:
-        """Return the signals that came since the last call: number, and whether by the terminal."""
+        """Return the signals since the last call: number, and whether the terminal sent it."""
         try:
             data = os.read(self.fd, 16 * _SIGINFO_BYTES)
         except BlockingIOError:
             return []
-        found = []
+        signals = []
         for start in range(0, len(data), _SIGINFO_BYTES):
             signum, _, code = struct.unpack_from("=Iii", data, start)
-            found.append((signum, code == _SI_KERNEL))
-        return found
+            signals.append((signum, code == _SI_KERNEL))
+        return signals
 
     def close(self) -> None:
-        """Put everything back."""
+        """Restore mask and handler."""
         os.close(self.fd)
         signal.signal(signal.SIGTTIN, self._previous)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
@@ -75,22 +77,22 @@ class Signals:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         self._previous: list[tuple[signal.Signals, Handler]] = []
-        for one in HANDLED:
-            if one in _STAY_IGNORED and signal.getsignal(one) is signal.SIG_IGN:
+        for signum in HANDLED:
+            if signum in _STAY_IGNORED and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
-            self._previous.append((one, signal.signal(one, _do_nothing)))
+            self._previous.append((signum, signal.signal(signum, _do_nothing)))
 
     def read(self) -> bytes:
-        """Return the numbers of the signals that came since the last call, in their order."""
+        """Return the numbers of the signals since the last call, in order."""
         try:
             return os.read(self.fd, 4096)
         except BlockingIOError:
             return b""
 
     def close(self) -> None:
-        """Put every handler back, and the wake-up descriptor."""
-        for one, handler in self._previous:
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        """Restore every handler and the wake-up descriptor."""
+        for signum, handler in self._previous:
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._previous_fd)
         os.close(self.fd)
         os.close(self._write_fd)
@@ -98,7 +100,7 @@ class Signals:
 
 def defaults_for_children() -> list[int]:
     """Return the signals that must have their default action in a worker."""
-    caught = [one for one in HANDLED if signal.getsignal(one) is not signal.SIG_IGN]
+    caught = [signum for signum in HANDLED if signal.getsignal(signum) is not signal.SIG_IGN]
     return [*caught, *_PYTHON_IGNORES]
 
 

@@ -1,6 +1,6 @@
-"""Which process reads standard input: a pipe, or the terminal of the launcher.
+"""Which process reads standard input: a pipe, or the launcher's terminal.
 
-Only a process of the terminal's session and foreground group may read it. So the one process that
+Only the foreground process group of the terminal's session may read it. So the one process that
 reads it, for a prompt or a debugger, stays in the launcher's group; all others lead sessions.
 """
 
@@ -28,24 +28,24 @@ class Stdin(NamedTuple):
     is_terminal: bool = False
 
 
-def choose(plan: LaunchPlan, shown: Sequence[int] = (), wanted: str | None = None) -> Stdin:
-    """Choose the process of PLAN that reads standard input: as WANTED, or else by what is SHOWN.
+def choose(plan: LaunchPlan, shown: Sequence[int] = (), rank: str | None = None) -> Stdin:
+    """Choose the process of PLAN that reads standard input: global RANK (`none`: nobody).
 
-    WANTED is a global rank or `none`.
+    Without RANK, a pipe goes to the first process, a terminal to the only one that is SHOWN.
     """
-    if wanted == NO_PROCESS or not _is_inherited():
+    if rank == NO_PROCESS or not _is_inherited():
         return Stdin(None)
     trainers = plan.trainers
     if not os.isatty(0):
-        # Only one process can read a pipe: the first one by default.
+        # Only one process can read a pipe.
         first = next(iter(trainers.values()), None) if _has_ranks(plan) else 0
-        return Stdin(first if wanted is None else trainers.get(int(wanted)))
+        return Stdin(first if rank is None else trainers.get(int(rank)))
     if not is_foreground():
         return Stdin(None)
-    if wanted is None:
-        # Input for one of several would be echoed among the others' lines.
+    if rank is None:
+        # With several, input would be echoed among the others' lines.
         return Stdin(shown[0] if len(shown) == 1 else None, is_terminal=len(shown) == 1)
-    process = trainers.get(int(wanted))
+    process = trainers.get(int(rank))
     return Stdin(process, is_terminal=process is not None)
 
 
@@ -54,7 +54,7 @@ def _has_ranks(plan: LaunchPlan) -> bool:
 
 
 def _is_inherited() -> bool:
-    """Whether descriptor 0 was inherited; otherwise it was closed, and its number taken."""
+    """Whether descriptor 0 was inherited; otherwise it was closed and its number reused."""
     try:
         return os.get_inheritable(0)
     except OSError:

@@ -18,18 +18,18 @@ from fleetrun.run.children import Launched, Leftover, Order
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import poll
 
-# What a log is tried with: a traceback, or nothing of any use, fits.
+# The size of a trial write to a log: without room for a traceback, a log is of no use.
 _TRIAL = b"\n" * 4096
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
-# Of a first line that names an interpreter; the kernel reads less.
+# The longest first line that may name an interpreter; the kernel reads less.
 _LONGEST_LINE = 4096
 # The beginning of the command of a rank that is a Python script or module.
 _INTERPRETER = (sys.executable, "-u")
 
 
 class SpawnRefusal(NamedTuple):
-    """Why a process could not be started, and the exit code a shell would give."""
+    """Why a process could not be started, with the exit code that a shell would return."""
 
     status: ExitStatus
     why: str
@@ -38,7 +38,7 @@ class SpawnRefusal(NamedTuple):
 class Worker:
     """One running process, the leader of its own session and process group."""
 
-    # Whether the terminal sends its signals (Ctrl-C) to it, too.
+    # Whether it gets the terminal's signals (Ctrl-C), too.
     has_terminal = False
 
     def __init__(
@@ -86,14 +86,14 @@ class Worker:
 class TerminalWorker(Worker):
     """The process that reads the terminal, in the launcher's session and process group.
 
-    The launcher and its pipeline are in that group, too, so processes are signalled one by one.
+    The launcher and its pipeline share that group, so processes are signalled one by one.
     """
 
     has_terminal = True
 
     def signal(self, signum: int) -> None:
         """Send SIGNUM to the process and to its descendants in the launcher's group."""
-        # The ids of descendants were read just now; its own cannot be reused until `reap`.
+        # The ids of descendants are fresh; its own cannot be reused until `reap`.
         for pid in (self.pid, *self._family()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signum)
@@ -112,8 +112,8 @@ class TerminalWorker(Worker):
         group = os.getpgrp()
         # Orphans are children of the guard, which has no other children in this group.
         roots = self._guard.pids | {self.pid}
-        seen = [one for one in proc.all_processes() if one.group == group]
-        return sorted(proc.descendants(seen, roots) - roots)
+        members = [process for process in proc.all_processes() if process.group == group]
+        return sorted(proc.descendants(members, roots) - roots)
 
 
 def environment(
@@ -128,23 +128,23 @@ def environment(
     return env
 
 
-def is_starting(one: Worker, spec: ProcessSpec) -> bool:
-    """Whether a rank is a Python that has not reached the user's script yet.
+def is_starting(worker: Worker, spec: ProcessSpec) -> bool:
+    """Whether WORKER is a Python that has not reached the user's script; False for other programs.
 
-    Our `sitecustomize` catches STACK_SIGNAL just before that. False for any other program.
+    Our `sitecustomize` catches STACK_SIGNAL just before the script begins.
     """
     if spec.argv[:2] != _INTERPRETER or not spec.env.get(variables.STACK_SIGNAL_VARIABLE):
         return False
     words = b"".join(os.fsencode(word) + b"\0" for word in spec.argv)
-    # It may have become another program by now.
-    is_itself = proc.content(f"/proc/{one.pid}/cmdline").rstrip(b"\0") == words.rstrip(b"\0")
-    return is_itself and not proc.catches(one.pid, STACK_SIGNAL)
+    # It may have replaced itself by another program.
+    is_itself = proc.content(f"/proc/{worker.pid}/cmdline").rstrip(b"\0") == words.rstrip(b"\0")
+    return is_itself and not proc.catches(worker.pid, STACK_SIGNAL)
 
 
 def claim(plan: LaunchPlan, attempt: int, folder: Folder) -> None:
-    """Write the files of PLAN into FOLDER, and try each log of ATTEMPT.
+    """Write the files of PLAN into FOLDER, and make a trial write to each log of ATTEMPT.
 
-    OSError where one cannot be written, as on a disk that is full.
+    Raises OSError if one cannot be written, as on a full disk.
     """
     if attempt:
         # It may have been removed since the first attempt.
@@ -202,7 +202,7 @@ def spawn(
         default_signals=tuple(map(int, default_signals)),
         cpus=tuple(spec.cpus),
         group=os.getpgrp() if has_terminal else 0,
-        # What is started again; the terminal's own session cannot be joined by a fork.
+        # The fork server is there for restarts; its forks cannot join the terminal's session.
         may_fork=attempt > 0 and not has_terminal,
     )
     try:
@@ -212,8 +212,8 @@ def spawn(
     finally:
         _close(fds)
     try:
-        made = TerminalWorker if has_terminal else Worker
-        return made(index, attempt, launched, os.pidfd_open(launched.pid), guard)
+        worker_type = TerminalWorker if has_terminal else Worker
+        return worker_type(index, attempt, launched, os.pidfd_open(launched.pid), guard)
     except OSError as error:
         os.kill(launched.pid, signal.SIGKILL)
         guard.end(launched.pid)
@@ -254,7 +254,7 @@ def _close(fds: Sequence[int]) -> None:
 
 
 def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> SpawnRefusal:
-    """Explain why SPEC could not be started, which the errno alone does not."""
+    """Explain why SPEC could not be started, better than the errno alone does."""
     program = spec.argv[0]
     if isinstance(error, ValueError):
         return SpawnRefusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
@@ -289,7 +289,7 @@ def _why(program: str, number: int | None) -> str:
 
 
 def _closed_way(program: str) -> str:
-    """Return that a folder on the way to PROGRAM, or to what its first line names, is closed."""
+    """Name the folder that keeps this user from PROGRAM or its interpreter; empty if none does."""
     names = [program]
     with suppress(OSError), open(program, "rb") as file:
         line = file.readline(_LONGEST_LINE)

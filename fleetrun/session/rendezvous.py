@@ -169,7 +169,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._call = None
             told(answer.trouble or str(answer.value))
 
-        call.watch(self._waiting, answered, within_s, who=who)
+        call.watch(self._waiting, answered, within_s, callee=who)
 
     def _abandon(self) -> None:
         """Ask no more, whatever the answer would be."""

@@ -418,7 +418,7 @@ class Watch(Source):
             else:
                 conclude()
 
-        question.watch(self._waiting, answered, self._driver_s, who="the NVIDIA driver")
+        question.watch(self._waiting, answered, self._driver_s, callee="the NVIDIA driver")
 
     def _families(self) -> dict[int, list[Stat]]:
         """Return the processes of each rank: its leader and all below it."""
