@@ -1,4 +1,4 @@
-"""What the strategy asks of dynamic graphs: our reducer, gradient merge, fused updates, AMP."""
+"""Implements the strategy in dynamic graphs: reducer, gradient merge, fused updates, AMP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEY = "fleetrun/self-tests"
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Patch Paddle for the fields that are asked for."""
+    """Patch Paddle for the requested fields."""
     own = OwnUpdates(proof)
     fused_buffers.install(proof)
     if any(name in spec.strategy for name in REDUCER_FIELDS):
@@ -48,7 +48,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         multi_tensor.install(proof)
     if amp.is_asked_for(spec) and paddle_api.has(private_names.AMP):
         amp.install(proof)
-    # After all that tries backwards by itself.
+    # Last: the self-tests above run backwards of their own.
     if paddle_api.has(private_names.BACKWARD):
         after_import("paddle.base.framework", own.watch)
 
@@ -56,12 +56,12 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
 def _install_reducers(
     spec: StrategySpec, proof: Evidence, merge: GradientMerge, own: OwnUpdates | None
 ) -> None:
-    """Patch what averages gradients; MERGE them unless OWN is None, which tells of own updates."""
+    """Patch what averages gradients; merge them by MERGE unless OWN is None."""
     reducers = Reducers(spec, proof, merge.must_sync)
     merge.count_calls = reducers.count_calls
     if own is not None:
         merge_hooks.install(merge, reducers.flush, applies_tail=spec.merge_tail == "step")
-        own.on_seen = merge.tell_of_own_updates
+        own.on_seen = merge.report_own_updates
         own.has_stepped = lambda: merge.steps > 0
     after_import(f"{_DISTRIBUTED}.parallel", reducers.patch)
     step_reducer.install(reducers.reduce_at_step, proof)
@@ -72,7 +72,7 @@ def _install_reducers(
 
 
 def _agree(module: ModuleType, merge: GradientMerge, proof: Evidence) -> None:
-    """Let the ranks agree, as soon as they are connected, on what their devices can do."""
+    """Let the ranks agree on what their devices can do as soon as they are connected."""
     package: Any = sys.modules[_DISTRIBUTED]
     init = package.init_parallel_env
     is_agreed = False

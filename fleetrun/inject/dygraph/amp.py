@@ -1,4 +1,4 @@
-"""Counts whether the script uses mixed precision in dynamic graphs; only the script can do so."""
+"""Counts operators in half precision in dynamic graphs, where only the script can enable AMP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CASTS = frozenset(("cast", "transfer_dtype"))
 
 
 def is_asked_for(spec: StrategySpec) -> bool:
-    """Whether mixed precision is asked for."""
+    """Whether the strategy requests mixed precision."""
     return bool(spec.get(_KNOB))
 
 
@@ -36,7 +36,7 @@ def install(proof: Evidence) -> None:
 
 
 class _PrecisionCounter:
-    """Counts operators in half precision, and finds the GradScaler that is used."""
+    """Counts operators in half precision and finds the GradScaler in use."""
 
     def __init__(self, proof: Evidence) -> None:
         self._proof = proof
@@ -45,7 +45,7 @@ class _PrecisionCounter:
         self._scaler: Any = None
 
     def start(self, paddle: Any) -> None:
-        """Let Paddle count, unless the user has switched that on already."""
+        """Let Paddle count, unless the user has already enabled that."""
         if not paddle.get_flags(_FLAG)[_FLAG]:
             paddle.set_flags({_FLAG: 1})
             self._is_counting = True

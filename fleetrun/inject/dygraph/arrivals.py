@@ -1,8 +1,8 @@
-"""Notes the gradients of a backward as they come, without a call in Python for each.
+"""Records the gradients of a backward as they arrive, without a Python call for each.
 
-Paddle calls a hook of each parameter whose gradient is accumulated. What it calls here is a list's
-`append`, which costs a fifth of a function of ours. That is told only once a gradient has come that
-is likely to be the last of its bucket, and looks at the list then.
+Paddle calls a hook of each parameter whose gradient was accumulated. The hook here is a list's
+`append`, which costs a fifth of a Python function. Only a gradient that is likely to be the last
+of its bucket calls back, and the reducer reads the list then.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Arrivals:
     """The gradients of one model, by the ids of their parameters, in the order of a backward.
 
-    ON_END is called after a gradient of a parameter that `end_at` has named. IS_TIMED: `times_s`
-    says when each gradient came, by the steady clock, which takes a call for each.
+    ON_END is called after each gradient of a parameter passed to `end_at`. With IS_TIMED,
+    `times_s` holds the arrival of each gradient by the steady clock, at a Python call each.
     """
 
     def __init__(self, on_end: Callable[..., None], *, is_timed: bool) -> None:
@@ -35,7 +35,7 @@ class Arrivals:
         self._ends: set[int] = set()
 
     def watch(self, parameter: Any) -> bool:
-        """Note the gradients of PARAMETER from now on; return whether that is new."""
+        """Record the gradients of PARAMETER from now on; return False if they already are."""
         key = id(parameter)
         if key in self._watched:
             return False
@@ -45,13 +45,13 @@ class Arrivals:
         return True
 
     def end_at(self, parameter: Any) -> None:
-        """Call `on_end` after gradients of PARAMETER, which is watched, from now on."""
+        """Call `on_end` after each gradient of PARAMETER, which is watched already."""
         if id(parameter) not in self._ends:
             self._ends.add(id(parameter))
             tensors.on_gradient(parameter, self._on_end)
 
     def take(self) -> list[int]:
-        """Return the gradients that have come since the last time."""
+        """Return the gradients that have arrived since the last call."""
         keys = self.keys[:]
         self.keys.clear()
         return keys

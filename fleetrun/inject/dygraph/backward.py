@@ -17,51 +17,50 @@ if TYPE_CHECKING:
 
 
 class BackwardListener(Protocol):
-    """Is told of every outermost backward."""
+    """Notified of every outermost backward."""
 
     def begin(self) -> None:
         """Backward is about to run."""
 
     def finish(self) -> None:
-        """Backward has ended: no more gradients will come."""
+        """Backward has ended: no more gradients will arrive."""
 
     def abandon(self) -> None:
         """Backward has raised."""
 
 
-# In the order of `listen`, which is the same on all ranks. They are dropped with their models.
+# In the order of `listen`, which is the same on all ranks; dropped with their models.
 _listeners: list[weakref.ref[BackwardListener]] = []
 _last_listeners: list[BackwardListener] = []
 _is_patched = False
 _depth = 0
-# How many backwards have run inside others so far.
 _nested = 0
-# Final hooks that the running backward has called, or a backward within it.
+# Final hooks that the running backward, or one nested in it, has called.
 _final_hooks: list[Callable[[], Any]] = []
 
 
 def listen(listener: BackwardListener) -> None:
-    """Tell LISTENER of every outermost backward from now on, as long as it lives."""
+    """Notify LISTENER of every outermost backward as long as it lives."""
     _listeners.append(weakref.ref(listener, _listeners.remove))
 
 
 def ignore(listener: BackwardListener) -> None:
-    """Tell LISTENER no more."""
+    """Stop notifying LISTENER."""
     _listeners.remove(weakref.ref(listener))
 
 
 def listen_last(listener: BackwardListener) -> None:
-    """Tell LISTENER after all others, who may change gradients when a backward ends."""
+    """Notify LISTENER after all others, which may change gradients when a backward ends."""
     _last_listeners.append(listener)
 
 
 def nested_count() -> int:
-    """Return how many backwards have run inside others so far, as recomputation does."""
+    """Return how many backwards have run inside others so far, as in recomputation."""
     return _nested
 
 
 def patch(core: ModuleType) -> None:
-    """Patch the one function of Paddle's CORE that every backward calls; once."""
+    """Patch the one function of Paddle's CORE that every backward calls, once."""
     global _is_patched  # one Paddle
     if _is_patched:
         return
@@ -72,7 +71,7 @@ def patch(core: ModuleType) -> None:
 
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Let a backward of our own run without callbacks."""
+    """Run a backward of fleetrun's own without callbacks."""
     global _depth  # autograd of one process
     _depth += 1
     try:
@@ -82,15 +81,15 @@ def unobserved() -> Iterator[None]:
 
 
 def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
-    """Let the hooks that ADD adds run after the reducers of the outermost backward."""
+    """Postpone the hooks that ADD adds until the reducers of the outermost backward are done."""
 
     def _add_backward_final_hook(hook: Callable[[], Any]) -> Any:
         def called() -> None:
             if not _depth:
-                # `paddle.grad` calls it, too.
+                # `paddle.grad` adds hooks, too.
                 hook()
                 return
-            # A backward that raises has not come to its final hooks: they stay for the next one.
+            # A backward that raises does not reach its final hooks: they stay for the next one.
             _final_hooks.append(hook)
 
         return add(called)
@@ -108,7 +107,7 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        reducers = [one for known in _listeners if (one := known()) is not None]
+        reducers = [listener for reference in _listeners if (listener := reference()) is not None]
         listeners = reducers + _last_listeners
         for listener in listeners:
             listener.begin()

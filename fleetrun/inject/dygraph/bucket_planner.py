@@ -1,10 +1,10 @@
 """Plans the buckets of a model from its first backwards: `fuse_grad_size_in_MB: plan`.
 
-After some backwards it knows when each gradient is ready, measures what an allreduce costs, and
-plans the buckets: once by that cost, and once with much of the start left out, as an allreduce that
-follows another one costs less than one alone. What is planned is tried beside the buckets of `auto`
-and one bucket for all, a few backwards each, in turns; the fastest is kept. All ranks decide by
-sums over all of them, so they decide alike.
+After a few backwards the planner knows when each gradient is ready, measures the cost of an
+allreduce, and plans twice: with that cost, and with a smaller startup, since an allreduce that
+follows another costs less than one alone. The plans, the buckets of `auto` and a single bucket are
+tried in turns of a few backwards each, and the fastest is kept. All ranks decide by sums over all
+ranks, so they decide alike.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     from ..communicators import Communicator
 
-# Backwards that are left alone, as memory and order settle; and those in which times are taken.
+# Backwards that are skipped while memory and order settle, and those that are timed.
 _SETTLING, _WATCHED = 2, 5
-# Backwards in which a candidate is tried at a time, and the first of them, which do not count, as
-# buckets get new memory; and how often its turn comes.
+# Backwards in one turn of a candidate, those of them that do not count because buckets get new
+# memory, and the turns of each candidate.
 _TRIED, _UNCOUNTED, _ROUNDS = 5, 1, 2
-# What is left of the start of an allreduce that follows another one, at the least: what it sends
-# first overlaps with what the one before it sends last. At 100 Mbit/s 12 buckets ended 2 to 3 %
-# sooner than the 2 that the whole start led to.
+# The least share of the startup that an allreduce costs if it follows another: what it sends first
+# overlaps with what the previous one sends last. At 100 Mbit/s, 12 buckets ended 2 to 3 % sooner
+# than the 2 buckets that the full startup led to.
 _FOLLOWING = 0.125
-# The sizes of the allreduces whose cost is measured, in bytes; and how often each is.
+# The sizes of the measured allreduces, in bytes, and the repetitions of each.
 _PROBED, _PROBES = (4 << 10, 256 << 10, 1 << 20), 4
 _MICRO = 1e6
 
 
 class Adder(Protocol):
-    """What sums numbers over all ranks."""
+    """Sums integers over all ranks."""
 
     def sum_integers(self, numbers: Sequence[int]) -> list[int]:
         """Return the sums."""
@@ -44,9 +44,9 @@ class Adder(Protocol):
 
 
 class PlanOutcome(NamedTuple):
-    """What became of a plan: `chosen` is plan, auto or one; times are of a backward, in seconds.
+    """The result of planning: `chosen` is plan, auto or one; times are seconds per backward.
 
-    `bytes_chosen` are those of each bucket that was chosen, `planned` is how many were planned.
+    `bytes_chosen` has the size of each chosen bucket, `planned` is the number of planned ones.
     """
 
     chosen: str
@@ -58,14 +58,14 @@ class PlanOutcome(NamedTuple):
     cost: AllReduceCost
 
     def describe(self) -> str:
-        """Say what was predicted and seen.
+        """Describe what was predicted and measured.
 
         >>> cost = AllReduceCost(0.0001, 1e-9)
         >>> PlanOutcome("plan", 1, (9,), 0.02, {"auto": 0.024, "plan": 0.021}, cost).describe()
         'planned 1 bucket: 20 ms predicted, 21 ms seen (auto: 24 ms); an allreduce costs 0.1 ms \
 and 1 ms per MB'
         """
-        others = ", ".join(
+        alternatives = ", ".join(
             f"{_WORDS[name]}: {seconds * 1e3:.3g} ms"
             for name, seconds in self.seen_s.items()
             if name != "plan"
@@ -73,22 +73,23 @@ and 1 ms per MB'
         seen = f", {self.seen_s['plan'] * 1e3:.3g} ms seen" if "plan" in self.seen_s else ""
         return (
             f"planned {plural(self.planned, 'bucket')}:"
-            f" {self.predicted_s * 1e3:.3g} ms predicted{seen}{f' ({others})' if others else ''};"
+            f" {self.predicted_s * 1e3:.3g} ms predicted{seen}"
+            f"{f' ({alternatives})' if alternatives else ''};"
             f" an allreduce costs {self.cost.startup_s * 1e3:.3g} ms"
             f" and {self.cost.byte_s * 1e9:.3g} ms per MB"
         )
 
 
-# The plan with smaller starts; what is faster of the two becomes the plan.
+# The plan with the smaller startup; the faster of the two becomes the plan.
 _FINER = "finer"
 _WORDS = {"auto": "auto", "one": "all in one", "plan": "plan"}
 
 
 class BucketPlanner:
-    """Watches the backwards of one model; says which buckets come next.
+    """Watches the backwards of one model and chooses the buckets of the next ones.
 
-    MEASURE returns the microseconds of allreduces by their bytes, of so many bytes at most, and
-    ON_DECIDED is called once. CLOCK returns seconds.
+    MEASURE takes a limit in bytes and returns (bytes, microseconds) of allreduces. ON_DECIDED is
+    called once. CLOCK returns seconds.
     """
 
     def __init__(
@@ -105,18 +106,18 @@ class BucketPlanner:
         self._on_decided = on_decided
         self._probe = measure
         self._clock = clock
-        # It takes times; until it has decided.
+        # Until it has decided.
         self.is_on = True
-        # Why there is no plan, if there is none.
+        # Why there is no plan.
         self.failure = ""
         self.outcome: PlanOutcome | None = None
         self._began_s: float | None = None
         self._backwards = 0
-        # By gradient, the seconds from the beginning of each watched backward; None: one was not.
+        # For each watched backward: the seconds from its start to each gradient.
         self._ready_s: list[list[float]] = []
         self._misses = False
         self._candidates: dict[str, list[list[int]]] = {}
-        # Whose turn it is, and how many backwards of the turn are done.
+        # The current candidate and those to come, and the backwards done in the current turn.
         self._turns: list[str] = []
         self._done = 0
         self._seen_s: dict[str, list[float]] = {}
@@ -125,11 +126,11 @@ class BucketPlanner:
         self._cost = AllReduceCost(0.0, 0.0)
 
     def begin(self) -> None:
-        """Take the time: a backward begins."""
+        """Record that a backward begins."""
         self._began_s = self._clock()
 
     def give_up(self, why: str) -> None:
-        """Make no plan, or drop it; every rank must do so."""
+        """Make no plan, or drop it; every rank must call this."""
         if self.is_on:
             self.is_on = False
             self.failure = why
@@ -143,10 +144,10 @@ class BucketPlanner:
         current: list[list[int]],
         limit_count: int | None,
     ) -> list[list[int]] | None:
-        """Take the time of a backward that was reduced; return other buckets for the next ones.
+        """Record a backward that was reduced; return new buckets for the next ones, or None.
 
-        READY_AT is when each gradient was ready (None: it was not), SIZES are their bytes, KINDS
-        their dtypes, in the order of the buckets CURRENT, which hold their places.
+        READY_AT is when each gradient was ready (None: it never was), SIZES are their bytes and
+        KINDS their dtypes. The buckets CURRENT hold indexes of these sequences.
         """
         began_s, self._began_s = self._began_s, None
         if began_s is None:
@@ -167,7 +168,7 @@ class BucketPlanner:
         if misses:
             self.give_up("not every backward computes all gradients")
             return None
-        ready_s = [each / self._nranks / _MICRO for each in sums]
+        ready_s = [total / self._nranks / _MICRO for total in sums]
         self._cost = fit(self._mean(self._probe(sum(sizes))))
         planned = plan(sizes, kinds, ready_s, self._cost, limit_count=limit_count)
         self._sizes = list(sizes)
@@ -180,17 +181,17 @@ class BucketPlanner:
             self._candidates["one"] = [list(range(len(sizes)))]
         return self._begin_turns()
 
-    def _mean(self, found_us: list[tuple[int, int]]) -> list[tuple[int, float]]:
-        """Return the bytes and mean seconds of what each rank has FOUND."""
-        sums = self._communicator.sum_integers([each for _, each in found_us])
-        return [(size, total / self._nranks / _MICRO) for (size, _), total in zip(found_us, sums)]
+    def _mean(self, probes_us: list[tuple[int, int]]) -> list[tuple[int, float]]:
+        """Return the bytes of each of PROBES_US, and its seconds averaged over the ranks."""
+        sums = self._communicator.sum_integers([time_us for _, time_us in probes_us])
+        return [(size, total / self._nranks / _MICRO) for (size, _), total in zip(probes_us, sums)]
 
     def _begin_turns(self) -> list[list[int]] | None:
-        """Let what differs take turns."""
+        """Let the candidates that differ take turns; return the first one's buckets."""
         different: list[str] = []
         for name in ("auto", "plan", _FINER, "one"):
             buckets = self._candidates.get(name)
-            if buckets and all(buckets != self._candidates[each] for each in different):
+            if buckets and all(buckets != self._candidates[kept] for kept in different):
                 different.append(name)
         if len(different) == 1:
             self._decide("auto")
@@ -200,7 +201,7 @@ class BucketPlanner:
         return self._candidates[self._turns[0]]
 
     def _try(self, seconds: float) -> list[list[int]] | None:
-        """Count the SECONDS of a backward for whose turn it is; return the next one's buckets."""
+        """Credit a backward of SECONDS to the current candidate; return the next one's buckets."""
         self._done += 1
         if self._done > _UNCOUNTED:
             self._seen_s[self._turns[0]].append(seconds)
@@ -218,13 +219,13 @@ class BucketPlanner:
         in_use = self._candidates[tried]
         self._keep_faster_plan(seen)
         self._seen_s = {name: [seconds] for name, seconds in seen.items()}
-        # The default comes first: what is not faster does not replace it.
+        # The default comes first, so that an equal time does not replace it.
         best = min(seen, key=lambda name: seen[name])
         self._decide(best)
         return None if self._candidates[best] == in_use else self._candidates[best]
 
     def _keep_faster_plan(self, seen_s: dict[str, float]) -> None:
-        """Take the finer plan for the plan if it was faster, of the times SEEN_S by candidate."""
+        """Replace the plan by the finer one if that was faster, by the times SEEN_S."""
         finer_s = seen_s.pop(_FINER, None)
         plan_s = next(
             seconds
@@ -248,7 +249,9 @@ class BucketPlanner:
         self.outcome = PlanOutcome(
             chosen,
             len(self._candidates["plan"]),
-            tuple(sum(self._sizes[index] for index in one) for one in self._candidates[chosen]),
+            tuple(
+                sum(self._sizes[index] for index in bucket) for bucket in self._candidates[chosen]
+            ),
             self._predicted_s,
             seen,
             self._cost,
@@ -257,14 +260,14 @@ class BucketPlanner:
 
 
 def probe(communicator: Communicator, most: int) -> list[tuple[int, int]]:
-    """Return the microseconds, on this rank, of allreduces of several sizes, in bytes.
+    """Return (bytes, microseconds on this rank) of allreduces of several sizes.
 
-    All but the smallest have MOST bytes at most. Every rank must call it.
+    All but the smallest have at most MOST bytes. Every rank must call this.
     """
     import paddle
 
     sizes = [size for size in _PROBED if size <= most] or [_PROBED[0]]
-    found = []
+    results = []
     with paddle.no_grad():
         for size in sizes:
             tensor = communicator.zeros(size)
@@ -275,5 +278,5 @@ def probe(communicator: Communicator, most: int) -> list[tuple[int, int]]:
                 began_s = time.perf_counter()
                 communicators.sum_uncounted([communicator], [tensor])
                 times.append(time.perf_counter() - began_s)
-            found.append((size, round(sorted(times)[_PROBES // 2] * _MICRO)))
-    return found
+            results.append((size, round(sorted(times)[_PROBES // 2] * _MICRO)))
+    return results

@@ -1,6 +1,6 @@
-"""Counts what may change which gradients come, or their dtypes: casts, and what is frozen.
+"""Counts casts, freezes and unfreezes, which change the set or the dtypes of gradients.
 
-Looking at each parameter in each step would cost more than all else that reducers do in it.
+Examining each parameter in each step would cost more than everything else a reducer does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def count() -> int:
 def patch_layers(module: ModuleType) -> None:
     """Patch the module `paddle.nn.layer.layers`."""
     cls: Any = module.Layer
-    # `to`, `float16` and `paddle.amp.decorate` come to the first one.
+    # `to`, `float16` and `paddle.amp.decorate` call the first one.
     cls._to_impl = _counted(cls._to_impl)
     cls.astype = _counted(cls.astype)
 

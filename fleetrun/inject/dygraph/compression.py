@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..allreduce_stages import Work
     from ..communicators import Communicator
 
-# The fields, and the dtype that each asks for; the first that is on counts. bfloat16 has the range
-# of float32, and float16 more digits.
+# The dtype of each field; the first enabled field counts. bfloat16 has the range of float32,
+# float16 has more digits.
 DTYPES = {"bf16_allreduce": "bfloat16", "fp16_allreduce": "float16"}
 # Values of the self-test for each rank: eighths, which both dtypes hold.
 _EIGHTHS = 7
@@ -30,12 +30,12 @@ class CompressedWork:
         self._compression = compression
         self._flat = flat
         self._half = half
-        # What to wait for; and the same sum in 32 bits, where it is measured.
+        # The pending works, and the same sum in 32 bits if the loss is measured.
         self.works: list[Work] = []
         self.exact: Any = None
 
     def wait(self) -> None:
-        """Wait for the sum, and give the gradients its values."""
+        """Wait for the sum and copy it into the gradients."""
         import paddle
 
         for work in self.works:
@@ -50,11 +50,11 @@ class CompressedWork:
 
 
 class Compression:
-    """What the buckets of a model are sent as.
+    """How the buckets of a model are compressed.
 
-    `failure` says why they are sent in 32 bits after all. `error` is the largest difference that
-    it made in the first backward, as a share of the largest gradient; NaN where one of the two has
-    an infinity that the other has not; None if it was not measured.
+    `failure` is why they are sent in 32 bits after all. `error` is the largest deviation in the
+    first backward relative to the largest gradient: NaN if only one of the sums has an infinity,
+    None if it was not measured.
     """
 
     def __init__(self, field: str, failure: str = "") -> None:
@@ -67,7 +67,7 @@ class Compression:
     def all_reduce(
         self, communicator: Communicator, flat: Any, *, is_only: bool, measures: bool
     ) -> CompressedWork | None:
-        """Begin to sum FLAT over the ranks; MEASURES: in 32 bits, too, to see the difference."""
+        """Begin to sum FLAT over the ranks; with MEASURES also in 32 bits, to compare."""
         import paddle
 
         with paddle.no_grad():
@@ -83,7 +83,7 @@ class Compression:
             if work is not None
         ]
         if measures:
-            # It is for the report only.
+            # The exact sum is for the report only.
             communicator.calls -= 1
             sent.exact = exact
         if sent.works:
@@ -92,14 +92,14 @@ class Compression:
         return None
 
     def compresses(self, flat: Any) -> bool:
-        """Whether the bucket FLAT is sent in 16 bits: what has 16 bits already is left as it is."""
+        """Whether the bucket FLAT is cast: not if it already has 16 bits."""
         import paddle
 
         return not self.failure and bool(flat.dtype == paddle.float32)
 
     @border.watching("the measurement of what 16 bits lose")
     def measure(self, flat: Any, exact: Any) -> None:
-        """Take the difference between FLAT and EXACT into account."""
+        """Update `error` with the difference between FLAT and EXACT."""
         self._gap = max(self._gap, float((flat - exact).abs().max()), key=_worst)
         self._largest = max(self._largest, float(exact.abs().max()), key=_worst)
         self.error = self._gap / self._largest if self._largest else 0.0
@@ -115,32 +115,32 @@ def _worst(number: float) -> float:
 
 
 def choose(communicator: Communicator, ranks: Sequence[int], own: int) -> Compression | None:
-    """Return what is asked for, self-tested by all RANKS, of which we are OWN; None for nothing."""
+    """Return the requested compression after a self-test on all RANKS; this rank is OWN."""
     field = next((name for name in DTYPES if settings.effective(name)), None)
     if field is None:
         return None
     dtype: Any = DTYPES[field]
     is_right = _sums_right(dtype, communicator, len(ranks), ranks.index(own))
-    # All or none: ranks that send different bytes wait for ever.
+    # All or none: ranks that send different sizes hang.
     if communicator.sum_integers([is_right])[0] == len(ranks):
         return Compression(field)
     return Compression(field, f"this Paddle's communication sums {dtype} wrongly: self-tested")
 
 
 def _sums_right(dtype: Any, communicator: Communicator, nranks: int, place: int) -> bool:
-    """Whether COMMUNICATOR sums DTYPE; each number is given by one rank, so the sum is exact."""
+    """Whether COMMUNICATOR sums DTYPE right: one rank gives each number, so the sum is exact."""
     import paddle
 
-    wanted = [(number % _EIGHTHS + 1) / 8 for number in range(nranks * _EIGHTHS)]
-    mine = [value if at % nranks == place else 0.0 for at, value in enumerate(wanted)]
+    expected = [(number % _EIGHTHS + 1) / 8 for number in range(nranks * _EIGHTHS)]
+    own = [value if index % nranks == place else 0.0 for index, value in enumerate(expected)]
     with paddle.no_grad():
-        tensor = paddle.to_tensor(mine, dtype="float32", place=communicator.place).cast(dtype)
+        tensor = paddle.to_tensor(own, dtype="float32", place=communicator.place).cast(dtype)
         try:
             work = communicator.all_reduce(tensor)
             communicator.calls -= 1
             if work is not None:
                 work.wait()
         except Exception:
-            # Not each backend has each dtype, which it says before it sends anything.
+            # A backend without this dtype raises before it sends anything.
             return False
-        return bool(tensor.cast("float32").numpy().tolist() == wanted)
+        return bool(tensor.cast("float32").numpy().tolist() == expected)

@@ -1,4 +1,4 @@
-"""Puts our reducer into `paddle.DataParallel`, which fleet's models end in, too."""
+"""Installs our reducer in `paddle.DataParallel`, which fleet's models use, too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REDUCER_FIELDS = (
     "gradient_merge",
     *compression.DTYPES,
 )
-# What Paddle sends at a step, and so many sets of parameters are averaged there.
+# Paddle's bucket limit at a step, and the most sets of parameters that we average there.
 _PADDLES_LIMITS = BucketLimits(PADDLES_BYTES)
 _MOST_AT_STEP = 8
 _PACKAGE = __name__.rpartition(".dygraph.")[0]
@@ -83,7 +83,7 @@ def bucket_limits(
 
 
 def why_not_planned() -> str:
-    """Return why `fuse_grad_size_in_MB: plan` is as auto; nothing if buckets can be planned."""
+    """Return why `fuse_grad_size_in_MB: plan` acts like auto; empty if buckets can be planned."""
     if settings.effective("last_comm_group_size_MB") is not None:
         return "last_comm_group_size_MB limits a bucket, too"
     if not communicators.is_synchronous():
@@ -92,14 +92,14 @@ def why_not_planned() -> str:
 
 
 def buckets_are_planned() -> bool:
-    """Whether buckets are planned: it is asked for, and possible."""
+    """Whether planned buckets are both requested and possible."""
     fuses = settings.effective("fuse_all_reduce_ops", default=True)
     is_asked_for = settings.effective("fuse_grad_size_in_MB") == buckets.PLAN
     return bool(fuses and is_asked_for and not why_not_planned())
 
 
 class Reducers:
-    """Makes a reducer for every DataParallel model of this process, and knows all of them."""
+    """The reducers of all DataParallel models of this process."""
 
     def __init__(
         self, spec: StrategySpec, proof: Evidence, must_sync: Callable[[Sequence[Any]], bool]
@@ -139,9 +139,9 @@ class Reducers:
     def reduce_at_step(
         self, parameters: Sequence[Any], group: Any, scale: float, owners: Mapping[int, int]
     ) -> bool:
-        """Average the gradients of PARAMETERS over GROUP, as its ranks all do; see `StepReducer`.
+        """Average the gradients of PARAMETERS over GROUP; see `StepReducer`.
 
-        Return whether that is done; if not it is Paddle's to do.
+        All ranks of GROUP must call it alike. Return False if Paddle has to average them.
         """
         if not paddle_api.has(private_names.REDUCER) or not self._must_sync(parameters):
             return paddle_api.has(private_names.REDUCER)
@@ -238,8 +238,8 @@ class Reducers:
                 # Without a trained parameter Paddle raises its own error.
                 init_reducer(model)
                 return
-            dense = [each for each in parameters if id(each) not in sparse_ids]
-            trained = [each for each in dense if tensors.is_trained(each)]
+            dense = [parameter for parameter in parameters if id(parameter) not in sparse_ids]
+            trained = [parameter for parameter in dense if tensors.is_trained(parameter)]
             # As Paddle's own `init_reducer` does.
             model.group_indices = paddle.base.core.eager_assign_group_by_size(
                 trained,
@@ -248,7 +248,9 @@ class Reducers:
             )
             sparse.expect_dense(dense)
             tables = [
-                each for each in parameters if id(each) in sparse_ids and tensors.is_trained(each)
+                parameter
+                for parameter in parameters
+                if id(parameter) in sparse_ids and tensors.is_trained(parameter)
             ]
             # The attribute in which Paddle keeps its own.
             model._reducer = self._new_reducer(model, dense, tables, init_reducer)
@@ -256,17 +258,17 @@ class Reducers:
         return replaced
 
     def _paddles_bytes(self, model: Any, trained: list[Any]) -> list[int]:
-        """Return the bytes of the buckets that Paddle makes of TRAINED without the strategy."""
+        """Return the bytes of the buckets that Paddle builds from TRAINED without the strategy."""
         import paddle
 
         name, last = "last_comm_group_size_MB", model.last_comm_buffer_size
         if self._spec.strategy.get(name) is not None and not settings.script_wins(name):
-            # It is an argument of the model by now; this is its default.
+            # The strategy has replaced the model's argument; this is its default.
             last = buckets.MEBIBYTE
         groups = paddle.base.core.eager_assign_group_by_size(
             trained, [False] * len(trained), [last, model.comm_buffer_size]
         )
-        return _bucket_bytes([each.size * each.element_size() for each in trained], groups)
+        return _bucket_bytes(list(map(tensors.nbytes, trained)), groups)
 
     def _can_average_sparse_ones(self) -> bool:
         if paddle_api.has(private_names.SPARSE):
@@ -290,7 +292,7 @@ class Reducers:
         def limits(total: int) -> BucketLimits:
             return bucket_limits(total, model_bytes, model_last_bytes)
 
-        trained = [each for each in dense if tensors.is_trained(each)]
+        trained = [parameter for parameter in dense if tensors.is_trained(parameter)]
         sizes, packed = pack(trained[::-1], limits)
         nbytes = _bucket_bytes(sizes, packed)
         group, place = model.group.process_group, (*dense, *tables)[0].place
@@ -352,7 +354,7 @@ class Reducers:
                 # The newer model may replace the older one for good.
                 older.disarm()
         self._reducers[number] = reducer
-        # At exit there is nobody left to have them.
+        # Nobody can reuse them at exit.
         weakref.finalize(reducer, communicators.release, own).atexit = False
         weakref.finalize(reducer, self._report.forget, number).atexit = False
         return reducer
@@ -366,9 +368,10 @@ class Reducers:
         *,
         lent: Any = None,
     ) -> tuple[list[Communicator], Callable[[int], None]]:
-        """Return communicators for NBUCKETS buckets at PLACE, and what adds some for so many.
+        """Return communicators for NBUCKETS buckets at PLACE, and a function that adds more.
 
-        LENT is the model's own ProcessGroup if that will do for as long as none is added.
+        That function takes a number of buckets. LENT is the model's own ProcessGroup if that is
+        enough until some are added.
         """
         most, overlaps = int(settings.effective("nccl_comm_num", 1)), settings.overlaps()
         if lent is not None:
@@ -403,7 +406,7 @@ def _bucket_bytes(sizes: Sequence[int], packed: Sequence[Sequence[int]]) -> list
 
 
 def _are_equal(packed: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> bool:
-    """Whether the buckets PACKED are GROUPS, whose gradients are numbered from the other end."""
+    """Whether the buckets PACKED equal GROUPS, which number gradients from the other end."""
     last = sum(map(len, groups)) - 1
     return {frozenset(last - index for index in bucket) for bucket in packed} == set(
         map(frozenset, groups)
@@ -413,27 +416,27 @@ def _are_equal(packed: Sequence[Sequence[int]], groups: Sequence[Sequence[int]])
 def _check_equal_steps(ranks: Sequence[int], number: int, steps: int) -> None:
     """Raise RuntimeError unless all RANKS flush with the same number of micro-steps STEPS.
 
-    NUMBER counts the flushes. Checked before the allreduce, which would wait for ever.
+    NUMBER counts the flushes. This precedes the allreduce, which would hang.
     """
     hint = (
         "the DataLoaders of all ranks must have as many batches, and none may be left before its"
         " end. --merge_tail=drop leaves the rest out."
     )
     key = f"fleetrun/tail/{'-'.join(map(str, ranks))}/{number}"
-    found = store.gather_arrived(key, steps, communicators.global_rank(), ranks)
-    missing = [rank for rank, steps in found.items() if steps is None]
+    arrived = store.gather_arrived(key, steps, communicators.global_rank(), ranks)
+    missing = [rank for rank, steps in arrived.items() if steps is None]
     if missing:
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        message = f"fleetrun: merge_tail=step: {who} did not reach the end of a DataLoader; {hint}"
+        late = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        message = f"fleetrun: merge_tail=step: {late} did not reach the end of a DataLoader; {hint}"
         raise RuntimeError(message)
-    if len(set(found.values())) > 1:
-        each = ", ".join(f"rank {rank} {steps}" for rank, steps in found.items())
-        message = f"fleetrun: merge_tail=step: micro-steps of the last round: {each}; {hint}"
+    if len(set(arrived.values())) > 1:
+        counts = ", ".join(f"rank {rank} {steps}" for rank, steps in arrived.items())
+        message = f"fleetrun: merge_tail=step: micro-steps of the last round: {counts}; {hint}"
         raise RuntimeError(message)
 
 
 def _caller() -> str:
-    """Name the module that makes the model; frames of this package are skipped."""
+    """Return the name of the module that makes the model, skipping frames of this package."""
     # `inspect` is slow.
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
@@ -442,9 +445,9 @@ def _caller() -> str:
 
 
 def _announcing(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell the model's reducer of each FORWARD with gradients that does not sync.
+    """Notify the model's reducer of each FORWARD with gradients that does not sync.
 
-    Paddle tells it of the others. As in Paddle, the forward under `no_sync` counts, not the
+    Paddle notifies it of the others. As in Paddle, the forward under `no_sync` counts, not the
     backward.
     """
 
@@ -464,15 +467,15 @@ def _announcing(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _parameters(model: Any, paddle: Any) -> tuple[list[Any], set[int]]:
     """Return the parameters that DataParallel averages, and the ids of those with sparse gradients.
 
-    Sparse are the weights of Embedding layers with `sparse=True`, as in Paddle.
+    As in Paddle, the weights of Embedding layers with `sparse=True` have sparse gradients.
     """
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     sparse = set()
     for layer in model.sublayers():
         for _, parameter in layer.named_parameters(include_sublayers=False):
-            if parameter is None or id(parameter) in found or getattr(parameter, "no_sync", False):
+            if parameter is None or id(parameter) in by_id or getattr(parameter, "no_sync", False):
                 continue
-            found[id(parameter)] = parameter
+            by_id[id(parameter)] = parameter
             if isinstance(layer, paddle.nn.layer.common.Embedding) and layer._sparse:
                 sparse.add(id(parameter))
-    return list(found.values()), sparse
+    return list(by_id.values()), sparse

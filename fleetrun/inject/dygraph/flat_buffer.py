@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class FlatBuffer:
-    """A flat tensor of which the gradients of PARAMETERS are views.
+    """A flat tensor whose views are the gradients of PARAMETERS.
 
-    With REUSE the same memory serves the next backward, if the gradients are still in it.
+    With REUSE the same memory serves the next backward if the gradients are still in it.
     """
 
     def __init__(self, parameters: Sequence[Any], *, reuse: bool = True) -> None:
@@ -23,10 +23,10 @@ class FlatBuffer:
         self._addresses: list[int] = []
 
     def prepare(self) -> None:
-        """Let the next backward accumulate into the views, if the gradients are still there.
+        """Let the next backward accumulate into the views if the gradients are still there.
 
         Their values are zeros or what was accumulated so far. Otherwise Paddle would allocate new
-        tensors for gradients that were cleared.
+        tensors for cleared gradients.
         """
         if self._flat is None:
             return
@@ -37,10 +37,10 @@ class FlatBuffer:
         tensors.keep_all_memory(self._parameters)
 
     def gather(self) -> tuple[Any, list[tuple[Any, Any]]]:
-        """Make the gradients views of one flat tensor; return that tensor, and what is absent.
+        """Make the gradients views of one flat tensor; return that tensor and the absent ones.
 
-        Absent are the parameters without a gradient, each with the view (zeros) that it would
-        have. What is done to the tensor is done to the gradients, so nothing is copied back.
+        Absent are the parameters without a gradient, each with its view (zeros). An operation on
+        the tensor is one on the gradients, so nothing is copied back.
         """
         if self._flat is not None and _addresses(self._parameters) == self._addresses:
             return self._flat, []
@@ -52,15 +52,17 @@ class FlatBuffer:
 
 
 def _addresses(parameters: Sequence[Any]) -> list[int]:
-    return [0 if each is None else each.data_ptr() for each in tensors.gradients(parameters)]
+    return [
+        0 if gradient is None else gradient.data_ptr() for gradient in tensors.gradients(parameters)
+    ]
 
 
 def contiguous_gradient(parameter: Any) -> Any:
     """Return the dense gradient of PARAMETER in row-major layout; None if there is none.
 
-    The gradient of a weight that is used transposed has the transposed layout. Code that takes its
-    memory for rows mixes up its values: Paddle's own reducer does, and gloo's allreduce in Paddle
-    2.6.2; that of 3.3.1 refuses it.
+    The gradient of a weight that is used transposed has the transposed layout. Code that assumes
+    rows mixes up its values: Paddle's own reducer does, and gloo's allreduce in Paddle 2.6.2; that
+    of 3.3.1 refuses it.
     """
     gradient = parameter.grad
     if gradient is None or gradient.is_contiguous():
@@ -88,7 +90,7 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
                 return gradients[0], []
             flat = paddle.zeros(parameters[0].shape, dtype)
             return flat, [(parameters[0], flat)]
-        if any(each is not None and each.dtype != dtype for each in gradients):
+        if any(gradient is not None and gradient.dtype != dtype for gradient in gradients):
             tensors.set_master_gradients(parameters)
             gradients = [parameter.grad for parameter in parameters]
         sources = [
@@ -106,12 +108,12 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
 
 
 def _common_dtype(parameters: Sequence[Any], gradients: Sequence[Any]) -> Any:
-    """Return the dtype in which GRADIENTS are reduced: their own, or fp32 if any of them has it.
+    """Return the dtype in which GRADIENTS are reduced: fp32 if any of them has it, else their own.
 
     Mixed precision with `master_grad=True` leaves merged gradients in fp32, while parameters and
     new gradients have 16 bits.
     """
     import paddle
 
-    dtypes = [each.dtype for each in gradients if each is not None]
+    dtypes = [gradient.dtype for gradient in gradients if gradient is not None]
     return paddle.float32 if paddle.float32 in dtypes else parameters[0].dtype

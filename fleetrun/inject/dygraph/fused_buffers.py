@@ -1,9 +1,9 @@
 """Keeps gradients in the buffers from which Paddle sends them.
 
-Paddle links the gradients of parameters to a buffer once. `clear_grad` ends that: the next backward
-puts its gradients elsewhere, and what is sent are zeros (sharding optimizer V2, from the second
-update on: PaddlePaddle/Paddle#66472), or Paddle stops (overlap with backward). Only gradients in
-`main_grad` stay. Seen with 2.6.2 and 3.3.1, on every kind of device.
+Paddle links the gradients of parameters to a buffer once. `clear_grad` breaks the link: the next
+backward puts its gradients elsewhere, and the buffer sends zeros (sharding optimizer V2, from the
+second update on: PaddlePaddle/Paddle#66472), or Paddle raises (overlap with backward). Only
+gradients in `main_grad` stay. Seen with 2.6.2 and 3.3.1, on every kind of device.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 # The attribute of a buffer with its part for each gradient.
 _VIEWS = "_fleetrun_views"
-_SAID = (
+_PUT_BACK = (
     "clear_grad takes gradients out of Paddle's communication buffers, which then send zeros (as"
     " without fleetrun): fleetrun puts them back"
 )
 # How many gradients have arrived in buffers, and how many had when each buffer was sent.
 _arrived = 0
 _sent: list[int] = []
-# The first update is told of.
+# Enough for the first update, which is reported.
 _MOST_COUNTED = 4096
 
 
 def described() -> str:
-    """Say how many buffers Paddle has sent beside the backward, if it sends any there."""
-    early = sum(each < _arrived for each in _sent)
+    """Describe how many buffers Paddle has sent during the backward, if any."""
+    early = sum(arrived_before < _arrived for arrived_before in _sent)
     sent = f"{early} of {plural(len(_sent), 'buffer')}"
     return f"; {sent} went out before the last gradient was ready" if _sent and _arrived else ""
 
 
 def install(proof: Evidence) -> None:
-    """Put gradients that were computed outside of their buffer into it before it is sent."""
+    """Copy gradients that were computed outside their buffer into it before it is sent."""
     after_import(
         "paddle.distributed.fleet.utils.tensor_fusion_helper",
         functools.partial(_patch, proof),
@@ -55,7 +55,7 @@ def _patch(proof: Evidence, module: ModuleType) -> None:
     def __init__(buffer: Any, *args: Any, **options: Any) -> None:
         begin(buffer, *args, **options)
         is_linked = not (buffer.use_main_grad or getattr(buffer, "_release_grads", False))
-        views = {id(each): each.grad for each in buffer._params} if is_linked else {}
+        views = {id(param): param.grad for param in buffer._params} if is_linked else {}
         setattr(buffer, _VIEWS, views)
 
     @functools.wraps(add)
@@ -82,7 +82,7 @@ def _patch(proof: Evidence, module: ModuleType) -> None:
                 view.zero_()
             else:
                 view.copy_(gradient, False)
-                proof.note(_SAID)
+                proof.note(_PUT_BACK)
             parameter._copy_gradient_from(view)
 
     kind.__init__, kind.add_grad, kind._comm_grads = __init__, add_grad, _comm_grads

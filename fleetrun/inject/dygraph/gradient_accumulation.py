@@ -5,16 +5,16 @@ All calls but the last do nothing: gradients accumulate in `parameter.grad`, `cl
 discard them, and the models skip their allreduces. The last call averages the gradients over the
 ranks, divides them by `k_steps` (with `avg`), clips, regularises and applies them.
 
-* What the script does to gradients between backward and step has an effect in the last micro-step
-  only, on the averaged gradients and in the script's order. In the others it gets copies.
+* What the script does to gradients between backward and step takes effect in the last micro-step
+  only, on the averaged gradients and in the script's order. In the others it sees copies.
 * A micro-step whose gradients the script clears before its step does not count.
 * A learning rate scheduler that is stepped with the optimizer advances once per update. One that is
   stepped once in several steps (per epoch) advances whenever the script steps it.
 * GradScaler unscales, looks for infinities and updates its scale at the last step only.
 * `merge_tail=step`: a partial round at the end of a `paddle.io.DataLoader` is applied there,
-  divided by its number of micro-steps. Every rank must get there: the ranks check that before the
-  allreduce. `state_dict` and `save` apply nothing, as one rank alone may call them.
-  `merge_tail=drop`: a partial round is dropped, and the proof says so.
+  divided by its number of micro-steps. The ranks check before the allreduce that all of them got
+  there. `state_dict` and `save` apply nothing, as one rank alone may call them.
+  `merge_tail=drop`: a partial round is dropped, and the report says so.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 # The attribute of an optimizer with its accumulator.
 _HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
-# That of an optimizer which updates its share only: all parameters that have gradients.
+# That of an optimizer that updates only its share: all parameters that have gradients.
 _WHOLE = "_fleetrun_whole"
-# An optimizer by its class, which contains another one.
+# The class of an optimizer that contains another one.
 _STAGE_2 = "GroupShardedOptimizerStage2"
 # The number of micro-steps in which the script's changes of gradients are looked for.
 _WATCHED_STEPS = 8
@@ -90,9 +90,9 @@ class GradientAccumulator:
         self.merged = 0
         # The update is under way; steps within it are parts of it.
         self.is_updating = False
-        # The parameters (ids) to whose gradients a backward has added what no step has seen.
+        # The ids of parameters whose gradients have grown since the last step.
         self._dirty: set[int] = set()
-        # Those that have ever had a gradient in a step.
+        # The ids of those that have ever had a gradient in a step.
         self._trained: set[int] = set()
         self._weights = RoundWeights()
         self._is_divided = False
@@ -103,10 +103,10 @@ class GradientAccumulator:
         self._seen: list[tuple[int, int] | None] = []
         # What the script has done since the last backward or step.
         self._is_read = self._is_written = self._is_in_backward = False
-        # It has cleared gradients that it had read, since the last step; and has scaled or clamped
-        # others after that. Who puts gradients together does so in each step.
+        # Since the last step the script has cleared gradients that it had read; and after that has
+        # scaled or clamped others. A script that composes gradients does so in each step.
         self._is_composing = self._has_rescaled = False
-        # There was a step without that.
+        # There was a step in which it did not.
         self._has_plain_step = False
         # The averaged gradients that the script may change then.
         self._averaged: list[Any] = []
@@ -117,11 +117,11 @@ class GradientAccumulator:
         self.is_updated = True
         # The GradScaler that the script steps with.
         self.scaler: Any = None
-        # What the script did before and after a step, postponed to the update. The keys tell what
-        # it was, so that each is done once.
+        # Calls of the script before and after a step, postponed to the update; keyed by what they
+        # do, so that each is done once.
         self.before: dict[object, Callable[[], Any]] = {}
         self.after: dict[object, Callable[[], Any]] = {}
-        # Is told how many micro-steps of a partial round go with the optimizer.
+        # Called with the micro-steps of a partial round that are lost with the optimizer.
         self.on_gone: Callable[[int], None] = _ignore
         # The gradients that Paddle reduces and keeps in each backward, which are not watched.
         self.reduced_gradients: Callable[[], Sequence[Any]] = tuple
@@ -129,16 +129,16 @@ class GradientAccumulator:
         self._watch_backwards()
 
     def __del__(self) -> None:
-        # Not before the end of `__init__`.
+        # `__init__` may have raised.
         getattr(self, "on_gone", _ignore)(getattr(self, "merged", 0))
 
     def set_steps(self, steps: int, *, averages: bool) -> None:
-        """Merge STEPS micro-steps into an update; divide by them if it AVERAGES."""
+        """Merge STEPS micro-steps into an update, and divide by them if it AVERAGES."""
         self._steps = self._divisor = steps
         self._averages = averages
 
     def takes_new_parameters(self) -> bool:
-        """Take the parameters that the optimizer has by now; return whether these are others."""
+        """Update the parameters from the optimizer; return whether their number has changed."""
         before, self.parameters = self.parameters, _parameters_of(self.optimizer)
         return len(before) != len(self.parameters)
 
@@ -147,7 +147,7 @@ class GradientAccumulator:
         for parameter in self.parameters:
             if tensors.is_trained(parameter) and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
-                # No function of ours, which would cost more; and it must not hold this object.
+                # A C function costs less than one of ours; and it must not hold this object.
                 tensors.on_gradient(parameter, functools.partial(self._dirty.add, id(parameter)))
 
     @property
@@ -175,7 +175,7 @@ class GradientAccumulator:
         self._is_read = self._is_written = self._is_composing = False
 
     def check_step(self) -> None:
-        """Raise RuntimeError if what the script has done before this step cannot be merged."""
+        """Raise RuntimeError if what the script did before this step cannot be merged."""
         if self._weights.are_written(self._trained | self._dirty):
             raise RuntimeError(_OTHER_WEIGHTS)
         self._has_plain_step |= not self._is_composing
@@ -200,9 +200,9 @@ class GradientAccumulator:
         self._has_rescaled = True
 
     def begin_backward(self) -> None:
-        """Make the gradients the sums of this rank's micro-steps again; keep a copy of them.
+        """Restore the gradients to the sums of this rank's micro-steps; keep a copy of them.
 
-        Raises RuntimeError if the script has changed averaged gradients, to which more are to come.
+        Raises RuntimeError if the script has changed averaged gradients to which more are added.
         """
         self._script = None
         self._is_in_backward = True
@@ -222,7 +222,7 @@ class GradientAccumulator:
         self._is_read = self._is_written = False
 
     def _check_weights(self) -> None:
-        """Raise RuntimeError if the round has gradients of other weights than those of now."""
+        """Raise RuntimeError if the weights have changed since the round's first gradients."""
         if not (self._weights.is_known and (self.merged or self._dirty)):
             self._weights.begin(self.parameters)
         elif self._weights.are_changed(self._trained | self._dirty):
@@ -231,7 +231,7 @@ class GradientAccumulator:
             raise RuntimeError(_CLIPPED_WEIGHTS if is_clipped else _OTHER_WEIGHTS)
 
     def forget_weights(self) -> None:
-        """Take the weights as they are: an optimizer has updated them."""
+        """Accept the weights as they are, since an optimizer has updated them."""
         self._weights.end()
 
     def finish_backward(self) -> None:
@@ -252,12 +252,12 @@ class GradientAccumulator:
         return merged(parameter) if self._script is None else self._script.read(parameter, merged)
 
     def write(self, parameter: Any, gradient: Any, assign: Callable[[Any, Any], None]) -> None:
-        """Let the script replace the gradient of PARAMETER; ASSIGN does so.
+        """Let the script replace the gradient of PARAMETER, by ASSIGN.
 
-        Raises RuntimeError if the script puts it together from gradients of several backwards.
+        Raises RuntimeError if the script composes it from gradients of several backwards.
         """
         if self._is_in_backward:
-            # A hook does it, and not the script after it.
+            # A hook writes it, not the script after the backward.
             assign(parameter, gradient)
             return
         if self._is_composing and gradient is not None:
@@ -274,11 +274,11 @@ class GradientAccumulator:
         self._dirty -= set(map(id, parameters))
 
     def drop(self, parameters: Sequence[Any], remove: Callable[[Any], None]) -> None:
-        """Take what this micro-step has added out of the merged gradients of PARAMETERS.
+        """Remove what this micro-step has added to the merged gradients of PARAMETERS.
 
         REMOVE leaves a parameter without a gradient.
         """
-        dropped = [each for each in parameters if id(each) in self._dirty]
+        dropped = [parameter for parameter in parameters if id(parameter) in self._dirty]
         self.forget(dropped)
         if not dropped or self._kept is None:
             return
@@ -296,7 +296,7 @@ class GradientAccumulator:
         self.remember_gradients()
 
     def show_all(self) -> None:
-        """Let the script, or who acts for it, see the merged gradients themselves."""
+        """Let the script, or code that acts for it, see the merged gradients themselves."""
         self._script = None
 
     @border.watching(_WATCHED)
@@ -344,21 +344,21 @@ class GradientMerge:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        # By the id of the optimizer, which holds its accumulator: both go together.
+        # By the id of the optimizer, which holds its accumulator.
         self._accumulators: weakref.WeakValueDictionary[int, GradientAccumulator] = (
             weakref.WeakValueDictionary()
         )
         # By the id of a parameter. The newest comes last: a script may replace its optimizer.
         self._owners: dict[int, list[weakref.ref[GradientAccumulator]]] = {}
-        # The most micro-steps of a partial round that went with an optimizer.
+        # The most micro-steps of a partial round that were lost with an optimizer.
         self._dropped = 0
         # All steps of all optimizers, merged or updating.
         self.steps = 0
         # Returns the number of allreduces so far.
         self.count_calls: Callable[[], int] = lambda: 0
         self._calls_before = 0
-        # The allreduces that the script or Paddle's Python has made: so far, before this round, and
-        # before the last backward had ended.
+        # The allreduces that the script or Paddle's Python has made: so far, before this round,
+        # and before the end of the last backward.
         self.other_calls = self._others_before = self._others_in_backward = 0
         # Partial rounds that were applied.
         self.tails = 0
@@ -366,9 +366,9 @@ class GradientMerge:
         self.reduced: set[int] = set()
         # What else merges in this job, for the report.
         self.hint = ""
-        # Whether gradients are to be merged, and steps are heard of.
+        # Whether steps are patched.
         self.is_installed = False
-        # A device of another rank cannot.
+        # The device of some rank cannot merge.
         self._is_withdrawn = False
 
     def of(self, optimizer: Any) -> GradientAccumulator | None:
@@ -382,24 +382,26 @@ class GradientMerge:
             return None
         if updates.is_model_average(type(optimizer)):
             return None
-        known = self._accumulators.get(id(optimizer))
-        if known is None or known.optimizer is not optimizer:
+        accumulator = self._accumulators.get(id(optimizer))
+        if accumulator is None or accumulator.optimizer is not optimizer:
             spec = settings.effective_spec()
-            known = GradientAccumulator(optimizer, spec.merge_steps, averages=spec.merge_averages)
-            self._accumulators[id(optimizer)] = known
-            optimizer.__dict__[_HELD_BY_OPTIMIZER] = known
-            known.on_gone = self._count_dropped
-            self._own(known)
-        return known
+            accumulator = GradientAccumulator(
+                optimizer, spec.merge_steps, averages=spec.merge_averages
+            )
+            self._accumulators[id(optimizer)] = accumulator
+            optimizer.__dict__[_HELD_BY_OPTIMIZER] = accumulator
+            accumulator.on_gone = self._count_dropped
+            self._own(accumulator)
+        return accumulator
 
     def withdraw(self) -> None:
-        """Merge nothing, from before the first step on."""
+        """Merge nothing; called before the first step."""
         self.is_installed, self._is_withdrawn = False, True
         self._accumulators.clear()
         self._owners.clear()
 
     def keep_whole(self, optimizer: Any) -> None:
-        """Merge the gradients of all parameters that OPTIMIZER has now; it will have its share."""
+        """Merge the gradients of all parameters of OPTIMIZER, which is about to get its share."""
         optimizer = unwrap(optimizer)
         optimizer.__dict__[_WHOLE] = updates.parameters_of(optimizer)
 
@@ -408,33 +410,33 @@ class GradientMerge:
         optimizer = unwrap(optimizer)
         self.reduced |= set(map(id, updates.parameters_of(optimizer)))
         optimizer.__dict__[_WHOLE] = ()
-        known = self._accumulators.pop(id(optimizer), None)
+        accumulator = self._accumulators.pop(id(optimizer), None)
         for owners in self._owners.values():
-            owners[:] = [each for each in owners if each() is not known]
-        known = self.of(optimizer)
-        if known is not None:
-            known.reduced_gradients = gradients
+            owners[:] = [owner for owner in owners if owner() is not accumulator]
+        accumulator = self.of(optimizer)
+        if accumulator is not None:
+            accumulator.reduced_gradients = gradients
 
     def give_up(self, reason: str) -> None:
-        """Merge nothing, for REASON, from before the first step on."""
+        """Merge nothing and report REASON; called before the first step."""
         self.withdraw()
         for name in ("gradient_merge", "gradient_merge_configs"):
             if self._spec.get(name) is not None:
                 self._proof.knob(name, NO_EFFECT, reason=reason)
 
-    def _own(self, known: GradientAccumulator) -> None:
-        """Make KNOWN the accumulator of its parameters."""
-        for parameter in known.parameters:
+    def _own(self, accumulator: GradientAccumulator) -> None:
+        """Make ACCUMULATOR the newest owner of its parameters."""
+        for parameter in accumulator.parameters:
             owners = self._owners.setdefault(id(parameter), [])
-            owners[:] = [each for each in owners if each() not in (None, known)]
-            owners.append(weakref.ref(known))
+            owners[:] = [owner for owner in owners if owner() not in (None, accumulator)]
+            owners.append(weakref.ref(accumulator))
 
     def _update_settings(self) -> None:
-        """Take over the settings in effect, which the script may set after its optimizer."""
+        """Adopt the settings in effect, which the script may set after its optimizer."""
         if not self.steps:
             spec = settings.effective_spec()
-            for each in self._accumulators.values():
-                each.set_steps(spec.merge_steps, averages=spec.merge_averages)
+            for accumulator in self._accumulators.values():
+                accumulator.set_steps(spec.merge_steps, averages=spec.merge_averages)
 
     def all(self) -> list[GradientAccumulator]:
         """Return every accumulator."""
@@ -445,13 +447,13 @@ class GradientMerge:
 
     def owners(self, parameters: Sequence[Any]) -> list[GradientAccumulator]:
         """Return the accumulators of PARAMETERS, each once."""
-        owners = [self._owners_of(each)[-1:] for each in parameters]
-        return list({id(each): each for several in owners for each in several}.values())
+        newest = [self._owners_of(parameter)[-1:] for parameter in parameters]
+        return list({id(owner): owner for owners in newest for owner in owners}.values())
 
     def _owners_of(self, parameter: Any) -> list[GradientAccumulator]:
         """Return the accumulators of PARAMETER whose optimizers live, the newest last."""
-        found = [reference() for reference in self._owners.get(id(parameter), ())]
-        return [each for each in found if each is not None]
+        references = self._owners.get(id(parameter), ())
+        return [owner for reference in references if (owner := reference()) is not None]
 
     def must_sync(self, parameters: Sequence[Any]) -> bool:
         """Whether this backward must average the gradients of PARAMETERS over the ranks.
@@ -463,24 +465,26 @@ class GradientMerge:
             return True
         self._update_settings()
         owners = [self._owners_of(parameter) for parameter in parameters]
-        return any(not each or any(owner.is_last for owner in each) for each in owners)
+        return any(not several or any(owner.is_last for owner in several) for several in owners)
 
-    def tell_of_own_updates(self, who: str) -> None:
-        """Tell that WHO updates the weights, and no optimizer of Paddle's.
+    def report_own_updates(self, updater: str) -> None:
+        """Report that UPDATER, no optimizer of Paddle's, updates the weights.
 
-        Raises RuntimeError if there is such an optimizer, for whose step gradients are kept apart.
+        Raises RuntimeError if there is an optimizer of Paddle's, whose gradients are merged.
         """
         if self._accumulators:
-            kinds = ", ".join(sorted({type(each.optimizer).__name__ for each in self.all()}))
+            kinds = ", ".join(
+                sorted({type(accumulator.optimizer).__name__ for accumulator in self.all()})
+            )
             message = (
-                f"fleetrun: gradient_merge: {who} updates the weights itself, and no step of the"
-                f" optimizer ({kinds}) is called: this cannot be merged: use the strategy without"
-                " gradient_merge."
+                f"fleetrun: gradient_merge: {updater} updates the weights itself, and no step of"
+                f" the optimizer ({kinds}) is called: this cannot be merged: use the strategy"
+                " without gradient_merge."
             )
             raise RuntimeError(message)
         for name in ("gradient_merge", "gradient_merge_configs"):
             if self._spec.get(name) is not None:
-                reason = f"{who} updates the weights, and no optimizer of Paddle's has stepped"
+                reason = f"{updater} updates the weights, and no optimizer of Paddle's has stepped"
                 self._proof.knob(name, NO_EFFECT, reason=reason)
 
     def step(
@@ -510,9 +514,9 @@ class GradientMerge:
             current.is_updating = False
         current.start_round()
         updated = set(map(id, current.parameters))
-        for other in self.all():
-            if not updated.isdisjoint(map(id, other.parameters)):
-                other.forget_weights()
+        for accumulator in self.all():
+            if not updated.isdisjoint(map(id, accumulator.parameters)):
+                accumulator.forget_weights()
         return result
 
     # As a listener of backward.
@@ -533,25 +537,25 @@ class GradientMerge:
                 current.begin_backward()
 
     def _take_over(self, current: GradientAccumulator) -> None:
-        """Let CURRENT have its parameters, of which it is not always the newest accumulator.
+        """Make CURRENT the newest owner of its parameters.
 
-        Raises RuntimeError if another one has merged gradients of them.
+        Raises RuntimeError if another accumulator has merged gradients of them.
         """
-        others = [each for each in self.all() if each is not current]
+        others = [accumulator for accumulator in self.all() if accumulator is not current]
         if not others:
             return
-        own = set(map(id, current.parameters))
+        parameters = set(map(id, current.parameters))
         for other in others:
-            if other.merged and not own.isdisjoint(map(id, other.parameters)):
+            if other.merged and not parameters.isdisjoint(map(id, other.parameters)):
                 raise RuntimeError(_TWO_OPTIMIZERS)
         self._own(current)
 
     def _shares(self, current: GradientAccumulator) -> bool:
-        """Whether another optimizer updates parameters of CURRENT's, too."""
-        return any(len(self._owners_of(each)) > 1 for each in current.parameters)
+        """Whether another optimizer also updates parameters of CURRENT."""
+        return any(len(self._owners_of(parameter)) > 1 for parameter in current.parameters)
 
     def finish(self) -> None:
-        """Show the script the gradients that it is to see; remember them."""
+        """Show the script its gradients, and remember them."""
         for current in self.all():
             if not current.is_updating:
                 current.finish_backward()
@@ -568,7 +572,7 @@ class GradientMerge:
         return owners[-1].read(parameter, merged) if owners else merged(parameter)
 
     def write(self, parameter: Any, gradient: Any, assign: Callable[[Any, Any], None]) -> None:
-        """Let the script set the gradient of PARAMETER; ASSIGN does so."""
+        """Let the script set the gradient of PARAMETER, by ASSIGN."""
         owners = self._owners_of(parameter)
         if owners:
             owners[-1].write(parameter, gradient, assign)
@@ -594,18 +598,18 @@ class GradientMerge:
     def average(self, parameters: Sequence[Any], key: int, step: Callable[[], Any]) -> Any:
         """Call STEP, which averages PARAMETERS, now or after their next update.
 
-        KEY tells the ModelAverage, so that it averages once per update.
+        KEY identifies the ModelAverage, which averages once per update.
         """
-        waiting = [each for each in self.owners(parameters) if not each.is_updated]
-        for each in waiting:
-            each.after[key] = step
+        waiting = [owner for owner in self.owners(parameters) if not owner.is_updated]
+        for owner in waiting:
+            owner.after[key] = step
         return None if waiting else step()
 
     def step_scaled(self, current: GradientAccumulator, update: Callable[[], Any]) -> Any:
         """Call UPDATE, a step of GradScaler, which steps only if all gradients are finite."""
         result = update()
         if current.merged:
-            # It has found an infinity: the round is lost, as a large batch would be.
+            # GradScaler has found an infinity: the round is lost, as a large batch would be.
             current.start_round()
         return result
 
@@ -614,11 +618,11 @@ class GradientMerge:
     ) -> Any:
         """Call CLEAR, which clears the gradients of PARAMETERS, unless they are being merged.
 
-        Of those only what this micro-step has added is dropped. REMOVE leaves a parameter without
-        a gradient.
+        Merged gradients lose only what this micro-step has added. REMOVE leaves a parameter
+        without a gradient.
         """
-        owners = [each for each in self.owners(parameters) if not each.is_updating]
-        merging = [each for each in owners if each.merged]
+        owners = [owner for owner in self.owners(parameters) if not owner.is_updating]
+        merging = [owner for owner in owners if owner.merged]
         if not merging:
             for current in owners:
                 current.forget(parameters)
@@ -670,13 +674,12 @@ class GradientMerge:
             where = "at the end of a paddle.io.DataLoader (merge_tail=step)"
             self._proof.note(f"{self.tails} partial {rounds} applied {where}")
             self._proof.write()
-        cleared = sum(each.cleared for each in self.all())
+        cleared = sum(accumulator.cleared for accumulator in self.all())
         if cleared:
             text = "were cleared before a step, and did not count (gradient_merge)"
             self._proof.note(f"{plural(cleared, 'micro-step')} {text}")
             self._proof.write()
-        count = max((each.merged for each in self.all()), default=0)
-        count = max(count, self._dropped)
+        count = max(self._dropped, *(accumulator.merged for accumulator in self.all()), 0)
         if count:
             tail = self._spec.merge_tail
             steps, were = ("micro-step", "was") if count == 1 else ("micro-steps", "were")
@@ -701,9 +704,9 @@ def unwrap(optimizer: Any) -> Any:
 
 
 def _parameters_of(optimizer: Any) -> list[Any]:
-    """Return the parameters whose gradients OPTIMIZER merges, also those that others update."""
-    known = optimizer.__dict__.get(_WHOLE)
-    return updates.parameters_of(optimizer) if known is None else list(known)
+    """Return the parameters whose gradients OPTIMIZER merges, whichever rank updates them."""
+    whole = optimizer.__dict__.get(_WHOLE)
+    return updates.parameters_of(optimizer) if whole is None else list(whole)
 
 
 def _divide(parameters: Sequence[Any], divisor: float) -> None:

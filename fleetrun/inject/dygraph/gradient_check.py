@@ -1,9 +1,9 @@
-"""Compares averaged gradients with what the ranks have put in.
+"""Compares averaged gradients with those that the ranks sent.
 
-Ranks whose gradients are all averaged wrongly in the same way stay equal, which `rank_check` does
-not notice. Each bucket is projected on random signs, in fp64, before and after its allreduce: the
-sum of the ranks' projections is the projection of the sum, within rounding. It is done for the
-first backward of a model, and as often as the ranks are compared.
+If all ranks average wrongly in the same way they stay equal, and `rank_check` sees nothing. So each
+bucket is projected on random signs, in fp64, before and after its allreduce: the sum of the ranks'
+projections equals the projection of the sum, within rounding. This is done in the first backward
+of a model, and as often as the ranks are compared.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..check_schedule import NEVER, Pace, next_due
 if TYPE_CHECKING:
     from ..evidence import Evidence
 
-# Elements that are projected at a time; each block has the same signs.
+# Elements that are projected at a time, with the same signs in each block.
 _BLOCK = 1 << 20
-# The error of a projection that is rounding, in standard deviations: no training sees so many.
+# The rounding error allowed in a projection, in standard deviations; no training reaches it.
 _DEVIATIONS = 32.0
-# Units in the last place at 1, and the smallest number that is not lost. Paddle 2 and 3 name dtypes
+# Units in the last place at 1, and the smallest number that is kept. Paddle 2 and 3 name dtypes
 # differently.
 _EPSILON = {
     **dict.fromkeys(("float64", "fp64"), 2.0**-52),
@@ -43,13 +43,13 @@ class GradientCheck:
         self._nranks = nranks
         self._every = every
         self._pace = Pace()
-        # Between checks Paddle's reducer averages, which costs less. With 48 gradients of 256 bytes
-        # and 300 of 4 KB the rest of an update that was checked took 1.0 and 0.6 updates more.
+        # Between checks Paddle's cheaper reducer averages. With 48 gradients of 256 bytes and 300
+        # of 4 KB the rest of a checked update took 1.0 and 0.6 updates longer.
         self.replaces_paddles = False
-        # Of the backward that runs, from 1 on.
+        # The number of the running backward, from 1 on.
         self._number = 0
         self._proof = proof
-        # Of each bucket: the projection, the sum of squares, before and after; and its rounding.
+        # For each bucket: projection and sum of squares, before and after; and its rounding.
         self._before: list[Any] = []
         self._after: list[Any] = []
         self._rounding: list[tuple[float, float]] = []
@@ -58,11 +58,11 @@ class GradientCheck:
         self.is_on = False
 
     def next_due(self, backwards: int) -> float:
-        """Return the next backward that is checked after so many that were reduced."""
+        """Return the next backward that is checked after BACKWARDS that were reduced."""
         return next_due(self._every, backwards + 1, interval=self._pace.interval)
 
     def begin(self, backwards: int) -> None:
-        """Prepare for a backward after so many BACKWARDS that were reduced."""
+        """Prepare for a backward after BACKWARDS that were reduced."""
         self._number = backwards + 1
         self.is_on = self.next_due(backwards) == self._number
         self._before, self._after, self._rounding = [], [], []
@@ -90,7 +90,7 @@ class GradientCheck:
 
     @_watching
     def finish(self) -> None:
-        """Compare; every rank of the model must call it.
+        """Compare the projections; every rank of the model must call this.
 
         Raises Disproved if an average is not that of the ranks' gradients.
         """
@@ -100,7 +100,7 @@ class GradientCheck:
         if not self._sent:
             return
         end = 2 * self._sent
-        # A rank that compared alone would wait for the others for ever.
+        # A rank that compared alone would wait for the others forever.
         has_failed = not len(self._before) == len(self._after) == 2 * len(self._rounding) == end
         with paddle.no_grad(), self._pace.measured():
             own = [self._pace.check_s, self._pace.update_s, float(has_failed)]
@@ -133,10 +133,10 @@ class GradientCheck:
         counts = self._proof.counts
         counts["gradients_checked"] = counts.get("gradients_checked", 0) + 1
 
-    def _fail(self, number: int, expected: float, found: float) -> None:
+    def _fail(self, number: int, expected: float, actual: float) -> None:
         text = (
             f"the allreduce of bucket {number} has not given the average of the ranks' gradients: a"
-            f" random projection of it is {found:.9g} and not {expected:.9g}"
+            f" random projection of it is {actual:.9g} and not {expected:.9g}"
         )
         self._proof.note(f"{text}.")
         self._proof.claim()
@@ -144,19 +144,19 @@ class GradientCheck:
         raise border.Disproved(f"fleetrun: {text}. --check_ranks=-1 disables this check.")
 
 
-def agree(expected: float, found: float, allowed: float) -> bool:
-    """Whether FOUND is EXPECTED within ALLOWED; what is not finite agrees with its like only.
+def agree(expected: float, actual: float, allowed: float) -> bool:
+    """Whether ACTUAL is EXPECTED within ALLOWED, or neither is finite.
 
     >>> agree(1.0, 1.1, 0.2), agree(float("nan"), float("inf"), 0.0), agree(1.0, float("inf"), 1e9)
     (True, True, False)
     """
-    if not (math.isfinite(expected) and math.isfinite(found)):
-        return math.isfinite(expected) == math.isfinite(found)
-    return abs(expected - found) <= allowed
+    if not (math.isfinite(expected) and math.isfinite(actual)):
+        return math.isfinite(expected) == math.isfinite(actual)
+    return abs(expected - actual) <= allowed
 
 
 def _projection(flat: Any) -> list[Any]:
-    """Return the sum of FLAT's elements with random signs, and that of their squares, in fp64."""
+    """Return the sum of FLAT's elements with random signs and the sum of their squares, in fp64."""
     import paddle
 
     with paddle.no_grad():

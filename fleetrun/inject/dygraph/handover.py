@@ -1,16 +1,16 @@
-"""Hands the gradients of a model over to Paddle's own reducer, where only bytes are asked for.
+"""Hands the gradients of a model over to Paddle's own reducer if only bucket sizes are requested.
 
-Paddle's is C++ and costs less for each gradient, ours copies less and, over gloo, sums beside the
-backward. And Paddle's is wrong, or waits for ever, where a gradient is strided, missing on some
-rank, or computed in several goes, which nobody knows before. So ours averages the first backwards
-and looks at them. Paddle's gets the next ones if all was plain on all ranks. Ours has those after
-which ranks are compared, looks again, and takes back what is not plain any more.
+Paddle's reducer is C++ and costs less per gradient; ours copies less and, over gloo, sums during
+the backward. But Paddle's is wrong, or hangs, if a gradient is strided, missing on some rank, or
+computed in several parts, which is unknown beforehand. So ours averages the first backwards and
+inspects them. If all was plain on all ranks, Paddle's gets the next ones. Ours averages those after
+which ranks are compared, inspects them again, and takes the model back if it is plain no longer.
 
-In between, nothing of ours is called for each gradient, as a call costs a two-hundredth of what
-Paddle does for a small one. Only matrices of layers that are not Paddle's are made contiguous
-before its reducer sees them, and some gradients tell that they have come. If a backward has left
-others out (it raised, or a layer was not used), this rank sends zeros: the other ranks wait for
-them, and Paddle's reducer is unusable as long as it waits itself.
+In between, none of our code runs per gradient, as a call costs 1/200 of what Paddle does for a
+small one. Only the matrices of layers that are not Paddle's are made contiguous before its reducer
+sees them, and a few sentinel gradients report their arrival. If a backward leaves gradients out (it
+raised, or a layer was not used), this rank sends zeros: the other ranks wait for them, and Paddle's
+reducer is unusable while it waits itself.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
     from .reducer import BucketLimits
 
-# The first backwards, which are ours.
+# The first backwards, which our reducer averages.
 _LOOKS = 2
-# The gradients that tell that a backward of Paddle's reducer has computed them: the first, the
-# last, and some between.
+# The gradients that report their arrival while Paddle's reducer averages: the first, the last, and
+# some between.
 _SENTINELS = 4
 # What Paddle's reducer raises, by the kind of its error.
 _ERRORS = (RuntimeError, ValueError)
 _TWICE = "has been ready before"
 _PADDLES_LAYERS = "paddle.nn."
-# The mean size of gradients from which on ours costs less over gloo, in bytes. A step with ours
-# took 1.15 times as long with gradients of 2 KB, 1.08 with 8 KB, 0.78 with 33 KB and 131 KB (two
-# CPU ranks, Paddle 3.3.1). On devices copies cost little, and Python as much as ever.
+# The mean gradient size in bytes above which ours costs less over gloo. A step with ours took 1.15
+# times as long with gradients of 2 KB, 1.08 with 8 KB, 0.78 with 33 KB and 131 KB (two CPU ranks,
+# Paddle 3.3.1). On devices copies are cheap, and Python costs the same.
 _SMALL = 16 * 1024
 _is_frozen = operator.attrgetter("stop_gradient")
-# The values of fields that ask for what Paddle's reducer does without them.
+# The field values with which Paddle's reducer does the same as without them.
 _PADDLES_OWN: dict[str, tuple[object, ...]] = {
     "nccl_comm_num": (1, None),
     "sync_nccl_allreduce": (False, None),
@@ -56,10 +56,10 @@ _PADDLES_OWN: dict[str, tuple[object, ...]] = {
     "bf16_allreduce": (False, None),
     "gradient_merge": (False, None),
 }
-# What Paddle's reducer can do, too. Whatever else of communication is asked for, it cannot.
+# The only communication fields that Paddle's reducer supports.
 _BYTES = frozenset(("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "last_comm_group_size_MB"))
 
-# What may come to the same buckets as without it; and what one bucket leaves nothing of.
+# Fields that may leave the buckets as they are, and those that are moot with one bucket.
 _COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
 _ORDER = ("nccl_comm_num", "sync_nccl_allreduce")
 
@@ -82,10 +82,10 @@ def suffices(
     has_levels: object,
     are_paddles: bool,
 ) -> bool:
-    """Whether Paddle's reducer can do all that the fields ASKED say of communication.
+    """Whether Paddle's reducer can do what the communication fields ASKED request.
 
-    PACKED are the buckets that they come to; ARE_PADDLES: as without them. HAS_LEVELS: allreduces
-    have two levels.
+    PACKED are the resulting buckets; ARE_PADDLES: they are the same as without the fields.
+    HAS_LEVELS: allreduces have two levels.
     """
     moot = (*_COUNTS, *(_ORDER if len(packed) == 1 else ())) if are_paddles else ()
     size = settings.effective("fuse_grad_size_in_MB")
@@ -102,14 +102,14 @@ def suffices(
     )
 
 
-# Gradients that cannot be looked at are not plain.
+# Gradients that cannot be inspected are not plain.
 @border.watching("the look at gradients", otherwise=False)
 def is_plain(parameters: Sequence[Any], computed: Sequence[int]) -> bool:
-    """Whether a backward has computed each gradient of PARAMETERS once, dense and row by row.
+    """Whether a backward has computed each gradient of PARAMETERS once, dense and row-major.
 
-    COMPUTED has the id of a parameter for each gradient that it has computed.
+    COMPUTED has the id of the parameter for each computed gradient.
     """
-    # Neither the address nor the in-place version of a gradient tells that it was added to.
+    # Neither the address nor the in-place version of a gradient shows an addition.
     return sorted(computed) == sorted(map(id, parameters)) and all(
         not gradient.is_selected_rows()
         and gradient.is_contiguous()
@@ -119,10 +119,7 @@ def is_plain(parameters: Sequence[Any], computed: Sequence[int]) -> bool:
 
 
 class PaddlesReducer:
-    """The reducer of Paddle that MODEL would have had, with LIMITS (None: the model's own).
-
-    INIT_REDUCER makes it.
-    """
+    """The reducer that Paddle's INIT_REDUCER makes for MODEL, with LIMITS (None: the model's)."""
 
     def __init__(
         self, model: Any, limits: BucketLimits | None, init_reducer: Callable[[Any], None]
@@ -139,17 +136,17 @@ class PaddlesReducer:
         self.prepare_for_backward: Callable[[Sequence[Any]], None] = _let_go
         # What makes gradients contiguous.
         self._hooks: list[Any] = []
-        # The bytes of each bucket, in the order in which they are sent; as built.
+        # The bytes of each bucket, in the order of sending.
         self.bucket_bytes: list[int] = []
 
     def make(self, trained: Sequence[Any]) -> bool:
         """Make it for the parameters TRAINED, in the order of the model; return if Paddle can.
 
-        That of 2.6.2 cannot where parameters are marked `no_sync`, as experts of one rank are. Both
-        end the process where an operator has written a parameter, as quantisers write their scales.
+        Paddle 2.6.2 cannot if parameters are marked `no_sync`, as experts of one rank are. Both
+        versions end the process if an operator has written a parameter, as quantisers do.
         """
         model: Any = self._model()
-        if any(not (each.stop_gradient or each.is_leaf) for each in model.parameters()):
+        if any(not (param.stop_gradient or param.is_leaf) for param in model.parameters()):
             return False
         ours, sizes = model._reducer, (model.comm_buffer_size, model.last_comm_buffer_size)
         model.comm_buffer_size, model.last_comm_buffer_size = self._limits
@@ -161,52 +158,51 @@ class PaddlesReducer:
         finally:
             model._reducer = ours
             model.comm_buffer_size, model.last_comm_buffer_size = sizes
-        nbytes = [each.size * each.element_size() for each in trained]
+        nbytes = list(map(tensors.nbytes, trained))
         self.bucket_bytes = [
             sum(nbytes[index] for index in group) for group in reversed(model.group_indices)
         ]
-        for each in trained:
-            # Their hooks in C++ refer to it without holding it, and they may outlive the model.
-            weakref.finalize(each, _let_go, self._made).atexit = False
+        for parameter in trained:
+            # Their C++ hooks refer to the reducer without holding it, and may outlive the model.
+            weakref.finalize(parameter, _let_go, self._made).atexit = False
         self._hooks = tensors.make_contiguous(_of_own_layers(model, trained))
         # A function in C.
         self.prepare_for_backward = self._made.prepare_for_backward
         return True
 
     def retire(self) -> None:
-        """Leave all that is to come to another reducer."""
+        """Leave later backwards to another reducer."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def complete(self, parameters: Sequence[Any]) -> list[Any]:
-        """Let it average those of PARAMETERS, too, that its backward has left out; return these."""
+        """Send zeros for those of PARAMETERS that the backward has left out; return these."""
         import paddle
 
         before = tensors.gradients(parameters)
-        frozen = [each for each in parameters if each.stop_gradient]
-        for each in frozen:
-            each.stop_gradient = False
+        frozen = [parameter for parameter in parameters if parameter.stop_gradient]
+        for parameter in frozen:
+            parameter.stop_gradient = False
         missing = []
-        for each, gradient in zip(parameters, before):
+        for parameter, gradient in zip(parameters, before):
             with backward.unobserved(), paddle.enable_grad():
-                zero = (each * 0).sum()
-                # It goes by its own hooks, which only a backward calls. It raises where the
-                # gradient was there.
+                zero = (parameter * 0).sum()
+                # Only a backward calls the reducer's hooks, which raise if the gradient was there.
                 with contextlib.suppress(*_ERRORS):
                     paddle.autograd.backward([zero])
-                    missing.append(each)
+                    missing.append(parameter)
             if gradient is None:
-                each.clear_gradient(False)
-        for each in frozen:
-            each.stop_gradient = True
+                parameter.clear_gradient(False)
+        for parameter in frozen:
+            parameter.stop_gradient = True
         return missing
 
 
 def _of_own_layers(model: Any, parameters: Iterable[Any]) -> list[Any]:
-    """Return those of PARAMETERS that layers of MODEL have which are not Paddle's.
+    """Return those of PARAMETERS that belong to layers of MODEL other than Paddle's.
 
-    Paddle's own use their weights in one way, whose gradient was looked at.
+    Paddle's own layers always use their weights in the same way, which was inspected.
     """
     paddles = {
         id(parameter)
@@ -215,7 +211,7 @@ def _of_own_layers(model: Any, parameters: Iterable[Any]) -> list[Any]:
         and getattr(layer.forward, "__func__", None) is type(layer).forward
         for parameter in layer.parameters(include_sublayers=False)
     }
-    return [each for each in parameters if id(each) not in paddles]
+    return [parameter for parameter in parameters if id(parameter) not in paddles]
 
 
 def _let_go(_reducer: Any) -> None:
@@ -223,36 +219,37 @@ def _let_go(_reducer: Any) -> None:
 
 
 class SparingReducer(Reducer):
-    """Averages the first backwards and those that are checked, and lets PADDLES have the others.
+    """Averages the first backwards and those that are checked; PADDLES averages the others.
 
-    It sends all buckets when a backward has ended, unless PADDLES has turned out not to do: from
-    then on it is as any other. OPTIONS are those of a `Reducer`.
+    It sends all buckets when a backward has ended. Once PADDLES proves unfit, it acts like any
+    other `Reducer`. OPTIONS are those of a `Reducer`.
     """
 
     def __init__(self, *args: Any, paddles: PaddlesReducer, **options: Any) -> None:
         self._paddles: PaddlesReducer | None = paddles
         # Its communicator is that of the model.
         self._has_models_own = True
-        # The next backward that this one averages, whatever Paddle's could do.
+        # The next backward that this one averages in any case.
         self._next_own = 0.0
-        # Whether Paddle's has the backward of the last forward; and the one that runs.
+        # Whether Paddle's averages the backward of the last forward, and the running one.
         self._is_paddles_turn = self._runs_paddles = False
-        # Whether the backward that runs is the first one since the last forward.
+        # Whether the running backward is the first since the last forward.
         self._follows_forward = False
-        # Whether the last backward of ours was plain, and all of Paddle's since the one before.
+        # Whether our last backward was plain, and all of Paddle's since the one before it.
         self._is_plain = self._were_plain = True
-        # The ids of the parameters whose gradients a backward of ours computes, and what tells.
+        # The ids of the parameters whose gradients the running and the last backward of ours
+        # computed, and the hooks that record them.
         self._computed: list[int] = []
         self._order: list[int] = []
         self._hooks: list[Any] = []
-        # How many gradients tell of a backward of Paddle's.
+        # The number of gradients that report their arrival in a backward of Paddle's.
         self._sentinels = 0
         super().__init__(*args, **options)
         self._check.replaces_paddles = True
 
     @property
     def bytes_as_built(self) -> list[int] | None:
-        """The bytes of each bucket of the reducer of Paddle that averages; None: this one does."""
+        """The bytes of each bucket if Paddle's reducer averages, else None."""
         return (self._paddles and self._paddles.bucket_bytes) or None
 
     @property
@@ -281,12 +278,12 @@ class SparingReducer(Reducer):
         super()._add_communicators()
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
-        """Reduce the backward of OUTPUTS; let Paddle's reducer have it if it is its turn.
+        """Reduce the backward of OUTPUTS, by Paddle's reducer if it is its turn.
 
-        Raises RuntimeError if Paddle's reducer has not got all gradients of the one before.
+        Raises RuntimeError if Paddle's reducer has not received all gradients of the one before.
         """
         super().prepare_for_backward(outputs)
-        # Of outputs without gradients, too: that nothing is used.
+        # Paddle's would take outputs without gradients for a model that is not used.
         self._is_paddles_turn = self.backwards + 1 < self._next_own and not all(
             map(_is_frozen, outputs)
         )
@@ -307,7 +304,7 @@ class SparingReducer(Reducer):
         self._choose()
 
     def _on_change(self) -> None:
-        # Paddle's is made for the parameters that were trained, and the dtypes that they had.
+        # Paddle's is made for the parameters that were trained, and for their dtypes then.
         if self._paddles is None:
             super()._on_change()
         else:
@@ -316,7 +313,7 @@ class SparingReducer(Reducer):
     def begin(self) -> None:
         """Get ready for a backward."""
         self._arrivals.keys.clear()
-        # Under `no_sync` nobody averages.
+        # Under `no_sync` neither averages.
         if self._is_paddles_turn and self._is_armed:
             if self._is_awaited:
                 self._runs_paddles = True
@@ -328,16 +325,16 @@ class SparingReducer(Reducer):
         super().begin()
         if self._is_active and self._paddles is not None:
             self._hooks = [
-                each.register_hook(_noting(self._computed, id(each)))
-                for each in self.parameters
-                if not each.stop_gradient
+                parameter.register_hook(_noting(self._computed, id(parameter)))
+                for parameter in self.parameters
+                if not parameter.stop_gradient
             ]
 
     def finish(self) -> None:
-        """Send everything and wait for it, unless Paddle's reducer has."""
+        """Send everything and wait for it, unless Paddle's reducer has done so."""
         if self._runs_paddles:
             self._runs_paddles = False
-            # Without any it was that of another model.
+            # Without any it was the backward of another model.
             if self._arrivals.keys:
                 self._finish_paddles()
         elif self._paddles is None or not self._is_active:
@@ -357,16 +354,16 @@ class SparingReducer(Reducer):
                 self.flush()
 
     def _unhook(self) -> list[int]:
-        """Return what a backward of ours has computed, which has ended."""
+        """Remove the hooks; return the gradients that they recorded."""
         for hook in self._hooks:
             hook.remove()
         computed, self._computed, self._hooks = self._computed, [], []
         return computed
 
     def _finish_paddles(self) -> None:
-        """See that Paddle's reducer has averaged everything in a backward that has ended.
+        """Make sure that Paddle's reducer has averaged everything in a backward that has ended.
 
-        Raises RuntimeError if the backward has left a gradient out, as far as it is known by now.
+        Raises RuntimeError if the sentinels show that the backward has left a gradient out.
         """
         self._is_awaited = False
         self.backwards += 1
@@ -375,7 +372,7 @@ class SparingReducer(Reducer):
         if len(self._arrivals.keys) != self._sentinels and self._paddles is not None:
             missing = self._paddles.complete(self.parameters)
             self._take_back()
-            trained = [each for each in missing if not each.stop_gradient]
+            trained = [parameter for parameter in missing if not parameter.stop_gradient]
             if trained:
                 raise missing_gradient(trained[0])
 
@@ -400,17 +397,17 @@ class SparingReducer(Reducer):
         super().abandon()
 
     def _conclude(self) -> None:
-        """Let Paddle's reducer have other backwards if this one was plain on all ranks."""
+        """Hand later backwards over to Paddle's reducer if this one was plain on all ranks."""
         if self._paddles is None:
             return
         is_made = self.bytes_as_built is not None
         if self._is_plain and not is_made:
-            is_made = self._paddles.make([each for each in self._all if tensors.is_trained(each)])
-            several = {*self._order[:: max(1, len(self._order) // _SENTINELS)], self._order[-1]}
-            self._sentinels = len(several)
-            for each in self.parameters:
-                if id(each) in several:
-                    self._arrivals.watch(each)
+            is_made = self._paddles.make(list(filter(tensors.is_trained, self._all)))
+            sentinels = {*self._order[:: max(1, len(self._order) // _SENTINELS)], self._order[-1]}
+            self._sentinels = len(sentinels)
+            for parameter in self.parameters:
+                if id(parameter) in sentinels:
+                    self._arrivals.watch(parameter)
         # All ranks or none.
         if self._communicators[0].sum_integers([self._is_plain and is_made])[0] < self._nranks:
             self._take_back()
@@ -418,7 +415,7 @@ class SparingReducer(Reducer):
 
     def _choose(self) -> None:
         """Find the next backward that this one averages."""
-        # Paddle's believes the first graph that it sees.
+        # Paddle's assumes that every graph is like the first one it sees.
         is_able = self._paddles is not None and not any(map(_is_frozen, self.parameters))
         is_seen = is_able and self.backwards >= _LOOKS
         self._next_own = self._check.next_due(self.backwards) if is_seen else 0

@@ -1,8 +1,8 @@
-"""What the script gets to see of merged gradients, and what they were before a micro-step.
+"""The script's view of merged gradients, and their values before a micro-step.
 
-Between backward and step a script may clip, scale, replace or clear gradients. That is to happen
+Between backward and step a script may clip, scale, replace or clear gradients. That must happen
 once, at the update, as with a large batch. So in all other micro-steps the script reads and writes
-copies, which are dropped; and a copy of what was merged before lets it clear a micro-step alone.
+copies, which are dropped; and a copy of what was merged before lets it clear one micro-step alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..paddle_api import tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# The change of a gradient that is rounding, as a part of its largest value; and what is no zero.
+# Rounding of a gradient relative to its largest value, and the smallest divisor.
 _ROUNDING, _SMALLEST = 1e-5, 1e-30
 
 
@@ -23,21 +23,20 @@ class KeptGradients:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._copies: dict[int, Any] = {}
-        # Whatever the script gets to see.
         gradients = tensors.gradients(parameters)
-        # Their rows cannot be copied.
+        # The rows of sparse gradients cannot be copied.
         self._has_sparse = any(
-            each is not None and each.is_selected_rows() for each in gradients
-        ) or any(getattr(each, "main_grad", None) is not None for each in parameters)
+            gradient is not None and gradient.is_selected_rows() for gradient in gradients
+        ) or any(getattr(parameter, "main_grad", None) is not None for parameter in parameters)
         if not self._has_sparse:
             for parameter, gradient in zip(parameters, gradients):
                 if gradient is not None:
                     self._copies[id(parameter)] = _copy(gradient)
 
     def restore(self, parameters: Iterable[Any], remove: Callable[[Any], None]) -> None:
-        """Give PARAMETERS those gradients back; REMOVE leaves one without a gradient.
+        """Give those gradients back to PARAMETERS; REMOVE leaves one without a gradient.
 
-        Raises RuntimeError for sparse gradients, and for those that mixed precision keeps beside.
+        Raises RuntimeError if any gradient is sparse or in `main_grad`.
         """
         import paddle
 
@@ -78,7 +77,7 @@ class ScriptGradients:
         )
 
     def replace(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Return what the script has of the GRADIENTS of PARAMETERS, and the others."""
+        """Return the GRADIENTS of PARAMETERS, replaced by the script's where it has some."""
         return [
             self._gradients.get(id(parameter), gradient)
             for parameter, gradient in zip(parameters, gradients)
@@ -103,7 +102,7 @@ class ScriptGradients:
 
 
 def identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:
-    """Return address and in-place version of each dense gradient; None for others."""
+    """Return the address and in-place version of each dense gradient, None for others."""
     return [
         None
         if gradient is None or gradient.is_selected_rows()
@@ -113,9 +112,9 @@ def identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:
 
 
 def is_rescaled(before: Any, now: Any) -> bool:
-    """Whether the gradient NOW is a multiple of BEFORE, or within bounds what BEFORE is.
+    """Whether the gradient NOW is BEFORE scaled or clamped.
 
-    So clipping makes it, of whatever kind, and no sum with another gradient.
+    Clipping of any kind does that; adding another gradient does not.
     """
     import paddle
 
@@ -124,16 +123,21 @@ def is_rescaled(before: Any, now: Any) -> bool:
     if before.shape != now.shape:
         return False
     with paddle.no_grad():
-        old, new = (each.detach().astype("float32") for each in (before, now))
+        old, new = (gradient.detach().astype("float32") for gradient in (before, now))
         factor = (old * new).sum() / (old * old).sum().clip(min=_SMALLEST)
         clamped = old.clip(new.min(), new.max())
         allowed = _ROUNDING * new.abs().max()
-        return any(bool((new - like).abs().max() <= allowed) for like in (old * factor, clamped))
+        return any(
+            bool((new - candidate).abs().max() <= allowed) for candidate in (old * factor, clamped)
+        )
 
 
 def copies(gradients: Iterable[Any]) -> list[Any]:
-    """Return copies of the dense GRADIENTS, and the others themselves."""
-    return [each if each is None or each.is_selected_rows() else _copy(each) for each in gradients]
+    """Return copies of the dense GRADIENTS; other entries stay as they are."""
+    return [
+        gradient if gradient is None or gradient.is_selected_rows() else _copy(gradient)
+        for gradient in gradients
+    ]
 
 
 def _copy(gradient: Any) -> Any:
@@ -141,6 +145,6 @@ def _copy(gradient: Any) -> Any:
 
     with paddle.no_grad():
         copy = gradient.clone()
-    # It stops the script that does what it may not do with a gradient.
+    # So that operations which Paddle forbids on a gradient stay forbidden.
     copy.stop_gradient = gradient.stop_gradient
     return copy

@@ -1,9 +1,9 @@
-"""Whether an allreduce of two levels ends sooner than one of all ranks: it is measured.
+"""Measures whether a two-level allreduce is faster than a flat one.
 
-The hosts alone cannot decide `use_hierarchical_allreduce: auto`: it depends on their network, on
-what connects the ranks of a host, and on what the backend does by itself (NCCL's rings and trees
-know the hosts, too). So both are tried at the start with sums as large as the model's buckets. All
-ranks decide by sums over all of them, so they decide alike.
+`use_hierarchical_allreduce: auto` depends on the network between hosts, on what connects the ranks
+of a host, and on what the backend does by itself (NCCL's rings and trees know the hosts, too). So
+both are tried at the start with sums as large as the model's buckets. All ranks decide by sums over
+all ranks, so they decide alike.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ if TYPE_CHECKING:
     from ..spec import Topology
 
 FIELD, SIZE, AUTO = "use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks", "auto"
-# Two levels have to take less than this share of the time: they keep more ranks busy.
+# Two levels must take less than this share of the time, as they keep more ranks busy.
 _WORTH = 0.95
-# As many buckets as are under way at a time, each of so many bytes at first: the slowest networks
-# take a second for these.
+# The most buckets under way at a time, and their size at first: the slowest networks take a second.
 _MOST, _FIRST_BYTES = 3, MEBIBYTE
-# How often both are timed, after one time that does not count.
+# How often both are timed, after an uncounted round.
 _ROUNDS = 4
-# Buckets that are larger are tried, too, if that is known to take less than so many seconds.
+# Larger buckets are tried, too, if that is expected to take less than this.
 _AFFORDED_S = 2.0
 _MICRO, _LARGEST = 1e6, 2**31 - 1
 
 
 class Levels(NamedTuple):
-    """What NUMBER allreduces of NBYTES each were measured to take by each way, in seconds.
+    """The measured seconds of NUMBER allreduces of NBYTES each with one level and with two.
 
-    IS_LEAST: of two levels, only what the leaders alone take was measured.
+    IS_LEAST: for two levels only the leaders were measured, so `two_s` is a lower bound.
     """
 
     number: int
@@ -48,11 +47,11 @@ class Levels(NamedTuple):
 
     @property
     def are_two(self) -> bool:
-        """Whether two levels are faster by as much as pays."""
+        """Whether two levels are enough faster to be worth it."""
         return self.two_s < self.one_s * _WORTH
 
     def describe(self) -> str:
-        """Say what was measured.
+        """Describe what was measured.
 
         >>> Levels(3, 1 << 20, 0.012, 0.0094).describe()
         'measured: two levels take 9.4 ms for 3 allreduces of 1 MB, one takes 12 ms'
@@ -66,21 +65,21 @@ class Levels(NamedTuple):
 
 
 class LevelChoice:
-    """Chooses one level or two, as is asked for, or as is faster of what POOL makes."""
+    """Chooses one level or two for the communicators of POOL, as requested or as measured."""
 
     def __init__(self, pool: Pool, topology: Topology) -> None:
         self._pool = pool
         self._topology = topology
-        # By all that it depends on; a script may make many models.
+        # Keyed by all that the result depends on; a script may make many models.
         self._known: dict[tuple[object, ...], Levels] = {}
 
     def choose(
         self, ranks: Sequence[int], bucket_bytes: Sequence[int], group: Any, place: Any
     ) -> tuple[int | None, str]:
-        """Return the size of groups among RANKS, None with one level, and why (with `auto`).
+        """Return the size of groups among RANKS (None: one level) and, with `auto`, why.
 
         The model has buckets of BUCKET_BYTES at PLACE, and GROUP is its own ProcessGroup. All
-        RANKS must call it alike.
+        RANKS must call this alike.
         """
         asked = settings.effective(FIELD)
         size = self._group_size(ranks) if asked else 1
@@ -89,12 +88,12 @@ class LevelChoice:
         if asked == AUTO:
             why = settings.one_level(size, len(ranks))
             if is_two:
-                known = self._measured(ranks, size, bucket_bytes, group, place)
-                is_two, why = known.are_two, known.describe()
+                measured = self._measured(ranks, size, bucket_bytes, group, place)
+                is_two, why = measured.are_two, measured.describe()
         return (size if is_two else None), why
 
     def _group_size(self, ranks: Sequence[int]) -> int:
-        """Return how many of RANKS are to make a group."""
+        """Return the number of RANKS in a group."""
         return int(settings.effective(SIZE) or 0) or communicators.ranks_together(
             ranks, self._topology.ranks_per_group or self._topology.ranks_per_node
         )
@@ -102,60 +101,61 @@ class LevelChoice:
     def _measured(
         self, ranks: Sequence[int], size: int, bucket_bytes: Sequence[int], group: Any, place: Any
     ) -> Levels:
-        """Return what was measured for such a model, now or earlier."""
+        """Return the measurement for such a model, made now or earlier."""
         nbytes = list(bucket_bytes) or [0]
         overlaps = settings.overlaps()
         key = (tuple(ranks), size, overlaps, len(nbytes), max(nbytes))
-        known = self._known.get(key)
-        if known is None:
+        measured = self._known.get(key)
+        if measured is None:
             # Only Paddle 3 on GPUs frees communicators, each of which holds hundreds of megabytes
-            # there. So one level has the model's own group, which nobody else uses yet, and of two
-            # levels the leaders are first: where they alone take as long, nobody else needs any.
-            one = [communicators.Communicator([group], place, overlaps=overlaps)]
+            # there. So one level uses the model's own group, which nobody else uses yet, and of two
+            # levels the leaders come first: if they alone take as long, no other is needed.
+            flat = [communicators.Communicator([group], place, overlaps=overlaps)]
             leaders = self._pool.leaders(ranks, size)
-            made = [leaders] if leaders else []
-            part = [communicators.Communicator([each], place, overlaps=overlaps) for each in made]
+            upper = (
+                [communicators.Communicator([leaders], place, overlaps=overlaps)] if leaders else []
+            )
             nleaders = len(communicators.split_ranks(ranks, size).leaders)
-            least = compare(one, part, nbytes, len(ranks), nleaders)
-            known = Levels(*least[:4], is_least=True)
-            communicators.release(part)
-            if known.are_two:
-                two = self._pool.take(ranks, size, 1, place, overlaps=overlaps)
-                known = compare(one, two, nbytes, len(ranks), len(ranks))
-                # The pool gives it to the model, if it is faster.
-                communicators.release(two)
-            communicators.release(one)
-            if not known.are_two and hasattr(group, "shutdown"):
+            least = compare(flat, upper, nbytes, len(ranks), nleaders)
+            measured = Levels(*least[:4], is_least=True)
+            communicators.release(upper)
+            if measured.are_two:
+                both = self._pool.take(ranks, size, 1, place, overlaps=overlaps)
+                measured = compare(flat, both, nbytes, len(ranks), len(ranks))
+                # The pool gives them to the model if they are faster.
+                communicators.release(both)
+            communicators.release(flat)
+            if not measured.are_two and hasattr(group, "shutdown"):
                 self._pool.free_unused(ranks, size)
-            self._known[key] = known
-        return known
+            self._known[key] = measured
+        return measured
 
 
 def compare(
-    one: Sequence[Communicator],
-    two: Sequence[Communicator],
+    flat: Sequence[Communicator],
+    levelled: Sequence[Communicator],
     bucket_bytes: Sequence[int],
     nranks: int,
     nparts: int,
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Levels:
-    """Return what sums of BUCKET_BYTES take over ONE, of one level, and over TWO, of two.
+    """Time sums of BUCKET_BYTES over the communicators FLAT (one level) and LEVELLED (two).
 
-    All NRANKS ranks must call it alike; they get the same. TWO may be of NPARTS of them only, and
-    nothing on the others. CLOCK returns seconds.
+    All NRANKS ranks must call this alike, and get the same result. LEVELLED may exist on NPARTS of
+    them only, and be empty on the others. CLOCK returns seconds.
     """
     number, largest = min(_MOST, len(bucket_bytes)), max(bucket_bytes)
 
     def timed(nbytes: int) -> Levels:
-        one_s, two_s = _timed(((one, nranks), (two, nparts)), number, nbytes, clock)
+        one_s, two_s = _timed(((flat, nranks), (levelled, nparts)), number, nbytes, clock)
         return Levels(number, nbytes, one_s, two_s)
 
-    found = timed(min(largest, _FIRST_BYTES))
-    if largest <= found.nbytes:
-        return found
-    rounds_s = (_ROUNDS + 1) * (found.one_s + found.two_s)
-    return timed(largest) if rounds_s * largest / found.nbytes < _AFFORDED_S else found
+    measured = timed(min(largest, _FIRST_BYTES))
+    if largest <= measured.nbytes:
+        return measured
+    rounds_s = (_ROUNDS + 1) * (measured.one_s + measured.two_s)
+    return timed(largest) if rounds_s * largest / measured.nbytes < _AFFORDED_S else measured
 
 
 def _timed(
@@ -164,17 +164,17 @@ def _timed(
     nbytes: int,
     clock: Callable[[], float],
 ) -> list[float]:
-    """Return what NUMBER sums of NBYTES take by each of WAYS: the mean over its ranks."""
+    """Return the seconds of NUMBER sums of NBYTES by each of WAYS, averaged over its ranks."""
     import paddle
 
-    (one, nranks), *_ = ways
+    (flat, nranks), *_ = ways
     times: list[list[float]] = [[] for _ in ways]
     with paddle.no_grad():
-        flats = [one[0].zeros(nbytes) for _ in range(number)]
+        flats = [flat[0].zeros(nbytes) for _ in range(number)]
         for _ in range(_ROUNDS + 1):
             for (way, _), taken in zip(ways, times):
                 # All ranks begin at once.
-                one[0].sum_integers([0])
+                flat[0].sum_integers([0])
                 began_s = clock()
                 if way:
                     _sum(way, flats)
@@ -182,8 +182,8 @@ def _timed(
     middles = [sorted(taken[1:])[_ROUNDS // 2] for taken in times]
     # Sums of 32 bits.
     most = _LARGEST // nranks
-    sums = one[0].sum_integers([min(round(each * _MICRO), most) for each in middles])
-    return [each / members / _MICRO for each, (_, members) in zip(sums, ways)]
+    sums = flat[0].sum_integers([min(round(middle * _MICRO), most) for middle in middles])
+    return [total / members / _MICRO for total, (_, members) in zip(sums, ways)]
 
 
 def _sum(way: Sequence[Communicator], flats: Sequence[object]) -> None:

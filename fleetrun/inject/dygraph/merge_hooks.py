@@ -1,4 +1,4 @@
-"""Patches everything in Paddle that steps, clears or clips, for gradient merge."""
+"""Patches everything in Paddle that steps, clears or clips gradients, for gradient merge."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901
         @functools.wraps(clear)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             merge.of(self)
-            own = updates.parameters_of(unwrap(self))
-            return merge.clear(own, lambda: clear(self, *args, **kwargs), _remove_gradient)
+            parameters = updates.parameters_of(unwrap(self))
+            return merge.clear(parameters, lambda: clear(self, *args, **kwargs), _remove_gradient)
 
         return merged
 
@@ -134,7 +134,7 @@ def _sharing(
         def __init__(self: Any, optimizer: Any, hcg: Any, strategy: Any) -> None:
             init(self, optimizer, hcg, strategy)
             if hcg.get_pipe_parallel_world_size() > 1:
-                _tell_of_pipeline(merge, strategy.hybrid_configs["pp_configs"])
+                _note_pipeline(merge, strategy.hybrid_configs["pp_configs"])
 
         kind.__init__ = __init__
 
@@ -153,7 +153,7 @@ def _sharing(
         )
 
 
-def _tell_of_pipeline(merge: GradientMerge, configs: Any) -> None:
+def _note_pipeline(merge: GradientMerge, configs: Any) -> None:
     merge.hint = "; pipeline_configs.accumulate_steps does the same within train_batch"
     for name in ("dp_comm_overlap", "sharding_comm_overlap"):
         if getattr(configs, name):
@@ -169,7 +169,7 @@ def _stage_1(kind: Any, merge: GradientMerge) -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        # The optimizer will have its share only, but gradients of all are merged.
+        # The optimizer will have only its share, but the gradients of all are merged.
         merge.keep_whole(optimizer)
         init(self, optimizer, *args, **kwargs)
         if self.comm_overlap:
@@ -181,7 +181,7 @@ def _stage_1(kind: Any, merge: GradientMerge) -> None:
     @functools.wraps(clear)
     def clear_grad(self: Any, *args: Any, **kwargs: Any) -> None:
         current = merge.of(self)
-        # It empties the memory of fused gradients at once.
+        # Paddle empties the memory of all fused gradients at once.
         if not (self.tensor_fusion and current is not None and current.merged):
             clear(self, *args, **kwargs)
 
@@ -201,15 +201,16 @@ def _later_stage(
     @functools.wraps(redefine_step)
     def _redefine_opt_step(self: Any) -> None:
         redefine_step(self)
-        for each in optimizers(self):
-            merge.keep_reduced(each, functools.partial(_reduced_gradients, self))
-            each.step = types.MethodType(stepping(each.step.__func__), each)
+        for optimizer in optimizers(self):
+            merge.keep_reduced(optimizer, functools.partial(_reduced_gradients, self))
+            optimizer.step = types.MethodType(stepping(optimizer.step.__func__), optimizer)
 
     @functools.wraps(redefine_clear)
     def _redefine_opt_clear(self: Any) -> None:
         redefine_clear(self)
-        for each in optimizers(self):
-            each.clear_grad = types.MethodType(_unless_merged(merge, each.clear_grad), each)
+        for optimizer in optimizers(self):
+            clear = _unless_merged(merge, optimizer.clear_grad)
+            optimizer.clear_grad = types.MethodType(clear, optimizer)
 
     kind._redefine_opt_step, kind._redefine_opt_clear = _redefine_opt_step, _redefine_opt_clear
 
@@ -224,16 +225,16 @@ def _unless_merged(merge: GradientMerge, clear: Callable[..., Any]) -> Callable[
 
 
 def _reduced_gradients(model: Any) -> list[Any]:
-    """Return what this rank keeps of the gradients of MODEL, of stage 2 or 3."""
-    found = []
+    """Return the gradients of MODEL (stage 2 or 3) that this rank keeps."""
+    gradients = []
     for parameter in model.parameters():
         gradient = getattr(parameter, "bw_storage", None)
         if gradient is None:
             gradient = getattr(parameter, "main_grad", None)
         gradient = parameter.grad if gradient is None else gradient
         if gradient is not None:
-            found.append(gradient)
-    return found
+            gradients.append(gradient)
+    return gradients
 
 
 def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
@@ -260,8 +261,8 @@ def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
 
 
 def _scalers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901 - one wrapper each
-    # The scalers with a merged step since their last `update`, and those with a real step. An
-    # `update` after merged steps only is left out, too.
+    # The scalers with a merged step since their last `update`, and those with a real step: an
+    # `update` after merged steps only is skipped, too.
     merged_scalers: set[int] = set()
     stepped_scalers: set[int] = set()
 
@@ -309,7 +310,7 @@ def _scalers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901 - 
 
     base, scaler = module.AmpScaler, module.GradScaler
     base.minimize = stepping(base.minimize, (None, None))
-    # All ways to unscale call it.
+    # Every way to unscale calls this.
     base._unscale = unscaling(base._unscale)
     scaler.step = stepping(scaler.step, None)
     scaler.update = updating(scaler.update)
@@ -349,8 +350,9 @@ def _layers(module: ModuleType, merge: GradientMerge) -> None:
 
     @functools.wraps(clear)
     def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self.parameters()
-        return merge.clear(own, lambda: clear(self, *args, **kwargs), _remove_gradient)
+        return merge.clear(
+            self.parameters(), lambda: clear(self, *args, **kwargs), _remove_gradient
+        )
 
     module.Layer.clear_gradients = clear_gradients
 
@@ -433,15 +435,15 @@ class _LoaderIterator:
         try:
             return next(self._batches)
         except StopIteration:
-            # Without a step since its begin it was for evaluation, in the middle of a round.
+            # Without a step since it began it was for evaluation, in the middle of a round.
             if self._merge.steps != self._steps:
                 self._steps = self._merge.steps
-                waiting = [each for each in self._merge.all() if each.merged]
-                scalers = {id(each.scaler): each.scaler for each in waiting if each.scaler}
-                for current in waiting:
+                partial = [current for current in self._merge.all() if current.merged]
+                scalers = {id(current.scaler): current.scaler for current in partial}
+                for current in partial:
                     _apply_partial_round(current, self._flush)
                     self._merge.tails += 1
-                for scaler in scalers.values():
+                for scaler in filter(None, scalers.values()):
                     scaler.update()
             raise
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ..spec import StrategySpec
 
 _KNOB = "fuse_all_optimizer_ops"
-# The attribute of an optimizer with the names of the parameters in its tables, once we have fused.
+# The attribute of a fused optimizer with the names of the parameters in its tables.
 _FUSED_NAMES = "_fleetrun_fused"
-# The optimizers, and their kernels for many parameters and for one.
+# By optimizer: its kernels for many parameters and for one.
 _KERNELS = {"Momentum": ("merged_momentum_", "momentum_"), "Adam": ("merged_adam_", "adam_")}
-# The tables that `_create_multi_tensor_dict` makes for each of them.
+# By optimizer: the tables that `_create_multi_tensor_dict` makes.
 _TABLES = {
     "Momentum": (
         "_velocity_dict",
@@ -41,12 +41,12 @@ _TABLES = {
 
 
 def is_asked_for(spec: StrategySpec) -> bool:
-    """Whether `fuse_all_optimizer_ops` is asked for."""
+    """Whether the strategy requests `fuse_all_optimizer_ops`."""
     return spec.builds(_KNOB)
 
 
 def install(proof: Evidence) -> None:
-    """Fuse updates."""
+    """Fuse updates and count the kernels of each."""
     fusion = _Fusion(proof)
     for name in _KERNELS:
         after_import(f"paddle.optimizer.{name.lower()}", functools.partial(fusion.patch, name))
@@ -54,7 +54,7 @@ def install(proof: Evidence) -> None:
 
 
 class _Fusion:
-    """Switches `use_multi_tensor` on where it changes nothing else, and counts kernel calls."""
+    """Enables `use_multi_tensor` where it is safe, and counts kernel calls."""
 
     def __init__(self, proof: Evidence) -> None:
         self._proof = proof
@@ -94,7 +94,7 @@ class _Fusion:
             return
         known = optimizer.__dict__.get(_FUSED_NAMES)
         if optimizer._use_multi_tensor and known is None:
-            # The script has switched it on itself.
+            # The script has enabled it itself.
             return
         if type(optimizer).__name__ != name:
             self._why_not = f"{type(optimizer).__name__} is not {name} itself"
@@ -151,15 +151,15 @@ class _CountingOperations:
 
     def __init__(self, operations: Any, fused: str, single: str, fusion: _Fusion) -> None:
         self._operations = operations
-        many, one = getattr(operations, fused), getattr(operations, single)
+        fused_kernel, single_kernel = getattr(operations, fused), getattr(operations, single)
 
         def call_many(parameters: Any, *args: Any) -> Any:
             fusion.count_fused(len(parameters))
-            return many(parameters, *args)
+            return fused_kernel(parameters, *args)
 
         def call_one(*args: Any) -> Any:
             fusion.count_single()
-            return one(*args)
+            return single_kernel(*args)
 
         setattr(self, fused, call_many)
         setattr(self, single, call_one)

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from .gradient_check import GradientCheck
 
 
-# Buckets are rebuilt if they are sent earlier by this fraction of a backward, on average. The
-# gradients of one operator come in any order, which is no reason to rebuild.
+# Buckets are rebuilt if that sends them earlier by this fraction of a backward, on average. The
+# gradients of one operator arrive in any order, which is no reason to rebuild.
 _MIN_GAIN = 0.1
-# The backwards with new buckets that show which gradient of each comes last.
+# The backwards with new buckets that show which gradient of each arrives last.
 _LEARNT = 2
 
 
 class BucketLimits(NamedTuple):
-    """The limits of a bucket; None is no limit."""
+    """The limits of a bucket; None means no limit."""
 
     most_bytes: float | None = None
     most_gradients: int | None = None
@@ -45,14 +45,14 @@ def pack(
 ) -> tuple[list[int], list[list[int]]]:
     """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket.
 
-    LIMITS are those for so many bytes. ROOT_OF is the place of the one rank that is to have the
-    sum for a parameter, or None.
+    LIMITS takes the total in bytes. ROOT_OF returns the index of the only rank that needs the sum
+    for a parameter, or None if all do.
     """
-    sizes = [each.size * each.element_size() for each in parameters]
+    sizes = list(map(tensors.nbytes, parameters))
     most_bytes, most_gradients, last_bytes = limits(sum(sizes))
     return sizes, buckets.pack(
         sizes,
-        [f"{each.dtype} {root_of(each)}" for each in parameters],
+        [f"{parameter.dtype} {root_of(parameter)}" for parameter in parameters],
         limit_bytes=most_bytes,
         limit_count=most_gradients,
         last_bytes=last_bytes,
@@ -60,7 +60,7 @@ def pack(
 
 
 class Bucket:
-    """Gradients of NBYTES in all that are reduced together."""
+    """Gradients that are reduced together, of NBYTES in total."""
 
     def __init__(self, parameters: list[Any], nbytes: int, *, reuse: bool) -> None:
         self.parameters = parameters
@@ -71,7 +71,7 @@ class Bucket:
         self.is_sent = False
         # The number of gradients of the model that were ready when it was sent.
         self.gradients_before = 0
-        # What to wait for, and the memory that must stay until then.
+        # The pending work, and the memory that must stay until it is done.
         self.work: Work | None = None
         self.flat: Any = None
         # Parameters without a gradient on this rank, each with its view of `flat`.
@@ -87,7 +87,7 @@ class Bucket:
 
 
 def weakly(method: Callable[[], None]) -> Callable[..., None]:
-    """Return a hook that calls METHOD as long as its object lives, which the hook does not hold."""
+    """Return a hook that calls METHOD as long as its object lives, without holding it."""
     reference = weakref.WeakMethod(method)
 
     def hook(*_: Any) -> None:
@@ -99,16 +99,16 @@ def weakly(method: Callable[[], None]) -> Callable[..., None]:
 
 
 def missing_gradient(parameter: Any = None) -> RuntimeError:
-    """Return the error of a backward that has left out PARAMETER for the first time."""
-    which = "a parameter" if parameter is None else f"the parameter {parameter.name}"
+    """Return the error for a backward that has left out PARAMETER for the first time."""
+    name = "a parameter" if parameter is None else f"the parameter {parameter.name}"
     return RuntimeError(
-        f"fleetrun: {which} had a gradient on every rank at first and has none now: build"
+        f"fleetrun: {name} had a gradient on every rank at first and has none now: build"
         " DataParallel with find_unused_parameters=True."
     )
 
 
 def _at_own_place(method: Callable[..., None]) -> Callable[..., None]:
-    """Let METHOD of a reducer make tensors where its parameters are."""
+    """Let METHOD of a reducer create tensors on the device of its parameters."""
 
     @functools.wraps(method)
     def placed(reducer: Reducer, *args: Any) -> None:
@@ -119,12 +119,12 @@ def _at_own_place(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Reducer:
-    """Takes the place of Paddle's own reducer in one `paddle.DataParallel`.
+    """Replaces Paddle's own reducer in one `paddle.DataParallel`.
 
     Every rank sends the same buckets in the same order, whatever gradients its backward computes.
-    A bucket waits for those before it. What is left is sent at the end, with zeros for absent
-    gradients. One more small allreduce tells whether other ranks have them; it is not repeated
-    once all ranks had all gradients.
+    A bucket waits for those before it. The rest is sent at the end, with zeros for absent
+    gradients. One more small allreduce shows whether other ranks have them; it is omitted once all
+    ranks have had all gradients.
 
     The buckets follow the reversed order of the parameters at first, and then the order in which
     rank 0 got its gradients in the first backward, if that sends them much earlier. So an unused
@@ -148,7 +148,7 @@ class Reducer:
         check: GradientCheck,
         planner: BucketPlanner | None = None,
     ) -> None:
-        # Until it has decided; and the buckets that it has chosen, by the gradients' places.
+        # None once it has decided; and the buckets that it chose, as indexes of the gradients.
         self._planner = planner
         self._planned: list[list[int]] | None = None
         self._check = check
@@ -157,31 +157,31 @@ class Reducer:
         self.ranks = ranks
         self._nranks = len(ranks)
         self._scale = 1.0 / len(ranks)
-        # MORE_COMMUNICATORS adds to them, on all ranks alike, for a number of buckets.
+        # MORE_COMMUNICATORS takes a number of buckets, and adds to them on all ranks alike.
         self._communicators = communicators
         self._more_communicators = more_communicators
-        # There may be too few of them for the buckets.
+        # There may be too few communicators for the buckets.
         self._is_short = False
         self._compression = compression
         self._limits = limits
         self._finds_unused = finds_unused
         self._must_sync = must_sync
         self._on_reduced = on_reduced
-        # The next backward is to be reduced; and a forward still waits for its backward.
+        # The next backward is reduced; and a forward still waits for its backward.
         self._is_armed = False
         self._is_awaited = False
-        # The backward that runs is reduced.
+        # The running backward is reduced.
         self._is_active = False
         # All ranks have all gradients in each backward.
         self._knows_usage = False
-        # The buckets are in the order of a backward that was seen.
+        # The buckets are in the order of an observed backward.
         self._is_ordered = False
-        # Buckets are sent at the end only: recomputed layers add to their gradients several times.
+        # Buckets are sent only at the end: recomputed layers add to their gradients several times.
         self._sends_late = False
         # Another model has some of these parameters, too.
         self._shares_parameters = False
         self._arrivals = Arrivals(weakly(self._take_arrived), is_timed=planner is not None)
-        # See `_LEARNT`; how many are to come.
+        # The backwards of `_LEARNT` that are still to come.
         self._unlearnt = _LEARNT
         # How many backwards had run inside others when this one began.
         self._nested = 0
@@ -191,7 +191,7 @@ class Reducer:
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self._frozen: list[Any] = []
-        # The ids of the parameters whose gradients are ready, in the order in which they came.
+        # The ids of the parameters whose gradients are ready, in the order of arrival.
         self._ready: dict[int, None] = {}
         self._has_sparse_gradient = False
         # The next bucket to send.
@@ -201,7 +201,7 @@ class Reducer:
         # Gradients that were moved to another place when the buckets were rebuilt.
         self.moved = 0
         self.backwards = 0
-        # In the last backward: allreduces that tell which gradients other ranks have, and
+        # In the last backward: allreduces that show which gradients other ranks have, and
         # collectives for sparse gradients.
         self.agreements = self.sparse_collectives = 0
         self._arrange()
@@ -212,12 +212,12 @@ class Reducer:
 
     @property
     def bytes_as_built(self) -> list[int] | None:
-        """The bytes of each bucket of the reducer of Paddle that averages; None: this one does."""
+        """The bytes of each bucket if Paddle's reducer averages, else None."""
         return None
 
     @property
     def trained_parameters(self) -> list[Any]:
-        """The parameters whose gradients it averages, dense or sparse."""
+        """The parameters whose gradients are averaged, dense or sparse."""
         return [*self.parameters, *self._sparse]
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
@@ -230,26 +230,25 @@ class Reducer:
     def disarm(self) -> None:
         """Reduce no backward before the next forward that syncs, unless one is still awaited.
 
-        So a forward under `no_sync` does not disarm an earlier one that still waits for its
-        backward, as in Paddle: reducing once too often does no harm.
+        As in Paddle, a forward under `no_sync` does not disarm an earlier one that still waits for
+        its backward: reducing once too often does no harm.
         """
         self._is_armed = self._is_awaited
 
     def _look_at_changes(self) -> None:
-        """Arrange all anew if parameters have other dtypes than before, or some are trained now."""
+        """Rearrange if dtypes have changed, or parameters were unfrozen."""
         before, self._changes, self._dtypes = self._dtypes, changes.count(), _dtypes(self._all)
         if before != self._dtypes or any(map(tensors.is_trained, self._frozen)):
             # All ranks run the same script, so they cast and unfreeze together.
             self._on_change()
 
     def _on_change(self) -> None:
-        """Build the buckets for the parameters that are trained now, and their dtypes."""
+        """Build the buckets for the currently trained parameters and their dtypes."""
         self._arrange()
 
     def overlaps(self, parameters: Sequence[Any]) -> bool:
         """Whether any of PARAMETERS belongs to this model, trained or frozen."""
-        own = {id(each) for each in (*self._all, *self._sparse)}
-        return not own.isdisjoint(map(id, parameters))
+        return not set(map(id, (*self._all, *self._sparse))).isdisjoint(map(id, parameters))
 
     def share_parameters(self) -> None:
         """Prepare for another model that has some of the same parameters.
@@ -266,9 +265,9 @@ class Reducer:
         self._build_buckets()
 
     def _arrange(self) -> None:
-        """Take the parameters that are trained now, the last layers first."""
-        self.parameters = [each for each in reversed(self._all) if tensors.is_trained(each)]
-        self._frozen = [each for each in self._all if not tensors.is_trained(each)]
+        """Take the currently trained parameters, the last layers first."""
+        self.parameters = list(filter(tensors.is_trained, reversed(self._all)))
+        self._frozen = [param for param in self._all if not tensors.is_trained(param)]
         for parameter in self.parameters:
             self._watch(parameter)
         self._knows_usage = self._is_ordered = False
@@ -278,12 +277,12 @@ class Reducer:
         self._build_buckets()
 
     def _watch(self, parameter: Any) -> None:
-        """Hear of each gradient of PARAMETER."""
+        """Record each gradient of PARAMETER."""
         if self._arrivals.watch(parameter):
             tensors.keep_additions_right(parameter)
 
     def _expect_last(self, parameter: Any) -> None:
-        """Look at what has come after each gradient of PARAMETER, likely the last of a bucket."""
+        """Check for complete buckets after each gradient of PARAMETER, likely a last one."""
         self._arrivals.end_at(parameter)
 
     @property
@@ -296,11 +295,11 @@ class Reducer:
         packed = self._planned or packed
         self.buckets = [
             Bucket(
-                [self.parameters[index] for index in one],
-                sum(sizes[index] for index in one),
+                [self.parameters[index] for index in indexes],
+                sum(sizes[index] for index in indexes),
                 reuse=self._reuses_memory,
             )
-            for one in packed
+            for indexes in packed
         ]
         self._bucket_of = {
             id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
@@ -311,15 +310,14 @@ class Reducer:
             self._expect_last(bucket.parameters[-1])
 
     def _add_communicators(self) -> None:
-        """Take more communicators, on all ranks alike, if the buckets need some."""
+        """Take more communicators if the buckets need them, on all ranks alike."""
         self._more_communicators(len(self.buckets))
 
     def _packed(self, parameters: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
-        """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket."""
         return pack(parameters, self._limits, self._root_of)
 
     def _root_of(self, parameter: Any) -> int | None:
-        """Return the place of the one rank that is to have the sum for PARAMETER; None: all are."""
+        """Return the index of the only rank that needs the sum for PARAMETER, or None for all."""
         del parameter
         return None
 
@@ -339,7 +337,7 @@ class Reducer:
             self._planner.begin()
 
     def _take_arrived(self) -> None:
-        """Count the gradients that have come; send what is complete."""
+        """Count the gradients that have arrived, and send complete buckets."""
         if not self._is_active:
             return
         if backward.nested_count() != self._nested:
@@ -363,12 +361,12 @@ class Reducer:
             self._next += 1
 
     def _learn_last(self) -> None:
-        """Look at the gradients that came last of their buckets, when they come next time."""
+        """Expect the gradient that arrived last in each bucket to be the last one next time."""
         places = {key: place for place, key in enumerate(self._ready)}
         for bucket in self.buckets:
-            came = [each for each in bucket.parameters if id(each) in places]
-            if came:
-                self._expect_last(max(came, key=lambda each: places[id(each)]))
+            arrived = [param for param in bucket.parameters if id(param) in places]
+            if arrived:
+                self._expect_last(max(arrived, key=lambda param: places[id(param)]))
 
     @_at_own_place
     def _send(self, number: int) -> None:
@@ -399,7 +397,7 @@ class Reducer:
         )
 
     def finish(self) -> None:
-        """Send what is left, and wait for all allreduces."""
+        """Send the remaining buckets, and wait for all allreduces."""
         if not self._is_active:
             return
         sent = self._next
@@ -414,7 +412,7 @@ class Reducer:
 
     @_at_own_place
     def flush(self) -> None:
-        """Average all gradients that are not being averaged already; wait for all."""
+        """Average all gradients that are not being averaged already, and wait for all."""
         ready = len(self._ready)
         sent = self.buckets[: self._next]
         self.early = sum(1 for bucket in sent if bucket.gradients_before < ready)
@@ -452,11 +450,11 @@ class Reducer:
             planned = planner.finish(
                 # What is sent late is sent when all gradients are ready.
                 [
-                    None if self._sends_late else self._arrivals.times_s.get(id(each))
-                    for each in self.parameters
+                    None if self._sends_late else self._arrivals.times_s.get(id(parameter))
+                    for parameter in self.parameters
                 ],
                 sizes,
-                [str(each.dtype) for each in self.parameters],
+                [str(parameter.dtype) for parameter in self.parameters],
                 packed,
                 self._limits(sum(sizes)).most_gradients,
             )
@@ -467,7 +465,7 @@ class Reducer:
             self._planner = None
 
     def _conclude(self) -> None:
-        """Do nothing; called when all gradients have been averaged."""
+        """Do nothing; subclasses act here once all gradients have been averaged."""
 
     def restart(self) -> None:
         """Reset the state to that before a backward."""
@@ -483,15 +481,15 @@ class Reducer:
             bucket.reset()
 
     def _exchange_usage(self) -> tuple[dict[int, int], dict[int, int] | None]:
-        """Return, by the id of each parameter, how many ranks have a gradient of it.
+        """Return, by the id of each parameter, how many ranks have its gradient.
 
-        And, unless it is known, the place of each in the order of rank 0's backward; parameters
-        that no rank uses come last.
+        And, unless the order is known, its place in rank 0's backward; parameters that no rank
+        uses come last.
         """
         if not self.parameters:
             return {}, None
         absent = {id(parameter) for bucket in self.buckets for parameter, _ in bucket.absent}
-        keys = [id(each) for each in self.parameters]
+        keys = list(map(id, self.parameters))
         values = [0 if key in absent else 1 for key in keys]
         if not self._is_ordered:
             # All ranks but rank 0 add zeros.
@@ -511,14 +509,14 @@ class Reducer:
         return usage, order
 
     def _reorder(self, places: dict[int, int]) -> None:
-        """Rebuild the buckets in the order of PLACES if they are sent much earlier then; once."""
+        """Rebuild the buckets in the order of PLACES if that sends them much earlier; once."""
         self._is_ordered = True
-        order = sorted(self.parameters, key=lambda each: places[id(each)])
+        order = sorted(self.parameters, key=lambda parameter: places[id(parameter)])
         times = []
         for parameters in (self.parameters, order):
             sizes, packed = self._packed(parameters)
-            seen = [min(places[id(each)], len(parameters)) for each in parameters]
-            times.append(buckets.mean_send_time(packed, sizes, seen))
+            arrivals = [min(places[id(param)], len(parameters)) for param in parameters]
+            times.append(buckets.mean_send_time(packed, sizes, arrivals))
         if times[0] - times[1] > _MIN_GAIN:
             self.moved = sum(1 for was, now in zip(self.parameters, order) if was is not now)
             self.parameters = order
@@ -534,7 +532,7 @@ class Reducer:
             tensors.set_gradient(parameter, gradient)
 
     def abandon(self) -> None:
-        """Drop the works under way: they end by themselves, in step with the other ranks."""
+        """Drop the pending works: they end by themselves, in step with the other ranks."""
         if self._is_active:
             self._is_active = False
             for communicator in self._communicators:
@@ -544,4 +542,4 @@ class Reducer:
 
 
 def _dtypes(parameters: Sequence[Any]) -> list[Any]:
-    return [each.dtype for each in parameters]
+    return [parameter.dtype for parameter in parameters]

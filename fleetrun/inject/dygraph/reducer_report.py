@@ -35,7 +35,7 @@ _ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY, *DTYPES)
 
 
 class ReducerSetup(NamedTuple):
-    """What the reducer of the model NUMBER was created with."""
+    """How the reducer of the model NUMBER was created."""
 
     number: int
     communicators: Sequence[Communicator]
@@ -45,22 +45,22 @@ class ReducerSetup(NamedTuple):
     overlaps: bool
     nranks: int
     compression: Compression | None = None
-    # Why it has one level or two, where that was left open.
+    # Why it has one level or two, with `auto`.
     why_levels: str = ""
-    # It averages at the optimizer's step, not in backwards.
+    # It averages when the optimizer steps, not during backwards.
     is_at_step: bool = False
 
 
 class ReducerReport:
-    """Writes the proof after the first two reduced backwards of each model."""
+    """Writes the evidence after the first two reduced backwards of each model."""
 
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
         self._models: dict[int, dict[str, Any]] = {}
-        # By the number of the model, the calls of each communicator, by its id.
+        # By the number of the model: the calls of each communicator, by its id.
         self._calls: dict[int, dict[int, int]] = {}
-        # By the number of the model, the value in effect and what became of its plan.
+        # By the number of the model: the value in effect, and the outcome of its plan.
         self._plans: dict[int, tuple[float | str | None, str]] = {}
         # Why there are no plans.
         self.why_not_planned = ""
@@ -69,7 +69,7 @@ class ReducerReport:
 
     @_watching
     def falls_back(self, text: str) -> None:
-        """Report that Paddle's reducer is used for a model, for the reason TEXT."""
+        """Report TEXT, the reason why a model keeps Paddle's reducer."""
         self._proof.note(text)
 
     @_watching
@@ -81,7 +81,7 @@ class ReducerReport:
                 self._proof.knob(name, NO_EFFECT, reason="one rank: nothing to reduce")
 
     def forget(self, number: int) -> None:
-        """Leave out the model NUMBER, which the script has deleted, in the next report."""
+        """Omit the model NUMBER, which the script has deleted, from the next report."""
         self._deleted.add(number)
 
     @_watching
@@ -94,9 +94,9 @@ class ReducerReport:
         built = reducer.bytes_as_built
         was_built = self._models.get(setup.number, {}).get("is_built", False)
         before = self._calls.get(setup.number, {})
-        after = {id(each): each.calls for each in setup.communicators}
+        after = {id(communicator): communicator.calls for communicator in setup.communicators}
         self._calls[setup.number] = after
-        # The second one shows the steady state; counting more would only cost time.
+        # The second backward shows the steady state; counting more would only cost time.
         if reducer.backwards > _COUNTED_BACKWARDS and was_built is (built is not None):
             if deleted:
                 self._report(setup)
@@ -110,10 +110,10 @@ class ReducerReport:
             "paddles_bytes": sorted(setup.paddles_bytes),
             "is_built": built is not None,
             "communicators": sum(1 for count in calls if count) if built is None else 1,
-            # While Paddle's reducer averages there are none.
+            # Paddle's reducer has none.
             "usage_allreduces": reducer.agreements if built is None else 0,
             "sparse_collectives": reducer.sparse_collectives,
-            # What is waited for at once runs beside nothing.
+            # An allreduce that is waited for at once overlaps with nothing.
             "early": reducer.early if setup.overlaps else 0,
             "moved": reducer.moved,
             "groups": [list(group) for group in setup.hierarchy.groups] if setup.hierarchy else [],
@@ -143,11 +143,11 @@ class ReducerReport:
         if any(model["is_built"] for model in models):
             fused += "; as built: Paddle's own reducer sends them, which cannot be observed"
         if counts["usage_allreduces"]:
-            several = plural(counts["usage_allreduces"], "small allreduce")
-            fused += f"; plus {several} to learn which gradients other ranks have"
+            extra = plural(counts["usage_allreduces"], "small allreduce")
+            fused += f"; plus {extra} to learn which gradients other ranks have"
         if counts["sparse_collectives"]:
-            several = plural(counts["sparse_collectives"], "collective")
-            fused += f"; plus {several} for sparse gradients"
+            extra = plural(counts["sparse_collectives"], "collective")
+            fused += f"; plus {extra} for sparse gradients"
         if setup.is_at_step:
             fused += "; sent when the optimizer steps"
         are_paddles = all(
@@ -156,7 +156,7 @@ class ReducerReport:
         for name in _FUSION:
             self._report_field(name, fused, is_moot=are_paddles)
         early = self._described_overlap(setup, counts)
-        # A lone allreduce has nothing to run beside.
+        # A single allreduce has nothing to overlap with.
         overlaps = setup.is_at_step or (counts["early"] and not any(m["is_built"] for m in models))
         is_moot = counts["allreduces"] == 1 or (setup.overlaps and not overlaps)
         self._report_field("sync_nccl_allreduce", early, is_moot=is_moot)
@@ -189,9 +189,9 @@ class ReducerReport:
         return early
 
     def _report_field(self, name: str, evidence: str, *, is_moot: bool = False) -> None:
-        """Report the field NAME if it was asked for; IS_MOOT: Paddle alone does the same."""
-        asked = self._spec.get(name)
-        if asked is None:
+        """Report the field NAME if it was requested; IS_MOOT: Paddle alone does the same."""
+        requested = self._spec.get(name)
+        if requested is None:
             return
         used = settings.effective(name)
         is_scripts = settings.script_wins(name)
@@ -221,16 +221,17 @@ class ReducerReport:
 
     @_watching
     def planned(self, planner: BucketPlanner, setup: ReducerSetup) -> None:
-        """Report what became of the buckets that PLANNER was to plan."""
+        """Report the outcome of PLANNER."""
         outcome = planner.outcome
         if outcome is None:
             self._plans[setup.number] = (None, planner.failure)
         elif outcome.chosen == PLAN:
             self._plans[setup.number] = (PLAN, outcome.describe())
         else:
-            kept = "one bucket is" if outcome.chosen == "one" else "auto's buckets are"
-            size = max(outcome.bytes_chosen) / MEBIBYTE if outcome.chosen == "one" else None
-            text = f"{kept} faster: {outcome.describe()}"
+            is_single = outcome.chosen == "one"
+            winner = "one bucket is" if is_single else "auto's buckets are"
+            size = max(outcome.bytes_chosen) / MEBIBYTE if is_single else None
+            text = f"{winner} faster: {outcome.describe()}"
             self._plans[setup.number] = (size and float(f"{size:.3g}"), text)
         model = self._models.get(setup.number)
         if model is None:
@@ -242,13 +243,13 @@ class ReducerReport:
         self._report(setup)
 
     def _described_plans(self, limit: float, auto: str) -> tuple[float | str, str]:
-        """Return what is in effect where buckets are to be planned, and why; else LIMIT of AUTO."""
+        """Return the value in effect with planned buckets and why; LIMIT and AUTO if none are."""
         if not self._plans:
             why = self.why_not_planned
             return limit, f"{f'{why}: as' if why else 'plan: measures at first; until then'} {auto}"
-        words = "; ".join(dict.fromkeys(text for _, text in self._plans.values()))
-        found = next((used for used, _ in self._plans.values() if used), limit)
-        return found, f"plan: {words}"
+        outcomes = "; ".join(dict.fromkeys(text for _, text in self._plans.values()))
+        in_effect = next((used for used, _ in self._plans.values() if used), limit)
+        return in_effect, f"plan: {outcomes}"
 
     def _report_compression(self, used: Compression) -> None:
         for name in DTYPES:
@@ -259,27 +260,27 @@ class ReducerReport:
             elif used.failure:
                 self._proof.knob(name, REFUSED, reason=used.failure)
             else:
-                said = f"sums are sent as {used.dtype}"
+                evidence = f"sums are sent as {used.dtype}"
                 if used.error is not None:
-                    said += (
+                    evidence += (
                         f"; the first gradients differ from those sent in float32 by"
                         f" {used.error:.1e} of the largest at most"
                     )
-                self._report_field(name, said)
+                self._report_field(name, evidence)
 
     def _fuses(self) -> bool:
         return bool(settings.effective("fuse_all_reduce_ops", default=True))
 
     def _report_hierarchy(self, name: str, setup: ReducerSetup) -> None:
-        asked = self._spec.get(name)
-        if asked is None:
+        requested = self._spec.get(name)
+        if requested is None:
             return
         is_switch = name == levels.FIELD
         if setup.hierarchy is not None:
             groups = ", ".join(str(list(group)) for group in setup.hierarchy.groups)
-            told = f"groups {groups}; leaders {list(setup.hierarchy.leaders)}"
-        elif is_switch and asked in (False, levels.AUTO):
-            told = "every allreduce is among all ranks"
+            evidence = f"groups {groups}; leaders {list(setup.hierarchy.leaders)}"
+        elif is_switch and requested in (False, levels.AUTO):
+            evidence = "every allreduce is among all ranks"
         elif not self._spec.get(levels.FIELD):
             self._proof.knob(name, NO_EFFECT, reason=f"{levels.FIELD} is not on")
             return
@@ -289,9 +290,9 @@ class ReducerReport:
         if is_switch and settings.effective(name) == levels.AUTO:
             is_two, why = setup.hierarchy is not None, f"auto: {setup.why_levels}"
             status = EFFECTIVE if is_two else NO_DIFFERENCE
-            self._proof.knob(name, status, in_effect=is_two, reason=why, evidence=told)
+            self._proof.knob(name, status, in_effect=is_two, reason=why, evidence=evidence)
         else:
-            self._report_field(name, told, is_moot=setup.hierarchy is None)
+            self._report_field(name, evidence, is_moot=setup.hierarchy is None)
 
     def _why_one_level(self, setup: ReducerSetup) -> str:
         size = int(settings.effective(levels.SIZE) or self._spec.topology.ranks_per_node)

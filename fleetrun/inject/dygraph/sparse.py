@@ -1,8 +1,8 @@
 """Averages sparse gradients: every rank gets the rows of all ranks, as in Paddle's reducer.
 
 Like Paddle, a reducer knows sparse gradients by their layers: those of `nn.Embedding(sparse=True)`.
-Others come without notice, perhaps late and not on all ranks, and Paddle's reducer crashes then. So
-functions that make them give dense ones where a reducer expects these.
+Others appear unannounced, perhaps late and not on all ranks, and crash Paddle's reducer. So the
+functions that produce them return dense ones where a reducer expects those.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
-# What makes the gradient of its argument `weight` sparse, and the argument that asks for it.
+# Functions that make the gradient of `weight` sparse, and the argument that requests it.
 _LOOKUPS = {"embedding": "sparse", "hsigmoid_loss": "is_sparse"}
-# Marks a parameter of which a reducer expects dense gradients.
+# Marks a parameter whose gradients a reducer expects to be dense.
 _IS_DENSE = "_fleetrun_is_dense"
 
 
@@ -35,11 +35,11 @@ def expect_dense(parameters: Iterable[Any]) -> None:
 
 
 class Lookups:
-    """Makes gradients of functions dense where a reducer expects that, and reports it to PROOF."""
+    """Makes gradients dense where a reducer expects that, and reports it to PROOF."""
 
     def __init__(self, proof: Evidence) -> None:
         self._proof = proof
-        # The parameters, by name, of which gradients were made dense.
+        # The names of parameters whose gradients were made dense.
         self._names: set[str] = set()
 
     def patch(self, module: ModuleType) -> None:
@@ -54,9 +54,9 @@ class Lookups:
 
         @functools.wraps(look_up)
         def looking_up(*args: Any, **options: Any) -> Any:
-            given = signature.bind(*args, **options).arguments
-            weight = given["weight"]
-            if given.get(argument) and getattr(weight, _IS_DENSE, False):
+            arguments = signature.bind(*args, **options).arguments
+            weight = arguments["weight"]
+            if arguments.get(argument) and getattr(weight, _IS_DENSE, False):
                 if not self._names:
                     updates.before_update(self._refuse_adam, "the look at sparse gradients")
                 self._names.add(weight.name)
@@ -64,15 +64,15 @@ class Lookups:
                     f"the gradients of {weight.name} are dense, not sparse as {look_up.__name__} is"
                     " asked for: only those of a layer nn.Embedding(sparse=True) are averaged so"
                 )
-                return look_up(**{**given, argument: False})
+                return look_up(**{**arguments, argument: False})
             return look_up(*args, **options)
 
         return looking_up
 
     def _refuse_adam(self, optimizer: Any) -> None:
-        """Raise Disproved if OPTIMIZER updates by sparse gradients otherwise than by dense ones.
+        """Raise Disproved if OPTIMIZER treats sparse gradients unlike dense ones.
 
-        Of Paddle's that can do both, it is Adam alone, with or without `lazy_mode`.
+        Of Paddle's optimizers only Adam does, with or without `lazy_mode`.
         """
         if getattr(optimizer, "type", "") != "adam":
             return
@@ -88,8 +88,8 @@ class Lookups:
 def average(parameter: Any, group: Any, nranks: int) -> int:
     """Average the gradient of PARAMETER over the NRANKS ranks of the ProcessGroup GROUP.
 
-    Returns the number of collectives. Changes nothing if no rank has a gradient. A rank without one
-    gets the rows of the others.
+    Return the number of collectives. A rank without a gradient gets the rows of the others; if no
+    rank has one, nothing changes.
     """
     import paddle
     from paddle.base.core import ReduceOp

@@ -1,8 +1,8 @@
-"""Averages gradients in buckets when a hybrid-parallel optimizer steps, in place of Paddle's ways.
+"""Averages gradients in buckets when a hybrid-parallel optimizer steps, instead of Paddle.
 
-There Paddle sums the gradients of data parallel in parts of 128 MB, and those of sharding stage 1
-one by one, and reads no field for it. A pipeline, or a script that accumulates, runs many backwards
-before a step. So all is sent at the step, once.
+Paddle sums the gradients of data parallelism in parts of 128 MB there, and those of sharding stage
+1 one by one, and reads no field for it. A pipeline, or a script that accumulates, runs many
+backwards before a step, so everything is sent once, at the step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import buckets, settings
 from ..evidence import EFFECTIVE
 from ..import_hooks import after_import
+from ..paddle_api import tensors
 from . import backward
 from .reducer import Reducer
 
@@ -24,32 +25,32 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
-    # Averages gradients of parameters over a group, with a scale, for owners; returns whether.
+    # Averages gradients (parameters, group, scale, owners); returns False if it cannot.
     ReduceAtStep = Callable[[Sequence[Any], Any, float, Mapping[int, int]], bool]
 
-# What Paddle sends at once.
+# Paddle's limit of a bucket.
 PADDLES_BYTES = 128 << 20
 _UTILITIES = "paddle.distributed.fleet.utils.hybrid_parallel_util"
-# What of sharding stage 1 has buffers of its own, and their limit.
+# The settings of sharding stage 1 with buffers of their own, and the setting of their limit.
 _FUSED = ("comm_overlap", "tensor_fusion")
 _BUFFERS = "comm_buffer_size_MB"
-# By class of Paddle's: how it sends the gradients itself.
+# By Paddle's class: how it sends gradients itself.
 SENDERS: dict[str, str] = {}
 _SHARDING = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
 
 
 class StepReducer(Reducer):
-    """Averages the gradients of some parameters, all of which have one, whenever it is told to.
+    """Averages the gradients of parameters, all of which have one, at each call of `reduce`.
 
-    OWNERS has the place, among the ranks, of the one that updates a parameter, by its id: it alone
-    gets the sum. SCALE is what gradients are multiplied by before they are summed.
+    OWNERS has, by the id of a parameter, the index of the rank that updates it and alone gets the
+    sum. Gradients are multiplied by SCALE before they are summed.
     """
 
     def __init__(self, *args: Any, owners: Mapping[int, int], scale: float, **options: Any) -> None:
         self._owners = owners
         super().__init__(*args, **options)
         self._scale = scale
-        # It hears of no backward.
+        # Backwards do not concern it.
         backward.ignore(self)
 
     def reduce(self) -> None:
@@ -59,11 +60,11 @@ class StepReducer(Reducer):
 
     def _arrange(self) -> None:
         super()._arrange()
-        # There is no better order at a step than another.
+        # At a step all orders are equal.
         self._is_ordered = True
 
     def _watch(self, parameter: Any) -> None:
-        """Hear of no gradient of PARAMETER."""
+        """Do nothing: all gradients are there when it is called."""
 
     def _expect_last(self, parameter: Any) -> None:
         """Do nothing: no bucket waits for a gradient."""
@@ -73,7 +74,7 @@ class StepReducer(Reducer):
 
 
 def install(reduce: ReduceAtStep, proof: Evidence) -> None:
-    """Let REDUCE average gradients where Paddle would at a step; see who else sends any."""
+    """Let REDUCE average gradients in place of Paddle at a step; note other senders."""
     after_import(_UTILITIES, lambda module: _replace_allreduces(module, reduce))
     after_import(_SHARDING, lambda module: _replace_reduces(module, reduce))
     after_import(_SHARDING, lambda module: _size_buffers(module, proof))
@@ -114,7 +115,7 @@ def _sizing(init: Callable[..., None], name: str, proof: Evidence) -> Callable[.
         fleet: Any = sys.modules["paddle.distributed.fleet"]
         # Fleet's own copy of the script's strategy.
         configs = fleet.fleet._user_defined_strategy.strategy.hybrid_configs.sharding_configs
-        has_buffers = name.endswith("V2") or any(getattr(configs, each) for each in _FUSED)
+        has_buffers = name.endswith("V2") or any(getattr(configs, field) for field in _FUSED)
         has_field = has_buffers and _BUFFERS in configs.DESCRIPTOR.fields_by_name
         size = _asked_size(optimizer) if has_field and not configs.HasField(_BUFFERS) else 0
         if size:
@@ -132,10 +133,10 @@ def _sizing(init: Callable[..., None], name: str, proof: Evidence) -> Callable[.
 
 
 def _asked_size(optimizer: Any) -> int:
-    """Return how many whole MB the strategy asks for; 0 if it does not."""
+    """Return the requested bucket limit in whole MB, 0 if there is none."""
     size = settings.effective("fuse_grad_size_in_MB")
     if size in ("auto", buckets.PLAN):
-        nbytes = sum(each.size * each.element_size() for each in optimizer._parameter_list)
+        nbytes = sum(map(tensors.nbytes, optimizer._parameter_list))
         size = buckets.auto_limit_bytes(nbytes) / buckets.MEBIBYTE
     return math.ceil(size or 0)
 
@@ -169,10 +170,10 @@ def _replace_reduces(module: ModuleType, reduce: ReduceAtStep) -> None:
     @functools.wraps(paddles)
     def reduce_gradients(self: Any, parameter_list: Sequence[Any], hcg: Any) -> None:
         group = hcg.get_sharding_parallel_group()
-        # Those of Paddle are sent, in buffers, while backward goes on, or fused already.
+        # Paddle sends fused gradients itself, in buffers, perhaps during the backward.
         is_fused = any(getattr(self, name) for name in _FUSED)
         ours = [] if is_fused else _plain(parameter_list)
-        owners = {id(each): self._param2rank[each.name] for each in ours}
+        owners = {id(parameter): self._param2rank[parameter.name] for parameter in ours}
         if not (ours and reduce(ours, group, 1.0 / group.nranks, owners)):
             paddles(self, parameter_list, hcg)
 
@@ -180,12 +181,13 @@ def _replace_reduces(module: ModuleType, reduce: ReduceAtStep) -> None:
 
 
 def _plain(parameters: Iterable[Any]) -> list[Any]:
-    """Return those of PARAMETERS with a gradient; none if some have one that is not plain."""
-    trained = [each for each in parameters if each.trainable]
-    found = [each for each in trained if each.grad is not None]
-    if any(getattr(each, "main_grad", None) is not None for each in trained):
+    """Return those of PARAMETERS with a gradient, or none if any gradient is not plain."""
+    trained = [parameter for parameter in parameters if parameter.trainable]
+    if any(getattr(parameter, "main_grad", None) is not None for parameter in trained):
         SENDERS["Paddle"] = "where they are in main_grad"
         return []
-    if any(each.grad.is_selected_rows() or each.grad.dtype != each.dtype for each in found):
-        return []
-    return found
+    ready = [parameter for parameter in trained if parameter.grad is not None]
+    for parameter in ready:
+        if parameter.grad.is_selected_rows() or parameter.grad.dtype != parameter.dtype:
+            return []
+    return ready

@@ -25,6 +25,16 @@ def _core() -> Any:
     return sys.modules["paddle.base.core"]
 
 
+def nbytes(tensor: Any) -> int:
+    """Return the size of TENSOR in bytes."""
+    return int(tensor.size) * int(tensor.element_size())
+
+
+def states(tensors: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the in-place version and the address of each tensor: they change if it is written."""
+    return [(tensor.inplace_version, tensor.data_ptr()) for tensor in tensors]
+
+
 def is_trained(parameter: Any) -> bool:
     """Whether PARAMETER gets gradients: its own, as what an operator has written has none."""
     return not parameter.stop_gradient and bool(parameter.is_leaf)
@@ -41,7 +51,7 @@ def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
         return []
     # No function of ours, which would cost more. Vectors are strided by hooks of scripts only.
     contiguous = tensor_class().contiguous
-    return [each.register_hook(contiguous) for each in parameters if each.ndim > 1]
+    return [parameter.register_hook(contiguous) for parameter in parameters if parameter.ndim > 1]
 
 
 def keep_additions_right(parameter: Any) -> None:
