@@ -183,11 +183,13 @@ def beyond(found: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Diff
     RUNS has the parameters.
     """
     parted = []
+    typical: dict[int, float] = {}
     for (update, place), each in found.weights.items():
+        if update not in typical:
+            typical[update] = _typical(known, runs, update)
         parameter = runs.parameters[place.rank][place.optimizer, update][place.at]
-        allowed = max(
-            _rounding(parameter, update), _NOISE * _until(known.weights.get(place, ()), update)
-        )
+        own = _until(known.weights.get(place, ()), update)
+        allowed = max(_rounding(parameter, update), _NOISE * max(own, typical[update]))
         if not each.apart <= allowed:
             parted.append((update, place, each._replace(allowed=allowed)))
     for (update, rank), each in found.losses.items():
@@ -200,6 +202,18 @@ def beyond(found: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Diff
             # The loss of an update comes before its weights.
             parted.append((update, ParameterPlace(rank, -1, 0), each._replace(allowed=allowed)))
     return [each for _, _, each in sorted(parted, key=lambda one: one[:2])]
+
+
+def _typical(known: Noise, runs: RunSnapshots, update: int) -> float:
+    """Return the median of the noise of all parameters of RUNS: some are alike by chance."""
+    count = sum(
+        len(parameters)
+        for own in runs.parameters.values()
+        for (_, made), parameters in own.items()
+        if made == update
+    )
+    noisy = sorted((_until(each, update) for each in known.weights.values()), reverse=True)
+    return noisy[count // 2] if count // 2 < len(noisy) else 0.0
 
 
 def largest(found: Iterable[Difference]) -> Difference | None:

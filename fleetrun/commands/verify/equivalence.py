@@ -148,7 +148,7 @@ def text(spec: VerifySpec, proof: Equivalence) -> str:
         return f"Nothing is proved: {proof.fault}."
     if proof.strategy_fault:
         fault = proof.strategy_fault.rstrip(".")
-        first = "".join(f" Both part at {_where(apart)}." for apart in proof.parted[:1])
+        first = "".join(f" Both part at {_where(proof, apart)}." for apart in proof.parted[:1])
         return f"Not equal: plain Paddle trains, and with {spec.name} {fault}.{first}"
     lines = [*_of_plain(proof), *_result(spec, proof)]
     lines.append(tables.layout(_figures(spec, proof), indent=2))
@@ -177,15 +177,16 @@ def _of_plain(proof: Equivalence) -> list[str]:
             else "the script does not compute the same twice (seeds, data, kernels)"
         )
         lines.append(
-            f"Two runs of plain Paddle differ themselves: {_where(first)}; {why}. Only what "
+            f"Two runs of plain Paddle differ themselves: {_where(proof, first)}; {why}. Only what "
             "differs more than they do can be seen."
         )
     if proof.ranks_apart is not None:
         first = proof.ranks_apart
         lines.append(
-            f"The ranks of plain Paddle differ themselves: rank {first.rank} from rank "
-            f"{first.other_rank} {_by(first)} in {first.name} after update {first.update}: these "
-            "are not copies of one model (is it wrapped in DataParallel or fleet's model?)."
+            f"The ranks of plain Paddle differ themselves: {_rank(proof, first.rank)} "
+            f"from {_rank(proof, first.other_rank)} {_by(first)} in {first.name} after update "
+            f"{first.update}: these are not copies of one model (is it wrapped in DataParallel or "
+            "fleet's model?)."
         )
     return lines
 
@@ -199,7 +200,11 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
         first = proof.parted[0]
         changing = [name for name in spec.fields if name.startswith(MEANINGFUL)]
         changing = [name for name in changing if not name.startswith(_MERGE)]
-        where = f"{_where(first)}. Noise and rounding come to {first.allowed:.3g}."
+        where = f"{_where(proof, first)}. Noise and rounding come to {first.allowed:.3g}."
+        weight = next((each for each in proof.parted if each.name), None)
+        if not first.name and weight is not None:
+            held = f"{weight.name} of {_rank(proof, weight.rank)}"
+            where += f" The first parameter is {held}: it differs {_after(weight)}."
         lines = [f"Not equal: {spec.name} and plain Paddle part at update {first.update}: {where}"]
         if changing:
             lines.append(f"What {', '.join(changing)} computes is meant to be something else.")
@@ -216,8 +221,8 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
         lines.insert(
             0,
             f"{counted(count, 'parameter')} {verb} only in elements whose values are not recorded: "
-            f"{unseen[0].name} of rank {unseen[0].rank} after update {unseen[0].update}, for "
-            "example. Whether that is rounding is not known.",
+            f"{unseen[0].name} of {_rank(proof, unseen[0].rank)} after update "
+            f"{unseen[0].update}, for example. Whether that is rounding is not known.",
         )
     merge = proof.of(has_strategy=False)[0].kind.merge
     if merge > 1:
@@ -296,10 +301,22 @@ def _memory(
             yield what, f"{theirs} at most in a process of {name}, {own} of plain Paddle"
 
 
-def _where(found: Difference) -> str:
+def _where(proof: Equivalence, found: Difference) -> str:
+    rank = _rank(proof, found.rank)
     if not found.name:
-        return f"the loss of rank {found.rank} in update {found.update} differs {_by(found)}"
-    return f"{found.name} of rank {found.rank} differs {_by(found)} after update {found.update}"
+        return f"the loss of {rank} in update {found.update} differs {_by(found)}"
+    return f"{found.name} of {rank} differs {_after(found)}"
+
+
+def _rank(proof: Equivalence, rank: int | None) -> str:
+    """Name RANK with its coordinates, where the job has other axes than dp."""
+    axes = next((run.axes for run in proof.runs if run.axes is not None), None)
+    place = axes.place(rank) if axes is not None and rank is not None else ""
+    return f"rank {rank} ({place})" if place else f"rank {rank}"
+
+
+def _after(found: Difference) -> str:
+    return f"{_by(found)} after update {found.update}"
 
 
 def _by(found: Difference) -> str:

@@ -32,7 +32,7 @@ if is_plain and case == "noisy":
 else:
     noise = 0
 off = {
-    "wrong": 0 if is_plain else 1e-3,
+    **dict.fromkeys(["wrong", "wrong loss"], 0 if is_plain else 1e-3),
     "rounding": 0 if is_plain else 1e-9,
     "chaotic": 1e-3 if asked["moves"] or not is_plain else 0,
     "ranks": int(rank),
@@ -52,8 +52,12 @@ with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
         print(json.dumps(record), file=file)
 if case != "no record":
     with open(os.environ["FLEETRUN_RECORDS"], "a") as file:
+        if case == "wrong loss":
+            axes = {"schema": 1, "kind": "topology", "axes": {"dp": 1, "mp": 2}}
+            print(json.dumps(axes), file=file)
         for number in range(1, asked["updates"] + 1):
-            loss = 1 / number + (off if case == "wrong" and number > 3 else 0)
+            first = {"wrong": 4, "wrong loss": 2}.get(case, 99)
+            loss = 1 / number + (off if number >= first else 0)
             at = 100 + number / (1 if is_plain else 2)
             record = {"number": number, "at": at, "loss": loss}
             print(json.dumps({"schema": 1, "kind": "update", **record}), file=file)
@@ -64,6 +68,10 @@ CASES = {
     "wrong": (
         5,
         "comm_fusion and plain Paddle part at update 3: b.weight of rank 0 differs by 0.001 (",
+    ),
+    "wrong loss": (
+        5,
+        "The first parameter is b.weight of rank 0 (mp 0): it differs by 0.001 (0.00",
     ),
     "rounding": (0, "those of plain Paddle within rounding, on 2 ranks"),
     "chaotic": (0, "those of plain Paddle within rounding, on 2 ranks"),
@@ -186,6 +194,21 @@ def test_losses_within_the_noise_of_plain_runs_are_equal() -> None:
     found = differences.between(plain, other)
     assert not differences.beyond(found, known, plain)
     assert differences.beyond(found, differences.noise([]), plain)
+
+
+def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
+    # A bias begins with zeros in each run, though the others differ from the beginning.
+    runs = [
+        RunSnapshots({0: {(0, 1): [held(each)[0] for each in values]}}, {})
+        for values in ((1.0, 2.0, 0.01), (3.0, 1.5, 0.01), (0.5, 2.5, -0.01))
+    ]
+    found = differences.between(runs[0], runs[2])
+    known = differences.noise([differences.between(runs[0], runs[1])])
+    assert not differences.beyond(found, known, runs[0])
+    # What only few of them do says nothing of the others.
+    few = RunSnapshots({0: {(0, 1): [*runs[0].parameters[0][0, 1][:2], *held(3.0)]}}, {})
+    known = differences.noise([differences.between(runs[0], few)])
+    assert [each.apart for each in differences.beyond(found, known, runs[0])] == [0.5, 0.5]
 
 
 def test_runs_of_different_updates_are_not_compared() -> None:
