@@ -1,7 +1,7 @@
-"""The one place for Paddle's private names: their table, their check, and typed functions for them.
+"""The only place for Paddle's private names: their table, their check, and typed functions.
 
-What a Paddle lacks makes the capability that needs it fall back to Paddle's own behaviour. That is
-decided when Paddle has been imported and before anything was patched.
+A capability whose names this Paddle lacks falls back to Paddle's own behaviour. That is decided
+once Paddle is imported, before anything is patched.
 """
 
 from __future__ import annotations

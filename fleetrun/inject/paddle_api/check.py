@@ -1,4 +1,4 @@
-"""Compares the table of private names with the Paddle at hand, once, when it has been imported."""
+"""Compares the table of private names with the imported Paddle, once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import CodeType
 
-# By capability, what is wrong with a name of it, or with what it builds on.
+# By capability: the fault of one of its names, or of a capability that it builds on.
 _faults: dict[str, str] = {}
 _self_tested: set[str] = set()
 _refused: set[str] = set()
@@ -20,25 +20,25 @@ _report: Callable[[str], None] = print
 
 
 def check_names(report: Callable[[str], None]) -> None:
-    """Look for every name of the table, its parameters and its attributes.
+    """Look up every name of the table, its parameters and its attributes.
 
-    REPORT is called for each capability that is asked for and is not there, with a clause.
+    REPORT is called with a clause for each capability that is requested and missing.
     """
     global _report  # one Paddle
     _report = report
-    for known in (_faults, _self_tested, _refused):
-        known.clear()
+    for cache in (_faults, _self_tested, _refused):
+        cache.clear()
     for name in NAMES:
-        found = _fault(name)
-        if found:
+        fault = _fault(name)
+        if fault:
             for capability in name.capabilities:
-                _faults.setdefault(capability, found)
+                _faults.setdefault(capability, fault)
 
 
 def has(capability: str) -> bool:
-    """Whether this Paddle is as CAPABILITY needs it; the first call runs its self-test.
+    """Whether this Paddle supports CAPABILITY; the first call runs its self-test.
 
-    Reports it the first time that it is not.
+    The first refusal is reported.
     """
     for needed in BUILDS_ON.get(capability, ()):
         if not _works(needed):
@@ -54,14 +54,18 @@ def has(capability: str) -> bool:
 def agree(
     all_gather: Callable[[dict[str, str]], Sequence[dict[str, str]]], report: Callable[[str], None]
 ) -> None:
-    """Be without each capability that the self-tests have refused on any rank, from now on.
+    """Disable each capability that the self-tests have refused on any rank.
 
-    ALL_GATHER returns what each rank has given; all ranks call it. Ranks that differ would wait for
-    each other. REPORT gets a clause for each capability that is found missing from now on.
+    ALL_GATHER returns the argument of every rank and must be called by all: ranks that differ would
+    wait for each other. REPORT gets a clause for each capability that is refused from now on.
     """
     global _report  # one Paddle
     _report = report
-    own = {each: _faults[each] for each in self_tests.ON_DEVICE if not _works(each)}
+    own = {
+        capability: _faults[capability]
+        for capability in self_tests.ON_DEVICE
+        if not _works(capability)
+    }
     for rank, faults in enumerate(all_gather(own)):
         for capability, fault in faults.items():
             _faults.setdefault(capability, f"{fault} of rank {rank}")
@@ -93,34 +97,34 @@ def _works(capability: str) -> bool:
 
 
 def _fault(name: PrivateName) -> str:
-    found: Any = sys.modules.get(name.module)
+    value: Any = sys.modules.get(name.module)
     try:
         for part in name.path.split("."):
-            found = _attribute(found, part.split("|"))
+            value = _attribute(value, part.split("|"))
     except AttributeError:
         return f"{name} is missing"
     if name.parameters is None and not name.attributes:
         return ""
-    code = _code(found)
+    code = _code(value)
     if code is None:
         return f"{name} is not a Python function"
     if name.parameters is not None:
-        taken = code.co_varnames[: code.co_argcount]
-        if taken[: len(name.parameters)] != name.parameters:
-            return f"{name} takes ({', '.join(taken)})"
-    known = _names(code)
-    lost = [each for each in name.attributes if each not in known]
-    return f"{name} does not use {lost[0]}" if lost else ""
+        parameters = code.co_varnames[: code.co_argcount]
+        if parameters[: len(name.parameters)] != name.parameters:
+            return f"{name} takes ({', '.join(parameters)})"
+    used = _names(code)
+    unused = [attribute for attribute in name.attributes if attribute not in used]
+    return f"{name} does not use {unused[0]}" if unused else ""
 
 
-def _attribute(found: Any, names: list[str]) -> Any:
-    """Return the first of NAMES that FOUND has; of classes not what a descriptor returns."""
+def _attribute(owner: Any, names: list[str]) -> Any:
+    """Return the first of NAMES that OWNER has; from a class without calling a descriptor."""
     for name in names[:-1]:
-        if hasattr(found, name):
+        if hasattr(owner, name):
             names = [name]
-    if isinstance(found, type) and names[-1] in vars(found):
-        return vars(found)[names[-1]]
-    return getattr(found, names[-1])
+    if isinstance(owner, type) and names[-1] in vars(owner):
+        return vars(owner)[names[-1]]
+    return getattr(owner, names[-1])
 
 
 def _code(function: Any) -> CodeType | None:
@@ -131,10 +135,10 @@ def _code(function: Any) -> CodeType | None:
 
 def _names(code: CodeType) -> set[str]:
     """Return all names and strings in CODE and the functions inside it."""
-    found = set(code.co_names)
+    names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, str):
-            found.add(constant)
+            names.add(constant)
         elif isinstance(constant, type(code)):
-            found |= _names(constant)
-    return found
+            names |= _names(constant)
+    return names

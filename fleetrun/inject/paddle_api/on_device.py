@@ -1,8 +1,7 @@
-"""The self-tests on the device of this rank, in a Python of their own, where they may crash.
+"""Runs the self-tests on this rank's device in a separate Python, which may crash.
 
-A plug-in for a device may lack a kernel. Then Paddle may try the CPU's with memory of the device,
-which ends the process. A forked child would do for none but the CPU: the runtimes of devices do not
-work in it.
+A plug-in for a device may lack a kernel. Then Paddle may run the CPU's on device memory, which ends
+the process. A forked child serves only the CPU: device runtimes do not work in one.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import TextIO
 
-# How long the child may take, in seconds: it imports Paddle, on hosts where all ranks do.
+# The limit for the child in seconds: it imports Paddle, on hosts where all ranks do.
 _TIMEOUT_S = 300.0
 _POLL_S = 0.05
 
 
 @functools.cache
 def failures(device: str, capabilities: Sequence[str]) -> dict[str, str]:
-    """Return by each of CAPABILITIES what is not so on DEVICE, `npu:0`; empty if all is.
+    """Return, by capability, the fault of each of CAPABILITIES on DEVICE, `npu:0`; empty if none.
 
-    One rank of a host tries it for all that train with the same Paddle on the same kind of device.
+    One rank of a host runs it for all that train with the same Paddle on the same kind of device.
     """
     kind = device.partition(":")[0]
     records = os.environ.get("FLEETRUN_RECORDS", "")
@@ -39,47 +38,47 @@ def failures(device: str, capabilities: Sequence[str]) -> dict[str, str]:
         return _tried(kind, capabilities)
     paddle: Any = sys.modules["paddle"]
     flags = sorted(item for item in os.environ.items() if item[0].startswith("FLAGS_"))
-    known = (
+    identity = (
         *(os.uname()[1], sys.executable, paddle.__file__, paddle.__version__, kind, capabilities),
         *(item for item in flags if not item[0].startswith("FLAGS_selected_")),
     )
-    name = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+    name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
     path = os.path.join(os.path.dirname(records), f".self-tests.{kind}.{name}.json")
     try:
         with _held(path) as file:
             with contextlib.suppress(ValueError):
                 known_failures: dict[str, str] = json.load(file)
                 return known_failures
-            found = _tried(kind, capabilities)
+            found_failures = _tried(kind, capabilities)
             file.seek(0)
-            json.dump(found, file)
+            json.dump(found_failures, file)
             file.truncate()
     except OSError:
-        # No file: this rank tries for itself.
+        # No shared file: this rank runs the tests for itself.
         return _tried(kind, capabilities)
-    return found
+    return found_failures
 
 
 @contextlib.contextmanager
 def _held(path: str) -> Iterator[TextIO]:
-    """Yield the file PATH, of which no other process has the lock meanwhile, if it can be had."""
+    """Yield the file PATH, locked against other processes where the file system can lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "r+", encoding="utf-8") as file:
-        until = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < until:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < deadline:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 time.sleep(_POLL_S)
             except OSError:
-                # A file system without locks: each rank tries for itself.
+                # A file system without locks: each rank tests for itself.
                 break
         yield file
 
 
 def _tried(kind: str, capabilities: Sequence[str]) -> dict[str, str]:
-    """Return what a new Python on this rank's device finds, or how it has ended."""
+    """Return the failures that a new Python on this rank's device finds, or how it has ended."""
     environ = {name: value for name, value in os.environ.items() if name[:8] != "FLEETRUN"}
     end = ""
     try:
@@ -99,17 +98,18 @@ def _tried(kind: str, capabilities: Sequence[str]) -> dict[str, str]:
         output, end = error.stdout or b"", f"the self-test does not end on {kind}"
     except OSError as error:
         output, end = b"", f"the self-test cannot be started ({error})"
-    found = {}
+    failures = {}
     for line in output.decode(errors="replace").splitlines():
         # Paddle and plug-ins print, too.
         with contextlib.suppress(ValueError):
             capability, failure = json.loads(line)
-            found[capability] = f"{failure} on {kind}" if failure else ""
-    return {each: found.get(each, end or "the self-test says nothing") for each in capabilities}
+            failures[capability] = f"{failure} on {kind}" if failure else ""
+    silent = end or "the self-test says nothing"
+    return {capability: failures.get(capability, silent) for capability in capabilities}
 
 
 def main(capabilities: Sequence[str]) -> None:
-    """Print what each of CAPABILITIES lacks on the default device, as lines of JSON."""
+    """Print the fault of each of CAPABILITIES on the default device, as lines of JSON."""
     import importlib.util as importing
     import resource
 

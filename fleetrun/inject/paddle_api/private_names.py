@@ -1,8 +1,8 @@
-"""The private and undocumented names of Paddle that we use: where each is, and what it is for.
+"""The private and undocumented names of Paddle that fleetrun uses: where each is, and what for.
 
-A test holds the table to what the modules of `inject` spell. A name belongs to one capability or
-several: what we do only if all of its names are there. Whoever uses a name of no capability does
-without it. `check` compares the table with the Paddle at hand.
+A test compares the table with what the modules of `inject` use. Each name belongs to one or more
+capabilities, which need all of their names; code that uses a name of no capability copes without
+it. `check` compares the table with the installed Paddle.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FALLBACKS = {
     LOSSES: "the losses of steps are not recorded",
     ARGUMENTS: "DataParallel gets the arguments of the script only",
 }
-# A capability fails with those that it builds on.
+# A capability also fails with those that it builds on.
 BUILDS_ON = {
     BACKWARD: (COUNTING,),
     MERGE: (COUNTING, REDUCER),
@@ -78,8 +78,8 @@ class PrivateName(NamedTuple):
         return f"{self.module}.{self.path}"
 
 
-# Below a module its names, each as `path(first parameters)  CAPABILITIES: what it is used for`; `-`
-# is no capability, and `uses` has the attributes. Lines that begin with blanks go on.
+# Below each [module] its names, as `path(first parameters)  CAPABILITIES: what it is used for`; `-`
+# is no capability, and `uses` lists attributes. Indented lines continue a row.
 _TEXT = """
 # Backward and gradients.
 [paddle.base.core]
@@ -345,7 +345,7 @@ def _parsed(text: str) -> Iterator[PrivateName]:
             tuple(globals()[word] for word in words.split() if word != "-"),
             used_for,
             None if parameters is None else tuple(parameters.strip("()").split()),
-            tuple(each for line in lines if line.startswith("uses ") for each in line.split()[1:]),
+            tuple(used for line in lines if line.startswith("uses ") for used in line.split()[1:]),
         )
 
 

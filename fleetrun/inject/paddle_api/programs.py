@@ -1,7 +1,4 @@
-"""Changes of static programs by Paddle's private functions.
-
-What was changed counts once `sync` was called for the program.
-"""
+"""Changes static programs by Paddle's private functions; call `sync` after the last change."""
 
 from __future__ import annotations
 

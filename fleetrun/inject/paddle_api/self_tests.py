@@ -1,7 +1,7 @@
-"""Tries on tiny tensors that Paddle's private functions do what we rely on.
+"""Checks on tiny tensors that Paddle's private functions do what we rely on.
 
-In this process everything is on the CPU, without a random number or a thread, so that importing
-Paddle stays what it was. A test yields what it has tried, and whether that was so.
+In this process everything is on the CPU, without random numbers or threads, so that importing
+Paddle has no new side effects. A test yields each claim and whether it holds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     Findings = Iterator[tuple[str, bool]]
 
 
-# How long a child may take, in seconds; it takes milliseconds.
+# The limit for a child in seconds; it takes milliseconds.
 _CHILD_TIMEOUT_S = 20.0
 
 
 def failure(capability: str) -> str:
-    """Return what is not as CAPABILITY needs it, as a clause; empty if all is, or no test.
+    """Return the first failed claim of CAPABILITY's self-test as a clause; empty if none fails.
 
-    In a Paddle that nobody has tried, functions in C++ may take other arguments and crash. There a
-    child runs the test. So does one on a device of a plug-in, of which nobody knows what it can do.
+    In an untested version of Paddle, C++ functions may take other arguments and crash, so a child
+    runs the test; likewise on a device of a plug-in, whose kernels are unknown.
     """
     test = _TESTS.get(capability)
     if test is None:
@@ -44,20 +44,20 @@ def failure(capability: str) -> str:
 
 
 def are_on_device() -> bool:
-    """Whether a child tests the device of this rank: hosts may have unlike ones."""
+    """Whether a child tests the device of this rank, which may differ from host to host."""
     paddle: Any = sys.modules["paddle"]
     return str(paddle.device.get_device()).partition(":")[0] not in ("cpu", "gpu")
 
 
-def _in_child(ask: Callable[[], str]) -> str:
-    """Return what ASK returns in a forked process, or how that process has ended."""
+def _in_child(test: Callable[[], str]) -> str:
+    """Return what TEST returns in a forked process, or how that process has ended."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         try:
             # Paddle prints a stack on a signal.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            os.write(writer, ask().encode() or b"\0")
+            os.write(writer, test().encode() or b"\0")
         finally:
             os._exit(0)
     os.close(writer)
@@ -73,29 +73,29 @@ def _in_child(ask: Callable[[], str]) -> str:
 
 
 def failure_at(capability: str, place: Any) -> str:
-    """Return what is not as CAPABILITY needs it with tensors at PLACE; empty if all is."""
+    """Return the first failed claim of CAPABILITY's self-test with tensors at PLACE, or nothing."""
     paddle: Any = sys.modules["paddle"]
-    what = "the self-test"
+    claim = "the self-test"
     try:
-        for what, holds in _TESTS[capability](paddle, place):
+        for claim, holds in _TESTS[capability](paddle, place):
             if not holds:
-                return f"it is not so that {what}"
+                return f"it is not so that {claim}"
     except Exception as error:
         text = str(error).strip().partition("\n")[0]
-        return f"the self-test fails after `{what}` ({type(error).__name__}: {text})"
+        return f"the self-test fails after `{claim}` ({type(error).__name__}: {text})"
     return ""
 
 
 def _leaf(paddle: Any, place: Any, numbers: list[Any]) -> Any:
-    """Return a parameter at PLACE, whose name leaves those of the script's as they are."""
+    """Return a parameter at PLACE, named so that the script's parameter names do not change."""
     values = paddle.to_tensor(numbers, dtype="float32", place=place)
     with paddle.utils.unique_name.guard():
         return paddle.base.framework.EagerParamBase.from_tensor(values, trainable=True)
 
 
 def _backward(paddle: Any, *parameters: Any) -> None:
-    """Run a backward that gives each of PARAMETERS twice its values as gradient."""
-    paddle.autograd.backward([(each * each).sum() for each in parameters])
+    """Run a backward that gives each of PARAMETERS a gradient of twice its values."""
+    paddle.autograd.backward([(parameter * parameter).sum() for parameter in parameters])
 
 
 def _reducer(paddle: Any, place: Any) -> Findings:
@@ -155,24 +155,27 @@ def _reducer(paddle: Any, place: Any) -> Findings:
         )
 
 
-def _numbers(*found: Any) -> list[float]:
-    return [float(number) for each in found for number in each.numpy().ravel()]
+def _numbers(*several: Any) -> list[float]:
+    return [float(number) for tensor in several for number in tensor.numpy().ravel()]
 
 
 def _merge(paddle: Any, place: Any) -> Findings:
-    one = _leaf(paddle, place, [1.0, 2.0])
-    _backward(paddle, one)
-    before = one.grad.inplace_version
+    parameter = _leaf(paddle, place, [1.0, 2.0])
+    _backward(paddle, parameter)
+    before = parameter.grad.inplace_version
     with paddle.no_grad():
-        one.grad.scale_(0.5)
-    yield "a write in place counts", one.grad.inplace_version != before
+        parameter.grad.scale_(0.5)
+    yield "a write in place counts", parameter.grad.inplace_version != before
     assigned = paddle.to_tensor([7.0, 8.0], place=place)
-    tensors.gradient_attribute().__set__(one, assigned)
-    yield "a gradient can be assigned", _numbers(one.grad) == [7.0, 8.0]
-    _backward(paddle, one)
-    yield "backward adds to it", _numbers(one.grad) == [9.0, 12.0]
-    one.clear_gradient()
-    yield "a gradient can be cleared", one.grad is None or _numbers(one.grad) == [0.0, 0.0]
+    tensors.gradient_attribute().__set__(parameter, assigned)
+    yield "a gradient can be assigned", _numbers(parameter.grad) == [7.0, 8.0]
+    _backward(paddle, parameter)
+    yield "backward adds to it", _numbers(parameter.grad) == [9.0, 12.0]
+    parameter.clear_gradient()
+    yield (
+        "a gradient can be cleared",
+        parameter.grad is None or _numbers(parameter.grad) == [0.0, 0.0],
+    )
 
 
 def _sparse(paddle: Any, place: Any) -> Findings:
@@ -192,7 +195,7 @@ def _sparse(paddle: Any, place: Any) -> Findings:
 
 
 def _static(paddle: Any, _place: Any) -> Findings:
-    # Programs are written where no tracer of dynamic graphs is.
+    # Programs are written while no tracer of dynamic graphs is active.
     with paddle.base.framework._dygraph_guard(None):
         yield from _rewritten(paddle.base.framework.Program())
 
@@ -225,5 +228,5 @@ _TESTS: dict[str, Callable[[Any, Any], Findings]] = {
     SPARSE: _sparse,
     STATIC: _static,
 }
-# Those whose tests need memory of the device that trains.
+# Those whose tests need memory of the training device.
 ON_DEVICE = (REDUCER, MERGE, SPARSE)

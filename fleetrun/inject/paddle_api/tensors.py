@@ -1,4 +1,4 @@
-"""Gradients by Paddle's private functions: views, hooks, sparse ones."""
+"""Accesses gradients by Paddle's private functions: views, hooks, sparse rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # align_size, its size_of_dtype, concated_shapes, concated_ranks.
 _COPIED: tuple[Any, ...] = (True, False, False, 0.0)
 _FROM_TENSORS: tuple[Any, ...] = (-1, [], [])
-# Where gradients begin in the memory of a device: a multiple of what CUDA and plug-ins ask for (64
-# to 512), and Paddle's own for a device that it does not know. It must be the same on all ranks.
+# The alignment of gradients on a device: a multiple of what CUDA and plug-ins need (64 to 512), and
+# Paddle's own for unknown devices. It must be the same on all ranks.
 _ALIGNMENT = 1024
 _STRIDES = "FLAGS_use_stride_kernel"
 
@@ -36,12 +36,12 @@ def states(tensors: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def is_trained(parameter: Any) -> bool:
-    """Whether PARAMETER gets gradients: its own, as what an operator has written has none."""
+    """Whether PARAMETER gets gradients of its own; the output of an operator gets none."""
     return not parameter.stop_gradient and bool(parameter.is_leaf)
 
 
 def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
-    """Call HOOK whenever the gradient of PARAMETER was accumulated, right after that."""
+    """Call HOOK right after each accumulation of the gradient of PARAMETER."""
     parameter._register_backward_hook(hook)
 
 
@@ -49,36 +49,36 @@ def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
     """Make gradients of PARAMETERS contiguous before they are accumulated; return the hooks."""
     if not _are_views_strided():
         return []
-    # No function of ours, which would cost more. Vectors are strided by hooks of scripts only.
+    # A C function costs less than one of ours. Only scripts' hooks make vectors strided.
     contiguous = tensor_class().contiguous
     return [parameter.register_hook(contiguous) for parameter in parameters if parameter.ndim > 1]
 
 
 def keep_additions_right(parameter: Any) -> None:
-    """Let gradients of PARAMETER be added to one that is there, whatever their layout."""
-    # Plug-ins add the bare memory, which mixes up one that is strided; CPUs look at the strides.
+    """Let gradients of PARAMETER be accumulated whatever their layout."""
+    # Plug-ins add bare memory, which is wrong for strided gradients; CPUs use the strides.
     if parameter.place.is_custom_place():
         make_contiguous([parameter])
 
 
 def _are_views_strided() -> bool:
-    """Whether the gradient of a view may be strided: vendors' plug-ins switch that off."""
+    """Whether the gradient of a view may be strided: vendors' plug-ins disable that."""
     paddle: Any = sys.modules["paddle"]
     return bool(paddle.get_flags([_STRIDES])[_STRIDES])
 
 
 def gradients(parameters: Sequence[Any]) -> list[Any]:
     """Return the gradient of each of PARAMETERS, None where there is none."""
-    found: list[Any] = _core().eager.get_all_grads(list(parameters))
-    for place, gradient in enumerate(found):
-        if gradient is None and parameters[place].stop_gradient:
-            # It is left out as long as the parameter is frozen, as by a GAN for a while.
-            found[place] = parameters[place]._grad_ivar()
-    return found
+    grads: list[Any] = _core().eager.get_all_grads(list(parameters))
+    for index, gradient in enumerate(grads):
+        if gradient is None and parameters[index].stop_gradient:
+            # Paddle omits it while the parameter is frozen, as GANs do for a while.
+            grads[index] = parameters[index]._grad_ivar()
+    return grads
 
 
 def set_gradient(parameter: Any, gradient: Any) -> None:
-    """Make a copy of GRADIENT that of PARAMETER; `parameter.grad =` is what scripts write."""
+    """Set the gradient of PARAMETER to a copy of GRADIENT, unnoticed by `parameter.grad =`."""
     parameter._set_grad_ivar(gradient)
 
 
@@ -93,7 +93,7 @@ def keep_memory(parameter: Any) -> None:
 
 
 def keep_all_memory(parameters: Sequence[Any]) -> None:
-    """Do so for each of PARAMETERS, without a call of ours for each."""
+    """Do the same for PARAMETERS without a Python call for each."""
     for parameter in parameters:
         parameter._unset_fake_empty()
 
@@ -104,7 +104,7 @@ def share_memory(source: Any, target: Any) -> None:
 
 
 def made_at(place: Any) -> AbstractContextManager[None]:
-    """Let tensors be made at PLACE: scripts may choose another device for a while."""
+    """Create tensors at PLACE, whatever device the script has chosen."""
     guard: AbstractContextManager[None] = sys.modules["paddle.base.framework"]._dygraph_place_guard(
         place
     )
@@ -120,13 +120,13 @@ def part(flat: Any, begin: int, end: int, shape: list[int]) -> Any:
 
 
 def coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
-    """Return a new flat tensor with copies of TENSORS, after the views of each.
+    """Return the views of a new flat tensor with copies of TENSORS, and the flat tensor.
 
-    On a device each begins where the device wants it. What lies between them is zero, so that sums
-    and casts of the flat tensor are those of TENSORS.
+    On a device the views are aligned. The gaps are zero, so that sums and casts of the flat tensor
+    equal those of TENSORS.
     """
     first = tensors[0]
-    # A CPU takes them anywhere.
+    # A CPU needs no alignment.
     is_aligned = not first.place.is_cpu_place()
     if not has_kernel("coalesce_tensor", first):
         return _concatenated(tensors, _ALIGNMENT if is_aligned else 1)
@@ -136,7 +136,7 @@ def coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
     )
     if is_aligned:
         begin, width = flat.data_ptr(), flat.element_size()
-        starts = [(each.data_ptr() - begin) // width for each in views]
+        starts = [(view.data_ptr() - begin) // width for view in views]
         for view, start, following in zip(views, starts, [*starts[1:], flat.size]):
             end = start + view.size
             if end < following:
@@ -145,7 +145,7 @@ def coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _concatenated(tensors: list[Any], alignment: int) -> tuple[list[Any], Any]:
-    """Do as `coalesced` where a device, or a dtype, has no such operator; ALIGNMENT is in bytes."""
+    """Do the same as `coalesced` without Paddle's operator; ALIGNMENT is in bytes."""
     paddle: Any = sys.modules["paddle"]
     places, pieces, end = [], [], 0
     for tensor in tensors:
@@ -158,7 +158,8 @@ def _concatenated(tensors: list[Any], alignment: int) -> tuple[list[Any], Any]:
             end += gap
     flat = paddle.concat(pieces)
     views = [
-        part(flat, place, place + each.size, each.shape) for place, each in zip(places, tensors)
+        part(flat, place, place + tensor.size, tensor.shape)
+        for place, tensor in zip(places, tensors)
     ]
     return views, flat
 
@@ -166,22 +167,22 @@ def _concatenated(tensors: list[Any], alignment: int) -> tuple[list[Any], Any]:
 def has_kernel(operator: str, tensor: Any) -> bool:
     """Whether Paddle has OPERATOR for the device and the dtype of TENSOR.
 
-    Without it Paddle may try the CPU's, with memory of the device, and crash.
+    Without it Paddle may run the CPU's on device memory and crash.
     """
     kind = str(tensor.place).partition("(")[2].rstrip(")").partition(":")[0]
     dtype = str(tensor.dtype).rpartition(".")[2]
     rows = _kernels().get(operator, ())
     return any(
         row[0].lower() == kind and row[-1] == dtype
-        for row in (each.strip("()").split(", ") for each in rows)
+        for row in (text.strip("()").split(", ") for text in rows)
     )
 
 
 @functools.cache
 def _kernels() -> dict[str, list[str]]:
     """Return, by operator, the kernels of Paddle: `(CPU, Undefined(AnyLayout), float32)`."""
-    found: dict[str, list[str]] = _core()._get_registered_phi_kernels("all")
-    return found
+    kernels: dict[str, list[str]] = _core()._get_registered_phi_kernels("all")
+    return kernels
 
 
 def gradient_attribute() -> Any:
@@ -201,9 +202,9 @@ def sparse_values(gradient: Any) -> Any:
 
 def set_sparse(gradient: Any, rows: list[int], values: Any) -> None:
     """Set the ROWS of a sparse GRADIENT and their VALUES, whose memory it takes."""
-    held = gradient.get_selected_rows()
-    held.set_rows(rows)
-    held.get_tensor()._share_data_with(values.get_tensor())
+    selected = gradient.get_selected_rows()
+    selected.set_rows(rows)
+    selected.get_tensor()._share_data_with(values.get_tensor())
 
 
 def new_sparse_gradient(parameter: Any) -> Any:

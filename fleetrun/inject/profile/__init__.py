@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _VARIABLE = "FLEETRUN_PROFILE"
-_WHAT = "the profile"
+_PROFILE = "the profile"
 
 
 def from_environment() -> Recorder | None:
-    """Return the recorder that the launcher asks for, as `FIRST-LAST:PATH`; None without one."""
+    """Return the recorder that the launcher requests as `FIRST-LAST:PATH`, or None."""
     steps, _, path = os.environ.get(_VARIABLE, "").partition(":")
     first, _, last = steps.partition("-")
     if not path or not first.isdigit() or not last.isdigit():
@@ -31,16 +31,16 @@ def from_environment() -> Recorder | None:
 
 
 def watch_updates(recorder: Recorder) -> None:
-    """Record each update of the optimizer; called before others who do something after updates."""
-    updates.before_update(lambda _: recorder.open("update"), _WHAT)
-    for after in (updates.on_update, updates.on_skipped):
-        after(lambda _source, _number: recorder.close("update"), _WHAT)
+    """Record each update of the optimizer; call this before other observers of updates register."""
+    updates.before_update(lambda _: recorder.open("update"), _PROFILE)
+    for observe in (updates.on_update, updates.on_skipped):
+        observe(lambda _source, _number: recorder.close("update"), _PROFILE)
 
 
 def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
-    """Record forwards, backwards, data loading and buckets of PADDLE, after all others."""
-    # What is between the update and this: comparing ranks, heartbeats.
-    updates.on_update(lambda _source, _number: recorder.end_step(), _WHAT)
+    """Record forwards, backwards, data loading and buckets of PADDLE; call this last."""
+    # Comparing ranks and heartbeats happen between the update and this.
+    updates.on_update(lambda _source, _number: recorder.end_step(), _PROFILE)
     if has_strategy:
         from . import bucket_spans
 
@@ -110,7 +110,7 @@ class _Batches:
 
 
 def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
-    """Record each run of a program of a static graph; it is a step if this COUNTS them.
+    """Record each run of a static program, as a step if COUNTS.
 
     A run without inputs and outputs is that of a startup program, and no step.
     """

@@ -1,6 +1,6 @@
-"""Records when each bucket of gradients is sent, flies, and is waited for.
+"""Records when each bucket of gradients is sent, in flight, and waited for.
 
-Our own reducer and communicators are wrapped from outside, so nobody else pays for it.
+Our reducer and communicators are wrapped from outside, so that only profiled jobs pay for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import allreduce_stages, communicators
 from ..dygraph import reducer
 from ..import_hooks import watch_method
+from ..paddle_api import tensors
 from .recorder import FLIGHT, TRAINING, WAIT, now
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
     from .recorder import Recorder
 
-# The track of collectives that are no bucket's.
+# The track of collectives that belong to no bucket.
 _OTHERS = 1000
 
 
 def watch(recorder: Recorder) -> None:
-    """Wrap the reducer, and what runs the stages of allreduces."""
+    """Wrap the reducer and what runs the stages of allreduces."""
     kind: Any = reducer.Reducer
     kind._send = _sending(kind._send, recorder)
     communicator: Any = communicators.Communicator
@@ -44,23 +45,23 @@ class _Flight:
     def __init__(self, tensor: Any, recorder: Recorder) -> None:
         self._recorder = recorder
         self._name, self._track = recorder.label or ("agreement", _OTHERS)
-        self._size = {"bytes": int(tensor.size) * int(tensor.element_size())}
+        self._size = {"bytes": tensors.nbytes(tensor)}
         self.begin: int | None = None
 
     def end(self) -> None:
-        """Record it."""
+        """Record the span."""
         begin = now() if self.begin is None else self.begin
         self._recorder.add(self._name, self._track, begin, details=self._size, kind=FLIGHT)
 
 
 def _sending(send: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
     @functools.wraps(send)
-    def _send(own: Any, number: int) -> None:
-        bucket = own.buckets[number]
+    def _send(self: Any, number: int) -> None:
+        bucket = self.buckets[number]
         recorder.label = (f"bucket {number}", number + 1)
         begin = now()
         try:
-            send(own, number)
+            send(self, number)
         finally:
             recorder.label = None
         if recorder.is_on:
@@ -73,7 +74,7 @@ def _sending(send: Callable[..., None], recorder: Recorder) -> Callable[..., Non
 
 
 class _TimedWork:
-    """A work under way; how long it is waited for is recorded."""
+    """A pending work; the time spent waiting for it is recorded."""
 
     def __init__(self, work: Any, name: str, recorder: Recorder) -> None:
         self._work = work
@@ -88,12 +89,12 @@ class _TimedWork:
 
 
 def _starting(all_reduce: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Record an allreduce that is done at once as time that was waited for it."""
+    """Record an allreduce that is done at once as time spent waiting."""
 
     @functools.wraps(all_reduce)
-    def timed(own: Any, *args: Any, **options: Any) -> Any:
+    def timed(self: Any, *args: Any, **options: Any) -> Any:
         begin = now()
-        work = all_reduce(own, *args, **options)
+        work = all_reduce(self, *args, **options)
         if work is None:
             name = recorder.label[0] if recorder.label else "agreement"
             recorder.add(f"wait for {name}", TRAINING, begin, kind=WAIT)
@@ -116,12 +117,12 @@ def _flying(run: Callable[..., None], recorder: Recorder) -> Callable[..., None]
 
 
 def _labelled(init: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
-    """Let the work of a thread know of which bucket it is, when it is submitted."""
+    """Let the work of a thread record its bucket when it is submitted."""
 
     @functools.wraps(init)
-    def __init__(own: Any, tensor: Any, *args: Any) -> None:
-        init(own, tensor, *args)
-        own.flight = _Flight(tensor, recorder)
+    def __init__(self: Any, tensor: Any, *args: Any) -> None:
+        init(self, tensor, *args)
+        self.flight = _Flight(tensor, recorder)
 
     return __init__
 
@@ -136,13 +137,13 @@ def _end(work: Any) -> None:
 
 
 def _submitted(submit: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Record when the host has waited for an allreduce: the device's own times are unknown."""
+    """Record when the host has waited for an allreduce; the device's own times are unknown."""
 
     @functools.wraps(submit)
-    def submitted(own: Any, tensor: Any, *args: Any) -> Any:
+    def submitted(self: Any, tensor: Any, *args: Any) -> Any:
         flight = _Flight(tensor, recorder)
         flight.begin = now()
-        return _Flown(submit(own, tensor, *args), flight)
+        return _Flown(submit(self, tensor, *args), flight)
 
     return submitted
 

@@ -1,4 +1,4 @@
-"""Spans of time of the steps that are asked for, written as a Chrome trace (for Perfetto, too)."""
+"""Records spans of the requested steps and writes them as a Chrome trace (also for Perfetto)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from .. import border
 
 SCHEMA = 1
-# Tracks: what the script's thread does, and from 1 on each bucket of gradients.
+# Tracks: the script's thread, and from 1 on each bucket of gradients.
 TRAINING = 0
-# What the training waits for, by the kind of span.
+# Kinds of spans: waiting for a collective, and a collective in flight.
 WAIT, FLIGHT = "wait", "flight"
 _NS_PER_US, _NS_PER_S = 1e3, 1e9
 
@@ -22,7 +22,7 @@ _watching = border.watching("the profile")
 
 
 class Span(NamedTuple):
-    """Something that took from `begin` to `end`, in nanoseconds of the steady clock."""
+    """A span from `begin` to `end`, in nanoseconds of the steady clock."""
 
     name: str
     track: int
@@ -52,12 +52,12 @@ class Recorder:
         self._steps: list[tuple[int, int]] = []
         self._began = now()
         self._opened: dict[str, int] = {}
-        # The programs that run, and whether a step has ended in them.
+        # The running programs, and whether a step has ended in one of them.
         self._programs = 0
         self._has_ended = False
-        # What collectives that begin now belong to: the name of a bucket and its track.
+        # The bucket of collectives that begin now: its name and track.
         self.label: tuple[str, int] | None = None
-        # Wall clock, so that traces of several ranks can be laid over each other.
+        # Wall clock, so that traces of several ranks can be overlaid.
         self._epoch_ns = time.time_ns() - now()
 
     @_watching
@@ -70,7 +70,7 @@ class Recorder:
         details: dict[str, Any] | None = None,
         kind: str = "",
     ) -> None:
-        """Record a span from BEGIN until now, if its step is wanted."""
+        """Record a span from BEGIN until now if its step is requested."""
         if self.is_on:
             self.spans.append(Span(name, track, begin, now(), details or {}, kind or name))
 
@@ -88,7 +88,7 @@ class Recorder:
 
     @_watching
     def begin_program(self) -> None:
-        """Know that a program of a static graph runs, in which a step may end."""
+        """Note that a static program runs, in which a step may end."""
         self._programs += 1
 
     @_watching
@@ -102,13 +102,13 @@ class Recorder:
 
     @_watching
     def end_step(self) -> None:
-        """Know that a step has ended; after the last one that is wanted, write the trace."""
+        """Note that a step has ended; after the last requested one, write the trace."""
         if self._programs:
             self._has_ended = True
             return
         at = now()
         if self.is_on:
-            # What the process did before its first step is none of it.
+            # Exclude what the process did before its first step.
             begin = self._began if self._steps or self._step > 1 else self._earliest(at)
             self._steps.append((begin, at))
         self._step += 1
@@ -122,7 +122,7 @@ class Recorder:
 
     @_watching
     def write(self) -> None:
-        """Write what was recorded, once; a failure is printed, and the training goes on."""
+        """Write the trace once; a failure is printed, and the training goes on."""
         if os.getpid() != self._pid or not self._path or not self._steps:
             return
         path, self._path, self.is_on = self._path, "", False
@@ -145,7 +145,7 @@ class Recorder:
         names[TRAINING] = "training"
         events = [
             _named("process_name", self._rank, 0, f"rank {self._rank}"),
-            *(_named("thread_name", self._rank, *each) for each in sorted(names.items())),
+            *(_named("thread_name", self._rank, *track) for track in sorted(names.items())),
             *map(self._event, [*self._step_spans(), *spans]),
         ]
         return {
@@ -178,15 +178,15 @@ class Recorder:
         }
 
 
-def _named(what: str, process: int, track: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}
+def _named(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}
 
 
 def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
-    """Return the seconds of each kind of span in a step, on average, and what was hidden.
+    """Return the mean seconds of each kind of span in a step, and the hidden share.
 
-    Hidden is the share of the time of collectives in which the training waited for none of them;
-    null where there were none. Waiting counts as `wait`, not as the backward that it is part of.
+    `hidden` is the share of the collectives' time in which the training waited for none of them,
+    null without collectives. Waiting counts as `wait`, not as part of the backward around it.
 
     >>> steps = [(0, 1000)]
     >>> spans = [
@@ -194,8 +194,8 @@ def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
     ...     Span("bucket 0", 1, 300, 500, {}, FLIGHT),
     ...     Span("wait for bucket 0", 0, 450, 500, {}, WAIT),
     ... ]
-    >>> found = summary(steps, spans)
-    >>> found["hidden"], round(found["seconds"]["backward"] * 1e9), found["steps"]
+    >>> result = summary(steps, spans)
+    >>> result["hidden"], round(result["seconds"]["backward"] * 1e9), result["steps"]
     (0.75, 450, 1)
     """
     totals: dict[str, int] = {}
@@ -219,23 +219,23 @@ def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
 
 
 def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
-def _overlap(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:
-    """Return how long both SOME and OTHERS last; neither overlaps with itself."""
+def _overlap(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> int:
+    """Return the total time in both lists of intervals, each disjoint and sorted."""
     total = place = 0
-    for begin, end in some:
-        while place < len(others) and others[place][1] <= begin:
+    for begin, end in first:
+        while place < len(second) and second[place][1] <= begin:
             place += 1
         at = place
-        while at < len(others) and others[at][0] < end:
-            total += min(end, others[at][1]) - max(begin, others[at][0])
+        while at < len(second) and second[at][0] < end:
+            total += min(end, second[at][1]) - max(begin, second[at][0])
             at += 1
     return total

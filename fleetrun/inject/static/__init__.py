@@ -1,7 +1,7 @@
-"""What the strategy asks for in static graphs: passes over the program.
+"""Implements the strategy in static graphs, by passes over the program.
 
 Fleet's `minimize` writes one allreduce for each gradient into the program, and our passes rewrite
-them right afterwards; what is counted as proof is the program that the executor then gets.
+them right afterwards. The evidence is counted in the program that the executor then gets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _META = "paddle.distributed.fleet.meta_optimizers"
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Wait for the modules that write and run static programs."""
+    """Patch the modules that write and run static programs once they are imported."""
     gradient_merge.install()
     refusals.explain_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
@@ -48,7 +48,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
 
 
 def _prepare(module: Any) -> None:
-    """Let Paddle leave the allreduces unfused, and skip passes that its build does not have."""
+    """Let Paddle leave the allreduces unfused, and skip passes that its build lacks."""
 
     def leave_unfused(optimizer: Any) -> None:
         if settings_view.rewrites():
@@ -70,7 +70,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *args, **kwargs)
         if loss.block.program in minimized:
-            # In one rank most programs survive it; merging, each would count the runs of both.
+            # One rank survives it with most programs; with merging, each counts the runs of both.
             merges = settings.is_on("gradient_merge")
             if merges or self.worker_num() > 1:
                 raise _refusal(refusals.second_minimize(), proof)
@@ -89,7 +89,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:
                 raise
             raise _refusal(text, proof) from error
         if newer:
-            # A Paddle that we do not know can do it; our passes cannot.
+            # An unknown Paddle can do it; our passes cannot.
             proof.note(newer)
             return result
         main = loss.block.program
@@ -111,7 +111,7 @@ def _refusal(text: str, proof: Evidence) -> RuntimeError:
 
 def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
     if gloo.is_used():
-        # Not before: Paddle counts these operators to find the places of its allreduces.
+        # Not earlier: Paddle counts these operators to find the places of its allreduces.
         program.remove(main, gloo.STREAMS)
         program.remove(startup, gloo.STREAMS)
     gradient_merge.settle(main, startup)

@@ -1,6 +1,6 @@
 """Keeps collectives in the same order on all ranks, on every backend.
 
-Paddle 2's executor does so by itself, Paddle 3's for the old names of operators only.
+Paddle 2's executor does so by itself, Paddle 3's only for the old names of operators.
 """
 
 from __future__ import annotations

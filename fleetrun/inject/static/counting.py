@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Expectation(NamedTuple):
-    """What is known of a program since it was rewritten."""
+    """What was known of a program when it was rewritten."""
 
     before: int
     ranks: int
@@ -38,12 +38,12 @@ _expected: weakref.WeakKeyDictionary[Any, Expectation] = weakref.WeakKeyDictiona
 
 
 def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:
-    """Keep for later that MAIN had BEFORE allreduces, and why no updates were MERGED."""
+    """Remember that MAIN had BEFORE allreduces, and why no updates were merged (MERGES)."""
     _expected[main] = Expectation(before, ranks, merges)
 
 
 def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
-    """Look at each program that an executor gets, and hear of each run."""
+    """Inspect each program that an executor gets, and count its runs."""
     watcher = Watcher(spec, proof)
     atexit.register(watcher.end)
     cache: Any = module._ExecutorCache
@@ -72,12 +72,12 @@ def _bare(main: Any) -> Any:
 
 
 def _merged_steps() -> int:
-    """Return how many runs make one update of a program that merges, whoever has it merge."""
+    """Return how many runs make one update of a merging program, whether ours or Paddle's."""
     return int((settings.effective("gradient_merge_configs") or {}).get("k_steps", 1))
 
 
 class _RunCount:
-    """How often a program with updates ran, and how many runs make one update."""
+    """The runs of a program with updates, and how many of them make one update."""
 
     def __init__(self, every: int) -> None:
         self.every = every
@@ -85,13 +85,13 @@ class _RunCount:
 
 
 class Watcher:
-    """Knows the programs that run, and how often each did."""
+    """Observes the running programs and counts their runs."""
 
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
         self._seen: weakref.WeakKeyDictionary[Any, _RunCount] = weakref.WeakKeyDictionary()
-        # All of them, whatever becomes of the programs.
+        # All counts, even of programs that are gone.
         self._rounds: list[_RunCount] = []
         # Whether fleet has made a program that runs.
         self._is_fleets = False
@@ -106,27 +106,27 @@ class Watcher:
             op.type == "conditional_block" and program.holds_updates(op)
             for op in running.global_block().ops
         )
-        seen = self._seen[main] = _RunCount(_merged_steps() if merges else 1)
-        self._rounds.append(seen)
+        count = self._seen[main] = _RunCount(_merged_steps() if merges else 1)
+        self._rounds.append(count)
         self._proof.graph = "static"
-        known = _expected.get(main)
-        if known is None:
-            # What does without fleet does without the strategy, and says nothing of it.
+        expectation = _expected.get(main)
+        if expectation is None:
+            # A program made without fleet does without the strategy, so it is not reported.
             if self._is_fleets:
                 return
-            known = Expectation(0, 1, "")
+            expectation = Expectation(0, 1, "")
         else:
             self._is_fleets = True
         if main in _expected:
-            reduction_report.report(running, known.before, known.ranks, self._proof)
+            reduction_report.report(running, expectation.before, expectation.ranks, self._proof)
         self._report_merging(running, merges=merges)
-        self._report_computation(running, known.merges)
+        self._report_computation(running, expectation.merges)
         for name, evidence, reason in meta_optimizers.look(running):
             self._knob(name, done=bool(evidence), evidence=evidence, reason=reason)
 
     @_watching
     def ran(self, main: Any) -> None:
-        """Hear that MAIN ran; every k-th time its parameters changed."""
+        """Count a run of MAIN; every k-th run updates its parameters."""
         if main is None:
             import paddle
 
@@ -134,11 +134,11 @@ class Watcher:
                 return
             main = paddle.static.default_main_program()
         main = _bare(main)
-        seen = self._seen.get(main)
-        if seen is None:
+        count = self._seen.get(main)
+        if count is None:
             return
-        seen.runs += 1
-        is_updated = seen.runs % seen.every == 0
+        count.runs += 1
+        is_updated = count.runs % count.every == 0
         if settings.effective_spec().merge_steps > 1:
             gradient_merge.ran(main, is_updated=is_updated)
         if is_updated:
@@ -146,21 +146,21 @@ class Watcher:
 
     @_watching
     def end(self) -> None:
-        """Record micro-steps that were merged and never applied."""
-        left = max((seen.runs % seen.every for seen in self._rounds), default=0)
+        """Note micro-steps that were merged and never applied."""
+        left = max((count.runs % count.every for count in self._rounds), default=0)
         if left:
             tail = self._spec.merge_tail
-            what = f"{plural(left, 'micro-step')} of a partial round"
-            text = f"{what} {'was' if left == 1 else 'were'} dropped (merge_tail={tail}"
+            steps = f"{plural(left, 'micro-step')} of a partial round"
+            text = f"{steps} {'was' if left == 1 else 'were'} dropped (merge_tail={tail}"
             if tail == "step":
                 text += ": a static graph cannot know that no more will come"
             self._proof.note(f"{text})")
             self._proof.write()
 
     def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
-        """Record whether what was asked for was DONE, if it was asked for and still holds.
+        """Record whether the field NAME was DONE, if it was requested and is still on.
 
-        Where only its details were asked for, the script has switched it on: these are told.
+        If only its details were requested, the script has enabled it: they are reported instead.
         """
         if not settings.is_on(name):
             return
@@ -190,13 +190,13 @@ class Watcher:
         )
 
     def _report_computation(self, running: Any, merges: str) -> None:
-        found = program.count(running)
+        counts = program.count(running)
         for name in fuse_operators.PASSES:
             if name not in fuse_operators.done and name not in fuse_operators.missing:
-                # Nobody has run it: `rest` says why.
+                # Not run: the launcher's own report says why.
                 continue
             fused = fuse_operators.done.get(name, {})
-            still = {kind: found[kind] for kind in fused if kind in found}
+            still = {kind: counts[kind] for kind in fused if kind in counts}
             self._knob(
                 name,
                 done=bool(still),

@@ -1,8 +1,8 @@
 """Packs the allreduces of gradients: one for each bucket, right after its last gradient.
 
-It runs while backward goes on, either by Paddle's operators or by a channel of ours (CPU). Paddle's
-operators take a buffer that `coalesce_tensor` copies the gradients into, so gradients that share
-memory with other tensors, as reshaped ones do, stay right.
+It runs during the backward, by Paddle's operators or by a channel of ours (CPU). Paddle's operators
+take a buffer into which `coalesce_tensor` copies the gradients, so gradients that share memory with
+other tensors, as reshaped ones do, stay right.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FUSED = "fleetrun_bucket"
 
 
 def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
-    """Rewrite the allreduces of MAIN as the strategy says."""
-    found = program.reductions(main)
-    if not found:
+    """Rewrite the allreduces of MAIN as the strategy requests."""
+    reductions = program.reductions(main)
+    if not reductions:
         return
-    for each in found:
-        kind = str(programs.variable(each.block, each.variable).type)
+    for reduction in reductions:
+        kind = str(programs.variable(reduction.block, reduction.variable).type)
         if "SELECTED_ROWS" in kind and gloo.is_used():
             text = (
-                f"Paddle's static graphs cannot sum the sparse gradient {each.variable} over "
+                f"Paddle's static graphs cannot sum the sparse gradient {reduction.variable} over "
                 "ranks on CPUs: make its Embedding with sparse=False."
             )
             proof.note(text)
@@ -38,26 +38,26 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
     communicators = rings.open_rings(startup, fleet, proof)
     turn = 0
     for block in main.blocks:
-        mine = [each for each in found if each.block is block]
-        turn = _pack_block(block, mine, communicators, turn)
+        in_block = [reduction for reduction in reductions if reduction.block is block]
+        turn = _pack_block(block, in_block, communicators, turn)
     programs.sync(main)
 
 
 def _pack_block(
     block: Any,
-    found: list[program.Reduction],
+    reductions: list[program.Reduction],
     communicators: list[rings.BucketRings],
     turn: int,
 ) -> int:
-    """Pack what is reduced in one BLOCK; the number of buckets so far goes in and out."""
+    """Pack the REDUCTIONS of BLOCK; return TURN, the buckets so far, plus the new ones."""
     dense = []
-    for each in found:
-        size = program.bytes_of(block, each.variable)
+    for reduction in reductions:
+        size = program.bytes_of(block, reduction.variable)
         if size is not None:
-            dense.append((each, size))
+            dense.append((reduction, size))
     sizes = [size for _, size in dense]
     limit = settings_view.limits(sizes)
-    kinds = [str(programs.variable(block, each.variable).dtype) for each, _ in dense]
+    kinds = [str(programs.variable(block, member.variable).dtype) for member, _ in dense]
     places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.number)
     buckets = []
     for place in places:
@@ -68,21 +68,21 @@ def _pack_block(
     tokens = (
         [None, *(channels.make_token(block) for _ in buckets)] if communicators[0].channel else []
     )
-    for each in sorted((each for each, _ in dense), key=lambda each: -each.place):
-        op_role = program.role(each.op)
-        original = each.op.type
-        programs.remove(block, each.place)
-        if each.place in by_end:
-            bucket, number = by_end[each.place]
+    for reduction in sorted((member for member, _ in dense), key=lambda member: -member.place):
+        op_role = program.role(reduction.op)
+        original = reduction.op.type
+        programs.remove(block, reduction.place)
+        if reduction.place in by_end:
+            bucket, number = by_end[reduction.place]
             communicator = communicators[number % len(communicators)]
             names = [member.variable for member in bucket]
             if communicator.channel is None:
-                _insert(block, each.place, names, communicator, original, op_role)
+                _insert(block, reduction.place, names, communicator, original, op_role)
                 continue
-            reader = _first_reader(block, each.place, names)
-            span = (each.place, each.place if settings_view.waits() else reader)
+            reader = _first_reader(block, reduction.place, names)
+            span = (reduction.place, reduction.place if settings_view.waits() else reader)
             gradients = [programs.variable(block, name) for name in names]
-            carried = [channels.BucketMember(each, math.prod(each.shape)) for each in gradients]
+            carried = [channels.BucketMember(grad, math.prod(grad.shape)) for grad in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])
             channels.insert(
                 block, span, carried, communicator.channel, tokens=passed, op_role=op_role
@@ -91,9 +91,9 @@ def _pack_block(
 
 
 def _first_reader(block: Any, start: int, names: list[str]) -> int:
-    """Return the place of the first operator from START on that may touch one of NAMES."""
+    """Return the index of the first operator from START on that may touch one of NAMES."""
     for index, op in enumerate(block.ops[start:], start):
-        # What runs in a block of its own may read whatever there is.
+        # An operator with a block of its own may read anything.
         if op.has_attr("sub_block") or not {*op.input_arg_names, *op.output_arg_names}.isdisjoint(
             names
         ):
@@ -105,7 +105,7 @@ def _split_where_read(
     block: Any,
     members: list[program.Reduction],
 ) -> list[list[program.Reduction]]:
-    """Take those out of a bucket that are touched before the bucket is full."""
+    """Remove members that are touched before the bucket is full, and reduce them alone."""
     last = members[-1].place
     indexes = {member.place for member in members}
     alone: list[program.Reduction] = []

@@ -1,4 +1,4 @@
-"""Runs those of Paddle's fusion passes that this build has; records which are missing."""
+"""Runs Paddle's fusion passes that this build has, and records which are missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSES = {
     "sync_batch_norm": "sync_batch_norm_pass",
     "cache_runtime_context": "runtime_context_cache_pass",
 }
-# Their operators have no other kernels; builds for GPUs have the passes on CPUs, too.
+# Their operators have kernels for GPUs only; builds for GPUs have the passes on CPUs, too.
 _ON_GPUS = ("fuse_gemm_epilogue", "enable_auto_fusion")
 NOTHING = "Paddle's pass found nothing to fuse in this program"
 _SUMS = "fuse_elewise_add_act_ops"
@@ -34,7 +34,7 @@ _MISREAD = (
 _ACTIVATIONS = ("relu", "scale", "tanh", "sigmoid", "gelu")
 # Why a pass was not run.
 missing: dict[str, str] = {}
-# The types of operators that a pass has put into the program.
+# The types of operators that a pass has added to the program.
 done: dict[str, dict[str, int]] = {}
 
 
@@ -51,9 +51,9 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
         from paddle import device
         from paddle.base import core
 
-        wanted = build_strategy._copy()
+        strategy = build_strategy._copy()
         for name, passed in PASSES.items():
-            if not getattr(wanted, name, False):
+            if not getattr(strategy, name, False):
                 continue
             try:
                 core.get_pass(passed)
@@ -63,29 +63,29 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
             if is_for_gpus and device_kind() != "gpu":
                 missing[name] = "Paddle has it for GPUs only"
             if name in missing:
-                setattr(wanted, name, False)
-        if getattr(wanted, _SUMS, False) and _is_misread(main):
+                setattr(strategy, name, False)
+        if getattr(strategy, _SUMS, False) and _is_misread(main):
             missing[_SUMS] = _MISREAD
-            setattr(wanted, _SUMS, False)
-        asked = [name for name in PASSES if getattr(wanted, name, False)]
+            setattr(strategy, _SUMS, False)
+        enabled = [name for name in PASSES if getattr(strategy, name, False)]
         result = None
         # One at a time, to know what each of them changed.
-        for name in asked:
-            for other in asked:
-                setattr(wanted, other, other == name)
+        for name in enabled:
+            for candidate in enabled:
+                setattr(strategy, candidate, candidate == name)
             before = program.count(main)
-            result = apply(main, startup, wanted, attrs)
+            result = apply(main, startup, strategy, attrs)
             after = program.count(main)
             done[name] = {
                 kind: number for kind, number in after.items() if number > before.get(kind, 0)
             }
-        return result if asked else apply(main, startup, wanted, attrs)
+        return result if enabled else apply(main, startup, strategy, attrs)
 
     return apply_build_strategy
 
 
 def _is_misread(main: Any) -> bool:
-    """Whether MAIN has a sum beside an activation that the fused operator would get wrong.
+    """Whether the fused operator would get a sum beside an activation of MAIN wrong.
 
     Seen on CPUs in 2.6.2 and 3.3.1: NaN after a step, on all ranks alike and without an error.
     """
@@ -106,10 +106,10 @@ def _is_misread(main: Any) -> bool:
 
 
 def is_spread(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether SECOND, the shape of what is added to FIRST, has an extent of 1 where FIRST has more.
+    """Whether SECOND, a shape added to FIRST, has an extent of 1 where FIRST has more.
 
     >>> is_spread([-1, 8, 4, 4], [1, 8, 1, 1]), is_spread([-1, 8], [1]), is_spread([2, 3], [2, 3])
     (True, False, False)
     """
-    beside = first[len(first) - len(second) :]
-    return len(second) > 1 and any(one == 1 != other for one, other in zip(second, beside))
+    aligned = first[len(first) - len(second) :]
+    return len(second) > 1 and any(extent == 1 != wider for extent, wider in zip(second, aligned))

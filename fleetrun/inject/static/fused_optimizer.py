@@ -7,7 +7,7 @@ from typing import Any
 from ..paddle_api import programs
 from . import program
 
-# An operator with an input that the merged kernel does not have is left alone.
+# An operator with an input that the merged kernel lacks is left alone.
 _KINDS = {
     "momentum": (
         ("Param", "Grad", "Velocity", "LearningRate", "MasterParam"),
@@ -33,7 +33,7 @@ MERGED = tuple(f"merged_{kind}" for kind in _KINDS)
 
 
 def run(main: Any) -> str:
-    """Merge what shares its settings; return why nothing could be, or an empty string."""
+    """Merge updates that share their settings; return why none could be, or an empty string."""
     done = 0
     for block in main.blocks:
         done += sum(_merge(block, group) for group in reversed(_groups(block)))
@@ -45,21 +45,21 @@ def run(main: Any) -> str:
 
 
 def _groups(block: Any) -> list[list[int]]:
-    """Return the indexes of operators that may become one, group by group."""
+    """Return groups of indexes of operators that may be merged."""
     groups: list[list[int]] = []
     key: object = None
     touched: set[str] = set()
     for index, op in enumerate(block.ops):
-        mine = _key(block, op)
+        op_key = _key(block, op)
         names = {*op.input_arg_names, *op.output_arg_names}
-        if mine is None:
-            # The group is carried out at its last operator's place; nobody may ask before.
+        if op_key is None:
+            # A group runs at its last operator's place; nothing may touch its variables earlier.
             if touched & names:
                 key = None
             continue
-        if mine != key:
+        if op_key != key:
             groups.append([])
-            key, touched = mine, set()
+            key, touched = op_key, set()
         groups[-1].append(index)
         touched |= names - set(op.input("LearningRate"))
     return [group for group in groups if len(group) > 1]
@@ -76,16 +76,16 @@ def _key(block: Any, op: Any) -> object:
         return None
     dtypes = [str(programs.variable(block, op.input(name)[0]).dtype) for name in ("Param", "Grad")]
     if any(_is_bfloat16(dtype) for dtype in dtypes):
-        # Not each Paddle has such a kernel (2.6.2 has none of merged_momentum): it would stop.
+        # Some versions lack such a kernel (2.6.2's merged_momentum) and would stop.
         return None
     values = [op.attr(name) for name in settings if op.has_attr(name)]
     return (op.type, sorted(used), op.input("LearningRate"), dtypes, values, program.role(op))
 
 
 def _is_bfloat16(dtype: str) -> bool:
-    """Whether DTYPE is called so by Paddle.
+    """Whether DTYPE is Paddle's name for bfloat16.
 
-    >>> [_is_bfloat16(each) for each in ("VarType.BF16", "paddle.bfloat16", "VarType.FP16")]
+    >>> [_is_bfloat16(name) for name in ("VarType.BF16", "paddle.bfloat16", "VarType.FP16")]
     [True, True, False]
     """
     return dtype.lower().rpartition(".")[2] in ("bf16", "bfloat16")

@@ -25,7 +25,7 @@ _COUNTERS = ("gradient_merge_step", "gradient_merge_k", "gradient_merge_zero")
 
 
 class _SinceStep:
-    """What was run since a scheduler was stepped."""
+    """The runs since a scheduler was last stepped."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -37,8 +37,8 @@ _TWO_PROGRAMS = (
     " that are merged while the other changes these parameters: use the strategy without"
     " gradient_merge, or minimize each loss for parameters of its own."
 )
-# The programs whose round is not complete, each with the id of its scope; those of which another
-# one has changed parameters; and the parameters that each updates, as far as they were asked for.
+# The programs whose round is incomplete, each with the id of its scope; those whose parameters
+# another one has changed meanwhile; and the parameters that each updates, as far as known.
 _merging: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _changed: weakref.WeakSet[Any] = weakref.WeakSet()
 _updated: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
@@ -46,16 +46,16 @@ _since_step: weakref.WeakKeyDictionary[Any, _SinceStep] = weakref.WeakKeyDiction
 
 
 def install() -> None:
-    """Wait for the schedulers, and for what writes the merging."""
+    """Patch the schedulers and Paddle's gradient merge once they are imported."""
     after_import("paddle.optimizer.lr", _watch)
     after_import("paddle.incubate.optimizer.gradient_merge", _take_parameters)
 
 
 def _take_parameters(module: Any) -> None:
-    """Let a loss be minimized for some parameters only: those of one model of a GAN."""
+    """Let a loss be minimized for some parameters only, such as one model of a GAN."""
     signature = inspect.signature(module.GradientMergeOptimizer.backward)
 
-    # Optimizers take the same parameters in this order, by other names.
+    # Optimizers take the same parameters in this order, under other names.
     def backward(self: Any, *args: Any, **options: Any) -> Any:
         bound = signature.bind(self, *args, **options)
         bound.apply_defaults()
@@ -65,7 +65,7 @@ def _take_parameters(module: Any) -> None:
 
 
 def ran(main: Any, *, is_updated: bool) -> None:
-    """Hear that MAIN, which merges, ran, and whether it updated its parameters.
+    """Record that MAIN, which merges, ran, and whether it updated its parameters.
 
     Raises Disproved if another program has updated them since its round began.
     """
@@ -76,9 +76,9 @@ def ran(main: Any, *, is_updated: bool) -> None:
     scope = id(paddle.static.global_scope())
     if is_updated:
         _merging.pop(main, None)
-        for other in [each for each, other_scope in _merging.items() if other_scope == scope]:
-            if not _updated_by(main).isdisjoint(_updated_by(other)):
-                _changed.add(other)
+        for merging in [program for program, merging_in in _merging.items() if merging_in == scope]:
+            if not _updated_by(main).isdisjoint(_updated_by(merging)):
+                _changed.add(merging)
     else:
         _merging[main] = scope
     scheduler = getattr(main, "lr_scheduler", None)
@@ -89,7 +89,7 @@ def ran(main: Any, *, is_updated: bool) -> None:
 
 
 def _updated_by(main: Any) -> frozenset[str]:
-    """Name the parameters that MAIN updates."""
+    """Return the names of the parameters that MAIN updates."""
     if main not in _updated:
         _updated[main] = frozenset(
             name for op in program.updates(main) for name in op.input("Param")
@@ -98,18 +98,18 @@ def _updated_by(main: Any) -> frozenset[str]:
 
 
 def settle(main: Any, startup: Any) -> None:
-    """Give MAIN a counter of its own, if it merges."""
+    """Give MAIN a counter of its own if it merges."""
     block = main.global_block()
     if not block.has_var(_COUNTERS[0]):
         return
     from paddle.utils import unique_name
 
     for name in _COUNTERS:
-        # The generator's own numbers may begin anew for each program.
+        # The generator may start over for each program.
         own = unique_name.generate(f"{name}_{id(main)}")
-        for each in (main, startup):
-            programs.rename(each.global_block(), name, own)
-            programs.sync(each)
+        for renamed in (main, startup):
+            programs.rename(renamed.global_block(), name, own)
+            programs.sync(renamed)
 
 
 def _watch(module: Any) -> None:
@@ -126,7 +126,7 @@ def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
         if since is not None:
             is_with_run = since.runs == 1
             since.runs = 0
-            # The argument of others is the epoch that they are to be in, whatever was before.
+            # The argument of other schedulers is an absolute epoch.
             is_relative = not args or type(self).__name__ == "ReduceOnPlateau"
             if is_with_run and not since.is_updated and is_relative and "epoch" not in kwargs:
                 return None

@@ -1,4 +1,4 @@
-"""Makes functions of Paddle 3 that its static fleet calls work on programs of the legacy IR.
+"""Makes Paddle 3 functions that its static fleet calls work on programs of the legacy IR.
 
 Static fleet of 3.3.1 supports the legacy IR only. Some functions that its optimizers call
 (clipping, amp, LocalSGD) support only the new IR (PIR). While fleet minimizes, these functions
@@ -33,13 +33,13 @@ def functions() -> Iterator[None]:
     if paddle.__version__.startswith("2."):
         yield
         return
-    kept = {name: getattr(paddle, name) for name in _OPERATORS}
-    for name, function in kept.items():
+    originals = {name: getattr(paddle, name) for name in _OPERATORS}
+    for name, function in originals.items():
         setattr(paddle, name, _writing(function, *_OPERATORS[name]))
     try:
         yield
     finally:
-        for name, function in kept.items():
+        for name, function in originals.items():
             setattr(paddle, name, function)
 
 
@@ -50,7 +50,7 @@ def _writing(function: Callable[..., Any], kind: str, attrs: dict[str, Any]) -> 
         operands = dict(zip(("x", "y"), args), **kwargs)
         legacy = paddle.base.framework.Variable
         if not all(isinstance(operand, legacy) for operand in operands.values()):
-            # Not for us, or a wrong call: the function itself reports that.
+            # Not ours, or a wrong call, which the function itself reports.
             return function(*args, **kwargs)
         writer = paddle.base.layer_helper.LayerHelper(kind)
         out = writer.create_variable_for_type_inference(dtype=operands["x"].dtype)

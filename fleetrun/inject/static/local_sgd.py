@@ -11,9 +11,9 @@ _LOSS_GRADIENT = 257
 
 
 def run(main: Any, ranks: int) -> None:
-    """Take the sums of gradients out of MAIN, and what divides the loss by the number of RANKS.
+    """Remove from MAIN the sums of gradients, and the division of the loss by the number of RANKS.
 
-    What averages the parameters is in blocks that run on some steps only.
+    The operators that average the parameters are in blocks that run on some steps only.
     """
     block = main.global_block()
     losses = {

@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _SHARDS = ("c_broadcast", "broadcast", "c_reduce_sum", "reduce")
-# Paddle's numbers for types of 16 bits, in attributes of operators.
+# Paddle's numbers for 16-bit types in attributes of operators.
 FLOAT16, _BFLOAT16 = 4, 22
 _NOT_APPLIED = "Paddle has not applied it to the program"
 
 
 def look(running: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield each field of Paddle's meta optimizers, what was counted, and why if nothing was."""
-    found = program.count(running)
+    """Yield each field of Paddle's meta optimizers, its evidence, or why it has none."""
+    counts = program.count(running)
     for name, (count, reason) in _COUNTS.items():
-        evidence = count(running, found)
-        yield name, evidence, "" if evidence else reason(running, found)
+        evidence = count(running, counts)
+        yield name, evidence, "" if evidence else reason(running, counts)
 
 
 def _named(*kinds: str) -> Callable[[Any, dict[str, int]], str]:
-    def count(_running: Any, found: dict[str, int]) -> str:
-        return ", ".join(f"{found[kind]} {kind}" for kind in kinds if kind in found)
+    def count(_running: Any, counts: dict[str, int]) -> str:
+        return ", ".join(f"{counts[kind]} {kind}" for kind in kinds if kind in counts)
 
     return count
 
@@ -38,24 +38,24 @@ def casts(running: Any, *kinds: int) -> int:
     )
 
 
-def _casts(running: Any, found: dict[str, int]) -> str:
+def _casts(running: Any, counts: dict[str, int]) -> str:
     number = casts(running, FLOAT16, _BFLOAT16)
-    checks = found.get("check_finite_and_unscale", 0)
+    checks = counts.get("check_finite_and_unscale", 0)
     return f"{number} casts to 16 bits, {checks} check_finite_and_unscale" if number else ""
 
 
-def _no_casts(_running: Any, found: dict[str, int]) -> str:
-    if "check_finite_and_unscale" not in found:
+def _no_casts(_running: Any, counts: dict[str, int]) -> str:
+    if "check_finite_and_unscale" not in counts:
         return _NOT_APPLIED
     return "Paddle only scales the loss here, and computes in 32 bits"
 
 
 def _again(running: Any, _found: dict[str, int]) -> str:
-    again = sum(
+    recomputed = sum(
         any(".subprog_" in name for name in op.output_arg_names)
         for op in running.global_block().ops
     )
-    return f"{again} operators are recomputed in the backward pass" if again else ""
+    return f"{recomputed} operators are recomputed in the backward pass" if recomputed else ""
 
 
 def _no_checkpoints(_running: Any, _found: dict[str, int]) -> str:
@@ -65,28 +65,28 @@ def _no_checkpoints(_running: Any, _found: dict[str, int]) -> str:
 
 
 def _averages(running: Any, _found: dict[str, int]) -> str:
-    first, *others = running.blocks
+    first, *inner = running.blocks
     if any(
         op.type in program.ALLREDUCES and program.role(op) & program.BACKWARD for op in first.ops
     ):
         return ""
-    moved = sum(op.type in program.ALLREDUCES for block in others for op in block.ops)
+    moved = sum(op.type in program.ALLREDUCES for block in inner for op in block.ops)
     blocks = sum(op.type == "conditional_block" for op in first.ops)
     if not moved or not blocks:
         return ""
     return f"{moved} allreduces are in blocks that some steps run only; none of them sums gradients"
 
 
-def _still_sums(_running: Any, found: dict[str, int]) -> str:
-    if "conditional_block" not in found:
+def _still_sums(_running: Any, counts: dict[str, int]) -> str:
+    if "conditional_block" not in counts:
         return "Paddle does it for Momentum and SGD only, and has not put it into the program"
     return "gradients are summed at each step nevertheless"
 
 
 def _only_for(kinds: str) -> Callable[[Any, dict[str, int]], str]:
     def reason(running: Any, _found: dict[str, int]) -> str:
-        here = ", ".join(sorted({op.type for op in program.updates(running)}))
-        return f"Paddle replaces {kinds} only; here: {here}"
+        present = ", ".join(sorted({op.type for op in program.updates(running)}))
+        return f"Paddle replaces {kinds} only; here: {present}"
 
     return reason
 

@@ -42,12 +42,12 @@ def reductions(program: Any) -> list[Reduction]:
 
 
 def role(op: Any) -> int:
-    """Return the bits that say what the operator OP is for."""
+    """Return the role bits of the operator OP."""
     return int(op.attr("op_role")) if op.has_attr("op_role") else 0
 
 
 def updates(program: Any) -> list[Any]:
-    """Find the operators that change parameters by their gradients."""
+    """Find the operators that update parameters by their gradients."""
     return [
         op
         for op in operators(program)
@@ -56,11 +56,11 @@ def updates(program: Any) -> list[Any]:
 
 
 def has_updates(program: Any) -> bool:
-    """Whether PROGRAM, of the new representation (PIR) or the old one, changes parameters."""
+    """Whether PROGRAM, in the new representation (PIR) or the old one, updates parameters."""
     ops = program.global_block().ops
     if ops and hasattr(ops[0], "get_input_names"):
         return any(
-            # Others may have no names of inputs, and raise; what changes its input ends so.
+            # Other operators may lack input names and raise; in-place ones end with `_`.
             op.name().endswith("_") and {"param", "grad"} <= set(op.get_input_names())
             for op in ops
         )
@@ -68,27 +68,27 @@ def has_updates(program: Any) -> bool:
 
 
 def written_by_forward(program: Any) -> set[str]:
-    """Name the variables that operators of the forward compute; what they send is no such thing."""
+    """Return the names of variables that forward operators compute, not those that they send."""
     return {
         name
         for op in operators(program)
         if op.has_attr("op_role")
         and not role(op) & (BACKWARD | OPTIMIZE)
         and not op.has_attr("ring_id")
-        # It has the forward's role, and all parameters among what it writes.
+        # It has the forward's role and writes all parameters.
         and not (op.type == "conditional_block" and holds_updates(op))
         for name in op.output_arg_names
     }
 
 
 def holds_updates(op: Any) -> bool:
-    """Whether the block that the operator OP runs on some steps only updates parameters."""
+    """Whether the block that the operator OP runs on some steps updates parameters."""
     block = programs.inner_block(op)
-    return any({"Param", "Grad"} <= set(each.input_names) for each in block.ops)
+    return any({"Param", "Grad"} <= set(inner.input_names) for inner in block.ops)
 
 
 def bytes_of(block: Any, name: str) -> int | None:
-    """Return the size of the dense variable NAME; None if it is sparse or not known yet."""
+    """Return the size of the dense variable NAME in bytes; None if it is sparse or unknown yet."""
     variable = programs.variable(block, name)
     try:
         shape = variable.shape
@@ -110,7 +110,7 @@ def count(program: Any) -> dict[str, int]:
 
 
 def remove(program: Any, types: tuple[str, ...]) -> None:
-    """Take all operators of TYPES out of the program."""
+    """Remove all operators of TYPES from PROGRAM."""
     for block in program.blocks:
         for index in reversed(range(len(block.ops))):
             if block.ops[index].type in types:

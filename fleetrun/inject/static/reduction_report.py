@@ -1,4 +1,4 @@
-"""Reports how the gradients of the running program are reduced, as counted in it."""
+"""Reports how the running program reduces gradients, as counted in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rings import has_communicator_for_each_ring
 if TYPE_CHECKING:
     from ..evidence import Evidence
 
-# Whether an allreduce is in the stream of the computation; operators of Paddle 3 do not say it.
+# Whether an allreduce is in the computation's stream; operators of Paddle 3 do not tell.
 _STREAM = "use_calc_stream"
 _GLOO_WAITS = "Paddle's operators wait for gloo at each allreduce"
 _SEVERAL = "nccl_comm_num above 1 lets the computation go on"
@@ -22,7 +22,7 @@ _PARTS = ("c_reduce_sum", "reduce", "c_broadcast", "broadcast")
 
 
 class CountedBucket(NamedTuple):
-    """What one allreduce carries, and the rings that it is spread over."""
+    """The gradients and bytes of one allreduce, and the rings that it is spread over."""
 
     gradients: int
     size: int
@@ -30,7 +30,7 @@ class CountedBucket(NamedTuple):
 
 
 def buckets(running: Any) -> list[CountedBucket]:
-    """Read the allreduces of gradients, each variable once, in the order of the program."""
+    """Return the allreduces of gradients, each variable once, in the order of the program."""
     inside: dict[str, list[int]] = {}
     rings: dict[str, list[int]] = {}
     for block in running.blocks:
@@ -55,33 +55,33 @@ def buckets(running: Any) -> list[CountedBucket]:
 
 
 def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
-    """Put what was counted in RUNNING into the proof, knob by knob."""
-    found = buckets(running)
-    if ranks < 2 or not found:  # a lone rank
+    """Report what was counted in RUNNING, field by field."""
+    counted = buckets(running)
+    if ranks < 2 or not counted:  # a lone rank
         return
-    sizes = [bucket.size for bucket in found]
-    gradients = sum(bucket.gradients for bucket in found)
-    rings = sorted({ring for bucket in found for ring in bucket.rings})
-    turns = len({bucket.rings for bucket in found})
+    sizes = [bucket.size for bucket in counted]
+    gradients = sum(bucket.gradients for bucket in counted)
+    rings = sorted({ring for bucket in counted for ring in bucket.rings})
+    turns = len({bucket.rings for bucket in counted})
     proof.counts.update(
         gradients=gradients,
         allreduces_before=before,
-        allreduces=len(found),
+        allreduces=len(counted),
         bucket_bytes=sizes,
         communicators=turns,
         rings=rings,
     )
     largest = max(sizes)
     packed = (
-        f"{plural(gradients, 'gradient')} in {plural(len(found), 'allreduce')};"
+        f"{plural(gradients, 'gradient')} in {plural(len(counted), 'allreduce')};"
         f" largest {largest / MEBIBYTE:.3g} MB"
     )
     limit = settings_view.limits(sizes)
-    most = max(bucket.gradients for bucket in found)
-    fused = len(found) < gradients
+    most = max(bucket.gradients for bucket in counted)
+    fused = len(counted) < gradients
     alone = most == 1
     # Paddle sends each gradient by itself.
-    is_moot = alone and len(found) == before
+    is_moot = alone and len(counted) == before
     _report(
         proof,
         "fuse_all_reduce_ops",
@@ -93,7 +93,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     off = "fuse_all_reduce_ops is off"
     if settings.effective("fuse_grad_size_in_MB") is not None:
         fits = limit.size is not None and all(
-            bucket.size <= limit.size or bucket.gradients == 1 for bucket in found
+            bucket.size <= limit.size or bucket.gradients == 1 for bucket in counted
         )
         in_effect = settings.effective("fuse_grad_size_in_MB")
         text = packed
@@ -121,21 +121,21 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
                 evidence=f"{packed}; at most {most} gradients in one",
                 reason=off,
             )
-    _report_rings(proof, found, turns, rings, ranks)
+    _report_rings(proof, counted, turns, rings, ranks)
     _report_waiting(running, proof)
 
 
 def _report_rings(
-    proof: Evidence, found: list[CountedBucket], turns: int, rings: list[int], ranks: int
+    proof: Evidence, counted: list[CountedBucket], turns: int, rings: list[int], ranks: int
 ) -> None:
-    asked = settings_view.rings()
+    requested = settings_view.rings()
     _report(
         proof,
         "nccl_comm_num",
-        holds=turns == asked,
+        holds=turns == requested,
         is_moot=turns == 1,
         evidence=(
-            f"{plural(len(found), 'allreduce')}{' in turn' if turns > 1 else ''} over"
+            f"{plural(len(counted), 'allreduce')}{' in turn' if turns > 1 else ''} over"
             f" {plural(turns, 'communicator')} (rings {rings})"
         ),
         reason=(
@@ -147,8 +147,8 @@ def _report_rings(
     )
     groups = proof.counts.get("groups")
     levels = bool(groups)
-    asked_levels = settings.effective("use_hierarchical_allreduce")
-    if asked_levels == "auto":
+    requested_levels = settings.effective("use_hierarchical_allreduce")
+    if requested_levels == "auto":
         proof.knob(
             "use_hierarchical_allreduce",
             NO_DIFFERENCE,
@@ -156,7 +156,7 @@ def _report_rings(
             evidence="every allreduce is among all ranks",
             reason="auto: off in static graphs: only dynamic ones measure what two levels gain",
         )
-    elif asked_levels:
+    elif requested_levels:
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
             _report(
                 proof,
@@ -199,7 +199,7 @@ def _report_waiting(running: Any, proof: Evidence) -> None:
 
 
 def _report_stream(running: Any, name: str, proof: Evidence) -> None:
-    """Record whether the allreduces are in the computation's stream, or not, as NAME asks."""
+    """Report whether the allreduces are in the computation's stream, as the field NAME requests."""
     inside = [
         bool(op.attr(_STREAM))
         for op in program.operators(running)
@@ -210,7 +210,7 @@ def _report_stream(running: Any, name: str, proof: Evidence) -> None:
     _report(
         proof,
         name,
-        holds=bool(inside) and all(each is value for each in inside),
+        holds=bool(inside) and all(is_inside is value for is_inside in inside),
         evidence=counted,
         reason=counted if inside else "Paddle does not report the stream of this allreduce",
     )
@@ -226,7 +226,7 @@ def _report(
     in_effect: Any = None,
     is_moot: bool = False,
 ) -> None:
-    """Report the field NAME if it was asked for; IS_MOOT: the job would be the same without it."""
+    """Report the field NAME if it was requested; IS_MOOT: the job would be the same without it."""
     value = settings.effective(name)
     if value is None or (
         value is False and proof.known(name, value).get("status") == NO_DIFFERENCE

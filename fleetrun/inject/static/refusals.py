@@ -1,7 +1,7 @@
-"""What Paddle stops at when it builds a static program, in a sentence that says what to do.
+"""Explains where Paddle stops while it builds a static program, and what to do.
 
-We do not set FLAGS_enable_pir_api=0 ourselves: it counts when Paddle is imported, when nobody knows
-yet whether the script is static, and it changes `paddle.jit.to_static` in those that are not.
+We do not set FLAGS_enable_pir_api=0 ourselves: it takes effect when Paddle is imported, before
+it is known whether the script is static, and it changes `paddle.jit.to_static` in other scripts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PIR = (
 
 
 class KnownError(NamedTuple):
-    """Which of these fields are to blame when Paddle's error has TEXT in it, and what to say."""
+    """An error of Paddle's that contains TEXT, the fields that may cause it, and an explanation."""
 
     text: str
     fields: tuple[str, ...]
@@ -62,14 +62,14 @@ _STOPS = (
 
 
 def needs_older_programs() -> str:
-    """Return what to say where Paddle builds programs that its fleet cannot work with."""
+    """Return the explanation if Paddle builds programs that its fleet cannot handle, or nothing."""
     paddle: Any = sys.modules["paddle"]
     in_pir_mode = getattr(paddle.framework, "in_pir_mode", bool)
     return PIR.format(version=paddle.__version__) if in_pir_mode() else ""
 
 
 def unsupported_device(ranks: int) -> str:
-    """Return what to say of a program that so many RANKS train on devices of a plug-in."""
+    """Return the explanation if RANKS train a static program on plug-in devices, or nothing."""
     paddle: Any = sys.modules["paddle"]
     kind = device_kind()
     if ranks < 2 or kind in ("cpu", "gpu", "xpu", "") or parameter_servers.are_used():
@@ -78,9 +78,9 @@ def unsupported_device(ranks: int) -> str:
 
 
 def only_for_gpus(main: Any, proof: Evidence) -> str:
-    """Return what to say of operators in MAIN that only GPUs have, where the rank has none.
+    """Return the explanation if MAIN has operators for GPUs only and the rank has no GPU.
 
-    Paddle's builds for GPUs write them wherever the rank trains.
+    Paddle's builds for GPUs write them whatever the rank trains on.
     """
     if device_kind() == "gpu":
         return ""
@@ -96,10 +96,10 @@ def only_for_gpus(main: Any, proof: Evidence) -> str:
 
 
 def second_minimize() -> str:
-    """Return what to say of a second loss that fleet is to minimize in one program.
+    """Return the explanation for a second loss that fleet is to minimize in one program.
 
-    Paddle's passes have made all operators of the program anew, and the loss still refers to freed
-    ones: `append_backward` writes into them. What would survive scales the first loss twice.
+    Paddle's passes have rebuilt all operators of the program, and the loss still refers to freed
+    ones: `append_backward` writes into them. Programs that survive scale the first loss twice.
     """
     paddle: Any = sys.modules["paddle"]
     return (
@@ -109,10 +109,12 @@ def second_minimize() -> str:
 
 
 def explain_older_programs() -> None:
-    """Have a sentence after the traceback of a script that calls what older programs lack."""
+    """Print an explanation after the traceback of a script that calls what older programs lack."""
     hook = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         hook(kind, error, trace)
         explain_older(error)
 
@@ -127,7 +129,7 @@ def explain_older_programs() -> None:
                 file=sys.stderr,
             )
 
-    sys.excepthook = tell
+    sys.excepthook = report
 
 
 def _function(text: str) -> str:
@@ -135,7 +137,7 @@ def _function(text: str) -> str:
 
 
 def explain(error: Exception, proof: Evidence) -> str:
-    """Put the fields that led to ERROR into the PROOF as refused; return what to say, if known."""
+    """Report the fields that led to ERROR as refused; return the explanation, if known."""
     paddle: Any = sys.modules["paddle"]
     text = str(error)
     for stop in _STOPS:
@@ -149,7 +151,7 @@ def explain(error: Exception, proof: Evidence) -> str:
 
 
 def _blame(fields: tuple[str, ...], sentence: str, proof: Evidence) -> str:
-    """Put those of FIELDS that are on into the PROOF as refused; return SENTENCE with them."""
+    """Report those of FIELDS that are on as refused; return SENTENCE with their names."""
     blamed = [name for name in fields if settings.effective(name)]
     for name in blamed:
         proof.knob(name, REFUSED, reason=sentence)

@@ -1,4 +1,4 @@
-"""The communicators for buckets, used round-robin; with one level or two (hierarchical)."""
+"""Opens the communicators for buckets, used round-robin, with one level or two."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class BucketRings(NamedTuple):
     """The rings that sum a bucket: one ring of all ranks, or the group's ring and the leaders'."""
 
     ring: int
-    # The ring of this rank's group, -1 where there is one level only.
+    # The ring of this rank's group, -1 with one level.
     inner: int = -1
     # Whether this rank is the leader of its group.
     is_leader: bool = False
-    # On CPUs: what sums in place of Paddle's operators.
+    # On CPUs: what sums instead of Paddle's operators.
     channel: channels.Channel | None = None
 
 
 def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[BucketRings]:
-    """Open the communicators that the strategy asks for; collective: all ranks must call it."""
+    """Open the communicators that the strategy requests; all ranks must call this."""
     ranks, size = fleet.worker_num(), settings_view.group_size(fleet.worker_num())
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
     if size > 1:
@@ -46,10 +46,10 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[BucketRings]:
     if gloo.is_used():
         if size == 1 and settings_view.rings() == 1:
             return [BucketRings(0)]
-        own = channels.open_channels(
+        opened = channels.open_channels(
             fleet.worker_index(), ranks, size=size, number=settings_view.rings()
         )
-        return [BucketRings(channel.rings[-1], channel=channel) for channel in own]
+        return [BucketRings(channel.rings[-1], channel=channel) for channel in opened]
     if size > 1 and not has_communicator_for_each_ring():
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
             proof.knob(name, REFUSED, reason=ONE_COMMUNICATOR)
@@ -65,19 +65,19 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[BucketRings]:
                 _open(startup, fleet, ring, range(ranks))
             communicators.append(BucketRings(ring))
             continue
-        mine = fleet.worker_index() // size
-        # Each group has a number of its own: the keys in the store must not meet.
-        _open(startup, fleet, first + 1 + mine, groups[mine])
+        own_group = fleet.worker_index() // size
+        # Each group has its own number, so that the keys in the store differ.
+        _open(startup, fleet, first + 1 + own_group, groups[own_group])
         leaders = [group[0] for group in groups]
         is_leader = fleet.worker_index() in leaders
         if is_leader:
             _open(startup, fleet, first, leaders)
-        communicators.append(BucketRings(first, first + 1 + mine, is_leader))
+        communicators.append(BucketRings(first, first + 1 + own_group, is_leader))
     return communicators
 
 
 def has_communicator_for_each_ring() -> bool:
-    """Whether rings on GPUs have communicators of their own."""
+    """Whether rings on GPUs have their own communicators."""
     paddle: Any = sys.modules["paddle"]
     return str(paddle.__version__).startswith("2.")
 
@@ -92,8 +92,8 @@ def reduce_over(communicator: BucketRings, carried: Any, allreduce: str) -> list
     reduce_attrs: dict[str, Any] = {"ring_id": communicator.inner, "root_id": 0}
     root: dict[str, Any] = {"ring_id": communicator.inner, "root": 0}
     if old:
-        # On a stream of their own nothing orders them after the gradients, nor each other: Paddle
-        # 2's StreamAnalyzer knows `c_allreduce_sum` only.
+        # On their own stream nothing orders them after the gradients, or each other: Paddle 2's
+        # StreamAnalyzer knows `c_allreduce_sum` only.
         for attrs in (reduce_attrs, summed["attrs"], root):
             attrs["use_calc_stream"] = True
     else:
@@ -131,7 +131,7 @@ def _open(startup: Any, fleet: Any, ring: int, ranks: Sequence[int]) -> None:
     common.CollectiveHelper(fleet._role_maker, wait_port=False)._init_communicator(
         startup,
         endpoints[rank],
-        [endpoints[each] for each in ranks],
+        [endpoints[member] for member in ranks],
         list(ranks).index(rank),
         ring,
         False,

@@ -1,4 +1,4 @@
-"""The settings that concern static programs: the strategy's, or the script's where those win."""
+"""The settings of static programs: the strategy's, or the script's where those win."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ COMMUNICATION = (
     "use_hierarchical_allreduce",
     "sync_nccl_allreduce",
     "gradient_merge",
-    # With it Paddle leaves out the operators that order the collectives; gloo has no streams.
+    # With it Paddle omits the operators that order the collectives; gloo has no streams.
     "calc_comm_same_stream",
 )
-# Paddle's own limit, where the strategy has no limit at all.
+# Paddle's own limit if the strategy has none.
 PADDLES_COUNT = 8
 
 
 class Limits(NamedTuple):
-    """The most that one allreduce may carry; None is no limit."""
+    """The limits of one allreduce; None means no limit."""
 
     size: float | None
     number: int | None
 
 
 def rewrites() -> bool:
-    """Whether the strategy says anything about how gradients are reduced."""
+    """Whether the strategy affects how gradients are reduced."""
     if settings.effective("localsgd"):
         # LocalSGD looks for one allreduce per gradient.
         return True
@@ -42,12 +42,12 @@ def rewrites() -> bool:
 
 
 def fuses() -> bool:
-    """Whether gradients share allreduces: Paddle's default."""
+    """Whether gradients share allreduces, which is Paddle's default."""
     return bool(settings.effective("fuse_all_reduce_ops", default=True))
 
 
 def limits(sizes: Sequence[int]) -> Limits:
-    """Return what holds for gradients of SIZES, in bytes."""
+    """Return the limits for gradients of SIZES, in bytes."""
     if not fuses():
         return Limits(None, 1)
     size = settings.effective("fuse_grad_size_in_MB")
@@ -62,20 +62,20 @@ def limits(sizes: Sequence[int]) -> Limits:
 
 
 def rings() -> int:
-    """Return over how many communicators the allreduces go in turn."""
+    """Return the number of communicators that the allreduces use in turn."""
     return max(1, int(settings.effective("nccl_comm_num", default=1)))
 
 
 def waits() -> bool:
-    """Whether each allreduce is to be waited for before the computation goes on."""
+    """Whether each allreduce is waited for before the computation goes on."""
     return bool(settings.effective("sync_nccl_allreduce", default=False))
 
 
 def group_size(ranks: int) -> int:
-    """Return how many ranks reduce among themselves first; 1 where there is one level only.
+    """Return how many ranks reduce among themselves first; 1 with one level only.
 
-    That is so with `auto`, too: programs are written before anything can be measured, and of GPUs
-    not all can run two levels.
+    `auto` means one level, too: programs are written before anything can be measured, and not all
+    GPUs can run two levels.
     """
     if settings.effective("use_hierarchical_allreduce") in (None, False, "auto"):
         return 1
@@ -84,11 +84,11 @@ def group_size(ranks: int) -> int:
 
 
 def asked_group_size() -> int:
-    """Return the size of groups that is asked for, if groups are."""
+    """Return the requested size of groups."""
     topology = settings.effective_spec().topology
     return int(settings.effective("hierarchical_allreduce_inter_nranks") or topology.ranks_per_node)
 
 
 def fuses_optimizers() -> bool:
-    """Whether the updates of several parameters are to be one operator."""
+    """Whether the updates of several parameters become one operator."""
     return bool(settings.effective("fuse_all_optimizer_ops"))

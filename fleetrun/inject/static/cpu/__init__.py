@@ -1,1 +1,1 @@
-"""What static programs need on builds for CPUs, which Paddle itself does not let train together."""
+"""Lets static programs train on several CPUs, which Paddle's builds do not support."""

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 OPERATOR = "py_func"
 _TOKEN = "fleetrun_token"  # noqa: S105 - it orders operators
-# The channels that there are, by the number of ranks, the size of groups and their own number.
+# The open channels, by the number of ranks, the size of groups and the channel's own number.
 _channels: dict[tuple[int, int, int], Channel] = {}
 # All ranks count alike. Fleetrun's rings of static graphs begin at 100, Paddle's own at 0.
 _numbers = itertools.count(100)
-# The first operators of buckets, by the number that Paddle has for their functions.
+# The first operators of buckets, by Paddle's number for their functions.
 _starts: dict[int, StartOperator] = {}
 
 
 class Channel:
-    """The communicators of the stages of allreduces, and the threads that run these in order."""
+    """The communicators of the stages of allreduces, and the threads that run them in order."""
 
     def __init__(self, stages: Sequence[Stage], rings: tuple[int, ...]) -> None:
         self.rings = rings
-        # Not stopped at exit: a rank that fails must not wait for ranks that do not answer.
+        # Not stopped at exit: a rank that fails must not wait for unresponsive ranks.
         self._threads = ThreadStages(stages)
 
     def begin(self, tensor: Any) -> Work:
@@ -46,23 +46,23 @@ class Channel:
 
 
 class BucketMember(NamedTuple):
-    """A gradient in a bucket: its variable and how many numbers it has."""
+    """A gradient in a bucket: its variable and its number of elements."""
 
     variable: Any
     size: int
 
 
 class StartOperator(NamedTuple):
-    """An operator that gives its first GRADIENTS inputs to a channel."""
+    """An operator that passes its first GRADIENTS inputs to a channel."""
 
     channel: Channel
     gradients: int
 
 
 def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Channel]:
-    """Connect RANKS by NUMBER communicators; in groups of SIZE and among their leaders if above 1.
+    """Connect RANKS by NUMBER channels: in groups of SIZE and among their leaders if above 1.
 
-    All ranks call it alike: each connects what it is a member of, in the same order.
+    All ranks must call this alike: each connects its own communicators, in the same order.
     """
     levels = communicators.split_ranks(range(ranks), size if size > 1 else ranks)
     for channel in range(number):
@@ -74,9 +74,9 @@ def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Chan
 
 def _open_channel(rank: int, levels: communicators.Hierarchy) -> Channel:
     top = next(_numbers)
-    # Ranks count the numbers of all groups, their own or not.
+    # All ranks number all groups, also those that they are not in.
     numbered = [(next(_numbers), next(_numbers), group) for group in levels.groups]
-    first, last, group = next(each for each in numbered if rank in each[2])
+    first, last, group = next(entry for entry in numbered if rank in entry[2])
     reducing = _connect(rank, group, first)
     if len(levels.groups) == 1:
         return Channel(allreduce_stages.flat(reducing), (first,))
@@ -95,13 +95,13 @@ def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
     with gloo_stores.new_store(
         store.job_store(), number, size=len(ranks), is_leader=is_leader
     ) as own:
-        made = core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
-    flight_recorder.add_group(made, ranks)
-    return made
+        group = core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
+    flight_recorder.add_group(group, ranks)
+    return group
 
 
 def channel_of(op: Any) -> Channel | None:
-    """Return the channel that the operator OP gives gradients to, None if it does not."""
+    """Return the channel that the operator OP passes gradients to, or None."""
     if op.type != OPERATOR:
         return None
     start = _starts.get(int(op.attr("forward_callable_id")))
@@ -109,27 +109,28 @@ def channel_of(op: Any) -> Channel | None:
 
 
 def gradients_of(op: Any) -> list[str]:
-    """Return the names of what the operator OP gives to a channel."""
+    """Return the names of the gradients that the operator OP passes to a channel."""
     return list(op.input_arg_names[: _starts[int(op.attr("forward_callable_id"))].gradients])
 
 
 def work_beside(block: Any) -> list[int]:
-    """Return, for each bucket of BLOCK, how many operators run while a channel sums it."""
+    """Return, for each bucket of BLOCK, how many operators run during its sum."""
     begun: dict[str, int] = {}
-    found = []
+    overlapped = []
     for place, op in enumerate(block.ops):
         if channel_of(op) is not None:
             begun[op.output_arg_names[0]] = place
         elif op.type == OPERATOR:
             starts = [begun[name] for name in op.input_arg_names if name in begun]
-            found += [
-                sum(other.type != OPERATOR for other in block.ops[start:place]) for start in starts
+            overlapped += [
+                sum(between.type != OPERATOR for between in block.ops[start:place])
+                for start in starts
             ]
-    return found
+    return overlapped
 
 
 def make_token(block: Any) -> Any:
-    """Make a variable in BLOCK that says that a bucket has gone out."""
+    """Make a variable in BLOCK that marks that a bucket was sent."""
     from paddle.utils import unique_name
 
     return block.create_var(
@@ -150,9 +151,9 @@ def insert(
     tokens: tuple[Any, Any],
     op_role: int,
 ) -> None:
-    """Sum MEMBERS of BLOCK over CHANNEL, from the first of PLACES on; read the sums at the second.
+    """Sum MEMBERS of BLOCK over CHANNEL from the first of PLACES on; read the sums at the second.
 
-    The first of TOKENS says that the bucket before has gone out: ranks that began in different
+    The first of TOKENS marks that the previous bucket was sent: ranks that began in different
     orders would wait for each other. The second is for this bucket.
     """
     before, token = tokens
@@ -178,7 +179,7 @@ def insert(
 
 
 def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, int]:
-    """Return Paddle's numbers of two functions: one begins to sum MEMBERS, one has the sums."""
+    """Return Paddle's numbers of two functions: one begins to sum MEMBERS, one returns the sums."""
     import numpy as np
 
     paddle: Any = sys.modules["paddle"]
@@ -189,17 +190,17 @@ def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, 
     tensor = _sharing(carried)
     under_way: list[Work] = []
 
-    # Paddle looks at the names of their parameters, so they cannot be methods.
+    # Paddle inspects their parameter names, so they cannot be methods.
     def begin(*tensors: Any) -> Any:
-        for part, given in zip(np.split(carried, ends), tensors):
-            part[:] = np.asarray(given).reshape(-1)
+        for part, value in zip(np.split(carried, ends), tensors):
+            part[:] = np.asarray(value).reshape(-1)
         under_way.append(channel.begin(tensor))
         return np.zeros(1, "float32")
 
     def end(*tensors: Any) -> Any:
         under_way.pop().wait()
         return [
-            part.reshape(given.shape()) for part, given in zip(np.split(carried, ends), tensors)
+            part.reshape(value.shape()) for part, value in zip(np.split(carried, ends), tensors)
         ]
 
     numbers = common.PyFuncRegistry(begin).id, common.PyFuncRegistry(end).id
@@ -208,11 +209,11 @@ def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, 
 
 
 def _sharing(array: Any) -> Any:
-    """Return a tensor that lives in the memory of ARRAY."""
+    """Return a tensor that shares the memory of ARRAY."""
     from paddle.base import core
 
     paddle: Any = sys.modules["paddle"]
     place = paddle.CPUPlace()
-    # Tensors need the tracer of dynamic graphs to come into being, but not later.
+    # Creating a tensor needs the tracer of dynamic graphs; using it does not.
     with paddle.base.dygraph.guard(place):
         return core.eager.Tensor(array, place, False, True, "fleetrun_carried", True)

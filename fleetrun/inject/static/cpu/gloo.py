@@ -1,7 +1,7 @@
 """Makes gloo communicators for static programs of ranks that train on CPUs.
 
-Paddle refuses static data parallel there: it has the kernels, but its builds for CPUs make no
-communicator, and those for GPUs make NCCL's, which nothing can run.
+Paddle refuses static data parallelism there: it has the kernels, but its builds for CPUs create no
+communicator, and those for GPUs create NCCL's, which CPUs cannot use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # They synchronise GPU streams; a CPU has none.
 STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
 _POLL_S = 0.05
-# Paddle keeps these as long as somebody has them.
+# Paddle keeps these as long as they are referenced.
 _open: dict[int, Any] = {}
 
 
@@ -36,7 +36,7 @@ def is_used() -> bool:
 
 
 def connect(module: Any, proof: Evidence) -> None:
-    """Make the communicators of ranks that train on the CPU, in place of Paddle's, over gloo."""
+    """Replace Paddle's communicators by gloo's for ranks that train on the CPU."""
     paddles = module.CollectiveHelper._init_communicator
 
     @functools.wraps(paddles)
@@ -47,13 +47,13 @@ def connect(module: Any, proof: Evidence) -> None:
         endpoints: Sequence[str] | None,
         rank: int,
         ring_id: int,
-        *others: Any,
+        *more: Any,
         **named: Any,
     ) -> None:
         if device_kind() != "cpu":
-            paddles(self, program, current_endpoint, endpoints, rank, ring_id, *others, **named)
+            paddles(self, program, current_endpoint, endpoints, rank, ring_id, *more, **named)
             return
-        # Without an endpoint it is a mere barrier, and gloo's start is one.
+        # Without an endpoint the call is a mere barrier, and connecting gloo is one, too.
         if current_endpoint is None or endpoints is None or ring_id in _open:
             return
         proof.note(
@@ -86,7 +86,7 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:
 
 
 def _wait_for(endpoint: str) -> None:
-    """Return when somebody listens at ENDPOINT; Paddle would tell the user of each attempt."""
+    """Wait until ENDPOINT accepts connections; Paddle would print each attempt."""
     host, _, port = endpoint.rpartition(":")
     while True:
         with socket.socket() as probe:
@@ -97,10 +97,10 @@ def _wait_for(endpoint: str) -> None:
 
 @contextlib.contextmanager
 def _short_polls() -> Iterator[None]:
-    """Let Paddle 2 look more often than each three seconds for what takes milliseconds."""
+    """Let Paddle 2 poll more often than every three seconds for what takes milliseconds."""
     names = ("parallel_with_gloo", "fleet.base.private_helper_function")
     modules = [importlib.import_module(f"paddle.distributed.{name}") for name in names]
-    # The server is a process that is forked meanwhile, and inherits it.
+    # The server process is forked meanwhile, and inherits this.
     fast = types.SimpleNamespace(sleep=lambda _seconds: time.sleep(_POLL_S))
     for module in modules:
         setattr(module, "time", fast)  # noqa: B010 - for mypy
