@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import devices
 import pytest
 from commandline import fleetrun
-from training import MODELS, ROOT
+from training import MODELS, PYTHONS
 
 pytestmark = [pytest.mark.train, pytest.mark.long]
 
@@ -50,29 +51,37 @@ LIBRARIES = {
 ZLIB = 'import zlib; zlib.decompress(zlib.compress(b""))\n'
 
 
+# Each environment takes minutes and a gigabyte: checkouts share them.
+CACHE = Path.home() / ".cache" / "fleetrun-tests"
+
+
 @pytest.fixture(scope="session", params=LIBRARIES)
 def library(request: pytest.FixtureRequest) -> str:
     """Return the name of a library whose environment is set up; skip where PyPI lacks it."""
     name = str(request.param)
     of = LIBRARIES[name]
-    folder = ROOT / f".venv-{name}"
-    stamp = folder / ".trainers-stamp"
-    wanted = "\n".join(of.packages)
-    if not stamp.exists() or stamp.read_text() != wanted:
-        setup = ["scripts/setup", "--paddle", of.paddle, "--venv", str(folder), "--cpu"]
-        subprocess.run(setup, cwd=ROOT, check=True)
-        pip = [python(name), "-m", "pip", "install", "-q", f"paddlepaddle=={of.paddle}"]
-        done = subprocess.run([*pip, *of.packages], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{name} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-        (packages,) = folder.glob("lib/python3.*/site-packages")
-        (packages / "zlib-first.pth").write_text(ZLIB)
-        stamp.write_text(wanted)
+    folder = CACHE / name
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = folder / "stamp"
+    base = PYTHONS[of.paddle]
+    wanted = "\n".join((str(base.resolve()), of.paddle, *of.packages))
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            subprocess.run([base, "-m", "venv", "--clear", folder], check=True)
+            pip = [python(name), "-m", "pip", "install", "-q", f"paddlepaddle=={of.paddle}"]
+            done = subprocess.run([*pip, *of.packages], capture_output=True, text=True, check=False)
+            if done.returncode:
+                why = done.stderr.strip().splitlines()[-1]
+                pytest.skip(f"{name} cannot be installed: {why}")
+            (packages,) = folder.glob("lib/python3.*/site-packages")
+            (packages / "zlib-first.pth").write_text(ZLIB)
+            stamp.write_text(wanted)
     return name
 
 
 def python(name: str) -> str:
-    return str(ROOT / f".venv-{name}" / "bin" / "python")
+    return str(CACHE / name / "bin" / "python")
 
 
 def words(name: str, *more: str, model: str = "llama") -> list[str]:
@@ -101,7 +110,8 @@ KINDS = {
     "evaluated": ("--do_eval=True", "--evaluation_strategy=steps", "--eval_steps=3"),
     "sharded": ("--sharding=stage1",),
 }
-RENAMED = {"paddleformers": {"--evaluation_strategy=steps": "--eval_strategy=steps"}}
+_LAYERS = ("--recompute_granularity=full", "--recompute_method=uniform", "--recompute_num_layers=1")
+RENAMED = {"paddleformers": {"--recompute=True": _LAYERS}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +119,7 @@ def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
     library: str, kind: str, tmp_path: Path
 ) -> None:
     renamed = RENAMED.get(library, {})
-    more = [renamed.get(each) or each for each in KINDS[kind]]
+    more = [word for each in KINDS[kind] for word in renamed.get(each, (each,))]
     options = ["--strategy=recommended", "--nproc_per_node=2", "--updates=4"]
     done = launched(library, tmp_path, "verify", *options, *words(library, *more, "--max_steps=64"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,7 +28,7 @@ CLASSIFIERS = {"bert": "Bert", "ernie": "Ernie"}
 DECODERS = {"llama": "Llama", "ernie4_5": "Ernie4_5"}
 
 
-def made() -> Any:
+def made(arguments: Any) -> Any:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 64, "max_position_embeddings": LENGTH, "vocab_size": WORDS}
     if given.model in CLASSIFIERS:
@@ -40,6 +40,10 @@ def made() -> Any:
     # These kernels are for GPUs.
     config.use_flash_attention = config.fuse_rms_norm = config.use_fused_head_and_loss_fn = False
     config._attn_implementation = "eager"
+    # On a CPU, Paddle 2.6.2 has only this recompute.
+    config.recompute_use_reentrant = True
+    for field in ("recompute_granularity", "recompute_method", "recompute_num_layers"):
+        setattr(config, field, getattr(arguments, field, None) or getattr(config, field, None))
     return getattr(models, f"{name}ForCausalLM")(config)
 
 
@@ -81,7 +85,7 @@ def main() -> None:
     # PaddleFormers calls it between micro-steps, and Paddle refuses that on a CPU.
     paddle.device.synchronize = lambda *_: None
     trainers.set_seed(arguments.seed)
-    model = made()
+    model = made(arguments)
     if given.lora:
         peft: Any = importlib.import_module(f"{given.library}.peft")
         targets = [".*q_proj.*", ".*v_proj.*"]
