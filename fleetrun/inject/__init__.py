@@ -1,4 +1,4 @@
-"""Runs in the training process: makes the strategy take effect, and writes the proof.
+"""Runs in the training process: makes the strategy take effect and reports the evidence.
 
 `site/sitecustomize.py` loads this package under a name of its own when Paddle is first imported.
 The training's Python need not have fleetrun. So everything here uses relative imports, the standard
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 # In this order: what the script sets is recorded before it is used, and what is reported after an
-# update is complete before it is written. Each with what it needs of Paddle; those without it ask
-# themselves.
+# update is complete before it is written. Each with the capability of Paddle that it needs; parts
+# without one check for themselves.
 _PARTS = (
     (distributed_strategy, private_names.STRATEGY),
     (updates, private_names.COUNTING),
@@ -58,13 +58,13 @@ _PARTS = (
 def arm(path: str) -> None:
     """Prepare everything for the strategy in the file PATH, before Paddle is imported.
 
-    The proof goes to the rank's records. A part that fails is reported there and on stderr, and the
-    launcher reports its fields as without effect. Without a PATH, updates are reported and
-    profiled, as far as the launcher asks for it.
+    The evidence goes to the rank's records. A part that fails is reported there and on stderr, and
+    the launcher reports its fields as without effect. Without a PATH, updates are reported and
+    profiled as far as the launcher requests it.
     """
     if not path:
-        import_hooks.on_failure(_say)
-        border.on_remark(_say)
+        import_hooks.on_failure(_print)
+        border.on_remark(_print)
         import_hooks.after_import("paddle", _watch_alone)
         return
     spec = read_spec(path)
@@ -74,10 +74,10 @@ def arm(path: str) -> None:
 
     def install(paddle: ModuleType) -> None:
         _install_recorded(paddle, lambda: _install_all(spec, proof), has_strategy=True)
-        # Whatever becomes of this process, it is known that it has imported Paddle.
+        # Whatever becomes of this process, record that it has imported Paddle.
         proof.write()
 
-    # All at once, when all of Paddle is there: nothing is patched before everything was checked.
+    # All at once when Paddle is imported: nothing is patched before everything was checked.
     import_hooks.after_import("paddle", install)
     proof.write_at_exit()
 
@@ -102,7 +102,7 @@ def _report_updates(paddle: ModuleType) -> None:
 def _install_recorded(
     paddle: ModuleType, install: Callable[[], None], *, has_strategy: bool
 ) -> None:
-    """Call INSTALL; record what the launcher asks for: topology, collectives, a profile."""
+    """Call INSTALL; record what the launcher requests: topology, collectives, a profile."""
     topology.watch()
     flight_recorder.watch()
     recorder = profile.from_environment()
@@ -152,7 +152,7 @@ def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
 
 def _report(proof: Evidence, text: str) -> None:
     proof.note(text)
-    _say(text)
+    _print(text)
 
 
 def _remark(proof: Evidence, text: str) -> None:
@@ -160,5 +160,5 @@ def _remark(proof: Evidence, text: str) -> None:
     _report(proof, text)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"fleetrun: {text}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Reports after each update: heartbeat, times, the proof; and ends the rank after N updates.
 
-These callbacks come after all others, because they write what the others have found.
+These callbacks come after all others, because they write what the others have counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIMES = "the record of updates"
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
-    """Register the reports that the launcher asks for by its variables."""
+    """Register the reports that the launcher requests by its variables."""
     last = os.environ.get("FLEETRUN_STOP_AFTER", "")
     stops = last.isdigit() and int(last) > 0
     if stops:
@@ -35,9 +35,9 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
         if paddle_api.has(private_names.LOSSES):
             after_import("paddle", recorder.watch_losses)
         updates.on_update(recorder.record, _TIMES)
-    wanted = snapshots.asked()
-    if wanted is not None:
-        snapshots.install(wanted, proof)
+    verification = snapshots.requested()
+    if verification is not None:
+        snapshots.install(verification, proof)
     heartbeats.install(proof.claim)
     updates.on_update(functools.partial(_write, proof), WHAT, is_first_only=True)
     if stops:
@@ -66,8 +66,8 @@ class _UpdateTimes:
         """Record the time of the update NUMBER."""
         now = time.monotonic()
         if number == 1:
-            # Registered this late to be called early: Paddle's own exit function, which takes
-            # the tensors away, is registered already.
+            # Registered this late to be called early: Paddle's own exit function, which frees the
+            # tensors, is registered already.
             atexit.register(border.watching(_TIMES)(self.flush))
         self.flush()
         self._newest, self._loss = (number, now, self._loss), None

@@ -1,7 +1,7 @@
 """`fleetrun doctor --allreduce`: sums of several sizes between ranks, checked and timed.
 
-Each rank is started with the file that rank 0 writes its measurements to, as JSON. Before Paddle
-is there, ranks 0 and 1 measure what a plain TCP connection between them carries.
+Each rank is started with the file that rank 0 writes its measurements to, as JSON. Before Paddle is
+imported, ranks 0 and 1 measure the throughput of a plain TCP connection between them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Bytes of one allreduce, and how often it is timed; the times are of one.
+# Bytes of one allreduce, and its repetitions; the reported times are of one.
 _SIZES = ((1 << 10, 50), (1 << 14, 50), (1 << 18, 20), (1 << 22, 10), (1 << 26, 3))
 _LINK_BYTES, _CHUNK = 1 << 28, 1 << 20
 _TIMEOUT_S = 30.0
@@ -33,10 +33,10 @@ def measure(rank: int, ranks: int, link: float | None) -> dict[str, Any]:
     rows = []
     for nbytes, times in _SIZES:
         numbers = paddle.arange(nbytes // 4, dtype="float32") % 97
-        mine = numbers * (rank + 1)
-        dist.all_reduce(mine)
+        summed = numbers * (rank + 1)
+        dist.all_reduce(summed)
         expected = numbers * (ranks * (ranks + 1) // 2)
-        is_right = bool((mine == expected).all())
+        is_right = bool((summed == expected).all())
         sums = paddle.zeros_like(numbers)
         dist.barrier()
         if on_device:
@@ -56,20 +56,20 @@ def measure(rank: int, ranks: int, link: float | None) -> dict[str, Any]:
 
 
 def link_speed(rank: int, endpoints: list[str]) -> float | None:
-    """Return the bytes a second that a TCP connection from rank 0 to rank 1 carries; else None."""
+    """Return the bytes per second of a TCP connection from rank 0 to rank 1, None elsewhere."""
     if rank not in {0, 1} or not endpoints[1:]:
         return None
     host, _, port = endpoints[1].rpartition(":")
     if rank == 1:
         _receive(int(port))
         return None
-    until = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             connection = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
             break
         except ConnectionRefusedError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
     with connection:
@@ -89,8 +89,8 @@ def _receive(port: int) -> None:
         connection, _ = server.accept()
         with connection:
             connection.settimeout(_TIMEOUT_S)
-            into = bytearray(_CHUNK)
-            while connection.recv_into(into):
+            buffer = bytearray(_CHUNK)
+            while connection.recv_into(buffer):
                 pass
             connection.sendall(b"1")
             # Rank 0 closes first, or the port would linger here.
@@ -101,9 +101,9 @@ def main(out: str) -> None:
     """Measure; rank 0 writes the file OUT."""
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    reported = measure(rank, len(endpoints), link_speed(rank, endpoints))
+    measured = measure(rank, len(endpoints), link_speed(rank, endpoints))
     if rank == 0:
-        Path(out).write_text(json.dumps(reported), encoding="utf-8")
+        Path(out).write_text(json.dumps(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The stages of an allreduce, and how those of several allreduces run beside each other.
+"""The stages of an allreduce, and how the stages of several allreduces overlap.
 
 A flat allreduce is one stage. A hierarchical one is three: reduce to the leader of each group,
-allreduce among the leaders, broadcast in each group. Each stage has a communicator of its own, and
-takes one tensor after the other, in the same order on all ranks. So no two ranks can wait for each
-other, and a tensor is in its second stage while the next one is in its first.
+allreduce among the leaders, broadcast in each group. Each stage has its own communicator and takes
+one tensor after the other, in the same order on all ranks. So no two ranks can deadlock, and a
+tensor is in its second stage while the next one is in its first.
 
 gloo's collectives block, so a thread runs each stage. NCCL's run on the device.
 """
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     Stage = Callable[..., Any]
     _Works = queue.SimpleQueue["ThreadWork | None"]
 
-# How long a rank waits at exit for its allreduces under way, in seconds. Ranks may wait for each
+# How long a rank waits at exit for its pending allreduces, in seconds. Ranks may wait for each
 # other: rank 0 gives up first, which fails the allreduces of the others. The launcher kills after
 # ten seconds.
 _EXIT_WAIT_RANK_0_S, _EXIT_WAIT_S = 1.0, 5.0
 
 
 class Work(Protocol):
-    """An allreduce under way; Paddle's tasks are some."""
+    """A pending allreduce; Paddle's tasks qualify."""
 
     def wait(self) -> Any:
         """Wait until the tensor has the sum."""
@@ -53,10 +53,10 @@ def flat(group: Any) -> tuple[Stage, ...]:
 
 
 def hierarchical(reducing: Any, leaders: Any, broadcasting: Any) -> tuple[Stage, ...]:
-    """Return the stages that this rank has a part in.
+    """Return the stages that this rank takes part in.
 
-    REDUCING and BROADCASTING are two ProcessGroups of the ranks of its group, whose first rank is
-    the leader; None if the rank is alone in it. LEADERS is None for who leads no group.
+    REDUCING and BROADCASTING are two ProcessGroups of this rank's group, whose first rank is the
+    leader; None if the rank is alone in it. LEADERS is None on ranks that are not leaders.
     """
     from paddle.base.core import ReduceOp
 
@@ -71,7 +71,7 @@ def hierarchical(reducing: Any, leaders: Any, broadcasting: Any) -> tuple[Stage,
 
 
 def run(stages: Sequence[Stage], tensor: Any, root: int | None = None) -> None:
-    """Sum TENSOR in place over the ranks, by STAGES; wait for each. ROOT alone is to have it."""
+    """Sum TENSOR in place over the ranks, stage by stage; only ROOT needs the sum, if given."""
     for stage in stages:
         _begin(stage, tensor, root).wait()
 
@@ -83,13 +83,12 @@ def _begin(stage: Stage, tensor: Any, root: int | None) -> Any:
 class DeviceStages:
     """Issues all STAGES of an allreduce at once, which then run on the device.
 
-    Paddle's NCCL collective runs in the stream of its communicator, after what is in the current
+    Paddle's NCCL collective runs in the stream of its communicator, after the work in the current
     stream. `wait` of its task makes the current stream wait, not the host. So each stage but the
-    first is issued from a stream of its own, which holds nothing but the wait for the stage before:
-    neither the computation nor the next tensor is held up.
+    first is issued from its own stream, which only waits for the previous stage: neither the
+    computation nor the next tensor is held up.
 
-    NEW_STREAM makes a stream; within ENTERED of it, it is the current one. Only a GPU can tell how
-    much this gains.
+    NEW_STREAM creates a stream; ENTERED of it makes it the current one.
     """
 
     def __init__(
@@ -100,8 +99,8 @@ class DeviceStages:
     ) -> None:
         self._entered = entered
         # The gradients are ready in the current stream.
-        self._first, *others = stages
-        self._others = [(stage, new_stream()) for stage in others]
+        self._first, *later = stages
+        self._others = [(stage, new_stream()) for stage in later]
 
     def submit(self, tensor: Any, root: int | None = None) -> Work:
         """Begin to sum TENSOR in place over the ranks."""
@@ -115,7 +114,7 @@ class DeviceStages:
 
 
 class ThreadWork:
-    """The sum of TENSOR over the ranks, of which threads run one stage after the other."""
+    """The sum of TENSOR over the ranks, whose stages threads run one after the other."""
 
     def __init__(self, tensor: Any, root: int | None = None) -> None:
         self._tensor, self._root = tensor, root
@@ -133,7 +132,7 @@ class ThreadWork:
             self._error = error
 
     def finish(self) -> None:
-        """Let go who waits; there are no more stages."""
+        """Release the waiting thread; there are no more stages."""
         self._done.release()
 
     def wait(self) -> None:
@@ -150,7 +149,7 @@ class ThreadStages:
         works: list[_Works] = [queue.SimpleQueue() for _ in stages]
         self._works = works
         self._stopping = threading.Event()
-        # The threads must not hold this object, which would then never go.
+        # The threads must not hold this object, which would then never be deleted.
         self._threads = [
             threading.Thread(target=_serve, args=(stage, *queues, self._stopping), daemon=True)
             for stage, *queues in zip(stages, works, [*works[1:], None])
@@ -170,12 +169,12 @@ class ThreadStages:
 
     def stop(self, timeout_s: float) -> None:
         """Start no further stage; wait at most TIMEOUT_S for those under way."""
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         self._stopping.set()
         for works in self._works:
             works.put(None)
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 _stopped_at_exit: weakref.WeakSet[ThreadStages] = weakref.WeakSet()
@@ -184,7 +183,7 @@ _stopped_at_exit: weakref.WeakSet[ThreadStages] = weakref.WeakSet()
 def _serve(
     stage: Stage, works: _Works, next_works: _Works | None, stopping: threading.Event
 ) -> None:
-    """Run STAGE of each of WORKS, and hand it over to NEXT_WORKS, if there is another stage."""
+    """Run STAGE of each of WORKS, then pass it to NEXT_WORKS, if there is another stage."""
     while not stopping.is_set():
         work = works.get()
         if work is not None:
@@ -210,6 +209,6 @@ def stop_at_exit(threads: ThreadStages) -> None:
 
 def _stop_all() -> None:
     is_rank_0 = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
-    until = time.monotonic() + (_EXIT_WAIT_RANK_0_S if is_rank_0 else _EXIT_WAIT_S)
-    for each in list(_stopped_at_exit):
-        each.stop(max(0.0, until - time.monotonic()))
+    deadline = time.monotonic() + (_EXIT_WAIT_RANK_0_S if is_rank_0 else _EXIT_WAIT_S)
+    for threads in list(_stopped_at_exit):
+        threads.stop(max(0.0, deadline - time.monotonic()))

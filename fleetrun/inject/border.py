@@ -1,8 +1,8 @@
-"""The border between the training and what only watches it: a proof never ends a job.
+"""The border between the training and what only watches it: watching never ends a job.
 
 What counts, compares and reports is called through `watching`. Whatever it raises becomes one
-remark, it is left out from then on, and the training goes on as it would without it. Only what a
-check has proved, a `Disproved`, ends the rank.
+remark, it is skipped from then on, and the training goes on. Only what a check has proved, a
+`Disproved`, ends the rank.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
 _remark_callbacks: list[Callable[[str], None]] = []
-# What was remarked on.
+# What was remarked on already.
 _remarked: set[str] = set()
-# What tests call instead, with the function, to let all that watches fail. Nothing else does: this
-# happens several times in each step.
+# Tests replace this to make every watching function fail. Nothing else does: it is called several
+# times in each step.
 _call: Callable[..., Any] | None = None
 
 
@@ -28,14 +28,14 @@ class Disproved(RuntimeError):
 
 
 def on_remark(callback: Callable[[str], None]) -> None:
-    """Call CALLBACK with a sentence when something that watches the training has failed."""
+    """Call CALLBACK with a sentence when a watching function has failed."""
     _remark_callbacks.append(callback)
 
 
 def watching(what: str, otherwise: Any = None) -> Callable[[Function], Function]:
-    """Let a function that only watches never end the training; WHAT it does is for the remark.
+    """Let a function that only watches never end the training; WHAT names it in the remark.
 
-    Once it has raised, it is called no more, and what calls it gets OTHERWISE.
+    Once it has raised, it is not called again, and its callers get OTHERWISE.
     """
 
     def wrap(function: Function) -> Function:
@@ -67,7 +67,7 @@ def _remark(what: str, error: Exception) -> None:
         return
     _remarked.add(what)
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
-    # Paddle's own errors end in what is wrong, after a stack in C++.
+    # Paddle's own errors end with the cause, after a C++ stack.
     why = next((line for line in lines if line.startswith("(")), (lines or [""])[0])
     text = f"{what} has failed and is skipped: {type(error).__name__}: {why}"
     for callback in _remark_callbacks:

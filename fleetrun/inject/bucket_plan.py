@@ -1,8 +1,8 @@
-"""Chooses the buckets that end a step soonest, from what was measured; pure.
+"""Chooses the buckets that end a step soonest from measured times; pure.
 
-As MG-WFBP does (Shi, Chu and Li, INFOCOM 2019): an allreduce of n bytes takes a + b n seconds, one
-follows the other, and a bucket begins when its last gradient is ready and the one before it has
-ended. Larger buckets save starts, smaller ones begin earlier.
+As in MG-WFBP (Shi, Chu and Li, INFOCOM 2019): an allreduce of n bytes takes a + b n seconds, one
+follows the other, and a bucket begins when its last gradient is ready and the previous one has
+ended. Larger buckets save startups, smaller ones begin earlier.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AllReduceCost(NamedTuple):
-    """What an allreduce costs: seconds for its start, and for each byte."""
+    """The cost of an allreduce: seconds for its startup, and for each byte."""
 
     startup_s: float
     byte_s: float
@@ -25,7 +25,7 @@ class AllReduceCost(NamedTuple):
 
 
 def fit(samples: Sequence[tuple[int, float]]) -> AllReduceCost:
-    """Return the cost that is nearest to SAMPLES of bytes and seconds, by relative errors.
+    """Return the cost that fits SAMPLES of bytes and seconds best, by relative errors.
 
     >>> cost = fit([(1000, 0.002), (5000, 0.006), (9000, 0.010)])
     >>> round(cost.startup_s, 9), round(cost.byte_s, 12)
@@ -45,7 +45,7 @@ def fit(samples: Sequence[tuple[int, float]]) -> AllReduceCost:
     byte_s = max(0.0, slope / spread) if spread else 0.0
     startup_s = mean_s - byte_s * mean_bytes
     if startup_s < 0:
-        # All of it is for the bytes.
+        # Attribute all of it to the bytes.
         return AllReduceCost(0.0, mean_s / mean_bytes)
     return AllReduceCost(startup_s, byte_s)
 
@@ -78,34 +78,34 @@ def plan(
     *,
     limit_count: int | None = None,
 ) -> list[list[int]]:
-    """Return the indexes of each bucket, so that the last allreduce ends as soon as can be.
+    """Return the indexes of each bucket, so that the last allreduce ends as early as possible.
 
     SIZES are bytes, in the order in which gradients are reduced; a bucket has neighbours of one
-    kind (dtype) only, at most LIMIT_COUNT. No two of them could be one without a later end.
+    kind (dtype) only, at most LIMIT_COUNT. No two buckets could be merged without a later end.
 
     >>> plan([10, 10, 10], "aaa", [1.0, 2.0, 9.0], AllReduceCost(0.5, 0.1))
     [[0, 1], [2]]
     """
-    # The soonest end of the first gradients, and where the last bucket of these begins. Ending them
-    # soonest is best for those behind, too.
+    # The earliest end of the first gradients, and where their last bucket begins. Ending them as
+    # early as possible is best for the later ones, too.
     best, begins = [0.0], [0]
     ready = 0.0
     for end in range(1, len(sizes) + 1):
         ready = max(ready, ready_s[end - 1])
-        found = float("inf")
-        begin_of_found = nbytes = 0
+        earliest = float("inf")
+        earliest_begin = nbytes = 0
         for begin in range(end - 1, -1, -1):
             if kinds[begin] != kinds[end - 1] or (limit_count and end - begin > limit_count):
                 break
             nbytes += sizes[begin]
             candidate = max(best[begin], ready) + cost.of(nbytes)
-            if candidate < found:
-                found, begin_of_found = candidate, begin
+            if candidate < earliest:
+                earliest, earliest_begin = candidate, begin
             if best[begin] <= ready:
-                # The channel is free by then: what is longer begins no sooner.
+                # The channel is free by then: a longer bucket begins no sooner.
                 break
-        best.append(found)
-        begins.append(begin_of_found)
+        best.append(earliest)
+        begins.append(earliest_begin)
     planned: list[list[int]] = []
     end = len(sizes)
     while end:
@@ -124,7 +124,7 @@ def _merged(
     may_join: Callable[[list[int]], bool],
     end: Callable[[list[list[int]]], float],
 ) -> list[list[int]]:
-    """Put neighbours of BUCKETS together where this ends no later: each start costs a processor."""
+    """Merge neighbours of BUCKETS if the end is no later: each startup costs CPU time."""
     soonest = end(buckets)
     place = 0
     while place + 1 < len(buckets):

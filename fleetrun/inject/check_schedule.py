@@ -1,4 +1,4 @@
-"""After which updates something is checked: often at first, then as often as costs little."""
+"""Decides after which updates something is checked: often at first, then as is cheap."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ NEVER = -1
 # With a number N: the updates that are always checked. From the third on, everything that a reducer
 # keeps between backwards (the order of buckets, their memory) is in use.
 _ALWAYS = (1, 3)
-# With `auto`: after the updates 1, 2, 4, ... and after every so many, at least and at most.
+# With `auto`: after updates 1, 2, 4, ... and at intervals between these bounds.
 _MOST_OFTEN, _LEAST_OFTEN = 32, 1024
-# The share of the time of training that regular checks of one kind may take; there are two kinds.
+# The share of the training time that regular checks of one kind may take; there are two kinds.
 _SHARE = 0.002
 
 
 def next_due(every: int | str, number: int, *, interval: int | None = _MOST_OFTEN) -> float:
-    """Return the first update, from NUMBER on, after which there is a check; they count from 1.
+    """Return the first update from NUMBER on after which there is a check; updates count from 1.
 
-    EVERY is the setting `check_ranks`. INTERVAL, a power of 2, is that of `auto`; None: after
-    powers of 2 only.
+    EVERY is the setting `check_ranks`. INTERVAL, a power of 2, is that of `auto`; None: only after
+    powers of 2.
 
     >>> sorted({next_due("auto", update) for update in range(1, 97)})
     [1, 2, 4, 8, 16, 32, 64, 96]
@@ -36,7 +36,7 @@ def next_due(every: int | str, number: int, *, interval: int | None = _MOST_OFTE
     early: float = 1 << (number - 1).bit_length()
     step = interval
     if isinstance(every, int):
-        early = next((each for each in _ALWAYS if each >= number), math.inf)
+        early = next((update for update in _ALWAYS if update >= number), math.inf)
         step = every
     return min(early, -(-number // step) * step) if step else early
 
@@ -47,7 +47,7 @@ def is_due(every: int | str, number: int, *, interval: int | None = _MOST_OFTEN)
 
 
 def interval_of(check_s: float, update_s: float) -> int:
-    """Return how many updates of UPDATE_S go by between checks of CHECK_S; a power of 2.
+    """Return the updates of UPDATE_S between checks of CHECK_S, a power of 2.
 
     >>> interval_of(0.001, 0.1), interval_of(0.01, 0.02), interval_of(1.0, 0.0)
     (32, 256, 1024)
@@ -59,25 +59,24 @@ def interval_of(check_s: float, update_s: float) -> int:
 
 
 class Pace:
-    """How often one model or program is checked: what a check takes is measured on all ranks.
+    """How often one model or program is checked, by the cost of a check measured on all ranks.
 
-    `check_s` and `update_s` are this rank's, 0 as long as they are not known. Both are wall-clock
-    time and what they have become lately: a busy machine makes both longer. The first check takes
-    longer than others, and does not count.
+    `check_s` and `update_s` are this rank's recent wall-clock times, 0 while unknown: a busy
+    machine makes both longer. The first check takes longer than others and does not count.
     """
 
     def __init__(self) -> None:
         self.check_s = self.update_s = 0.0
         # See `is_due`.
         self.interval: int | None = _MOST_OFTEN
-        # Of the check that is under way.
+        # The time spent in the current check.
         self._spent_s = 0.0
         # When the last check ended, and after which update.
         self._last: tuple[float, int] | None = None
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Count the time in this context as time of the check."""
+        """Count the time in this context as part of the check."""
         began_at = time.perf_counter()
         try:
             yield
@@ -97,7 +96,7 @@ class Pace:
     def agree(self, check_s: float, update_s: float, *, doubles_updates: bool = False) -> None:
         """Choose the interval by CHECK_S and UPDATE_S, on which all ranks agree.
 
-        DOUBLES_UPDATES: the update that is checked takes as long again, besides the check.
+        DOUBLES_UPDATES: a checked update takes twice as long, besides the check.
         """
         if self.interval is not None:
             self.interval = interval_of(check_s + doubles_updates * update_s, update_s)

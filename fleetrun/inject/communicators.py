@@ -1,6 +1,6 @@
-"""Communicators of our own for the allreduces of buckets, which run beside the backward.
+"""Communicators of our own for the allreduces of buckets, which overlap with the backward.
 
-A `Communicator` sums tensors over all ranks, in the order in which they are given to it.
+A `Communicator` sums tensors over all ranks in the order of its calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Ids of our communicators. Paddle counts its own up from 0.
 _FIRST_ID = 1 << 20
-# How many communicators this process has made among the same ranks: all of them count alike.
+# The communicators that this process has created per set of ranks; all ranks count alike.
 _made: Counter[tuple[int, ...]] = Counter()
 
 
@@ -45,9 +45,10 @@ def split_ranks(ranks: Sequence[int], size: int) -> Hierarchy:
 
 
 def ranks_together(ranks: Sequence[int], unit: int) -> int:
-    """Return the size of groups of RANKS that keeps together those of the same UNIT ranks of all.
+    """Return the size of groups of RANKS that keeps ranks of the same unit together.
 
-    A model's ranks may be some of the job's: every second one, where two ranks share a model.
+    A unit is UNIT consecutive ranks of the job. A model's RANKS may be some of the job's: every
+    second one if two ranks share a model.
 
     >>> ranks_together([0, 1, 2, 3], 2), ranks_together([1, 3, 5, 7], 4), ranks_together([0, 4], 4)
     (2, 2, 1)
@@ -73,10 +74,10 @@ def is_synchronous() -> bool:
 
 
 def new_group(ranks: Sequence[int]) -> Any:
-    """Return a new ProcessGroup of RANKS; None if this rank is alone or not in.
+    """Return a new ProcessGroup of RANKS; None if this rank is alone or not in it.
 
-    All RANKS must call it alike. `dist.new_group` is no choice: it counts its ids on member ranks
-    only, so groups without a common rank would use the same keys in the store.
+    All RANKS must call this alike. `dist.new_group` will not do: it counts its ids on member ranks
+    only, so disjoint groups would use the same keys in the store.
     """
     rank = global_rank()
     if len(ranks) <= 1 or rank not in ranks:
@@ -87,7 +88,7 @@ def new_group(ranks: Sequence[int]) -> Any:
     key = f"fleetrun/{_digest(ranks)}/{_made[tuple(ranks)]}"
     _made[tuple(ranks)] += 1
     if is_leader:
-        # Of all ranks of the job: no two groups get the same.
+        # Unique in the whole job.
         store.set(key, str(_FIRST_ID + store.add("fleetrun/communicators/count", 1)))
     number = int(bytes(store.get(key)))
     create = functools.partial(
@@ -100,9 +101,9 @@ def new_group(ranks: Sequence[int]) -> Any:
         group_id=number,
     )
     # For gloo, `gloo_stores` has patched this function.
-    made = create(store=store)
-    flight_recorder.add_group(made, ranks)
-    return made
+    group = create(store=store)
+    flight_recorder.add_group(group, ranks)
+    return group
 
 
 def _digest(ranks: Sequence[int]) -> str:
@@ -116,7 +117,7 @@ class Communicator:
     """Sums tensors at PLACE over all ranks, one after the other, by GROUPS.
 
     GROUPS are the ProcessGroup of all ranks, or the three of two levels; see `hierarchical`. With
-    OVERLAPS it sums beside the computation.
+    OVERLAPS it sums while the computation goes on.
     """
 
     def __init__(self, groups: Sequence[Any], place: Any, *, overlaps: bool) -> None:
@@ -125,23 +126,23 @@ class Communicator:
         self._stages: Sequence[Stage] = (
             hierarchical(*groups) if len(groups) > 1 else flat(*self.groups)
         )
-        # The number of allreduces of the model that has it, and of all models before.
+        # The allreduces of the model that holds it, and of all models before.
         self.calls = self._former_calls = 0
-        # No model has it.
+        # No model holds it.
         self.is_free = False
         # A backward has raised: this rank may have begun more allreduces than others.
         self.is_spoiled = False
-        # What sums beside the computation; None: nothing does.
+        # What sums while the computation goes on, if anything.
         self._beside: ThreadStages | DeviceStages | None = None
         self.take(overlaps=overlaps)
 
     @property
     def all_calls(self) -> int:
-        """The number of allreduces of all models that have had it."""
+        """The number of allreduces of all models that have held it."""
         return self._former_calls + self.calls
 
     def take(self, *, overlaps: bool) -> None:
-        """Let a model have it."""
+        """Assign it to a model."""
         self._former_calls, self.calls = self.all_calls, 0
         self.is_free = False
         if not overlaps:
@@ -153,7 +154,7 @@ class Communicator:
             self._beside = _device_stages(self._stages)
 
     def release(self) -> None:
-        """Let another model have it; its threads end after the work that was submitted."""
+        """Return it to the pool; its threads end after the submitted work."""
         if isinstance(self._beside, ThreadStages):
             self._beside.end()
         self._beside = None
@@ -164,8 +165,8 @@ class Communicator:
     ) -> Work | None:
         """Begin to sum TENSOR in place over the ranks; return None if that is done already.
 
-        IS_ONLY: the backward has no other allreduce, so a thread would only be waited for. With a
-        ROOT, in one level only, the rank at that place alone gets the sum.
+        IS_ONLY: the backward has no other allreduce, so a thread would not help. With a ROOT (one
+        level only) only the rank at that index gets the sum.
         """
         self.calls += 1
         if self._beside is None or (is_only and isinstance(self._beside, ThreadStages)):
@@ -184,7 +185,7 @@ class Communicator:
         """Return the sums of NUMBERS (int32) over the ranks; not counted in `calls`."""
         import paddle
 
-        # Whatever device the script has chosen by now.
+        # The script may have chosen another device.
         tensor = paddle.to_tensor(list(numbers), dtype="int32", place=self.place)
         sum_uncounted([self], [tensor])
         return [int(number) for number in tensor.numpy()]
@@ -193,8 +194,8 @@ class Communicator:
 def sum_uncounted(communicators: Sequence[Communicator], tensors: Sequence[Any]) -> None:
     """Sum TENSORS in place over COMMUNICATORS in turn, and wait for all; not counted in `calls`."""
     works = []
-    for place, tensor in enumerate(tensors):
-        communicator = communicators[place % len(communicators)]
+    for index, tensor in enumerate(tensors):
+        communicator = communicators[index % len(communicators)]
         works.append(communicator.all_reduce(tensor))
         communicator.calls -= 1
     for work in works:
@@ -209,46 +210,46 @@ def _device_stages(stages: Sequence[Stage]) -> DeviceStages:
 
 
 class Pool:
-    """The communicators that models have made, in the order in which they were made.
+    """The communicators of all models, in the order of creation.
 
-    Paddle keeps every ProcessGroup of gloo until the process ends, in tables that cannot be
-    emptied. So a model takes what models that are gone have left.
+    Paddle keeps every ProcessGroup of gloo until the process ends. So a new model reuses those of
+    deleted models.
     """
 
     def __init__(self) -> None:
-        # By the ranks and the size of groups; each list is alike on all of these ranks.
+        # By the ranks and the size of groups; each list is the same on all of these ranks.
         self._made: dict[tuple[tuple[int, ...], int], list[Communicator]] = {}
-        # Groups of leaders that were made to measure, by the ranks and the size of groups.
+        # Groups of leaders that were created to measure, by the ranks and the size of groups.
         self._leaders: dict[tuple[tuple[int, ...], int], list[Any]] = {}
         self._exchanges = 0
 
     @property
     def calls(self) -> int:
         """The number of allreduces so far, of all models."""
-        return sum(each.all_calls for made in self._made.values() for each in made)
+        return sum(held.all_calls for several in self._made.values() for held in several)
 
     def leaders(self, ranks: Sequence[int], size: int) -> Any:
-        """Return a ProcessGroup of the leaders of groups of SIZE among RANKS; None: no leader.
+        """Return a ProcessGroup of the leaders of groups of SIZE among RANKS; None if not a leader.
 
-        The next communicator of two levels takes it. All RANKS must call it alike.
+        The next communicator of two levels uses it. All RANKS must call this alike.
         """
-        kept = self._leaders.setdefault((tuple(ranks), size), [])
-        if not kept:
-            kept.append(new_group(split_ranks(ranks, size).leaders))
-        return kept[0]
+        groups = self._leaders.setdefault((tuple(ranks), size), [])
+        if not groups:
+            groups.append(new_group(split_ranks(ranks, size).leaders))
+        return groups[0]
 
     def take(
         self, ranks: Sequence[int], size: int | None, number: int, place: Any, *, overlaps: bool
     ) -> list[Communicator]:
-        """Return NUMBER communicators of RANKS for tensors at PLACE; SIZE: in groups of so many.
+        """Return NUMBER communicators of RANKS for tensors at PLACE, in groups of SIZE if given.
 
-        All RANKS must call it alike.
+        All RANKS must call this alike.
         """
         key = (tuple(ranks), size or 0)
         made = self._made.setdefault(key, [])
-        taken = [made[place] for place in self._agreed(made, ranks)[:number]]
-        for each in taken:
-            each.take(overlaps=overlaps)
+        taken = [made[index] for index in self._agreed(made, ranks)[:number]]
+        for communicator in taken:
+            communicator.take(overlaps=overlaps)
         while len(taken) < number:
             if size is None:
                 groups = [new_group(ranks)]
@@ -256,7 +257,7 @@ class Pool:
                 leaders = self._leaders.pop(key, [])
                 hierarchy = split_ranks(ranks, size)
                 reducing, broadcasting = (
-                    next((own for own in map(new_group, hierarchy.groups) if own), None)
+                    next((group for group in map(new_group, hierarchy.groups) if group), None)
                     for _ in range(2)
                 )
                 groups = [reducing, *(leaders or [new_group(hierarchy.leaders)]), broadcasting]
@@ -265,34 +266,34 @@ class Pool:
         return taken
 
     def free_unused(self, ranks: Sequence[int], size: int) -> None:
-        """Free the communicators that were made to measure groups of SIZE among RANKS.
+        """Free the communicators that were created to measure groups of SIZE among RANKS.
 
-        Paddle 3 can do so on GPUs. All RANKS must call it alike, and nothing may be under way.
+        Paddle 3 can do so on GPUs. All RANKS must call this alike, with no collective pending.
         """
         key = (tuple(ranks), size)
         made = self._made.get(key, [])
-        unused = [made[place] for place in self._agreed(made, ranks)]
-        groups = [*self._leaders.pop(key, []), *(one for each in unused for one in each.groups)]
+        unused = [made[index] for index in self._agreed(made, ranks)]
+        groups = [*self._leaders.pop(key, []), *(group for free in unused for group in free.groups)]
         for group in groups:
             if group is not None:
                 group.shutdown()
-        self._made[key] = [each for each in made if each not in unused]
+        self._made[key] = [communicator for communicator in made if communicator not in unused]
 
     def _agreed(self, made: list[Communicator], ranks: Sequence[int]) -> list[int]:
-        """Return the places of MADE that no model has on any of RANKS any more."""
+        """Return the indexes of communicators of MADE that are free on all RANKS."""
         if not made:
             return []
-        if not all(each.is_free for each in made):
+        if not all(communicator.is_free for communicator in made):
             # A model and its optimizer often hold each other.
             gc.collect()
-        free = [place for place, each in enumerate(made) if each.is_free]
+        free = [index for index, communicator in enumerate(made) if communicator.is_free]
         self._exchanges += 1
         key = f"fleetrun/pool/{_digest(ranks)}/{len(made)}/{self._exchanges}"
-        found = job_store.all_gather(key, free, global_rank(), ranks)
-        return sorted(set(free).intersection(*found))
+        free_by_rank = job_store.all_gather(key, free, global_rank(), ranks)
+        return sorted(set(free).intersection(*free_by_rank))
 
 
 def release(communicators: Sequence[Communicator]) -> None:
-    """Let other models have COMMUNICATORS."""
-    for each in communicators:
-        each.release()
+    """Return COMMUNICATORS to the pool."""
+    for communicator in communicators:
+        communicator.release()

@@ -1,11 +1,11 @@
-"""Finds where the copies of parameters differ that ranks hold, by checksums and then by values.
+"""Finds where the ranks' copies of parameters differ, by checksums and then by values.
 
-First every rank sends one checksum of its parameters of each kind, made where they are. Only if
-copies differ, each parameter gets one, and those that differ are compared one by one. Differences
-by rounding are allowed: kernels differ between devices. Running statistics are left out, as each
-rank computes them from its own data; see `parameter_history`.
+First every rank sends one checksum of its parameters of each kind, computed in place. Only if
+copies differ does each parameter get one, and those that differ are compared one by one.
+Differences by rounding are allowed: kernels differ between devices. Running statistics are left
+out, as each rank computes them from its own data; see `parameter_history`.
 
-Whatever ranks find, all of them do the same collectives in the same order.
+Whatever the result, all ranks do the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ if TYPE_CHECKING:
     from .parameter_history import ParameterHistory
     from .replicas import GroupRanks, StaticRanks
 
-# Bits: a parameter is trained by gradients; a forward writes into it; it has sparse gradients.
+# Bits: gradients train the parameter; a forward writes it; its gradients are sparse.
 _TRAINED, _WRITTEN, _SPARSE = 1, 2, 4
-# The number of parameters, or of ranks, that a note names.
+# The most parameters or ranks that a note names.
 _MOST_NAMES = 4
 # The difference that one update may cause, in units in the last place.
 _ULPS_PER_UPDATE = 4
-# Of a table with sparse gradients so many rows are a few, or one in so many. Adam on CPUs reads a
-# number beyond the rows that have gradients (seen with 2.6.2 and 3.3.1, in one process, too): if it
-# is that of a row, as the size of the next block of memory may be, it moves this one as well.
+# How many rows of a table with sparse gradients are few: so many, or one in so many. Adam on CPUs
+# reads a number beyond the rows with gradients (seen with 2.6.2 and 3.3.1, in one process, too): if
+# it happens to be a row's number, as the size of the next block of memory may be, it moves that
+# row.
 _FEW, _ONE_IN = 8, 100_000
-# What a rank says in the place of its numbers if it could not get them.
+# Sent by a rank that could not compute its numbers.
 FAILED = -1
-# What this is, for remarks.
+# The name of this check in remarks.
 WHAT = "the comparison of ranks"
-# What a rank has found: equal to the last bit, within rounding, or neither.
+# A rank's result: equal to the last bit, within rounding, or neither.
 _EXACT, _ROUNDED, _APART = range(3)
 
 
 class Differences(NamedTuple):
-    """Where copies of parameters differ, as a comparison has found."""
+    """Where copies of parameters differ."""
 
-    # The ranks that hold copies of what this rank holds, and the parameters of which they do.
+    # The number of ranks that hold the same parameters as this one, and of these parameters.
     ranks: int = 0
     parameters: int = 0
     # Whether this rank's copies are equal to the last bit, and those of all ranks.
@@ -64,7 +65,7 @@ class Differences(NamedTuple):
 
 
 class OwnSums(NamedTuple):
-    """What this rank holds by name, one checksum of each kind, and of each parameter if known."""
+    """What this rank holds by name: a checksum per kind, and per parameter if known."""
 
     parts: Mapping[str, Part]
     totals: list[int]
@@ -74,7 +75,7 @@ class OwnSums(NamedTuple):
     def numbers(self) -> list[int]:
         """The number of parameters of each kind, and their checksum."""
         counts = [sum(part.kind == kind for part in self.parts.values()) for kind in KINDS]
-        return [number for each in zip(counts, self.totals) for number in each]
+        return [number for pair in zip(counts, self.totals) for number in pair]
 
 
 @border.watching(WHAT)
@@ -88,11 +89,15 @@ def own_sums(find: Callable[[], Mapping[str, Part]], known: ParameterHistory | N
         [index for index, part in enumerate(parts.values()) if part.kind == kind] for kind in KINDS
     ]
     if known is None or checksums.are_on_host(values):
-        totals = [checksums.of_all(_array(values[index]) for index in some) for some in by_kind]
+        totals = [
+            checksums.of_all(_array(values[index]) for index in indexes) for indexes in by_kind
+        ]
         return OwnSums(parts, totals, None)
-    # On a device a sum of each is no more work than one of all.
+    # On a device checksums of each parameter cost no more than one of all.
     sums = checksums.of_tensors(values)
-    totals = [zlib.crc32(json.dumps([sums[index] for index in some]).encode()) for some in by_kind]
+    totals = [
+        zlib.crc32(json.dumps([sums[index] for index in indexes]).encode()) for indexes in by_kind
+    ]
     return OwnSums(parts, totals, sums)
 
 
@@ -103,13 +108,13 @@ def compare(
     known: ParameterHistory | None,
     updates: int,
 ) -> Differences:
-    """Compare what this rank holds, OWN, with the copies of it, after so many UPDATES.
+    """Compare what this rank holds, OWN, with its copies on other RANKS after so many UPDATES.
 
     ROWS are the `numbers` of all RANKS.
     """
     places = [ranks.places(kind) for kind in KINDS]
     me = ranks.ranks.index(ranks.rank)
-    # By kind: who holds copies of what this rank holds, by index.
+    # By kind: the indexes of the ranks that hold copies of what this rank holds.
     copies = [
         [index for index, place in enumerate(places[kind]) if place == places[kind][me]]
         for kind in KINDS
@@ -120,28 +125,28 @@ def compare(
         ranks=max((len(copies[kind]) for kind in compared), default=0),
         parameters=sum(counts[kind] for kind in compared),
     )
-    numbers = [_is_one_to_a_place(places[kind], rows, 2 * kind, 1) for kind in KINDS]
-    if not all(numbers):
-        differing = [sorted({rows[each][2 * kind] for each in copies[kind]}) for kind in KINDS]
-        found = next((each for each in differing if len(each) > 1), None)
-        difference = found and f"they have different numbers of parameters: {found}"
+    consistent = [_is_one_to_a_place(places[kind], rows, 2 * kind, 1) for kind in KINDS]
+    if not all(consistent):
+        differing = [sorted({rows[peer][2 * kind] for peer in copies[kind]}) for kind in KINDS]
+        unequal = next((numbers for numbers in differing if len(numbers) > 1), None)
+        difference = unequal and f"they have different numbers of parameters: {unequal}"
         return outcome._replace(
             is_exact=False, are_all_exact=False, difference=difference or "", is_any_apart=True
         )
     if all(_is_one_to_a_place(places[kind], rows, 2 * kind, 2) for kind in KINDS):
         return outcome
     longest = max(sum(row[::2]) for row in rows)
-    each_own = own_sums_of_each(own, known) or [[FAILED] * longest] * 2
-    table, seen_by = (ranks.gather(each + [0] * (longest - len(each))) for each in each_own)
+    columns = own_sums_of_each(own, known) or [[FAILED] * longest] * 2
+    table, seen_by = (ranks.gather(column + [0] * (longest - len(column))) for column in columns)
     failed = [rank for rank, row in zip(ranks.ranks, seen_by) if row[0] == FAILED]
     if failed:
         return outcome._replace(failed=failed[0])
     copied = {
         name: _Copied(
             part,
-            {ranks.ranks[each]: table[each][index] for each in copies[part.kind]},
+            {ranks.ranks[peer]: table[peer][index] for peer in copies[part.kind]},
             # A parameter has a bit if any rank has seen it.
-            functools.reduce(operator.or_, (seen_by[each][index] for each in copies[part.kind])),
+            functools.reduce(operator.or_, (seen_by[peer][index] for peer in copies[part.kind])),
         )
         for index, (name, part) in enumerate(own.parts.items())
     }
@@ -151,20 +156,20 @@ def compare(
 def _is_one_to_a_place(
     places: Sequence[object], rows: list[list[int]], start: int, size: int
 ) -> bool:
-    """Whether the SIZE numbers of ROWS from START on are the same for all ranks of one place."""
+    """Whether the SIZE numbers of ROWS from START on are equal on all ranks of the same place."""
     seen = {(place, *row[start : start + size]) for place, row in zip(places, rows)}
     return len(seen) == len(set(places))
 
 
 class _Copied(NamedTuple):
-    """A parameter, the checksums of its copies by rank, and what any of these has seen of it."""
+    """A parameter, the checksums of its copies by rank, and the bits that any of these has set."""
 
     part: Part
     sums: dict[int, int]
     seen: int
 
     def is_few(self, rows: int, shape: Sequence[int]) -> bool:
-        """Whether so many ROWS may differ as Paddle updates sparse tables."""
+        """Whether ROWS are few enough to differ by Paddle's updates of sparse tables."""
         return not rows or (self.seen & _SPARSE > 0 and rows <= _most_few(_rows(shape)))
 
 
@@ -179,29 +184,29 @@ def _compare_each(
     statistics = []
     state = _EXACT
     apart = [0] * longest
-    for index, (name, each) in enumerate(copied.items()):
-        if len({*each.sums.values()}) == 1:
+    for index, (name, copy) in enumerate(copied.items()):
+        if len({*copy.sums.values()}) == 1:
             continue
-        if each.seen & ~_SPARSE != _TRAINED:
+        if copy.seen & ~_SPARSE != _TRAINED:
             statistics.append(name)
             continue
-        array = _array(each.part.value)
-        apart[index] = ranks.apart(each.part.kind, each.sums, array, ulps)
-        is_few = each.is_few(apart[index], array.shape)
+        array = _array(copy.part.value)
+        apart[index] = ranks.apart(copy.part.kind, copy.sums, array, ulps)
+        is_few = copy.is_few(apart[index], array.shape)
         state = max(state, _ROUNDED if is_few else _APART)
     states, *columns = zip(*ranks.gather([state, *apart]))
     tables = {}
     difference = ""
-    for (name, each), column in zip(copied.items(), columns):
-        rows = {rank: column[ranks.ranks.index(rank)] for rank in each.sums}
+    for (name, copy), column in zip(copied.items(), columns):
+        rows = {rank: column[ranks.ranks.index(rank)] for rank in copy.sums}
         most = max(rows.values())
         if not most or difference:
             continue
-        shape = list(_array(each.part.value).shape)
-        is_few = each.is_few(most, shape)
+        shape = list(_array(copy.part.value).shape)
+        is_few = copy.is_few(most, shape)
         bad = [rank for rank, apart_rows in rows.items() if apart_rows]
         where = f"{most} of {_rows(shape)} rows of " if is_few else ""
-        differ = _these_ranks(bad, reference(each.sums), len(rows))
+        differ = _these_ranks(bad, reference(copy.sums), len(rows))
         text = f"{differ} in {where}the parameter {name} of shape {shape}"
         if is_few:
             tables[name] = text
@@ -220,10 +225,10 @@ def _compare_each(
 
 @border.watching(WHAT)
 def own_sums_of_each(own: OwnSums, known: ParameterHistory | None) -> list[list[int]]:
-    """Return the checksum of each parameter, and the bits that this rank has seen of it."""
+    """Return the checksum of each parameter, and the bits that this rank has recorded for it."""
     sums = own.sums or [checksums.of_array(_array(part.value)) for part in own.parts.values()]
-    # What the forward of a static program writes into was left out before.
-    seen = [
+    # What the forward of a static program writes was left out before.
+    bits = [
         _TRAINED
         if known is None
         else _TRAINED * known.is_trained(part.parameter)
@@ -231,7 +236,7 @@ def own_sums_of_each(own: OwnSums, known: ParameterHistory | None) -> list[list[
         | _SPARSE * known.is_sparse(part.parameter)
         for part in own.parts.values()
     ]
-    return [sums, seen]
+    return [sums, bits]
 
 
 def _rows(shape: Sequence[int]) -> int:
@@ -239,7 +244,7 @@ def _rows(shape: Sequence[int]) -> int:
 
 
 def _most_few(size: int) -> int:
-    """Return how many of SIZE rows are a few.
+    """Return how many of SIZE rows are few.
 
     >>> [_most_few(size) for size in (80, 600, 10_000, 9_000_000)]
     [0, 6, 8, 90]
@@ -248,7 +253,7 @@ def _most_few(size: int) -> int:
 
 
 def _these_ranks(bad: Sequence[int], first: int, size: int) -> str:
-    """Say that the ranks BAD differ from the rank FIRST, of SIZE ranks that hold copies.
+    """Describe that the ranks BAD differ from the rank FIRST, of SIZE ranks that hold copies.
 
     >>> _these_ranks([1], 0, 2), _these_ranks([1, 3], 0, 4)
     ('rank 1 and rank 0 differ', 'rank 1, rank 3 differ from rank 0')

@@ -1,13 +1,13 @@
-"""Proves that Paddle computes on GPUs: `python compute_check.py [GPU...]`, with an answer in JSON.
+"""Checks that Paddle computes on GPUs: `python compute_check.py [GPU...]`, answering in JSON.
 
-Each question is asked in a process of its own, which may crash or hang: the libraries of NVIDIA's
-that this Paddle wants, by its own loader; then for each GPU (two at most) a product and a
-convolution, and a sum of the ranks. `--cpu RANKS` asks the same of CPUs, and `--say` before all
-answers in lines, with exit code 1 where something is wrong. It needs Paddle alone: scripts/setup
-runs it before fleetrun is installed.
+Each check runs in a process of its own, which may crash or hang: loading the NVIDIA libraries that
+this Paddle needs, by its own loader; then for each GPU (two at most) a product and a convolution,
+and a sum over the ranks. `--cpu RANKS` checks CPUs, and a leading `--say` answers in lines, with
+exit code 1 if something is wrong. It needs only Paddle: scripts/setup runs it before fleetrun is
+installed.
 
-`--link` puts links to the libraries of the packages nvidia-* beside those of Paddle, which finds
-them there: a wheel that wants `libcudnn.so` does not find `libcudnn.so.8`.
+`--link` links the libraries of the nvidia-* packages into Paddle's folder, where Paddle finds them:
+a wheel that needs `libcudnn.so` does not find `libcudnn.so.8`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 TIMEOUT_S = 180.0
 _MARK = "fleetrun-proof: "
 _MOST_WORDS = 2000
-# The packages that bring a library, by the major version of CUDA; CUDA 13 has another name.
+# The package of each library, without the major version of CUDA; CUDA 13 has another name.
 _PACKAGES = {
     "libcublas": "nvidia-cublas",
     "libcublasLt": "nvidia-cublas",
@@ -51,13 +51,13 @@ def step(name: str) -> None:
 
 
 def ask_libraries() -> None:
-    """Let Paddle load what it loads late; it says which it cannot."""
+    """Let Paddle load its lazily loaded libraries; it reports which it cannot."""
     step("import")
     from paddle.base import core
 
     step("libraries")
     for version in ("cudnn_version", "nccl_version"):
-        # A missing one is an exception, or a warning on stderr.
+        # A missing library is an exception, or a warning on stderr.
         try:
             getattr(core, version, int)()
         except Exception as error:  # noqa: PERF203 - each is asked
@@ -88,9 +88,9 @@ def compute(device: str) -> None:
     if ranks > 1:
         step("sum of the ranks")
         paddle.distributed.init_parallel_env()
-        mine = paddle.full([1024], float(paddle.distributed.get_rank() + 1))
-        paddle.distributed.all_reduce(mine)
-        assert float(mine.max()) == float(mine.min()) == ranks * (ranks + 1) / 2
+        summed = paddle.full([1024], float(paddle.distributed.get_rank() + 1))
+        paddle.distributed.all_reduce(summed)
+        assert float(summed.max()) == float(summed.min()) == ranks * (ranks + 1) / 2
     step("done")
 
 
@@ -115,11 +115,11 @@ class _Child:
         os.killpg(self.process.pid, signal.SIGKILL)
 
     def report(self, *, was_killed: bool) -> dict[str, Any]:
-        """Return how far it came, how it ended, its last words, and the libraries it lacks."""
+        """Return the last step, how the process ended, its output, and missing libraries."""
         with self._output:
             self._output.seek(0)
-            said = self._output.read().decode(errors="replace")
-        lines = said.splitlines()
+            output = self._output.read().decode(errors="replace")
+        lines = output.splitlines()
         steps = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
         words = [line for line in lines if line.strip() and not line.startswith(_MARK)]
         code = self.process.returncode
@@ -132,15 +132,15 @@ class _Child:
             "step": steps[-1] if steps else "start",
             "how": how,
             "words": "\n".join(words)[-_MOST_WORDS:],
-            "libraries": _LIBRARY.findall(said),
+            "libraries": _LIBRARY.findall(output),
         }
 
 
 def _wait(children: list[_Child]) -> list[dict[str, Any]]:
-    """Wait for CHILDREN; return the report of each. When one has failed, the others are killed."""
-    until = time.monotonic() + TIMEOUT_S
+    """Wait for CHILDREN; return the report of each. If one fails, the others are killed."""
+    deadline = time.monotonic() + TIMEOUT_S
     try:
-        while not all(child.is_over() for child in children) and time.monotonic() < until:
+        while not all(child.is_over() for child in children) and time.monotonic() < deadline:
             if any(child.is_over() and child.process.returncode for child in children):
                 break
             time.sleep(0.05)
@@ -149,23 +149,23 @@ def _wait(children: list[_Child]) -> list[dict[str, Any]]:
         for child in late:
             child.kill()
             child.process.wait()
-    is_late = time.monotonic() >= until
+    is_late = time.monotonic() >= deadline
     return [child.report(was_killed=is_late and child in late) for child in children]
 
 
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
 def prove(devices: list[str]) -> dict[str, Any]:
-    """Return what is wrong: `libraries` that are missing, and what `failed` first, if anything."""
+    """Return what is wrong: missing `libraries`, and the first report that `failed`, if any."""
     master, *ends = (f"127.0.0.1:{port}" for port in _free_ports(1 + len(devices)))
     is_gpu = devices[0].startswith("gpu")
-    asking = [_Child(["libraries"], {})] if is_gpu else []
+    library_checks = [_Child(["libraries"], {})] if is_gpu else []
     ranks = [
         _Child(
             ["compute", device],
@@ -182,30 +182,32 @@ def prove(devices: list[str]) -> dict[str, Any]:
         for rank, device in enumerate(devices)
     ]
     reports = _wait(ranks)
-    libraries = {name for report in reports + _wait(asking) for name in report.pop("libraries")}
+    libraries = {
+        name for report in reports + _wait(library_checks) for name in report.pop("libraries")
+    }
     failed = [
         {"device": device, **report}
         for device, report in zip(devices, reports)
         if report["step"] != "done"
     ]
-    # Who ended by itself is the cause.
-    failed.sort(key=lambda one: "SIGKILL" in one["how"])
+    # A rank that ended by itself is the cause.
+    failed.sort(key=lambda report: "SIGKILL" in report["how"])
     return {
         "devices": devices,
-        # Each with the package that brings it, where one does.
+        # Each with the package that contains it, if known.
         "libraries": [(name, package(name)) for name in sorted(libraries)],
         "failed": failed[0] if failed else None,
     }
 
 
 def package(library: str) -> str:
-    """Return the package that brings LIBRARY for the installed Paddle, as pip takes it."""
+    """Return the package with LIBRARY for the installed Paddle, as a requirement of pip."""
     name = _PACKAGES.get(library.partition(".so")[0])
     file = _home() / "version" / "__init__.py"
     majors = dict(_VERSION.findall(file.read_text("utf-8"))) if file.exists() else {}
     if name is None or "cuda" not in majors:
         return ""
-    # Libraries of another major version are other libraries.
+    # Libraries of another major version are not compatible.
     bound = "<9" if name == "nvidia-cudnn" and majors.get("cudnn") == "8" else ""
     return f"{name}-cu{majors['cuda']}{bound}"
 
@@ -221,7 +223,7 @@ def _home() -> Path:
 
 
 def link() -> int:
-    """Link NVIDIA's libraries into the folder of Paddle's; return how many."""
+    """Link NVIDIA's libraries into Paddle's library folder; return the number of links."""
     libs = _home() / "libs"
     count = 0
     for library in sorted(libs.parents[1].glob("nvidia/*/lib/lib*.so*")):
@@ -234,7 +236,7 @@ def link() -> int:
 
 
 def main(words: list[str]) -> None:
-    """Do what WORDS ask for."""
+    """Run the check that the command line WORDS requests."""
     if words[:1] == ["libraries"]:
         ask_libraries()
     elif words[:1] == ["compute"]:
@@ -244,19 +246,21 @@ def main(words: list[str]) -> None:
     else:
         is_in_lines = words[:1] == ["--say"]
         words = words[is_in_lines:]
-        devices = [f"gpu:{one}" for one in words or ["0"]][:2]
+        devices = [f"gpu:{index}" for index in words or ["0"]][:2]
         if words[:1] == ["--cpu"]:
             devices = ["cpu"] * int(words[1])
-        found = prove(devices)
+        result = prove(devices)
         if not is_in_lines:
-            print(json.dumps(found))
+            print(json.dumps(result))
             return
-        for name, brings in found["libraries"]:
-            print(f"lacks {name} {brings}")
-        if found["failed"]:
-            last = found["failed"]["words"].strip().splitlines()[-1:] or ["it said nothing"]
-            print("failed {step} on {device} {how}: {last}".format(last=last[0], **found["failed"]))
-        sys.exit(1 if found["failed"] or found["libraries"] else 0)
+        for name, provider in result["libraries"]:
+            print(f"lacks {name} {provider}")
+        if result["failed"]:
+            last = result["failed"]["words"].strip().splitlines()[-1:] or ["it said nothing"]
+            print(
+                "failed {step} on {device} {how}: {last}".format(last=last[0], **result["failed"])
+            )
+        sys.exit(1 if result["failed"] or result["libraries"] else 0)
 
 
 if __name__ == "__main__":

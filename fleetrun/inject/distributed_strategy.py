@@ -1,4 +1,4 @@
-"""Puts the strategy into Paddle's DistributedStrategy, and records what the script sets there."""
+"""Sets the strategy in Paddle's DistributedStrategy, and records what the script sets there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FLEET = "paddle.distributed.fleet"
 # The attribute of a DistributedStrategy with the fields that the script has set, and the keys of
-# dictionaries. A copy of the strategy has it, too.
+# dictionaries. Copies of the strategy inherit it.
 _SCRIPT_FIELDS = "_fleetrun_script_fields"
 # Attributes that are not named like their field.
 _ATTRIBUTES = {
@@ -29,13 +29,13 @@ _ATTRIBUTES = {
     "calc_comm_same_stream": "_calc_comm_same_stream",
     "with_coordinator": "is_with_coordinator",
 }
-# What fleetrun alone does: Paddle has no such field, or one that is wrong.
+# Fields that only fleetrun implements: Paddle's are missing or wrong.
 _OURS = ("fp16_allreduce", "bf16_allreduce")
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
 # The fields that could not be put into a DistributedStrategy, and why.
 misfits: dict[str, str] = {}
-# By id, the BuildStrategy objects that scripts have got from a strategy, with our values in them.
-# They are kept for ever, so that no id is reused; a script makes one or two.
+# By id: the BuildStrategy objects with our values that scripts have got from a strategy. Kept
+# forever, so that no id is reused; a script makes one or two.
 _lent: dict[int, Any] = {}
 
 
@@ -75,8 +75,8 @@ class _Injection:
         @functools.wraps(load)
         def load_from_prototxt(strategy: Any, pb_file: str) -> None:
             load(strategy, pb_file)
-            found = _fields_in(strategy, pb_file) or {}
-            strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(found)
+            loaded = _fields_in(strategy, pb_file) or {}
+            strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(loaded)
 
         watch_method(kind, "__init__", after=begin)
         kind.__setattr__ = __setattr__
@@ -103,7 +103,7 @@ class _Injection:
         kind.distributed_optimizer = self._taking(kind.distributed_optimizer, 2)
 
     def patch_optimizers(self, module: ModuleType) -> None:
-        """Take it over in dynamic graphs, too."""
+        """Take over the strategy in dynamic graphs, too."""
         name = "_dygraph_distributed_optimizer"
         setattr(module, name, self._taking(getattr(module, name), 1))
 
@@ -121,7 +121,7 @@ class _Injection:
         return taking
 
     def take(self, strategy: Any) -> Any:
-        """Record what the script has set in STRATEGY; return the strategy for fleet."""
+        """Record what the script has set in STRATEGY; return the strategy to pass to fleet."""
         if strategy is None or _SCRIPT_FIELDS not in getattr(strategy, "__dict__", {}):
             return strategy
         for name, keys in strategy.__dict__[_SCRIPT_FIELDS].items():
@@ -165,7 +165,7 @@ class _Injection:
                 value = type(now)(value) or type(now)(value > 0)
             if isinstance(value, dict):
                 _clear_lists(strategy, attribute, value)
-                # Paddle empties some of what it is given, and does not know all that is nested.
+                # Paddle clears some of its argument, and does not know nested sections.
                 value = _without_nested(getattr(strategy.strategy, attribute, None), value)
             kind.__dict__[attribute].fset(strategy, value)
         except Exception as error:
@@ -200,7 +200,7 @@ class _Injection:
             self._place_field(strategy, "a_sync_configs", self._spec.strategy["a_sync_configs"])
 
     def _set_in(self, strategy: Any, build: Any) -> list[str]:
-        """Return the fields that the script has set in its BuildStrategy; put ours into the others.
+        """Return the fields that the script has set in its BuildStrategy; set ours in the others.
 
         Paddle copies all fields of it, also those that the script has left at their defaults.
         """
@@ -243,7 +243,7 @@ def _value(strategy: Any, name: str) -> Any:
 
 
 def _without_nested(message: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Set in MESSAGE what is in sections of it, `pp_configs.profiling`; return the other VALUES."""
+    """Set nested VALUES, `pp_configs.profiling`, in MESSAGE; return the others."""
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         if section:

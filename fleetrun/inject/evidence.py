@@ -1,4 +1,4 @@
-"""The proof of what took effect in this rank, which it appends to its records."""
+"""The evidence of what took effect in this rank, appended to its records."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from .spec import StrategySpec
 
-# What this is, for remarks.
+# The name of this module's work in remarks.
 WHAT = "the evidence of the strategy"
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
-# In effect, but this job trains in the same way without it.
+# In effect, but this job trains the same without it.
 NO_DIFFERENCE = "no_difference"
-# What was to be counted is not known.
+# The count that would show it has failed.
 NO_WORD = "no_word"
 
 
@@ -56,14 +56,14 @@ class Evidence:
         # `dygraph` or `static`, once something was trained.
         self.graph = ""
         self.updates = 0
-        # As long as there are none: the backwards, and who has the parameters.
+        # While there are no updates: the backwards, and the class that holds the parameters.
         self.backwards = 0
         self.optimizer = ""
-        # What was to count, compare or report, and has failed.
+        # What counts, compares or reports, and has failed.
         self.failures: list[str] = []
         # None: the ranks were not compared.
         self.ranks_equal: bool | None = None
-        # The update after which they were compared last.
+        # The update after which they were last compared.
         self.compared_after: int | None = None
 
     def knob(
@@ -96,31 +96,31 @@ class Evidence:
     def known(self, name: str, value: Any) -> Mapping[str, Any]:
         """Return what the launcher knows of the field NAME with VALUE in this graph and Paddle."""
         paddle = sys.modules.get("paddle")
-        # Of other versions the nearest: 2 or 3.
+        # Other versions count as the nearest, 2 or 3.
         version = str(getattr(paddle, "__version__", ""))[:1]
         here = {"graph": self.graph, "device": device_kind()}
         for line in self._spec.known(name, value):
-            is_here = all(line.get(key, there) == there for key, there in here.items())
+            is_here = all(line.get(key, actual) == actual for key, actual in here.items())
             if is_here and line.get("paddle", version)[:1] == version:
                 return line
         return {}
 
     def note(self, text: str) -> None:
-        """Add the sentence TEXT for the user, unless it is there already."""
+        """Add the sentence TEXT for the user, once."""
         if text not in self._notes:
             self._notes.append(text)
 
     def disagree(self, name: str, script: Any, used: Any) -> None:
-        """List that the script's value of NAME is SCRIPT, not the strategy's; USED is in effect."""
+        """Record that the script sets NAME to SCRIPT, unlike the strategy; USED is in effect."""
         strategy = self._spec.asked(name)
         entry = {"name": name, "script": script, "strategy": strategy, "used": used}
         if entry not in self._disagreements:
             self._disagreements.append(entry)
 
     def claim(self) -> bool:
-        """Claim the rank's evidence for this process, which trains; return whether it succeeds.
+        """Claim the rank's evidence for this process, which trains; return whether that succeeds.
 
-        A rank may have several processes. The evidence of the first one that trains counts.
+        A rank may have several processes; the evidence of the first one that trains counts.
         """
         if self._is_trainer is None or os.getpid() != self._pid:
             # A forked child inherits this object, and may be the process that trains.
@@ -134,7 +134,7 @@ class Evidence:
         # Forked DataLoader workers inherit this object, and must not write.
         if os.getpid() != self._pid or not self._path:
             return
-        # A process that only imports Paddle says nothing after one that trains.
+        # A process that only imports Paddle must not write after one that trains.
         if not self._is_trainer and (self._is_trainer is False or _owner(self._path)):
             return
         record = self._record()
@@ -158,7 +158,7 @@ class Evidence:
             "paddle": getattr(paddle, "__version__", None),
             "graph": self.graph,
             "device": device_kind(),
-            # What has failed may be the count of updates.
+            # The count of updates itself may have failed.
             "complete": self.updates > 0 or bool(self.failures),
             "updates": self.updates,
             "backwards": self.backwards,
@@ -173,7 +173,7 @@ class Evidence:
         }
 
     def _if_updated(self, knob: dict[str, Any]) -> dict[str, Any]:
-        """Return KNOB, without effect as long as no update was made."""
+        """Return KNOB, as without effect until an update was made."""
         if self.updates or knob["status"] not in {EFFECTIVE, NO_DIFFERENCE}:
             return knob
         reason = "no update of the optimizer was made"
@@ -185,12 +185,13 @@ class Evidence:
 
 def _owner(path: str) -> int | None:
     """Return the process of this rank that trains, by the records in PATH."""
-    pids = [one["pid"] for one in rank_records.read(path, rank_records.STRATEGY) if one["complete"]]
+    records = rank_records.read(path, rank_records.STRATEGY)
+    pids = [record["pid"] for record in records if record["complete"]]
     return pids[-1] if pids else None
 
 
 def _is_taken(path: str, pid: int) -> bool:
-    """Whether another process of this rank trains, by the records in PATH, and still runs."""
+    """Whether another process of this rank trains and still runs, by the records in PATH."""
     owner = _owner(path)
     if owner in (None, pid):
         return False
@@ -204,10 +205,10 @@ def _is_taken(path: str, pid: int) -> bool:
 
 
 def device_kind() -> str:
-    """Return the kind of device that this rank trains on: `cpu`, `gpu`; empty if unknown."""
+    """Return the kind of device that this rank trains on, `cpu` or `gpu`; empty if unknown."""
     paddle: Any = sys.modules.get("paddle")
     try:
         return str(paddle.device.get_device()).partition(":")[0]
     except Exception:
-        # Paddle is half imported, or has been shut down.
+        # Paddle is partly imported, or shut down.
         return ""

@@ -1,8 +1,8 @@
 """Records each collective of this rank in a ring in a mapped file, which outlives the rank.
 
-`records/flightfile.py` reads it. What is written is in the kernel at once, so it survives a
-`kill -9`; nothing waits for a disk. A ring that has failed says so in its header, lest the rank
-seem to have stopped there.
+`records/flightfile.py` reads it. Writes reach the kernel at once, so they survive a `kill -9`;
+nothing waits for a disk. A ring that has failed is marked in its header, lest the rank seem to have
+stopped there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _VARIABLE = "FLEETRUN_FLIGHT_RECORDER"
 _WHAT = "the flight recorder"
 MAGIC = b"FLTRING1"
-# What the ring is: magic, slots, channels, bytes of the table, its bytes in use, state, pid,
-# restart, rank.
+# The header: magic, slots, channels, bytes of the table, its bytes in use, state, pid, restart,
+# rank.
 HEADER = struct.Struct("<8s8I")
 _USED, _STATE = struct.Struct("<I"), struct.Struct("<I")
 _USED_AT, _STATE_AT = 20, 24
@@ -38,16 +38,16 @@ HEADER_BYTES = 64
 RECORDING, FAILED = 0, 1
 # The last sequence number of each channel.
 _HEAD = struct.Struct("<Q")
-# Number, sequence number, when issued, when done, bytes, call site, channel, operation, dtype,
-# dimensions, state, peer, shape. Times are nanoseconds of the wall clock.
+# A slot: number, sequence number, time issued, time done, bytes, call site, channel, operation,
+# dtype, dimensions, state, peer, shape. Times are nanoseconds of the wall clock.
 SLOT = struct.Struct("<QQQQqIHHBBHi6I")
 _NUMBER, _DONE, _OUTCOME = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<H")
 _DONE_AT, _OUTCOME_AT = 24, 50
-# What becomes of a collective: the caller waits, it runs on a device, or it has raised.
+# The state of a collective: the caller waits, it runs on a device, or it has raised.
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
 SLOTS, CHANNELS, TABLE_BYTES = 1024, 512, 64 * 1024
 _MOST_DIMENSIONS, _LARGEST = 6, 2**32 - 1
-# Tasks on a device that are not known to be done.
+# The most device tasks that are not known to be done.
 _MOST_PENDING = 64
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
 _OURS = os.path.dirname(os.path.abspath(__file__))
@@ -62,7 +62,7 @@ class _Operation(NamedTuple):
     reduction: int | None = None
 
 
-# By the method; each may end in `_on_calc_stream`.
+# By method; each may end in `_on_calc_stream`.
 _OPERATIONS = {
     "all_reduce": _Operation("all_reduce", 0, None, 1),
     "allreduce": _Operation("all_reduce", 0, None, 1),
@@ -88,16 +88,16 @@ _OPERATIONS = {
     "recv_partial": _Operation("recv", 0, 1),
 }
 _POINT_TO_POINT = ("send", "recv")
-# A backward in which Paddle's own reducer sums gradients, where nothing of ours can see it.
+# A backward in which Paddle's own reducer sums gradients, invisible to our hooks.
 BACKWARD = "backward"
 _BACKWARD = _Operation(BACKWARD, None)
 _ON_STREAM = "{}_on_calc_stream"
-# The place of the ProcessGroup among the arguments of Paddle's reducer.
+# The index of the ProcessGroup among the arguments of Paddle's reducer.
 _REDUCERS_GROUP = 3
 
 
 class Ring:
-    """A ring in the file PATH: the last collectives, and names that they refer to by number."""
+    """A ring in the file PATH: the last collectives, and the names that they refer to by number."""
 
     def __init__(self, path: str) -> None:
         self._slots_at = HEADER_BYTES + CHANNELS * _HEAD.size + TABLE_BYTES
@@ -107,7 +107,7 @@ class Ring:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600)
         try:
-            # On a full disk a page that is not there would kill the rank when it is written.
+            # On a full disk a missing page would kill the rank when it is written.
             os.posix_fallocate(fd, 0, size)
             self.memory = mmap.mmap(fd, size)
             header = (MAGIC, SLOTS, CHANNELS, TABLE_BYTES, 0, RECORDING, os.getpid())
@@ -123,13 +123,13 @@ class Ring:
         self._numbers = itertools.count(1)
         self._known: dict[tuple[str, Any], int] = {}
         self._counts: Counter[str] = Counter()
-        # Threads of ours reduce, too.
+        # Our own threads reduce, too.
         self._naming = threading.Lock()
 
     def name(self, kind: str, key: Any, value: Any = None) -> int:
-        """Return the number of KEY among those of its KIND; 0: there is no room for more lines.
+        """Return the number of KEY among those of its KIND; 0 if there is no room for more lines.
 
-        VALUE is what is written down, if it is not the key.
+        VALUE is written instead of the key, if given.
         """
         number = self._known.get((kind, key))
         if number is None:
@@ -153,7 +153,7 @@ class Ring:
         return number
 
     def begin(self, sequence: int, channel: int, nbytes: int, *fields: Any) -> int:
-        """Write down what is issued now, and return its number."""
+        """Record a collective that is issued now, and return its number."""
         number = next(self._numbers)
         at = self._slots_at + number % SLOTS * SLOT.size
         SLOT.pack_into(
@@ -164,24 +164,24 @@ class Ring:
         return number
 
     def end(self, number: int) -> None:
-        """Write down that NUMBER is done, if it is still in the ring."""
+        """Record that NUMBER is done, if it is still in the ring."""
         at = self._slots_at + number % SLOTS * SLOT.size
         if _NUMBER.unpack_from(self.memory, at)[0] == number:
             _DONE.pack_into(self.memory, at + _DONE_AT, time.time_ns())
 
     def mark(self, number: int, outcome: int) -> None:
-        """Write down what becomes of NUMBER, if it is still in the ring."""
+        """Record the state OUTCOME of NUMBER, if it is still in the ring."""
         at = self._slots_at + number % SLOTS * SLOT.size
         if _NUMBER.unpack_from(self.memory, at)[0] == number:
             _OUTCOME.pack_into(self.memory, at + _OUTCOME_AT, outcome)
 
     def fail(self) -> None:
-        """Write down that nothing follows, whatever the rank does."""
+        """Record that nothing follows, whatever the rank does."""
         _STATE.pack_into(self.memory, _STATE_AT, FAILED)
 
 
 class _Group:
-    """A ProcessGroup, and how many collectives each of its channels has had."""
+    """A ProcessGroup, and the number of collectives of each of its channels."""
 
     def __init__(self, ring: Ring, process_group: Any, ranks: Sequence[int], number: int) -> None:
         # Its id stays its own as long as it lives.
@@ -196,12 +196,12 @@ class _Group:
 
     def channel(self, operation: str, peer: int) -> tuple[int, Any]:
         """Return the number of the channel for OPERATION with PEER, and its counter."""
-        found = self._channels.get((operation, peer))
-        if found is None:
+        channel = self._channels.get((operation, peer))
+        if channel is None:
             value = [self._name, operation, peer]
             number = self._ring.name("channel", tuple(value), value)
-            found = self._channels[operation, peer] = number, itertools.count(1)
-        return found
+            channel = self._channels[operation, peer] = number, itertools.count(1)
+        return channel
 
 
 class FlightRecorder:
@@ -219,17 +219,17 @@ class FlightRecorder:
         self.is_on = True
 
     def leave(self) -> None:
-        """Record nothing any more: this is a forked child, and the ring its parent's."""
+        """Stop recording: this is a forked child, and the ring is its parent's."""
         self.is_on = False
 
     def fail(self) -> None:
-        """Say in the ring that nothing follows."""
+        """Mark the ring: nothing follows."""
         self.is_on = False
         if self._ring is not None:
             self._ring.fail()
 
     def add(self, process_group: Any, ranks: Sequence[int]) -> None:
-        """Know the RANKS of a PROCESS_GROUP."""
+        """Register the RANKS of a PROCESS_GROUP."""
         if not self.is_on or id(process_group) in self._groups:
             return
         if self._ring is None:
@@ -239,7 +239,7 @@ class FlightRecorder:
         self._groups[id(process_group)] = _Group(self._ring, process_group, members, number)
 
     def begin(self, process_group: Any, operation: _Operation, args: Sequence[Any]) -> int:
-        """Record that OPERATION is called with ARGS, and return its number; 0: it is not."""
+        """Record that OPERATION is called with ARGS; return its number, 0 if it is not recorded."""
         group = self._groups.get(id(process_group))
         ring = self._ring
         if group is None or ring is None or not self.is_on:
@@ -266,17 +266,17 @@ class FlightRecorder:
             for length in shape:
                 size *= length
         dimensions = len(shape)
-        lengths = [min(each, _LARGEST) for each in shape[:_MOST_DIMENSIONS]]
+        lengths = [min(length, _LARGEST) for length in shape[:_MOST_DIMENSIONS]]
         lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
         site = self._site(ring, sys._getframe(1))
-        what = ring.name("operation", name)
+        code = ring.name("operation", name)
         state = BLOCKING if group.is_blocking or name == BACKWARD else ASYNCHRONOUS
         return ring.begin(
-            *(next(counter), channel, size, site, what, dtype, dimensions, state, peer), *lengths
+            *(next(counter), channel, size, site, code, dtype, dimensions, state, peer), *lengths
         )
 
     def end(self, number: int, process_group: Any, task: Any) -> None:
-        """Record that the call NUMBER has returned TASK, which may go on beside the script."""
+        """Record that the call NUMBER has returned TASK, which may still be running."""
         if self._ring is None or not self.is_on:
             return
         if self._groups[id(process_group)].is_blocking or task is None:
@@ -290,7 +290,7 @@ class FlightRecorder:
             self._ring.mark(number, RAISED)
 
     def settle(self) -> None:
-        """Record which tasks are done by now, in their order."""
+        """Record which tasks are done, in their order."""
         pending, ring = self._pending, self._ring
         while pending and ring is not None and pending[0][1].is_completed():
             ring.end(pending.popleft()[0])
@@ -298,11 +298,11 @@ class FlightRecorder:
     def _name_dtype(self, tensor: Any) -> tuple[int, int]:
         assert self._ring is not None
         number = self._ring.name("dtype", str(tensor.dtype).rpartition(".")[2].lower())
-        self._dtypes[tensor.dtype] = found = number, int(tensor.element_size())
-        return found
+        self._dtypes[tensor.dtype] = row = number, int(tensor.element_size())
+        return row
 
     def _site(self, ring: Ring, frame: FrameType | None) -> int:
-        """Return the number of the line of the script that calls; 0: it is none of the script's."""
+        """Return the number of the script's calling line; 0 if the script does not call."""
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
@@ -321,7 +321,7 @@ _sum_names: dict[tuple[str, Any], str] = {}
 
 
 def _sum_name(name: str, kind: Any) -> str:
-    """Name an operation with its KIND of reduction, unless that is the sum."""
+    """Return the operation's name with its KIND of reduction, unless that is the sum."""
     known = _sum_names.get((name, kind))
     if known is None:
         word = str(kind).rpartition(".")[2].lower()
@@ -329,7 +329,7 @@ def _sum_name(name: str, kind: Any) -> str:
     return known
 
 
-# The recorder of this process, if the launcher wants one.
+# The recorder of this process, if the launcher requests one.
 _recorder: FlightRecorder | None = None
 
 
@@ -345,22 +345,22 @@ def watch() -> None:
 
 
 def add_group(process_group: Any, ranks: Sequence[int]) -> None:
-    """Tell the recorder, if there is one, the RANKS of a PROCESS_GROUP without a Group."""
+    """Register the RANKS of a PROCESS_GROUP without a Group, if there is a recorder."""
     if _recorder is not None and process_group is not None:
         _watching(_recorder, _recorder.add)(process_group, ranks)
 
 
 def _watching(recorder: FlightRecorder, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let METHOD of RECORDER fail once at most: then the ring says so, and nothing is recorded."""
+    """Let METHOD of RECORDER fail at most once: then the ring is marked, and recording stops."""
 
-    def tried(*args: Any) -> Any:
+    def guarded(*args: Any) -> Any:
         try:
             return method(*args)
         except BaseException:
             recorder.fail()
             raise
 
-    return border.watching(_WHAT, 0)(tried)
+    return border.watching(_WHAT, 0)(guarded)
 
 
 def _patch_groups(module: Any) -> None:
@@ -386,10 +386,10 @@ def _patch_backward(recorder: FlightRecorder, core: Any) -> None:
     build, run = kind.__init__, core.eager.run_backward
     # By id; Paddle keeps the groups.
     groups: dict[int, Any] = {}
-    # Of the reducers whose forward has run.
+    # The groups of reducers whose forward has run.
     armed: dict[int, Any] = {}
     begin, end, raised = (
-        _watching(recorder, each) for each in (recorder.begin, recorder.end, recorder.raised)
+        _watching(recorder, method) for method in (recorder.begin, recorder.end, recorder.raised)
     )
 
     @functools.wraps(build)
@@ -427,7 +427,7 @@ def _recorded(
     method: Callable[..., Any], operation: _Operation, recorder: FlightRecorder
 ) -> Callable[..., Any]:
     begin, end, raised = (
-        _watching(recorder, each) for each in (recorder.begin, recorder.end, recorder.raised)
+        _watching(recorder, hook) for hook in (recorder.begin, recorder.end, recorder.raised)
     )
 
     @functools.wraps(method)
@@ -452,13 +452,13 @@ def _ranges(ranks: Sequence[int]) -> list[list[int]]:
     >>> _ranges([0, 1, 2, 5])
     [[0, 2], [5, 5]]
     """
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for rank in ranks:
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
         else:
-            found.append([rank, rank])
-    return found
+            runs.append([rank, rank])
+    return runs
 
 
 def _number(name: str) -> int:

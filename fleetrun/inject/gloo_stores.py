@@ -1,13 +1,13 @@
 """A TCP store for each gloo group while it connects, instead of one store for all of them.
 
-Paddle's gloo stores the addresses of a group under the bare numbers of its ranks. In a shared
-store a rank may read the address that a peer had in an earlier group: `Connection refused`, or
-ranks that wait for each other for ever (seen in Paddle 2.6.2 and 3.3.1, mostly with four ranks).
+Paddle's gloo stores the addresses of a group under the bare numbers of its ranks. In a shared store
+a rank may read the address that a peer had in an earlier group: `Connection refused`, or a hang
+(seen in Paddle 2.6.2 and 3.3.1, mostly with four ranks).
 
-Gloo reads its store only while it connects. So the store ends then, with its thread and its
+Gloo reads its store only while it connects. So the store then ends, with its thread and its
 descriptors, and the next group uses the same port: the one that the launcher planned for the rank.
-The first group, of all ranks, finds nothing of others in the shared store: it stays Paddle's. This
-needs no strategy, so the module imports nothing that is slow.
+The first group, of all ranks, finds nothing else in the shared store: it stays Paddle's. This needs
+no strategy, so the module imports nothing that is slow.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 # How long Paddle's store waits for a key, and a leader for its group, in seconds.
 _TIMEOUT_S = 300
 _POLL_S = 0.002
-# Where another port is looked for, if the planned one is in use: outside the range from which the
-# kernel takes ports of outgoing connections by default.
+# Where another port is searched if the planned one is in use: outside the kernel's default range
+# for outgoing connections.
 _FIRST_PORT, _LAST_PORT = 10240, 29999
 _report: Callable[[str], None] = print
 _SENTENCE = (
     "each gloo group uses a store of its own: in the store that Paddle shares among groups,"
     " ranks would read the addresses of other groups"
 )
-# The stores of groups that did not all connect.
+# The stores of groups that did not connect completely.
 _unfinished: list[Any] = []
 
 
@@ -66,8 +66,8 @@ def _begin(report: Callable[[str], None]) -> None:
 def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> Iterator[Any]:
     """Yield a `core.TCPStore` in which the SIZE ranks of the group NAME can connect.
 
-    The leader hosts it, and publishes its address in the store SHARED. All leave the context when
-    they have connected; the store then ends.
+    The leader hosts it, and publishes its address in the store SHARED. Leave the context once
+    connected; the store ends when all ranks have.
     """
     from paddle.base import core
 
@@ -75,7 +75,7 @@ def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> It
     server = None
     if is_leader:
         with held_end(_report) as (host, port):
-            # It waits for one rank, itself. Its address is published once it listens: a rank that
+            # It waits for one rank, itself. The address is published once it listens: a rank that
             # connects too early sleeps for seconds before it tries again.
             server = core.TCPStore(host, port, True, 1, _TIMEOUT_S)
         shared.set(key, f"{host}:{port}")
@@ -84,9 +84,9 @@ def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> It
     connected = shared.add(f"{key}/connected", 1)
     if server is None:
         return
-    until = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while connected < size:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             _unfinished.append(server)
             return
         time.sleep(_POLL_S)
@@ -95,19 +95,19 @@ def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> It
 
 @contextlib.contextmanager
 def held_end(report: Callable[[str], None]) -> Iterator[tuple[str, int]]:
-    """Yield where this rank can listen: at its planned endpoint, unless its script does so.
+    """Yield the host and a port where this rank can listen: the planned port, unless it is in use.
 
-    REPORT is called with a sentence if it is another port. In this context nobody else gets it, but
-    who sets SO_REUSEADDR, as Paddle's store does, can listen there.
+    REPORT is called with a sentence if it is another port. The port is held in this context, but a
+    server with SO_REUSEADDR, such as Paddle's store, can listen on it.
 
     Raises OSError if there is no free port.
     """
     host, _, port_text = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")
     planned = int(port_text)
     span = _LAST_PORT - _FIRST_PORT
-    # Ranks that look at the same time begin far apart.
-    others = (_FIRST_PORT + (os.getpid() * 7919 + step) % span for step in range(span))
-    for port in (*([planned] if planned else []), *others):
+    # Ranks that search at the same time begin far apart.
+    spare = (_FIRST_PORT + (os.getpid() * 7919 + step) % span for step in range(span))
+    for port in (*([planned] if planned else []), *spare):
         # Bound and not listening: Paddle 3's store ends the process if it cannot bind.
         with socket.socket() as holder:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -131,36 +131,36 @@ def _patch(module: ModuleType) -> None:
     collective: Any = module
     new_group = collective._new_process_group_impl
     signature = inspect.signature(new_group)
-    # How often each group id was used: it is free again when its group is destroyed.
+    # The uses of each group id, which is free again when its group is destroyed.
     uses: Counter[int] = Counter()
-    is_said = False
+    is_reported = False
 
     @functools.wraps(new_group)
     def _new_process_group_impl(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_said
+        nonlocal is_reported
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        if given["backend"] == "gloo" and given["world_size"] > 1:
-            number = given["group_id"]
+        arguments = bound.arguments
+        if arguments["backend"] == "gloo" and arguments["world_size"] > 1:
+            number = arguments["group_id"]
             # All ranks of a group count alike.
             name = f"paddle/{number}/{uses[number]}"
             uses[number] += 1
             if name != "paddle/0/0":
-                shared, is_leader = given["store"], given["rank"] == 0
-                if not (is_said or str(given["group_name"]).startswith("fleetrun")):
-                    is_said = True
-                    # In the log that the console shows.
+                shared, is_leader = arguments["store"], arguments["rank"] == 0
+                if not (is_reported or str(arguments["group_name"]).startswith("fleetrun")):
+                    is_reported = True
+                    # Once, in the log that the console shows.
                     if os.environ.get("PADDLE_TRAINER_ID") == "0":
                         _report(_SENTENCE)
                 with new_store(
-                    shared, name, size=given["world_size"], is_leader=is_leader
-                ) as given["store"]:
+                    shared, name, size=arguments["world_size"], is_leader=is_leader
+                ) as arguments["store"]:
                     return new_group(*bound.args, **bound.kwargs)
         return new_group(*bound.args, **bound.kwargs)
 
     collective._new_process_group_impl = _new_process_group_impl
-    # It is a name of this module, too.
+    # This module imports the name.
     parallel: Any = sys.modules.get("paddle.distributed.parallel")
     if getattr(parallel, "_new_process_group_impl", None) is new_group:
         parallel._new_process_group_impl = _new_process_group_impl

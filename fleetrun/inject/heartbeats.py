@@ -20,24 +20,24 @@ _WHAT = "the heartbeat"
 
 
 class HeartbeatFile:
-    """Writes the number of updates to a file, and after the last update of a burst at the end."""
+    """Writes the number of updates to a file, rarely in a burst, and the last one at exit."""
 
-    # A write is some 10 us, so they take a thousandth of the time at most. Slow updates are all
-    # written: a signal may end the rank at once.
+    # A write takes some 10 us, so writes take at most a thousandth of the time. Slow updates are
+    # all written: a signal may end the rank at once.
     _EVERY_S = 0.01
 
     def __init__(self, path: str, claim: Callable[[], bool] = lambda: True) -> None:
         self._path = path
-        # Whether this process is the one of its rank that trains.
+        # Whether this process trains its rank.
         self._claim = claim
         self._next_at = 0.0
         # Kept open, as NFS writes to its server when a file is closed.
         self._fd: int | None = None
-        # The number that is not written yet, and the process that has counted it.
+        # The unwritten number, and the process that has counted it.
         self._unwritten: tuple[int, int] | None = None
 
     def beat(self, _source: Any, number: int) -> None:
-        """Write NUMBER if it is time; `update` tells it from what a script writes."""
+        """Write NUMBER if it is due; `update` distinguishes it from what a script writes."""
         self._unwritten = number, os.getpid()
         now = time.monotonic()
         if now >= self._next_at:
@@ -45,7 +45,7 @@ class HeartbeatFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the last number, unless that is done."""
+        """Write the last number, unless it was written."""
         if self._unwritten is None or self._next_at == float("inf") or not self._claim():
             return
         # A forked child has the number of its parent.
@@ -57,7 +57,7 @@ class HeartbeatFile:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._fd = os.open(self._path, flags, 0o666)
             os.pwrite(self._fd, text, 0)
-            # What a script has written itself may be longer.
+            # What a script has written may be longer.
             os.ftruncate(self._fd, len(text))
         except OSError as error:
             self._next_at = float("inf")
@@ -65,12 +65,12 @@ class HeartbeatFile:
 
 
 def install(claim: Callable[[], bool] = lambda: True) -> None:
-    """Write a heartbeat after updates, if the launcher has given the rank a file for it."""
+    """Write a heartbeat after updates if the launcher has given the rank a file for it."""
     path = os.environ.get("FLEETRUN_HEARTBEAT")
     if path:
         heartbeat = HeartbeatFile(path, claim)
         updates.on_update(heartbeat.beat, _WHAT)
-        # One that is skipped is a sign of life, too.
+        # A skipped update is a sign of life, too.
         updates.on_skipped(heartbeat.beat, _WHAT)
         atexit.register(border.watching(_WHAT)(heartbeat.flush))
 
@@ -92,10 +92,10 @@ def watch_programs(paddle: Any) -> None:
             return False
 
     @functools.wraps(run)
-    def recorded(executor: Any, asked: Any = None, *args: Any, **options: Any) -> Any:
-        result = run(executor, asked, *args, **options)
+    def recorded(executor: Any, requested: Any = None, *args: Any, **options: Any) -> Any:
+        result = run(executor, requested, *args, **options)
         if not paddle.in_dynamic_mode():
-            main = asked or options.get("program") or paddle.static.default_main_program()
+            main = requested or options.get("program") or paddle.static.default_main_program()
             main = getattr(main, "_program", None) or main
             if trains(main):
                 updates.record(main)

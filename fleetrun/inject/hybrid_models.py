@@ -1,4 +1,4 @@
-"""What fleet's optimizers and group sharding update, and which ranks hold copies of it."""
+"""The parameters that fleet's optimizers and group sharding update, and who holds copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PARALLEL = "paddle.distributed.fleet.meta_parallel"
-# By module: the classes of models that know names, shared weights and experts.
+# By module: the model classes that have names, shared weights and experts.
 _MODELS = {
     f"{_PARALLEL}.meta_parallel_base": "MetaParallelBase",
     f"{_PARALLEL}.parallel_layers.pp_layers": "PipelineLayer",
@@ -23,17 +23,17 @@ _MODELS = {
     f"{_PARALLEL}.sharding.group_sharded_stage3": "GroupShardedStage3",
     "paddle.incubate.distributed.models.moe.moe_layer": "MoELayer",
 }
-# What wrappers put before the names of a script's model.
+# The prefixes that wrappers add to the names of a script's model.
 _PREFIXES = ("_layers.", "_layer.")
-# Attributes of parameters that each rank has its own of.
+# Attributes of parameters that belong to one rank.
 _EXPERTS = ("no_sync", "expert")
-# Switches of sharding: parameters are sent during the next forward.
+# Options of sharding that send parameters during the next forward.
 _LATE = ("_all_gather_overlap_forward", "_broadcast_overlap")
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch() -> None:
-    """Keep the models that fleet wraps."""
+    """Record the models that fleet wraps."""
     for module, name in _MODELS.items():
         after_import(module, functools.partial(_patch, name))
 
@@ -43,50 +43,54 @@ def _patch(name: str, module: ModuleType) -> None:
 
 
 def ranks_of(wrapper: Any) -> GroupRanks | None:
-    """Return the ranks that step WRAPPER, an optimizer, at the same time; None if not known."""
-    known = topology.groups()
+    """Return the ranks that step WRAPPER, an optimizer, at the same time; None if unknown."""
+    fleet_groups = topology.groups()
     group = getattr(_sliced(wrapper) or wrapper, "_group", None)
     if group is not None:
-        is_fleets = known is not None and (
-            list(known.get_sharding_parallel_group().ranks) == list(group.ranks)
+        is_fleets = fleet_groups is not None and (
+            list(fleet_groups.get_sharding_parallel_group().ranks) == list(group.ranks)
         )
-        return _hybrid(known) if is_fleets else GroupRanks(group)
-    is_fleets = any(updates.own_attribute(each, "_hcg") for each in updates.chain(wrapper))
-    return _hybrid(known) if is_fleets and known is not None else None
+        return _hybrid(fleet_groups) if is_fleets else GroupRanks(group)
+    is_fleets = any(
+        updates.own_attribute(optimizer, "_hcg") for optimizer in updates.chain(wrapper)
+    )
+    return _hybrid(fleet_groups) if is_fleets and fleet_groups is not None else None
 
 
 def is_late(wrapper: Any) -> bool:
-    """Whether the parameters are not whole before the next forward of the model."""
+    """Whether the parameters are only whole after the next forward of the model."""
     return any(getattr(wrapper, name, False) for name in _LATE)
 
 
 def parts_of(wrapper: Any) -> dict[str, Part]:
-    """Return by name what WRAPPER updates of which other ranks may hold copies."""
+    """Return by name the parameters that WRAPPER updates and that other ranks may hold."""
     stage3 = _sliced(wrapper)
-    whole = {id(each) for each in stage3._unslice_params} if stage3 is not None else None
+    whole = {id(parameter) for parameter in stage3._unslice_params} if stage3 is not None else None
     experts = _experts()
     names = _names()
     parts = {}
-    for each in whole_parameters(wrapper):
-        is_expert = any(getattr(each, name, False) for name in _EXPERTS) or id(each) in experts
-        if not each.trainable or is_expert or _own_group(each) is not None:
+    for parameter in whole_parameters(wrapper):
+        is_expert = (
+            any(getattr(parameter, name, False) for name in _EXPERTS) or id(parameter) in experts
+        )
+        if not parameter.trainable or is_expert or _own_group(parameter) is not None:
             continue
-        kind = DISTRIBUTED if getattr(each, "is_distributed", False) else 0
-        if whole is not None and id(each) not in whole:
+        kind = DISTRIBUTED if getattr(parameter, "is_distributed", False) else 0
+        if whole is not None and id(parameter) not in whole:
             kind |= SLICED
-        parts[names.get(id(each), each.name)] = Part(each, kind)
-    # Those of one kind stand together, in the same order on all ranks that hold copies.
-    return dict(sorted(parts.items(), key=lambda each: each[1].kind))
+        parts[names.get(id(parameter), parameter.name)] = Part(parameter, kind)
+    # Grouped by kind, in the same order on all ranks that hold copies.
+    return dict(sorted(parts.items(), key=lambda entry: entry[1].kind))
 
 
 def whole_parameters(wrapper: Any) -> list[Any]:
-    """Return all parameters that WRAPPER updates on any rank that shares out the work."""
+    """Return all parameters that WRAPPER updates, on any rank that it is sharded over."""
     stage3 = _sliced(wrapper)
     if stage3 is not None:
         return updates.flat(stage3._ori_parameter_list)
-    for each in updates.chain(wrapper):
+    for optimizer in updates.chain(wrapper):
         for name in ("_origin_parameter_list", "_parameter_list"):
-            parameters = updates.own_attribute(each, name)
+            parameters = updates.own_attribute(optimizer, name)
             if parameters:
                 return updates.flat(parameters)
     return []
@@ -95,13 +99,13 @@ def whole_parameters(wrapper: Any) -> list[Any]:
 def shared_weights(
     wrapper: Any,
 ) -> list[tuple[Any, GroupRanks, Callable[[], dict[str, Part]]]]:
-    """Return what some ranks alone share: by whom it is known, these ranks, and the weights.
+    """Return (owner, ranks, weights) of what only some ranks share.
 
-    Stages of a pipeline share layers, and groups of their own parameters of a colour.
+    Stages of a pipeline share layers, and groups share parameters of their own colour.
     """
-    own = {id(each) for each in whole_parameters(wrapper)}
-    called = _names()
-    found = []
+    own = {id(parameter) for parameter in whole_parameters(wrapper)}
+    model_names = _names()
+    shares = []
     for model in _models:
         for key, shared in sorted(getattr(model, "shared_comm", {}).items()):
             names = shared["weight_attr"]
@@ -111,26 +115,26 @@ def shared_weights(
                 for name in ([names] if isinstance(names, str) else names)
             }
             weights = {
-                called.get(id(each), f"{key}.{name}"): Part(each)
-                for name, each in shared_by_name.items()
+                model_names.get(id(weight), f"{key}.{name}"): Part(weight)
+                for name, weight in shared_by_name.items()
             }
-            if all(id(each.parameter) in own for each in weights.values()):
-                found.append((layer, GroupRanks(shared["group"]), weights.copy))
+            if all(id(part.parameter) in own for part in weights.values()):
+                shares.append((layer, GroupRanks(shared["group"]), weights.copy))
     colored: dict[tuple[str, int], tuple[Any, dict[str, Part]]] = {}
-    for each in whole_parameters(wrapper):
-        group = _own_group(each)
-        if each.trainable and group is not None and group.nranks > 1:
-            key = (str(each.color.get("color")), int(group.id))
-            name = called.get(id(each)) or each.name
-            colored.setdefault(key, (group, {}))[1][name] = Part(each)
+    for parameter in whole_parameters(wrapper):
+        group = _own_group(parameter)
+        if parameter.trainable and group is not None and group.nranks > 1:
+            key = (str(parameter.color.get("color")), int(group.id))
+            name = model_names.get(id(parameter)) or parameter.name
+            colored.setdefault(key, (group, {}))[1][name] = Part(parameter)
     for key in sorted(colored):
         group, weights = colored[key]
-        found.append((group, GroupRanks(group), weights.copy))
-    return found
+        shares.append((group, GroupRanks(group), weights.copy))
+    return shares
 
 
 def _sliced(wrapper: Any) -> Any:
-    """Return the GroupShardedStage3 whose parameters WRAPPER updates; None if there is none."""
+    """Return the GroupShardedStage3 whose parameters WRAPPER updates, or None."""
     return getattr(getattr(wrapper, "update_slice", None), "__self__", None)
 
 
@@ -140,32 +144,34 @@ def _hybrid(known: Any) -> HybridRanks:
 
 
 def _names() -> dict[int, str]:
-    """Return by id how the script's models call their parameters."""
+    """Return the names of parameters in the script's models, by id."""
     return {
-        id(each): plain_name(name) for model in _models for name, each in model.named_parameters()
+        id(parameter): plain_name(name)
+        for model in _models
+        for name, parameter in model.named_parameters()
     }
 
 
 def _experts() -> set[int]:
     """Return the ids of the parameters of experts, which ranks do not share."""
     return {
-        id(each)
+        id(parameter)
         for model in _models
         # Without a group all ranks have all experts.
         if hasattr(model, "experts") and getattr(model, "world_size", 1) > 1
         for layer in model.experts
-        for each in layer.parameters()
+        for parameter in layer.parameters()
     }
 
 
 def _own_group(parameter: Any) -> Any:
-    """Return the ranks that share out PARAMETER if it has a colour (experts); else None."""
+    """Return the group that shares PARAMETER if it has a colour (experts), or None."""
     color = getattr(parameter, "color", None)
     return color.get("group") if isinstance(color, dict) else None
 
 
 def plain_name(name: str) -> str:
-    """Return how the script's own model calls what a wrapper calls NAME."""
+    """Return the name in the script's own model of what a wrapper calls NAME."""
     for prefix in _PREFIXES:
         name = name.rpartition(prefix)[2]
     return name

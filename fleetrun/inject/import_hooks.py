@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Callback = Callable[[ModuleType], None]
 
 _callbacks: dict[str, list[Callback]] = {}
-# The modules whose callbacks were called.
+# The modules whose callbacks have been called.
 _executed: set[str] = set()
 _failure_callbacks: list[Callable[[str], None]] = []
 
@@ -25,7 +25,7 @@ def on_failure(callback: Callable[[str], None]) -> None:
 
 
 def after_import(name: str, callback: Callback) -> None:
-    """Call CALLBACK with the module NAME right after it was executed; now if it is imported."""
+    """Call CALLBACK with the module NAME right after its execution; now if it is imported."""
     module = sys.modules.get(name)
     is_initializing = getattr(getattr(module, "__spec__", None), "_initializing", False)
     if module is not None and (name in _executed or not is_initializing):
@@ -71,7 +71,7 @@ def _call(callback: Callback, module: ModuleType) -> None:
 
 
 class _Finder:
-    """Finds what the other finders find, with a loader that calls the callbacks."""
+    """Finds modules by the other finders, with a loader that calls the callbacks."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -90,7 +90,7 @@ class _Finder:
 
 
 class _Loader:
-    """A module's own loader, and the callbacks after it."""
+    """Wraps a module's own loader and calls the callbacks after it."""
 
     def __init__(self, loader: Any, name: str) -> None:
         self._loader = loader
@@ -100,12 +100,12 @@ class _Loader:
         return getattr(self._loader, attribute)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Do as the module's own loader."""
+        """Do the same as the module's own loader."""
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module, then call the callbacks."""
-        # Nothing of ours is left in the module.
+        # The module keeps no trace of this loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -114,4 +114,6 @@ class _Loader:
         for callback in _callbacks.pop(self._name, []):
             _call(callback, module)
         if not _callbacks:
-            sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]
+            sys.meta_path[:] = [
+                finder for finder in sys.meta_path if not isinstance(finder, _Finder)
+            ]

@@ -1,8 +1,8 @@
-"""Records what updates a parameter: gradients, or a forward that keeps running statistics in it.
+"""Records what changes a parameter: gradients, or a forward that keeps running statistics in it.
 
 Running statistics are parameters of a layer, too: BatchNorm's `_mean` and `_variance`, and those of
-custom layers. They look trained where a script sets `stop_gradient = False` for a whole layer, and
-their names tell nothing. But they have no gradients, or the forward itself writes into them.
+custom layers. They look trained if a script sets `stop_gradient = False` for a whole layer, and
+their names reveal nothing. But they have no gradients, or the forward itself writes them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 _WRITING_METHODS = ("set_value", "copy_")
 # Marks these methods once they record.
 _RECORDS = "_fleetrun_records"
-# The forwards after which a new address, which no writing method gives, is looked for rarely.
+# How rarely forwards check for a new address, which no writing method causes.
 _EVERY = 8
-# From so many forwards on a written parameter is a statistic.
+# The writing forwards from which on a parameter is a statistic.
 _MIN_WRITES = 2
-# By their own ids: the ids of the tensors written by these methods, one set for each who asks.
+# Sets that collect the ids of written tensors, by the set's own id.
 _recorders: dict[int, set[int]] = {}
 
 
 def watch_writes() -> None:
-    """Patch the writing methods of tensors, to record their calls; once."""
+    """Patch the writing methods of tensors to record their calls, once."""
     kind = tensors.tensor_class()
     for name in _WRITING_METHODS:
         if hasattr(kind, name) and not hasattr(getattr(kind, name), _RECORDS):
@@ -42,7 +42,7 @@ def record_writes(written: set[int]) -> None:
 
 
 def end_record(written: set[int]) -> None:
-    """Record no more in WRITTEN."""
+    """Stop recording in WRITTEN."""
     _recorders.pop(id(written), None)
 
 
@@ -58,7 +58,7 @@ def _recorded(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WatchedForward(NamedTuple):
-    """A forward that runs: what there was BEFORE it, and the ids of what it has WRITTEN so far."""
+    """A running forward: the states BEFORE it, and the ids of what it has WRITTEN so far."""
 
     before: list[int]
     written: set[int]
@@ -66,58 +66,60 @@ class WatchedForward(NamedTuple):
 
 
 class ParameterHistory:
-    """What has updated PARAMETERS: by their ids, which hold while their model lives, or names."""
+    """What has changed PARAMETERS: by their ids, valid while their model lives, or names."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         # No reference to the model: a history is dropped with it.
         self._parameters = list(parameters)
-        # What sharding updates in the place of a parameter has its name.
+        # What sharding updates in place of a parameter has its name.
         self._trained: set[str] = set()
         self._sparse: set[str] = set()
         # The number of watched forwards that wrote into each.
         self._written: Counter[int] = Counter()
         self._forwards = 0
-        # The update after which the ranks were compared last.
+        # The update after which the ranks were last compared.
         self.updates = 0
 
     def record_gradients(self, parameters: Iterable[Any]) -> None:
         """Record which of PARAMETERS have a gradient now."""
-        for each in parameters:
-            # Group sharding calls what it updates of a parameter `slice@` and its name.
-            name = each.name.rpartition("@")[2]
+        for parameter in parameters:
+            # Group sharding updates slices that it names `slice@` and the parameter's name.
+            name = parameter.name.rpartition("@")[2]
             if name in self._trained:
                 continue
-            gradient = each.grad
+            gradient = parameter.grad
             # Mixed precision may keep it beside the parameter.
-            if gradient is not None or getattr(each, "main_grad", None) is not None:
+            if gradient is not None or getattr(parameter, "main_grad", None) is not None:
                 self._trained.add(name)
             if gradient is not None and gradient.is_selected_rows():
                 self._sparse.add(name)
 
     def begin_forward(self) -> WatchedForward:
-        """Record which parameters are written into until `end_forward`."""
+        """Record which parameters are written until `end_forward`."""
         looks_at_addresses = not self._forwards % (_EVERY if self._forwards >= _EVERY else 1)
-        seen = WatchedForward(self._states(addresses=looks_at_addresses), set(), looks_at_addresses)
-        record_writes(seen.written)
-        return seen
+        forward = WatchedForward(
+            self._states(addresses=looks_at_addresses), set(), looks_at_addresses
+        )
+        record_writes(forward.written)
+        return forward
 
-    def end_forward(self, seen: WatchedForward) -> None:
-        """End what `begin_forward` has begun."""
-        end_record(seen.written)
+    def end_forward(self, forward: WatchedForward) -> None:
+        """End what `begin_forward` began."""
+        end_record(forward.written)
         self._forwards += 1
-        after = self._states(addresses=seen.looks_at_addresses)
-        if seen.before != after:
-            for each, old, new in zip(self._parameters * 2, seen.before, after):
+        after = self._states(addresses=forward.looks_at_addresses)
+        if forward.before != after:
+            for parameter, old, new in zip(self._parameters * 2, forward.before, after):
                 if old != new:
-                    seen.written.add(id(each))
-        self._written.update(seen.written)
+                    forward.written.add(id(parameter))
+        self._written.update(forward.written)
 
     def _states(self, *, addresses: bool) -> list[int]:
-        """Return the in-place version of each parameter, and then, if asked, each address."""
-        # No function of ours for each parameter: this is done in each step.
-        states = [each.inplace_version for each in self._parameters]
+        """Return the in-place version of each parameter, then its address if requested."""
+        # No function call for each parameter: this is done in each step.
+        states = [parameter.inplace_version for parameter in self._parameters]
         if addresses:
-            states += [each.data_ptr() for each in self._parameters]
+            states += [parameter.data_ptr() for parameter in self._parameters]
         return states
 
     def is_trained(self, parameter: Any) -> bool:
@@ -125,11 +127,11 @@ class ParameterHistory:
         return parameter.name in self._trained
 
     def is_sparse(self, parameter: Any) -> bool:
-        """Whether the first gradient of PARAMETER that was seen was sparse."""
+        """Whether the first recorded gradient of PARAMETER was sparse."""
         return parameter.name in self._sparse
 
     def is_written(self, parameter: Any) -> bool:
-        """Whether forwards write into PARAMETER again and again.
+        """Whether forwards write PARAMETER repeatedly.
 
         Some layers write once, when they initialise a parameter that they then train.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .evidence import Evidence
     from .spec import StrategySpec
 
-# Operators that send to servers; operators of a synchronous trainer, which wait for the others.
+# Operators that send to servers, and operators of a synchronous trainer that wait for others.
 _SENDS = ("send", "distributed_push_sparse")
 _WAITS = ("send_barrier", "fetch_barrier")
 _NO_COMMUNICATOR = "asynchronous training makes no communicator that would read it; geo does"
@@ -56,7 +56,7 @@ class _ServerWatcher:
         self._proof = proof
         # The programs that send; true for those that also update parameters themselves.
         self._seen: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        # Mode and settings of the communicator, once it is started.
+        # The communicator's mode and settings, once it is started.
         self._mode = ""
         self._settings: dict[str, str] = {}
 
@@ -94,10 +94,9 @@ class _ServerWatcher:
 
     @_watching
     def _inspect(self, program: Any, *, counts_own: bool = False) -> bool:
-        """Report what PROGRAM sends to the servers; return whether its run is an update.
+        """Report what PROGRAM sends to the servers; return whether to record its run as an update.
 
-        It is none that is to be recorded if the program has updates of its own, which are recorded
-        like any others, unless it COUNTS_OWN.
+        Updates of the program's own are recorded like any others, unless COUNTS_OWN.
         """
         program = _resolved(program)
         if not hasattr(program, "blocks") or not self._sends(program):
@@ -132,16 +131,16 @@ class _ServerWatcher:
         if "a_sync_configs" in self._spec.strategy and settings.effective("a_sync") is not False:
             self._report_configs(settings.effective("a_sync_configs"), is_geo=is_geo)
 
-    def _report_configs(self, asked: dict[str, Any], *, is_geo: bool) -> None:
-        """Compare the communicator's settings with those ASKED for, key by key."""
+    def _report_configs(self, requested: dict[str, Any], *, is_geo: bool) -> None:
+        """Compare the communicator's settings with the REQUESTED ones, key by key."""
         in_effect: dict[str, Any] = {}
-        for key, value in asked.items():
+        for key, value in requested.items():
             name = _K_STEPS if key == "k_steps" else f"communicator_{key}"
-            there = self._settings.get(name) if is_geo else None
-            # `k_steps: 0` asks for no geo mode.
-            if there == str(value) or (key == "k_steps" and not is_geo and value <= 0):
+            actual = self._settings.get(name) if is_geo else None
+            # `k_steps: 0` means no geo mode.
+            if actual == str(value) or (key == "k_steps" and not is_geo and value <= 0):
                 in_effect[key] = value
-        missing = [key for key in asked if key not in in_effect]
+        missing = [key for key in requested if key not in in_effect]
         if not missing:
             steps = f"a communicator that exchanges every {self._settings.get(_K_STEPS)} steps"
             text = steps if is_geo else "no communicator: gradients go out at each step"

@@ -1,4 +1,4 @@
-"""Which ranks hold copies of what auto parallel updates: parameters on process meshes."""
+"""Finds the ranks that hold copies of parameters on process meshes (auto parallel)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from . import updates
 from .replicas import Part, StaticRanks, is_on_mesh
 
-# By optimizer, mesh and the axes of it along which parameters are cut up: who compares.
+# By optimizer, and by mesh and the axes that split the parameters: the ranks that compare.
 _known: weakref.WeakKeyDictionary[Any, dict[str, StaticRanks]] = weakref.WeakKeyDictionary()
 
 
@@ -19,29 +19,29 @@ def are_used(optimizer: Any) -> bool:
 
 
 def copies(optimizer: Any) -> dict[StaticRanks, dict[str, Part]]:
-    """Return what OPTIMIZER updates of which other ranks hold copies, by these ranks.
+    """Return the parts that OPTIMIZER updates and other ranks hold, by these ranks.
 
-    In an order that is the same on all ranks.
+    In the same order on all ranks.
     """
     parts: dict[str, dict[str, Part]] = {}
     known = _known.setdefault(optimizer, {})
-    for each in updates.parameters_of(optimizer):
-        if not (each.trainable and is_on_mesh(each)):
+    for parameter in updates.parameters_of(optimizer):
+        if not (parameter.trainable and is_on_mesh(parameter)):
             continue
-        key, ranks = _peers(each)
+        key, ranks = _peers(parameter)
         if len(ranks) > 1:
             known.setdefault(key, StaticRanks(ranks, f"{len(_known)}/{key}/{ranks[0]}"))
-            parts.setdefault(key, {})[each.name] = Part(each)
+            parts.setdefault(key, {})[parameter.name] = Part(parameter)
     return {known[key]: parts[key] for key in sorted(parts)}
 
 
 def _peers(parameter: Any) -> tuple[str, list[int]]:
-    """Return the mesh and the axes that cut PARAMETER up, and the ranks with our part of it."""
+    """Return the mesh and the axes that split PARAMETER, and the ranks that hold our part of it."""
     import numpy as np
 
     mesh = parameter.process_mesh
     ranks = np.array(mesh.process_ids).reshape(mesh.shape)
-    cut = [axis for axis, each in enumerate(parameter.placements) if not each.is_replicated()]
+    cut = [axis for axis, split in enumerate(parameter.placements) if not split.is_replicated()]
     places = np.argwhere(ranks == int(os.environ["PADDLE_TRAINER_ID"]))
     own = [
         place if axis in cut else slice(None)

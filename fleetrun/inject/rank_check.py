@@ -1,7 +1,7 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
-Ranks that differ end the job if gradients were summed by a strategy. What Paddle's own reducer
-comes to is a remark, and so are a few rows of a table with sparse gradients.
+Ranks that differ end the job if a strategy sums the gradients. Differences after Paddle's own
+reducer are a remark, and so are a few rows of a table with sparse gradients.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from .parameter_history import WatchedForward
     from .spec import StrategySpec
 
-# With these, ranks differ between exchanges.
+# With these fields ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
-# The number of updates up to which the history of parameters is recorded, unless they are compared
-# after every N updates. The third is compared in any case.
+# The updates during which the history of parameters is recorded, unless they are compared after
+# every N updates. The third is always compared.
 _WATCHED_UPDATES = 3
 # Ranks send times in microseconds.
 _MICRO = 1e6
@@ -46,7 +46,7 @@ _watching = border.watching(WHAT)
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Compare after the first updates, and later ones as `check_ranks` says."""
+    """Compare after the first updates, and after later ones as `check_ranks` says."""
     if spec.check_ranks == NEVER:
         return
     check = _Check(spec, proof)
@@ -89,10 +89,10 @@ class _Check:
         self._progress: weakref.WeakKeyDictionary[Any, _UpdateCount] = weakref.WeakKeyDictionary()
         # Updates of the optimizer or program that is compared.
         self._updates = 0
-        # By model or program. Where ranks differ by rounding there is no interval, as each
-        # comparison is long then.
+        # By model or program. If ranks differ by rounding there is no interval, as each comparison
+        # takes long then.
         self._paces: weakref.WeakKeyDictionary[Any, Pace] = weakref.WeakKeyDictionary()
-        # The checksums of each model before its first update, until one has changed its weights.
+        # The checksums of each model before its first update, until one changes its weights.
         self._begun: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         # The names of models that were compared while no update had changed them.
         self._unchanged: set[str] = set()
@@ -100,7 +100,7 @@ class _Check:
         self._wrapped: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
             weakref.WeakKeyDictionary()
         )
-        # Models and programs that are not compared any more.
+        # Models and programs that are no longer compared.
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
         self._tables: set[str] = set()
@@ -114,12 +114,12 @@ class _Check:
         def watched(model: Any, *args: Any, **options: Any) -> Any:
             if id(model) not in watching:
                 return forward(model, *args, **options)
-            seen = look(model)
+            begun = look(model)
             try:
                 return forward(model, *args, **options)
             finally:
-                if seen is not None:
-                    compare(model, seen)
+                if begun is not None:
+                    compare(model, begun)
 
         watching = self._forwards
         look, compare = _watching(self._begin_forward), _watching(self._end_forward)
@@ -133,30 +133,30 @@ class _Check:
         self._forwards.add(id(model))
 
     def _begin_forward(self, model: Any) -> WatchedForward | None:
-        """Return what the forward of MODEL that begins may change; None if it is not watched."""
-        known = self._histories.get(model)
-        if known is None or not self._watches(known.updates):
+        """Return the record of MODEL's forward that begins; None if it is not watched."""
+        history = self._histories.get(model)
+        if history is None or not self._watches(history.updates):
             self._forwards.discard(id(model))
             return None
         if world_size() == 1:
             return None
-        return known.begin_forward()
+        return history.begin_forward()
 
-    def _end_forward(self, model: Any, seen: WatchedForward) -> None:
-        self._histories[model].end_forward(seen)
+    def _end_forward(self, model: Any, forward: WatchedForward) -> None:
+        self._histories[model].end_forward(forward)
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        known = self._progress.get(optimizer) or self._begin(optimizer)
-        if known.late:
-            late, known.late = known.late, 0
+        progress = self._progress.get(optimizer) or self._begin(optimizer)
+        if progress.late:
+            late, progress.late = progress.late, 0
             self._compare_trained(optimizer, late)
-        count = known.updates
-        if count + 1 < known.next:
+        count = progress.updates
+        if count + 1 < progress.next:
             return
-        own = _of_optimizer(optimizer)
+        parameters = _of_optimizer(optimizer)
         for trained, find, _, history in self._trained_by(optimizer):
-            history.record_gradients(own)
+            history.record_gradients(parameters)
             if not count and trained not in self._paces:
                 sums = comparison.own_sums(find, history)
                 if sums is not None:
@@ -165,28 +165,28 @@ class _Check:
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
         # Read here: `paddle.distributed.spawn` sets the number of ranks late.
-        known = self._progress.get(source) or self._begin(source)
-        count = known.updates = known.updates + 1
-        if count < known.next:
+        progress = self._progress.get(source) or self._begin(source)
+        count = progress.updates = progress.updates + 1
+        if count < progress.next:
             return
         self._updates = count
-        known.next = count + 1 if self._watches(count) else next_due(self._every, count + 1)
+        progress.next = count + 1 if self._watches(count) else next_due(self._every, count + 1)
         if not self._is_due(count) or world_size() == 1:
             return
         if hasattr(source, "global_block"):
             self._compare_program(source)
             return
         if hybrid_models.is_late(updates.wrapper_of(source)):
-            known.late = count
+            progress.late = count
         else:
             self._compare_trained(source, count)
 
     def _begin(self, source: Any) -> _UpdateCount:
-        known = self._progress[source] = _UpdateCount()
-        return known
+        progress = self._progress[source] = _UpdateCount()
+        return progress
 
     def _compare_trained(self, source: Any, count: int) -> None:
-        """Compare what the optimizer SOURCE trains, after so many updates."""
+        """Compare what the optimizer SOURCE trains, after COUNT updates."""
         self._updates = count
         compared = self._trained_by(source)
         if not compared and not self._histories:
@@ -196,15 +196,15 @@ class _Check:
                 else "there is no data-parallel model"
             )
             self._proof.note(f"the ranks were not compared: {why}")
-        for trained, find, ranks, known in compared:
+        for trained, find, ranks, history in compared:
             if self._is_due(count, trained):
-                known.updates = count
-                self._compare(trained, find, ranks, known)
+                history.updates = count
+                self._compare(trained, find, ranks, history)
         if compared and not self._proof.counts.get("ranks_compared"):
             self._proof.note("the ranks were not compared: no two of them hold the same parameters")
 
     def _trained_by(self, optimizer: Any) -> list[_Compared]:
-        """Return what OPTIMIZER updates, in an order that is the same on every rank."""
+        """Return what OPTIMIZER updates, in the same order on every rank."""
         # In the order in which the models were created.
         models = [model for model in self._in_order() if _is_updated_by(model, optimizer)]
         if models:
@@ -221,19 +221,21 @@ class _Check:
         ranks = hybrid_models.ranks_of(wrapper)
         if ranks is None and not process_meshes.are_used(optimizer):
             return []
-        known = self._wrapped.get(optimizer)
-        if known is None:
+        history = self._wrapped.get(optimizer)
+        if history is None:
             whole = hybrid_models.whole_parameters(wrapper)
-            known = self._wrapped[optimizer] = ParameterHistory(whole)
+            history = self._wrapped[optimizer] = ParameterHistory(whole)
         if ranks is None:
             return [
-                _Compared(sharing, parts.copy, sharing, known)
+                _Compared(sharing, parts.copy, sharing, history)
                 for sharing, parts in process_meshes.copies(optimizer).items()
             ]
         return [
-            _Compared(optimizer, functools.partial(hybrid_models.parts_of, wrapper), ranks, known),
+            _Compared(
+                optimizer, functools.partial(hybrid_models.parts_of, wrapper), ranks, history
+            ),
             *(
-                _Compared(layer, weights, sharing, known)
+                _Compared(layer, weights, sharing, history)
                 for layer, sharing, weights in hybrid_models.shared_weights(wrapper)
             ),
         ]
@@ -261,7 +263,7 @@ class _Check:
         )
 
     def _watches(self, updates: int) -> bool:
-        """Whether to record, after so many UPDATES, what updates the parameters."""
+        """Whether to record the history of parameters after so many UPDATES."""
         is_regular = isinstance(self._every, int) and self._every > 0
         return is_regular or updates < _WATCHED_UPDATES
 
@@ -278,17 +280,17 @@ class _Check:
         with pace.measured(), _made_with(trained):
             own = comparison.own_sums(find, known)
             numbers = [FAILED] * (2 * len(KINDS)) if own is None else own.numbers
-            times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
+            times = [round(time_s * _MICRO) for time_s in (pace.check_s, pace.update_s)]
             gathered = ranks.gather([*numbers, *times])
             rows = [row[:-2] for row in gathered]
             failed = [rank for rank, row in zip(ranks.ranks, rows) if row[0] == FAILED]
             if not failed and own is not None:
-                # The rank that comes last does not wait for others.
-                pace.agree(*(min(each) / _MICRO for each in list(zip(*gathered))[-2:]))
+                # The last rank to arrive does not wait for others, so its time is the true one.
+                pace.agree(*(min(times) / _MICRO for times in list(zip(*gathered))[-2:]))
                 outcome = comparison.compare(own, rows, ranks, known, self._updates)
                 failed = [] if outcome.failed is None else [outcome.failed]
             if failed:
-                # A rank that compared alone would wait for the others for ever.
+                # A rank that compared alone would wait for the others forever.
                 self._every = NEVER
                 self._proof.note(
                     f"the ranks are no longer compared: rank {failed[0]} could not do its part"
@@ -308,7 +310,7 @@ class _Check:
         for key, number in zip(_COUNTED, (outcome.ranks, outcome.parameters)):
             counts[key] = max(number, counts.get(key, 0))
         if outcome.is_any_apart:
-            # It is said once.
+            # Reported once.
             self._done.add(trained)
         if outcome.difference:
             self._report_difference(trained, outcome.difference)
@@ -326,7 +328,7 @@ class _Check:
         self._report_rest(outcome)
 
     def _report_rest(self, outcome: Differences) -> None:
-        """Note what in OUTCOME may differ, and does."""
+        """Note the tolerated differences in OUTCOME."""
         for table, differ in outcome.tables.items():
             if table not in self._tables:
                 self._tables.add(table)
@@ -362,7 +364,7 @@ class _Check:
             )
 
     def _changes_sums(self, trained: Any) -> bool:
-        """Whether gradients of TRAINED are summed otherwise than by Paddle alone."""
+        """Whether fleetrun changes how the gradients of TRAINED are summed."""
         if not hasattr(trained, "global_block"):
             return isinstance(getattr(trained, "_reducer", None), Reducer)
         operators = programs.operators(trained)
@@ -379,16 +381,16 @@ class _Check:
 
 
 class _UpdateCount:
-    """The updates of an optimizer or a program so far, and the next one that is looked at."""
+    """The updates of an optimizer or a program so far, and the next one to examine."""
 
     def __init__(self) -> None:
         self.updates, self.next = 0, 1.0
-        # The last due update, where parameters are whole after the next forward; 0: none is left.
+        # The last due update, if parameters are whole only after the next forward; else 0.
         self.late = 0
 
 
 class _Compared(NamedTuple):
-    """What is compared: what trains it, its parameters, who compares, and what updates them."""
+    """What is compared: its trainer, its parameters, the comparing ranks, and its history."""
 
     trained: Any
     find: Callable[[], Mapping[str, Part]]
@@ -403,20 +405,20 @@ def _has_allreduces(program: Any) -> bool:
 
 
 def _is_updated_by(model: Any, optimizer: Any) -> bool:
-    own = {id(parameter) for parameter in _of_optimizer(optimizer)}
-    return any(id(parameter) in own for parameter in model.parameters())
+    parameters = {id(parameter) for parameter in _of_optimizer(optimizer)}
+    return any(id(parameter) in parameters for parameter in model.parameters())
 
 
 def _of_optimizer(optimizer: Any) -> list[Any]:
     """Return the parameters of OPTIMIZER, also from groups and from an inner optimizer."""
-    own = [updates.parameters_of(each) for each in updates.chain(optimizer)]
-    return next(filter(None, own), []) + hybrid_models.whole_parameters(
+    candidates = map(updates.parameters_of, updates.chain(optimizer))
+    return next(filter(None, candidates), []) + hybrid_models.whole_parameters(
         updates.wrapper_of(optimizer)
     )
 
 
 def _made_with(trained: Any) -> AbstractContextManager[None]:
-    """Let tensors be made where the parameters of TRAINED are, if it is a model."""
+    """Create tensors where the parameters of TRAINED are, if it is a model."""
     if not hasattr(trained, "named_parameters"):
         return contextlib.nullcontext()
     return tensors.made_at(next(iter(trained.parameters())).place)
@@ -427,7 +429,7 @@ def _name_of(trained: Any) -> str:
 
 
 def _parameters(model: Any) -> dict[str, Part]:
-    """Return by name the parameters of MODEL that must be equal; statistics may be among them."""
+    """Return by name the parameters of MODEL that must be equal, perhaps with statistics."""
     return {
         # Without the prefix that DataParallel adds.
         name.partition("_layers.")[2] or name: Part(parameter)
@@ -439,7 +441,7 @@ def _parameters(model: Any) -> dict[str, Part]:
 
 
 def variables_of(program: Any) -> dict[str, Part]:
-    """Return by name the parameters of PROGRAM that ranks hold copies of."""
+    """Return by name the parameters of PROGRAM that all ranks hold."""
     import paddle
 
     scope = paddle.static.global_scope()
@@ -447,7 +449,7 @@ def variables_of(program: Any) -> dict[str, Part]:
     statistics = programs.written_by_forward(program)
     return {
         parameter.name: Part(scope.find_var(parameter.name).get_tensor())
-        for parameter in sorted(program.all_parameters(), key=lambda each: str(each.name))
+        for parameter in sorted(program.all_parameters(), key=lambda item: str(item.name))
         if not getattr(parameter, "is_distributed", False)
         and not getattr(parameter, "optimize_attr", {}).get("no_sync", False)
         and scope.find_var(parameter.name) is not None

@@ -1,7 +1,8 @@
 """The ranks that hold copies of the same parameters, and where the copies differ.
 
-`GroupRanks` and `HybridRanks` (dynamic graphs) exchange values by collectives, `StaticRanks` (for
-static graphs and process meshes) through the job's TCP store. `ranks` compare at the same time.
+`GroupRanks` and `HybridRanks` (dynamic graphs) exchange values by collectives, `StaticRanks`
+(static graphs and process meshes) through the job's TCP store. All of `ranks` must compare
+together.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from . import store, topology
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# The bits of a parameter's kind: ranks of one model-parallel group have different parts of it; so
-# have ranks that share its values out between updates.
+# The bits of a parameter's kind: ranks of a model-parallel group hold different parts of it; ranks
+# split its values between updates.
 DISTRIBUTED, SLICED = 1, 2
 KINDS = range(4)
-# By axis of fleet's topology: the kinds that it splits. All others, such as `pipe`, split all.
+# By axis of fleet's topology: the kinds that it splits. Other axes, such as `pipe`, split all.
 _SPLITS = {
     "data": 0,
     "sep": 0,
@@ -28,7 +29,7 @@ _SPLITS = {
     "dense_sharding": SLICED,
     "model": DISTRIBUTED,
 }
-# The axes of which fleet has a group.
+# The axes with a group in fleet.
 _LINES = ("data", "sharding", "sep", "model")
 
 
@@ -40,7 +41,7 @@ class Part(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """What this rank holds of it."""
+        """The values that this rank holds."""
         if is_on_mesh(self.parameter):
             return self.parameter._local_value()
         return self.parameter.fw_storage if self.kind & SLICED else self.parameter
@@ -52,13 +53,13 @@ def is_on_mesh(parameter: Any) -> bool:
 
 
 def world_size() -> int:
-    """Return the number of ranks of the job, 1 if it is not known (yet)."""
+    """Return the number of ranks of the job, 1 if unknown (yet)."""
     text = os.environ.get("PADDLE_TRAINERS_NUM", "")
     return int(text) if text.isdigit() else 1
 
 
 def reference(sums: Mapping[int, int]) -> int:
-    """Return the first rank with the checksum that most have; SUMS are by rank.
+    """Return the first rank with the most frequent checksum; SUMS are by rank.
 
     >>> reference({0: 7, 1: 8, 2: 8}), reference({0: 7, 1: 8})
     (1, 0)
@@ -75,24 +76,25 @@ class GroupRanks:
 
         self._paddle: Any = paddle
         self._group = group
-        own = None if group is None else getattr(group, "ranks", None)
+        group_ranks = None if group is None else getattr(group, "ranks", None)
         self.rank = int(paddle.distributed.get_rank())
-        self.ranks = list(own) if own else list(range(paddle.distributed.get_world_size()))
+        self.ranks = (
+            list(group_ranks) if group_ranks else list(range(paddle.distributed.get_world_size()))
+        )
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """Return the NUMBERS (int64) of every rank, in the order of `ranks`."""
         paddle = self._paddle
         with paddle.no_grad():
             own = paddle.to_tensor(numbers, dtype="int64")
-            # In a gather to a list, Paddle frees the tensor that the device writes to before it
-            # does, which is too early where freed memory is lost at once.
+            # With a gather to a list, Paddle frees the tensor that the device writes to too early.
             rows = paddle.empty([len(self.ranks) * len(numbers)], dtype="int64")
             paddle.distributed.stream.all_gather(rows, own, group=self._group)
-            found: list[list[int]] = rows.numpy().reshape(len(self.ranks), -1).tolist()
-            return found
+            gathered: list[list[int]] = rows.numpy().reshape(len(self.ranks), -1).tolist()
+            return gathered
 
     def places(self, _kind: int) -> list[object]:
-        """Return for each rank what those have in common that hold the same parameters."""
+        """Return a value for each rank, equal for ranks that hold the same parameters."""
         return [None] * len(self.ranks)
 
     def apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
@@ -110,12 +112,12 @@ class GroupRanks:
 class HybridRanks(GroupRanks):
     """All ranks of a job that fleet has set up, each of which holds a part of the model.
 
-    Those with the same coordinates hold the same parameters, but for the axes that split these.
+    Ranks with the same coordinates along the axes that split parameters hold the same ones.
     """
 
-    def __init__(self, known: Any) -> None:
+    def __init__(self, fleet_groups: Any) -> None:
         super().__init__()
-        axes = known.topology()
+        axes = fleet_groups.topology()
         names = axes.get_hybrid_group_names()
         self._places: dict[int, list[object]] = {
             kind: [
@@ -130,32 +132,32 @@ class HybridRanks(GroupRanks):
         }
         # The groups along each axis, and the kinds that it splits.
         self._lines = [
-            (GroupRanks(getattr(known, f"get_{axis}_parallel_group")()), _SPLITS[axis])
+            (GroupRanks(getattr(fleet_groups, f"get_{axis}_parallel_group")()), _SPLITS[axis])
             for axis in _LINES
             if topology.sizes().get(topology.AXES[axis], 1) > 1
         ]
 
     def places(self, kind: int) -> list[object]:
-        """Return for each rank where it is along the axes that split parameters of KIND."""
+        """Return each rank's coordinates along the axes that split parameters of KIND."""
         return self._places[kind]
 
     def apart(self, kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
-        """Return how many rows of ARRAY differ from those of any neighbour's, as `GroupRanks`."""
+        """Return how many rows of ARRAY differ from those of any neighbour, as in `GroupRanks`."""
         most = 0
         best = sums[reference(sums)]
         for line, split in self._lines:
             own = {rank: sums[rank] for rank in line.ranks} if not kind & split else {}
             if len({*own.values()}) > 1:
-                # What most of all ranks have is right.
+                # The most frequent values are right.
                 first = next((rank for rank in own if own[rank] == best), line.ranks[0])
                 most = max(most, line.apart(kind, {first: own[first]}, array, ulps))
         return most
 
 
 class StaticRanks:
-    """RANKS (None: all of the job), which run the same program, or hold the same parameters KEY."""
+    """RANKS (None: all) that run the same program, or hold the same parameters KEY."""
 
-    # Several programs may be compared, each after its own first update: no key may be used twice.
+    # Several programs may be compared, each after its own first update: keys must be unique.
     _instances = 0
 
     def __init__(self, ranks: Sequence[int] | None = None, key: str = "") -> None:
@@ -176,11 +178,11 @@ class StaticRanks:
         return rows
 
     def places(self, _kind: int) -> list[object]:
-        """Return for each rank what those have in common that hold the same parameters."""
+        """Return a value for each rank, equal for ranks that hold the same parameters."""
         return [None] * len(self.ranks)
 
     def apart(self, _kind: int, sums: Mapping[int, int], array: Any, ulps: float) -> int:
-        """Return how many rows of ARRAY differ by more than rounding, as `GroupRanks` does."""
+        """Return how many rows of ARRAY differ by more than rounding, as in `GroupRanks`."""
         import numpy as np
 
         self._values += 1
@@ -222,6 +224,6 @@ def _apart(own: Any, first: Any, ulps: float) -> int:
 
 
 def as_float32(array: Any) -> Any:
-    """Return ARRAY; numbers that Paddle gives as bfloat16 come as uint16, half of a float32."""
+    """Return ARRAY in float32 if it is bfloat16, which Paddle gives as uint16, the upper half."""
     is_bfloat16 = array.dtype == "uint16"
     return (array.astype("uint32") << 16).view("float32") if is_bfloat16 else array

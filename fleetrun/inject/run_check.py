@@ -1,7 +1,8 @@
 """`fleetrun run_check`: Paddle's own check of its installation, on the devices of each rank.
 
-Each rank runs what `paddle.utils.run_check` runs on one device, and then all run together what it
-runs on several: one training step of a `DataParallel` model. On a plug-in's devices that is all.
+Each rank runs what `paddle.utils.run_check` runs on one device, and then all ranks together run
+what it runs on several: one training step of a `DataParallel` model. On plug-in devices only the
+latter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def check() -> None:
     hide_other_gpus()
     from paddle.utils import install_check
 
-    # Of a plug-in's devices, which no mask need hide, it would check the first one in each rank.
+    # On plug-in devices, which no mask hides, every rank would check the first device.
     is_plugged = os.environ.get("PADDLE_DISTRI_BACKEND") == "xccl"
     if not is_plugged:
         install_check.run_check()
@@ -37,7 +38,7 @@ def hide_other_gpus() -> None:
         return
     mask = os.environ.get(_MASK, "")
     visible = mask.split(",") if mask and mask != "all" else None
-    chosen = [visible[int(one)] if visible else one for one in places.split(",")]
+    chosen = [visible[int(place)] if visible else place for place in places.split(",")]
     os.environ[_MASK] = ",".join(chosen)
     os.environ[_SELECTED] = ",".join(str(place) for place in range(len(chosen)))
 

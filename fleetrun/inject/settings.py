@@ -1,8 +1,8 @@
 """The values in effect: the strategy's or the script's, and where the two disagree.
 
-The value of a field is known once the script has called `fleet.init` or `distributed_optimizer`.
-Before that, and in a script without fleet, it is the strategy's. So read it late: when a reducer is
-built or a program is rewritten, never in `install`.
+A field's value is known once the script has called `fleet.init` or `distributed_optimizer`. Before
+that, and without fleet, it is the strategy's. So read it late: when a reducer is built or a program
+is rewritten, never in `install`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Settings:
-    """What the strategy asks for, and what the script has set."""
+    """What the strategy requests, and what the script has set."""
 
     def __init__(self, spec: StrategySpec, proof: Evidence | None) -> None:
         self.spec = spec
@@ -31,20 +31,20 @@ class _Settings:
     def set_by_script(self, name: str, value: Any) -> None:
         """Record VALUE as the script's; list a disagreement."""
         self.script[name] = value
-        asked = self.spec.asked(name)
-        if asked is not None and not _agree(asked, value) and self._proof is not None:
+        requested = self.spec.asked(name)
+        if requested is not None and not _agree(requested, value) and self._proof is not None:
             self._proof.disagree(name, value, self.effective(name, default=None))
 
     def effective(self, name: str, *, default: Any) -> Any:
-        asked, script = self.spec.asked(name), self.script.get(name)
+        requested, script = self.spec.asked(name), self.script.get(name)
         if script is None:
-            return default if asked is None else asked
-        if asked is None:
+            return default if requested is None else requested
+        if requested is None:
             return default if script is True else script
-        if not isinstance(asked, dict) and _agree(asked, script):
+        if not isinstance(requested, dict) and _agree(requested, script):
             # The script's value went through Paddle's single precision.
-            return asked
-        base, winner = (script, asked) if self.overrides else (asked, script)
+            return requested
+        base, winner = (script, requested) if self.overrides else (requested, script)
         if isinstance(base, dict) and isinstance(winner, dict):
             return {**base, **winner}
         return winner
@@ -68,8 +68,8 @@ def set_by_script(name: str, value: Any) -> Any:
 def effective(name: str, default: Any = None) -> Any:
     """Return the value of the field NAME in effect; DEFAULT if neither side has set it.
 
-    For a dictionary (`gradient_merge_configs`): the keys that either side has set. DEFAULT also
-    for what the script alone has switched on: that is Paddle's to do.
+    Of a dictionary (`gradient_merge_configs`), the keys that either side has set. DEFAULT also if
+    only the script has enabled it, as Paddle then does it.
     """
     return _settings.effective(name, default=default)
 
@@ -77,21 +77,21 @@ def effective(name: str, default: Any = None) -> Any:
 def effective_spec() -> StrategySpec:
     """Return the strategy with all values in effect."""
     spec = _settings.spec
-    known = {**spec.build_strategy, **spec.execution_strategy}
-    own = {
+    build_names = {**spec.build_strategy, **spec.execution_strategy}
+    script_values = {
         name: value
         for name, value in _settings.script.items()
-        if name not in known and value is not True
+        if name not in build_names and value is not True
     }
     return spec._replace(
-        strategy={name: effective(name) for name in {**own, **spec.strategy}},
+        strategy={name: effective(name) for name in {**script_values, **spec.strategy}},
         build_strategy={name: effective(name) for name in spec.build_strategy},
         execution_strategy={name: effective(name) for name in spec.execution_strategy},
     )
 
 
 def overlaps() -> bool:
-    """Return whether allreduces of dynamic graphs may run beside the computation."""
+    """Whether allreduces of dynamic graphs may overlap with the computation."""
     return not effective("sync_nccl_allreduce", default=False)
 
 
@@ -102,15 +102,15 @@ def is_on(name: str) -> bool:
 
 
 def script_wins(name: str) -> bool:
-    """Whether the script's value of NAME is in effect where the strategy asks for another."""
+    """Whether the script's value of NAME is in effect although the strategy requests another."""
     if _settings.overrides or name not in _settings.script:
         return False
-    asked = _settings.spec.asked(name)
-    return asked is not None and not _agree(asked, _settings.script[name])
+    requested = _settings.spec.asked(name)
+    return requested is not None and not _agree(requested, _settings.script[name])
 
 
 def one_level(size: int, ranks: int) -> str:
-    """Return why groups of SIZE among so many RANKS have no second level.
+    """Return why groups of SIZE among RANKS have no second level.
 
     >>> one_level(1, 4), one_level(8, 4)
     ('each group has one rank', 'all 4 ranks are in one group')
@@ -118,12 +118,12 @@ def one_level(size: int, ranks: int) -> str:
     return "each group has one rank" if size <= 1 else f"all {ranks} ranks are in one group"
 
 
-def _agree(asked: Any, script: Any) -> bool:
+def _agree(requested: Any, script: Any) -> bool:
     """Whether the two values are equal in single precision; of dictionaries the common keys."""
-    if isinstance(asked, dict) and isinstance(script, dict):
-        return all(_agree(asked[key], script[key]) for key in asked if key in script)
-    if isinstance(asked, (int, float)) and isinstance(script, (int, float)):
-        return abs(asked - script) <= 1e-6 * max(1.0, abs(asked))
-    if isinstance(asked, (list, tuple)) and isinstance(script, (list, tuple)):
-        return len(asked) == len(script) and all(map(_agree, asked, script))
-    return bool(asked == script)
+    if isinstance(requested, dict) and isinstance(script, dict):
+        return all(_agree(requested[key], script[key]) for key in requested if key in script)
+    if isinstance(requested, (int, float)) and isinstance(script, (int, float)):
+        return abs(requested - script) <= 1e-6 * max(1.0, abs(requested))
+    if isinstance(requested, (list, tuple)) and isinstance(script, (list, tuple)):
+        return len(requested) == len(script) and all(map(_agree, requested, script))
+    return bool(requested == script)

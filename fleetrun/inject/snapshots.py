@@ -1,7 +1,7 @@
 """Snapshots of the parameters of this rank, which `fleetrun verify` compares with another run's.
 
-In `PATH/RANK.jsonl` there is a line for each optimizer and update. Of large models a snapshot has
-the checksum of each parameter, and the values of some of its elements.
+`PATH/RANK.jsonl` has a line for each optimizer and update. A snapshot of a large model has the
+checksum of each parameter, and the values of some of its elements.
 """
 
 from __future__ import annotations
@@ -24,79 +24,79 @@ if TYPE_CHECKING:
     from .evidence import Evidence
 
 WHAT = "the snapshot of parameters"
-# The kind of what no other rank holds: experts, and parts of distributed tensors.
+# The kind of parameters that no other rank holds: experts, and parts of distributed tensors.
 _OWN = -1
-# The values of all parameters in a snapshot, and of one parameter at least.
+# The most values in a snapshot, and the fewest of one parameter.
 _MOST_VALUES = 100_000
 _FEWEST_VALUES = 64
-# Units in the last place by which gradients are moved to see what rounding comes to.
+# Units in the last place by which gradients are moved to see the effect of rounding.
 _ULPS = 4
 
 
 class SnapshotSettings(NamedTuple):
-    """What `fleetrun verify` asks for, as JSON in $FLEETRUN_VERIFY."""
+    """The request of `fleetrun verify`, as JSON in $FLEETRUN_VERIFY."""
 
-    # The folder of the snapshots, the last update of this run, and that of the first ones that
-    # have snapshots; the last one has one, too.
+    # The folder of the snapshots, the last update of this run, and the last of the first updates
+    # with snapshots; the last one has one, too.
     path: str
     updates: int
     snapshots: int
-    # Gradients of so many steps of the script are added up, as by hand, and averaged.
+    # Add up the gradients of so many steps of the script, as by hand, and average them.
     merge: int = 1
     averages: bool = True
     # Move gradients in their last places.
     moves: bool = False
 
 
-def asked() -> SnapshotSettings | None:
-    """Return what `fleetrun verify` asks for; None if this is no run of it."""
+def requested() -> SnapshotSettings | None:
+    """Return the request of `fleetrun verify`, or None."""
     text = os.environ.get("FLEETRUN_VERIFY", "")
     return SnapshotSettings(**json.loads(text)) if text else None
 
 
-def install(wanted: SnapshotSettings, proof: Evidence) -> None:
-    """Take snapshots as WANTED says, if this process trains its rank, of which PROOF knows."""
+def install(request: SnapshotSettings, proof: Evidence) -> None:
+    """Take snapshots as REQUEST says if this process trains its rank, by PROOF."""
     hybrid_models.watch()
-    if wanted.merge > 1:
-        _MergeByHand(wanted).install()
-    if wanted.moves:
+    if request.merge > 1:
+        _MergeByHand(request).install()
+    if request.moves:
         updates.before_update(_move_gradients, "moving gradients")
-    snapshots = _Snapshots(wanted, proof.claim)
+    snapshots = _Snapshots(request, proof.claim)
     updates.before_update(snapshots.before_update, WHAT)
     updates.on_update(snapshots.after_update, WHAT)
 
 
 class _Snapshots:
-    """Writes what each optimizer has made of its parameters: before its next update, or at the end.
+    """Writes each optimizer's parameters before its next update, or at the end.
 
-    Some ways of sharding have whole parameters after the next forward only.
+    Some ways of sharding have whole parameters only after the next forward.
     """
 
-    def __init__(self, wanted: SnapshotSettings, claim: Callable[[], bool]) -> None:
-        self._wanted = wanted
+    def __init__(self, request: SnapshotSettings, claim: Callable[[], bool]) -> None:
+        self._request = request
         self._claim = claim
-        self._path = os.path.join(wanted.path, f"{os.environ.get('PADDLE_TRAINER_ID', '0')}.jsonl")
-        # By the place in which optimizers and programs came: the update of the last snapshot.
+        self._path = os.path.join(request.path, f"{os.environ.get('PADDLE_TRAINER_ID', '0')}.jsonl")
+        # By the index of an optimizer or program: the update of the last snapshot.
         self._sources: dict[int, Any] = {}
         self._last: dict[int, int] = {}
         self._names: dict[int, str] = {}
 
     def before_update(self, optimizer: Any) -> None:
         """Write the parameters as they are before an update."""
-        if updates.count() <= self._wanted.snapshots:
+        if updates.count() <= self._request.snapshots:
             self._take(optimizer, updates.count())
         else:
             self._place(optimizer)
 
     def after_update(self, source: Any, number: int) -> None:
-        """Write all parameters after the last update; those of a program after each."""
+        """Write all parameters after the last update, and those of a program after each."""
         is_program = hasattr(source, "global_block")
-        if number >= self._wanted.updates:
+        if number >= self._request.updates:
             self._place(source)
-            for each in self._sources.values():
-                if is_program or not hybrid_models.is_late(updates.wrapper_of(each)):
-                    self._take(each, number)
-        elif is_program and number <= self._wanted.snapshots:
+            for known in self._sources.values():
+                if is_program or not hybrid_models.is_late(updates.wrapper_of(known)):
+                    self._take(known, number)
+        elif is_program and number <= self._request.snapshots:
             self._take(source, number)
 
     def _place(self, source: Any) -> int:
@@ -130,48 +130,50 @@ class _Snapshots:
             "dtypes": [str(part.value.dtype).rpartition(".")[2] for part in parts.values()],
             "sizes": [size for size, _, _ in values],
             "largest": [largest for _, largest, _ in values],
-            "values": [base64.b64encode(some.tobytes()).decode() for _, _, some in values],
+            "values": [base64.b64encode(elements.tobytes()).decode() for _, _, elements in values],
             "device_bytes": _device_bytes(),
         }
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def _held(self, optimizer: Any) -> dict[str, Part]:
-        """Return by name what OPTIMIZER updates, with its kind."""
+        """Return by name the parameters that OPTIMIZER updates, with their kinds."""
         wrapper = updates.wrapper_of(optimizer)
         shared = {id(part.parameter): part for part in hybrid_models.parts_of(wrapper).values()}
-        found: dict[str, Part] = {}
-        for each in hybrid_models.whole_parameters(wrapper) or updates.parameters_of(optimizer):
-            if not each.trainable:
+        held: dict[str, Part] = {}
+        for parameter in hybrid_models.whole_parameters(wrapper) or updates.parameters_of(
+            optimizer
+        ):
+            if not parameter.trainable:
                 continue
-            part = shared.get(id(each), Part(each, _OWN))
-            name = self._names.get(id(each)) or each.name
-            found[name if name not in found else each.name] = part
-        return found
+            part = shared.get(id(parameter), Part(parameter, _OWN))
+            name = self._names.get(id(parameter)) or parameter.name
+            held[name if name not in held else parameter.name] = part
+        return held
 
 
 def _names() -> dict[int, str]:
-    """Return by id how models call their parameters: the largest that has one."""
+    """Return the names of parameters in the largest model that has them, by id."""
     import paddle
 
     base: Any = paddle.nn.Layer
-    found: dict[int, str] = {}
-    layers = [each for each in gc.get_objects() if issubclass(type(each), base)]
-    named = [[*each.named_parameters()] for each in layers if hasattr(each, "training")]
+    by_id: dict[int, str] = {}
+    layers = [item for item in gc.get_objects() if issubclass(type(item), base)]
+    named = [[*layer.named_parameters()] for layer in layers if hasattr(layer, "training")]
     for parameters in sorted(named, key=len):
-        for name, each in parameters:
-            found[id(each)] = hybrid_models.plain_name(name)
-    return found
+        for name, parameter in parameters:
+            by_id[id(parameter)] = hybrid_models.plain_name(name)
+    return by_id
 
 
 def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
-    """Return of each of VALUES the size, the largest element and some elements; and checksums."""
+    """Return size, largest element and some elements of each of VALUES, and the checksums."""
     import numpy as np
 
-    # Of static programs they are no eager tensors.
-    arrays = [None if hasattr(each, "flatten") else np.array(each) for each in values]
-    if any(each is not None for each in arrays):
-        sums = [checksums.of_array(each) for each in arrays]
+    # Values of static programs are no eager tensors.
+    arrays = [None if hasattr(value, "flatten") else np.array(value) for value in values]
+    if any(own is not None for own in arrays):
+        sums = [checksums.of_array(own) for own in arrays]
     else:
         sums = checksums.of_tensors(values)
     sizes = [
@@ -179,16 +181,16 @@ def _read(values: list[Any]) -> tuple[list[tuple[int, float, Any]], list[int]]:
         for own, value in zip(arrays, values)
     ]
     share = min(1.0, _MOST_VALUES / max(1, sum(sizes)))
-    found = []
+    rows = []
     for own, value, size in zip(arrays, values, sizes):
         count = min(size, max(_FEWEST_VALUES, int(size * share)))
         places = (np.arange(count, dtype="int64") * size) // max(1, count)
-        found.append((size, *_elements(own, value, places)))
-    return found, sums
+        rows.append((size, *_elements(own, value, places)))
+    return rows, sums
 
 
 def _elements(own: Any, value: Any, places: Any) -> tuple[float, Any]:
-    """Return the largest element of a parameter, and those at PLACES, as an array of doubles."""
+    """Return the largest element of a parameter, and those at PLACES as an array of doubles."""
     import numpy as np
     import paddle
 
@@ -209,7 +211,7 @@ def _elements(own: Any, value: Any, places: Any) -> tuple[float, Any]:
 
 
 def _device_bytes() -> int | None:
-    """Return the most memory of its GPU that Paddle held in this process; None on a CPU."""
+    """Return the peak memory of its GPU that Paddle held in this process; None on a CPU."""
     import paddle
 
     if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
@@ -218,15 +220,14 @@ def _device_bytes() -> int | None:
 
 
 def _move_gradients(optimizer: Any) -> None:
-    """Change each gradient by some units in its last place, as sums in another order might."""
+    """Change each gradient by some units in its last place, as sums in another order would."""
     import numpy as np
     import paddle
 
     state = np.random.RandomState(updates.count() + 1)
     pattern = state.randint(-_ULPS, _ULPS + 1, 1 << 12)
-    own = updates.parameters_of(optimizer)
-    for each in own:
-        gradient = each.grad
+    for parameter in updates.parameters_of(optimizer):
+        gradient = parameter.grad
         if gradient is None or gradient.is_selected_rows() or "float" not in str(gradient.dtype):
             continue
         unit = 2.0**-7 if "bfloat16" in str(gradient.dtype) else 2.0**-10
@@ -240,16 +241,16 @@ def _move_gradients(optimizer: Any) -> None:
 class _MergeByHand:
     """Lets an optimizer step every K-th time, with gradients that plain Paddle has added up."""
 
-    def __init__(self, wanted: SnapshotSettings) -> None:
-        self._steps = wanted.merge
-        self._averages = wanted.averages
+    def __init__(self, request: SnapshotSettings) -> None:
+        self._steps = request.merge
+        self._averages = request.averages
         self._counts: dict[int, int] = {}
         # Parameters whose gradients are being added up, by id.
         self._kept: set[int] = set()
         self._is_updating = False
 
     def install(self) -> None:
-        """Let updates ask us, and keep the gradients that the script clears between them."""
+        """Decide about updates, and keep the gradients that the script clears between them."""
         import paddle
 
         updates.ask_before(self._is_due)
@@ -277,7 +278,7 @@ class _MergeByHand:
         setattr(module, name, self._once(getattr(module, name)))
 
     def _once(self, average: Callable[..., None]) -> Callable[..., None]:
-        """Call AVERAGE for whole sums only: Trainers do so themselves before each step."""
+        """Call AVERAGE for complete sums only: trainers call it themselves before each step."""
 
         @functools.wraps(average)
         def averaged(*args: Any, **options: Any) -> None:
@@ -308,19 +309,19 @@ class _MergeByHand:
         self._is_updating = False
 
     def _is_due(self, stepped: Any) -> bool:
-        """Whether the optimizer STEPPED, perhaps a wrapper, is to update now."""
+        """Whether the optimizer STEPPED, perhaps a wrapper, updates now."""
         import paddle
 
-        own = hybrid_models.whole_parameters(stepped) or updates.parameters_of(stepped)
-        ids = {id(each) for each in own}
+        parameters = hybrid_models.whole_parameters(stepped) or updates.parameters_of(stepped)
+        ids = set(map(id, parameters))
         count = self._counts[id(stepped)] = self._counts.get(id(stepped), 0) + 1
         if count % self._steps:
             self._kept |= ids
             return False
         self._kept -= ids
         self._is_updating = True
-        for each in own if self._averages else ():
-            if each.grad is not None:
+        for parameter in parameters if self._averages else ():
+            if parameter.grad is not None:
                 with paddle.no_grad():
-                    paddle.assign(each.grad / self._steps, each.grad)
+                    paddle.assign(parameter.grad / self._steps, parameter.grad)
         return True

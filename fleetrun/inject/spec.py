@@ -1,4 +1,4 @@
-"""The strategy that was asked for: `strategy.json` of the run directory."""
+"""The requested strategy: `strategy.json` of the run directory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 
 class Topology(NamedTuple):
-    """The number of ranks, of hosts, and of ranks on each host, at most.
+    """The number of ranks, of hosts, and the most ranks on a host.
 
-    Of `ranks_per_group` neighbours, counted from rank 0 on, none are on two hosts; 0: not known.
+    Neighbours in groups of `ranks_per_group`, from rank 0 on, are on one host; 0: unknown.
     """
 
     nranks: int = 1
@@ -20,7 +20,7 @@ class Topology(NamedTuple):
 
 
 class StrategySpec(NamedTuple):
-    """The fields that were asked for, by section; others are absent."""
+    """The requested fields by section; others are absent."""
 
     strategy: Mapping[str, Any]
     build_strategy: Mapping[str, Any]
@@ -30,37 +30,37 @@ class StrategySpec(NamedTuple):
     # `auto`: compare the ranks ever more rarely. 0: after updates 1 and 3. N: also after every N
     # updates. -1: never.
     check_ranks: int | str = 0
-    # What becomes of a partial round of gradient merge: `drop` or `step`.
+    # What happens to a partial round of gradient merge: `drop` or `step`.
     merge_tail: str = "drop"
     reasons: Mapping[str, str] = {}
-    # What the launcher knows of each field: lines for its being on and off (strategy/document.py).
+    # What the launcher knows of each field, on and off (strategy/document.py).
     verdicts: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {}
     topology: Topology = Topology()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the field NAME of DistributedStrategy; DEFAULT if it was not asked for."""
+        """Return the field NAME of DistributedStrategy; DEFAULT if it was not requested."""
         return self.strategy.get(name, default)
 
     def asked(self, name: str) -> Any:
-        """Return the field NAME of any section; None if it was not asked for."""
+        """Return the field NAME of any section; None if it was not requested."""
         for section in (self.strategy, self.build_strategy, self.execution_strategy):
             if name in section:
                 return section[name]
         return None
 
     def builds(self, name: str) -> bool:
-        """Whether the field NAME of BuildStrategy is asked for and true."""
+        """Whether the field NAME of BuildStrategy is requested and true."""
         return bool(self.build_strategy.get(name))
 
     def known(self, name: str, value: Any) -> Sequence[Mapping[str, Any]]:
-        """Return what the launcher knows of the field NAME with VALUE; the first that fits counts.
+        """Return what the launcher knows of the field NAME with VALUE; the first match counts.
 
-        Each line has a status and a reason, and may be about one graph, paddle or device only.
+        Each line has a status and a reason, and may apply to one graph, Paddle or device only.
         """
         return self.verdicts.get(name, {}).get("off" if value is False else "on", ())
 
     def refusal(self, name: str, value: Any) -> str:
-        """Return why VALUE is nowhere given to Paddle as the field NAME; empty where it may be."""
+        """Return why Paddle never gets VALUE for the field NAME; empty if it may."""
         first = next(iter(self.known(name, value)), {})
         is_everywhere = not {"graph", "paddle", "device"} & first.keys()
         return str(first["reason"]) if first.get("status") == "refused" and is_everywhere else ""
@@ -81,7 +81,7 @@ class StrategySpec(NamedTuple):
 def read_spec(path: str) -> StrategySpec:
     """Read the file PATH, which the launcher wrote.
 
-    Raises OSError, or ValueError if it is no such file.
+    Raises OSError, or ValueError if it is not such a file.
     """
     with open(path, encoding="utf-8") as file:
         values = json.load(file)

@@ -30,12 +30,12 @@ def all_gather(key: str, value: Any, rank: int, ranks: Sequence[int]) -> list[An
     """
     store = job_store()
     store.set(f"{key}/{rank}", json.dumps(value))
-    values = [json.loads(bytes(store.get(f"{key}/{each}"))) for each in ranks]
+    values = [json.loads(bytes(store.get(f"{key}/{peer}"))) for peer in ranks]
     store.set(f"{key}/{rank}/done", "1")
     if rank == 0:
         # The store ends with rank 0, so that rank stays until all others have read.
-        for each in ranks:
-            store.get(f"{key}/{each}/done")
+        for peer in ranks:
+            store.get(f"{key}/{peer}/done")
     return values
 
 
@@ -46,16 +46,16 @@ def gather_arrived(key: str, value: Any, rank: int, ranks: Sequence[int]) -> dic
     """
     store = job_store()
     store.set(f"{key}/{rank}", json.dumps(value))
-    # `get` waits for ever for a key that nobody sets; a counter can be read at any time.
+    # `get` waits forever for a key that nobody sets; a counter can be read at any time.
     store.add(f"{key}/{rank}/arrived", 1)
     arrived = store.add(key, 1)
-    until = time.monotonic() + _ARRIVAL_TIMEOUT_S
-    while arrived < len(ranks) and time.monotonic() < until:
+    deadline = time.monotonic() + _ARRIVAL_TIMEOUT_S
+    while arrived < len(ranks) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         arrived = store.add(key, 0)
     return {
-        each: json.loads(bytes(store.get(f"{key}/{each}")))
-        if store.add(f"{key}/{each}/arrived", 0)
+        peer: json.loads(bytes(store.get(f"{key}/{peer}")))
+        if store.add(f"{key}/{peer}/arrived", 0)
         else None
-        for each in ranks
+        for peer in ranks
     }

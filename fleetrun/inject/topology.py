@@ -11,33 +11,34 @@ from .import_hooks import after_import, watch_method
 from .site import rank_records
 
 _MODULE = "paddle.distributed.fleet.base.topology"
-# How the axes of fleet's topology are called in `hybrid_configs`, and in what order they are said.
+# The names of fleet's axes in `hybrid_configs`, in the order in which labels list them.
 AXES = {"data": "dp", "model": "mp", "pipe": "pp", "sharding": "sharding", "sep": "sep"}
 
 
 def watch() -> None:
-    """Tell the launcher, and the log, where this rank is once fleet has its groups."""
+    """Record and log this rank's place once fleet has its groups."""
     after_import(
-        _MODULE, lambda module: watch_method(module.HybridCommunicateGroup, "__init__", after=tell)
+        _MODULE,
+        lambda module: watch_method(module.HybridCommunicateGroup, "__init__", after=record),
     )
 
 
 @border.watching("the record of the topology")
-def tell(known: Any) -> None:
-    """Record the axes of fleet's groups KNOWN, slowest first."""
-    topology = known.topology()
+def record(fleet_groups: Any) -> None:
+    """Record the axes of FLEET_GROUPS, slowest first."""
+    topology = fleet_groups.topology()
     names = topology.get_hybrid_group_names()
     axes = {AXES.get(name, name): int(topology.get_dim(name)) for name in names}
     path = os.environ.get("FLEETRUN_RECORDS", "")
     if path:
         rank_records.append(path, rank_records.TOPOLOGY, {"axes": axes})
-    rank = int(known.get_global_rank())
-    if _label(rank, known) != f"rank {rank}":
-        print(f"fleetrun: this is {_label(rank, known)}", file=sys.stderr)
+    rank = int(fleet_groups.get_global_rank())
+    if _label(rank, fleet_groups) != f"rank {rank}":
+        print(f"fleetrun: this is {_label(rank, fleet_groups)}", file=sys.stderr)
 
 
 def groups() -> Any:
-    """Return fleet's HybridCommunicateGroup; None if the script has not begun fleet."""
+    """Return fleet's HybridCommunicateGroup; None if the script has not initialised fleet."""
     # The package's name `fleet` is the object, not the module.
     package: Any = sys.modules.get("paddle.distributed.fleet")
     return getattr(getattr(package, "fleet", None), "_hcg", None)
@@ -52,39 +53,41 @@ def used_strategy() -> Any:
 
 def sizes() -> dict[str, int]:
     """Return the number of ranks along each axis; empty without fleet."""
-    known = groups()
-    found = {}
+    fleet_groups = groups()
+    ranks_by_axis = {}
     for axis, name in AXES.items():
-        ask = getattr(known, f"get_{axis}_parallel_world_size", None)
-        if ask is not None:
-            found[name] = int(ask())
-    return found
+        get_size = getattr(fleet_groups, f"get_{axis}_parallel_world_size", None)
+        if get_size is not None:
+            ranks_by_axis[name] = int(get_size())
+    return ranks_by_axis
 
 
-def _coordinates(rank: int, known: Any) -> dict[str, int]:
-    """Return where RANK is along each axis of several ranks; empty if there is the data axis only.
+def _coordinates(rank: int, fleet_groups: Any) -> dict[str, int]:
+    """Return the coordinates of RANK; empty if only the data axis has several ranks.
 
-    Paddle names further axes where experts are spread out.
+    Paddle names further axes if experts are spread out.
     """
-    topology = known.topology()
+    topology = fleet_groups.topology()
     names = topology.get_hybrid_group_names()
     places = topology.get_coord(rank)
-    found = {
+    coordinates = {
         AXES.get(name) or name: int(place)
-        for name, place in sorted(zip(names, places), key=lambda each: _order(each[0]))
+        for name, place in sorted(zip(names, places), key=lambda pair: _order(pair[0]))
         if topology.get_dim(name) > 1
     }
-    return {} if set(found) == {"dp"} else found
+    return {} if set(coordinates) == {"dp"} else coordinates
 
 
 def label(rank: int) -> str:
-    """Name RANK and where it is: `rank 13 (dp 1, mp 1, pp 0)`."""
-    known = groups()
-    return f"rank {rank}" if known is None else _label(rank, known)
+    """Return RANK with its coordinates: `rank 13 (dp 1, mp 1, pp 0)`."""
+    fleet_groups = groups()
+    return f"rank {rank}" if fleet_groups is None else _label(rank, fleet_groups)
 
 
-def _label(rank: int, known: Any) -> str:
-    places = ", ".join(f"{axis} {place}" for axis, place in _coordinates(rank, known).items())
+def _label(rank: int, fleet_groups: Any) -> str:
+    places = ", ".join(
+        f"{axis} {place}" for axis, place in _coordinates(rank, fleet_groups).items()
+    )
     return f"rank {rank} ({places})" if places else f"rank {rank}"
 
 

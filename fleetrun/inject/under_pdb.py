@@ -1,6 +1,6 @@
-"""Runs a script, or a module after -m, under pdb from its first line, and ends as it ends.
+"""Runs a script, or a module after -m, under pdb from its first line, and exits as it does.
 
-`python -m pdb` starts the script again when it has ended, and forgets its exit code.
+`python -m pdb` restarts the script when it has ended, and forgets its exit code.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from types import CodeType, ModuleType
 
 
 def main(words: list[str]) -> None:
-    """Run what WORDS, a command line behind `python`, start."""
+    """Run the script or module of WORDS, the command line after `python`."""
     module = ModuleType("__main__")
-    # Python put the folder of this file there; the script expects its own, a module the current.
+    # Python put this file's folder there; the script expects its own, a module the current one.
     if words[0] == "-m":
         sys.path[0] = str(Path.cwd())
         code = _module(words[1], module)
@@ -38,7 +38,7 @@ def main(words: list[str]) -> None:
 
 
 def _module(name: str, module: ModuleType) -> CodeType:
-    """Return the code of the module NAME, or of the package, and describe it in MODULE."""
+    """Return the code of the module or package NAME, and describe it in MODULE."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")

@@ -1,7 +1,7 @@
-"""Reports the fields that were asked for and that no other module has reported.
+"""Reports the requested fields that no other module has reported.
 
-Most of them have no effect in this job. Whether and why is known by the launcher (`verdicts`), or
-found here.
+Most of them have no effect in this job. The launcher knows whether and why (`verdicts`), or it is
+determined here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .dygraph import fused_buffers
 from .dygraph.step_reducer import SENDERS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import
-from .paddle_api import private_names
+from .paddle_api import private_names, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,9 +54,9 @@ _COMMUNICATION = (
 )
 # The axes of fleet's topology along which gradients are summed.
 _SUMMED = ("dp", "sharding", "sep")
-# What is refused in one kind of graph only.
+# Refused in one kind of graph only.
 _BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
-# What fields need of Paddle; those of communication need the reducer.
+# The capabilities that fields need; those of communication need the reducer.
 _IN_DYNAMIC_GRAPHS = {
     "gradient_merge": private_names.MERGE,
     "fuse_all_optimizer_ops": private_names.FUSED,
@@ -71,7 +71,7 @@ _ONLY_STATIC = "Paddle has it for static graphs only"
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Report after the first update, before the proof is written."""
+    """Report after the first update, before the evidence is written."""
     remaining = _RemainingFields(spec, proof)
     if paddle_api.has(private_names.ARGUMENTS):
         after_import("paddle.distributed.parallel", remaining.patch)
@@ -84,7 +84,7 @@ class _RemainingFields:
         self._proof = proof
         self._models = 0
         self._has_meshes = False
-        # The status that was counted for fields where the script's value is in effect.
+        # The counted status of fields whose script value is in effect.
         self._counted: dict[str, str | None] = {}
         # The arguments of Paddle's own reducers, by field.
         self._arguments: dict[str, Any] = {}
@@ -111,25 +111,24 @@ class _RemainingFields:
         kind.__init__ = __init__
 
     def _set_argument(self, name: str, argument: str, arguments: dict[str, Any]) -> None:
-        asked = self._spec.get(name)
-        if asked is None:
+        requested = self._spec.get(name)
+        if requested is None:
             return
-        if argument in arguments and arguments[argument] != asked:
+        if argument in arguments and arguments[argument] != requested:
             arguments[argument] = settings.set_by_script(name, arguments[argument])
         else:
             arguments[argument] = settings.effective(name)
 
     @_watching
     def _read_reducer(self, model: Any) -> None:
-        """Keep what Paddle's reducer of MODEL was created with, if there is one."""
+        """Record the arguments of Paddle's reducer of MODEL, if there is one."""
         groups = getattr(model, "group_indices", None)
         if getattr(model, "_reducer", None) is None or not groups:
             return
-        parameters = [each for each in model.parameters() if each.trainable]
+        parameters = [parameter for parameter in model.parameters() if parameter.trainable]
         self._arguments["find_unused_parameters"] = model.find_unused_parameters
-        sizes = [parameters[i].size * parameters[i].element_size() for i in groups[0]]
-        self._last_bucket_bytes = sum(sizes)
-        self._arguments["last_comm_group_size_MB"] = sum(sizes) / 2**20
+        self._last_bucket_bytes = sum(tensors.nbytes(parameters[i]) for i in groups[0])
+        self._arguments["last_comm_group_size_MB"] = self._last_bucket_bytes / 2**20
 
     def after_first_update(self, source: Any, _number: int) -> None:
         """Report all remaining fields."""
@@ -166,7 +165,7 @@ class _RemainingFields:
             self._report_unseen(name)
 
     def _report_unseen(self, name: str) -> None:
-        """Report NAME, of which nothing was counted: it has no effect, or the count has failed."""
+        """Report NAME, which nothing has counted: it has no effect, or the count has failed."""
         obstacle = self._obstacle_to(name)
         known = self._proof.known(name, settings.effective(name))
         if obstacle or known.get("status") == NO_EFFECT or not self._proof.failures:
@@ -194,7 +193,7 @@ class _RemainingFields:
             reason = f"the script switches {switch} off" if script_wins else f"{switch} is not on"
             self._proof.knob(name, NO_EFFECT, reason=reason)
         elif status is None:
-            # Only the script has switched it on, and its effect was not counted.
+            # Only the script has enabled it, and its effect was not counted.
             known = self._proof.known(switch, settings.effective(switch))
             reason = self._obstacle_to(switch) or self._reason(switch, known)
             self._proof.knob(name, NO_EFFECT, reason=reason)
@@ -216,15 +215,15 @@ class _RemainingFields:
             self._report_unseen(name)
 
     def _report_nested(self, name: str, value: Any, text: str) -> None:
-        """Report the field NAME, whose VALUE is in effect but for what is nested in it."""
+        """Report the field NAME, whose VALUE is in effect except perhaps for nested settings."""
         message = getattr(topology.used_strategy(), name, None)
         scripts = []
-        for path, asked in self._spec.get(name).items():
+        for path, requested in self._spec.get(name).items():
             section, _, key = path.rpartition(".")
             if section:
                 used = getattr(getattr(message, section, None), key, None)
                 text += f", {path} {used}"
-                scripts += [] if used == asked else [path]
+                scripts += [] if used == requested else [path]
         text += fused_buffers.described()
         if name in distributed_strategy.misfits:
             self._proof.knob(name, NO_EFFECT, reason=distributed_strategy.misfits[name])
@@ -235,13 +234,13 @@ class _RemainingFields:
             self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=text)
 
     def _obstacle_to(self, name: str) -> str:
-        """Return what in this job, or in this Paddle, keeps NAME from having an effect."""
+        """Return what in this job or this Paddle prevents an effect of NAME."""
         is_dynamic = self._proof.graph == "dygraph"
         capability = self._capability(name, is_dynamic=is_dynamic)
         return paddle_api.refusal(capability) or self._obstacle(name, is_dynamic=is_dynamic)
 
     def _reason(self, name: str, known: Mapping[str, Any]) -> str:
-        """Return why NAME has no effect, as is KNOWN of this Paddle."""
+        """Return why NAME has no effect, by what is KNOWN of this Paddle."""
         if "unseen" in known:
             return str(known["unseen"])
         if known.get("status") == NO_EFFECT:
@@ -252,7 +251,7 @@ class _RemainingFields:
         return f"nothing in Paddle's {where} graphs is known to read it"
 
     def _obstacle(self, name: str, *, is_dynamic: bool) -> str:
-        """Return what in this job keeps NAME from having an effect; empty if nothing does."""
+        """Return what in this job prevents an effect of NAME; empty if nothing does."""
         if name in distributed_strategy.misfits:
             return distributed_strategy.misfits[name]
         if name == "gradient_merge" and is_dynamic:
@@ -266,20 +265,20 @@ class _RemainingFields:
         return self._who_sends(is_dynamic=is_dynamic)
 
     def _who_sends(self, *, is_dynamic: bool) -> str:
-        """Return why gradients are not for fleetrun to send; empty if they are."""
-        senders = [f"{who} sends the gradients itself, {how}" for who, how in SENDERS.items()]
+        """Return why fleetrun does not send the gradients; empty if it does."""
+        senders = [f"{sender} sends the gradients itself, {how}" for sender, how in SENDERS.items()]
         if senders or self._models or not is_dynamic:
             return next(iter(senders), "")
-        several = {axis: size for axis, size in topology.sizes().items() if size > 1}
-        if several and not {*several} & {*_SUMMED}:
-            layout = " x ".join(f"{axis} {size}" for axis, size in several.items())
+        shared_axes = {axis: size for axis, size in topology.sizes().items() if size > 1}
+        if shared_axes and not {*shared_axes} & {*_SUMMED}:
+            layout = " x ".join(f"{axis} {size}" for axis, size in shared_axes.items())
             return f"the layout ({layout}) sums no gradients among ranks"
         if self._has_meshes:
             return "the operators of parameters on process meshes sum the gradients themselves"
         return "the script has no data-parallel model"
 
     def _capability(self, name: str, *, is_dynamic: bool) -> str:
-        """Return what of `paddle_api` the field NAME needs."""
+        """Return the capability of `paddle_api` that the field NAME needs."""
         if is_dynamic and name in _IN_DYNAMIC_GRAPHS:
             return _IN_DYNAMIC_GRAPHS[name]
         if name in _COMMUNICATION:

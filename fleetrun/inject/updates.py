@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from .evidence import Evidence
     from .spec import StrategySpec
 
-    # Gets the optimizer (dygraph) or the program (static), and the number of updates so far.
+    # Takes the optimizer (dygraph) or the program (static), and the number of updates so far.
     UpdateCallback = Callable[[Any, int], None]
 
 # Methods of optimizers that update parameters; they call each other.
 _METHODS = ("step", "minimize", "_apply_optimize")
-# By module: classes that are no optimizers, and whose methods update by those of one. Their ends
-# are the end of an update: they average gradients before, and send parameters afterwards.
+# By module: wrappers whose methods update by those of an optimizer. The end of their call is the
+# end of an update: they average gradients before it, and send parameters after it.
 DYGRAPH = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
 _WRAPPERS = {
     f"{DYGRAPH}.dygraph_sharding_optimizer": (
@@ -38,29 +38,29 @@ _WRAPPERS = {
     "paddle.distributed.auto_parallel.api": ("_ShardOptimizer",),
     "paddle.incubate.asp.asp": ("OptimizerWithSparsityGuarantee",),
 }
-# By module: classes that step the optimizer which they are given, or skip that.
+# By module: classes that step the optimizer which they are given, or skip the step.
 _SCALERS = {
     "paddle.amp.grad_scaler": ("AmpScaler", "GradScaler"),
     f"{DYGRAPH}.hybrid_parallel_gradscaler": ("HybridParallelGradScaler",),
 }
-# Where wrappers keep what they wrap.
+# Attributes in which wrappers keep what they wrap.
 _INNER = ("_inner_opt", "inner_optimizer", "_optimizer", "_optim")
 _STAGE3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
-# Where a scaler keeps whether it has found gradients that are not finite: Paddle 3's name, and 2's.
+# Attributes in which a scaler records non-finite gradients: Paddle 3's name, and 2's.
 _FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
 _after: list[UpdateCallback] = []
 _first_only: list[UpdateCallback] = []
 _skipped: list[UpdateCallback] = []
-# Whether what the script steps is to update now; None: always.
+# Whether the stepped object updates now; None: always.
 _is_due: Callable[[Any], bool] | None = None
 _count = 0
-# How many patched methods are running within each other. The outermost call is the update.
+# The depth of nested patched calls. The outermost one is the update.
 _depth = 0
-# The first optimizer within the outermost call that updates, and the outermost one or wrapper.
+# The first optimizer in the outermost call that updates, and the outermost optimizer or wrapper.
 _updating: Any = None
 _outermost: Any = None
-# By optimizer: the wrapper through which it was stepped last; and whether any has been.
+# By optimizer: the wrapper through which it was last stepped; and whether any was.
 _wrappers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _are_wrapped = False
 
@@ -77,14 +77,14 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
         proof.counts["skipped"] = proof.counts.get("skipped", 0) + 1
 
     @border.watching("the count of updates")
-    def tell_skipped() -> None:
+    def note_skipped() -> None:
         count = proof.counts.get("skipped", 0)
         if count:
             were = "1 update was" if count == 1 else f"{count} updates were"
             proof.note(f"{were} skipped by a GradScaler: gradients were not finite")
 
-    # Before the proof is written at the end.
-    atexit.register(tell_skipped)
+    # Before the evidence is written at exit.
+    atexit.register(note_skipped)
     on_update(count_update, "the count of updates")
     on_skipped(count_skipped, "the count of updates")
     watch()
@@ -99,9 +99,9 @@ def watch() -> None:
 
 
 def on_update(callback: UpdateCallback, what: str, *, is_first_only: bool = False) -> None:
-    """Call CALLBACK after every update, in the order of registration; WHAT says what it does.
+    """Call CALLBACK after every update, in the order of registration; WHAT names it in remarks.
 
-    IS_FIRST_ONLY: after the first update alone.
+    IS_FIRST_ONLY: after the first update only.
     """
     watched = border.watching(what)(callback)
     _after.append(watched)
@@ -115,7 +115,7 @@ def before_update(callback: Callable[[Any], None], what: str) -> None:
 
 
 def ask_before(is_due: Callable[[Any], bool]) -> None:
-    """Let optimizers, or their wrappers, update only if IS_DUE holds, which gets them."""
+    """Let an optimizer or wrapper update only if IS_DUE of it holds."""
     global _is_due
     _is_due = is_due
 
@@ -141,10 +141,10 @@ def record(source: Any) -> None:
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
-    """Call WRAP with the class BASE and every subclass, also with those defined later."""
+    """Call WRAP with the class BASE and every subclass, also with later ones."""
     kinds = [base]
     for kind in kinds:
-        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+        kinds += [subclass for subclass in kind.__subclasses__() if subclass not in kinds]
     for kind in kinds:
         wrap(kind)
     inherited = base.__dict__.get("__init_subclass__")
@@ -161,11 +161,11 @@ def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:
 
 def is_model_average(kind: Any) -> bool:
     """Whether the optimizer class KIND only averages parameters that others update."""
-    return any(each.__name__ == "ModelAverage" for each in kind.__mro__)
+    return any(base.__name__ == "ModelAverage" for base in kind.__mro__)
 
 
 def wrapper_of(optimizer: Any) -> Any:
-    """Return what the script calls to step OPTIMIZER: a wrapper, or the optimizer itself."""
+    """Return what the script steps for OPTIMIZER: a wrapper, or the optimizer itself."""
     reference = _wrappers.get(optimizer)
     return (reference and reference()) or optimizer
 
@@ -175,13 +175,13 @@ def chain(wrapper: Any) -> Iterator[Any]:
     while wrapper is not None:
         yield wrapper
         inner = [own_attribute(wrapper, name) for name in _INNER]
-        wrapper = next((each for each in inner if each not in (None, wrapper)), None)
+        wrapper = next((candidate for candidate in inner if candidate not in (None, wrapper)), None)
 
 
 def own_attribute(owner: Any, name: str) -> Any:
-    """Return the attribute NAME of OWNER, None without one; what OWNER wraps is not asked.
+    """Return the attribute NAME of OWNER itself, not of what it wraps; None without one.
 
-    `vars` would make each later look at OWNER's attributes slower in Python 3.11.
+    `vars` would slow down each later access to OWNER's attributes in Python 3.11.
     """
     try:
         return object.__getattribute__(owner, name)
@@ -190,8 +190,8 @@ def own_attribute(owner: Any, name: str) -> Any:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """Return the parameters that OPTIMIZER, which is no wrapper, updates by now, of all groups."""
-    # Groups that a script adds later stand there only.
+    """Return the parameters of all groups that OPTIMIZER, which is no wrapper, updates now."""
+    # Groups that a script adds later are only in `_param_groups`.
     return flat(
         getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None)
     )
@@ -199,10 +199,10 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 def flat(entries: Any) -> list[Any]:
     """Return the parameters of ENTRIES: parameters, groups of them, or None."""
-    found: list[Any] = []
+    parameters: list[Any] = []
     for entry in entries or ():
-        found += entry["params"] if isinstance(entry, dict) else [entry]
-    return found
+        parameters += entry["params"] if isinstance(entry, dict) else [entry]
+    return parameters
 
 
 def _patch(module: ModuleType) -> None:
@@ -224,7 +224,7 @@ def _patch_wrappers(names: Sequence[str], module: ModuleType) -> None:
 def _patch_stage3(module: ModuleType) -> None:
     def record_step(model: Any) -> None:
         optimizer = model._optim
-        # Offloaded parameters are updated on the CPU, and the script goes on on its device.
+        # Offloaded parameters are updated on the CPU, while the script's device stays the same.
         step = _recorded(optimizer.step.__func__, is_optimizer=False)
         optimizer.step = types.MethodType(step, optimizer)
 
@@ -273,14 +273,14 @@ def _recorded(method: Callable[..., Any], *, is_optimizer: bool) -> Callable[...
 
 
 def _may_update(owner: Any, *args: Any) -> bool:
-    """Whether OWNER, an optimizer, a wrapper, or a scaler of the first of ARGS, is to update."""
+    """Whether OWNER may update now: an optimizer, a wrapper, or a scaler of the first of ARGS."""
     if _is_due is None or not _is_dynamic():
         return True
     return _is_due(args[0] if args and _is_scaler(owner) else owner)
 
 
 def _end(owner: Any, source: Any, args: tuple[Any, ...], *, is_optimizer: bool) -> None:
-    """End the outermost call, of a method of OWNER with ARGS, which SOURCE has updated, if any."""
+    """End the outermost call, of OWNER's method with ARGS; SOURCE has updated, if not None."""
     if not is_optimizer and _is_skipped(owner):
         for callback in _skipped:
             callback(source or [*chain(args[0])][-1], _count)
@@ -290,16 +290,16 @@ def _end(owner: Any, source: Any, args: tuple[Any, ...], *, is_optimizer: bool) 
 
 def _is_scaler(owner: Any) -> bool:
     return any(
-        each.__name__ in names for each in type(owner).__mro__ for names in _SCALERS.values()
+        base.__name__ in names for base in type(owner).__mro__ for names in _SCALERS.values()
     )
 
 
 def _is_skipped(owner: Any) -> bool:
-    """Whether OWNER, if it is a scaler, has found gradients that are not finite."""
+    """Whether OWNER is a scaler that has found non-finite gradients."""
     return any(bool(own_attribute(owner, name)) for name in _FOUND)
 
 
 def _is_dynamic() -> bool:
-    """Whether the methods change parameters: elsewhere they only write a program."""
+    """Whether the methods change parameters now, and do not only write a program."""
     paddle: Any = sys.modules["paddle"]
     return bool(paddle.in_dynamic_mode()) and not paddle.base.dygraph.base.in_to_static_mode()

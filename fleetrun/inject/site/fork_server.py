@@ -1,12 +1,12 @@
-"""Waits, with Paddle imported, in a Python that was started like a rank, and forks ranks.
+"""Waits with Paddle imported, in a Python that was started like a rank, and forks ranks.
 
 The guard starts it as it starts a rank; `sitecustomize` calls `serve` before anything else. A fork
-returns from `serve`, and is then where a new Python of that rank would be: before the user's
-`sitecustomize`, and before the script. So the interpreter itself runs the script, whichever way it
-is started, and ends as ever.
+returns from `serve` in the state of a new Python of that rank: before the user's `sitecustomize`,
+and before the script. So the interpreter itself runs the script, however it was started, and exits
+as usual.
 
-What was imported is hidden until the script imports it. Paddle's start is done then, too: it reads
-the flags, finds the devices, and registers what is called at exit.
+Imported modules are hidden until the script imports them. Paddle's start happens then, too: it
+reads the flags, finds the devices, and registers its exit functions.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-# The descriptor of the guard's socket, the guard, and the modules; what follows only makes room.
+# The descriptor of the guard's socket, the guard's pid, and the modules; padded to make room.
 VARIABLE = "FLEETRUN_FORK_SERVER"
 # What a library reads when it is loaded, or Python when it starts: a fork cannot read it again.
-# `docs/failures.md` names them. Variables that Python code reads while it is imported are noted.
+# `docs/failures.md` lists them. Variables that Python code reads during its import are recorded.
 READ_AT_LOAD = (
     # Python, the loader and the C library.
     *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ"),
@@ -43,9 +43,9 @@ READ_AT_LOAD = (
     # numpy, Fortran's runtime, OpenSSL and glog.
     *("NPY_", "NUMPY_", "GFORTRAN_", "OPENSSL_", "GLOG_", "GOOGLE_"),
 )
-# Read while Paddle is imported, and done again by the fork (`_be_rank`).
+# Read while Paddle is imported, and applied again by the fork (`_be_rank`).
 _DONE_AGAIN = frozenset(("PADDLE_TRAINER_ID",))
-# What Paddle's start calls, in its order.
+# The functions that Paddle's start calls, in order.
 _START = (
     "init_gflags",
     "init_glog",
@@ -55,10 +55,10 @@ _START = (
     "init_default_kernel_signatures",
 )
 _CORE = "paddle.base.core"
-# The Paddles that start a thread when they are loaded which their own handler starts again in a
-# fork: the sampler of brpc's bvar.
+# The Paddles that start a thread when loaded which their own handler restarts in a fork: the
+# sampler of brpc's bvar.
 _SAMPLING = ("2.6.",)
-# Device files that every process may have open.
+# Device files that any process may have open.
 _PLAIN = (
     "/dev/null",
     "/dev/zero",
@@ -79,7 +79,7 @@ class Unfit(Exception):
 
 
 def serve() -> None:
-    """Fork ranks as the guard asks for them; return in each of them. Else the process ends here."""
+    """Fork ranks as the guard requests, and return in each of them; else the process ends here."""
     number, guard, modules, *_ = os.environ.pop(VARIABLE).split(":")
     source = _socket.socket(fileno=int(number))
     os.set_inheritable(int(number), False)
@@ -116,9 +116,9 @@ def serve() -> None:
 
 
 def _yield_to_others() -> int:
-    """Let the ranks that train go first while this process imports; return the policy of before."""
+    """Let training ranks go first while this process imports; return the previous policy."""
     before = os.sched_getscheduler(0)
-    # Only who may raise its priority comes back from SCHED_IDLE. A short-lived child tries it.
+    # Only with the right to raise priorities can a process leave SCHED_IDLE. A child tries it.
     pid = os.fork()
     if not pid:
         try:
@@ -128,7 +128,7 @@ def _yield_to_others() -> int:
             os._exit(1)
         os._exit(0)
     comes_back = os.waitpid(pid, 0)[1] == 0
-    # Not everywhere allowed.
+    # Not permitted everywhere.
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE if comes_back else os.SCHED_BATCH, os.sched_param(0))
     return before
@@ -147,7 +147,7 @@ def _send(to: _socket.socket, message: tuple[Any, ...]) -> None:
 
 
 def _receive(source: _socket.socket) -> tuple[Any, list[int]]:
-    """Return what the guard asks for, and the descriptors that came; end when it has ended."""
+    """Return the guard's message and the descriptors that came with it; exit when it has ended."""
     fds: list[int] = []
     length = int.from_bytes(_read(source, _LENGTH, fds), "little")
     return marshal.loads(_read(source, length, fds)), fds  # noqa: S302 - our own guard's
@@ -156,11 +156,11 @@ def _receive(source: _socket.socket) -> tuple[Any, list[int]]:
 def _read(source: _socket.socket, length: int, fds: list[int]) -> bytes:
     text = b""
     while len(text) < length:
-        part, more, _, _ = source.recvmsg(length - len(text), _socket.CMSG_SPACE(2 * _INT))
+        part, ancillary, _, _ = source.recvmsg(length - len(text), _socket.CMSG_SPACE(2 * _INT))
         if not part:
             os._exit(0)
         text += part
-        for _level, _kind, numbers in more:
+        for _level, _kind, numbers in ancillary:
             fds += [
                 int.from_bytes(numbers[at : at + _INT], sys.byteorder)
                 for at in range(0, len(numbers), _INT)
@@ -176,10 +176,10 @@ def _close(fds: Sequence[int]) -> None:
 def _park(source: _socket.socket, count: int) -> _socket.socket | None:
     """Fork COUNT processes, children of the guard; return in each of them the guard's connection.
 
-    The guard is sent the other ends. When it has closed one, that process ends.
+    The guard gets the other ends, and a process ends when the guard closes its end.
     """
     pairs = [_socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM) for _ in range(count)]
-    told, tell = os.pipe()
+    pids_in, pids_out = os.pipe()
     with warnings.catch_warnings():
         # Newer Pythons warn of forks beside threads.
         warnings.simplefilter("ignore")
@@ -188,33 +188,33 @@ def _park(source: _socket.socket, count: int) -> _socket.socket | None:
             for ours, theirs in pairs:
                 pid = os.fork()
                 if not pid:
-                    kept = ours.detach()
-                    for each, other in pairs:
-                        each.close()
-                        other.close()
+                    fd = ours.detach()
+                    for pair in pairs:
+                        for end in pair:
+                            end.close()
                     source.close()
-                    _close((told, tell))
-                    return _socket.socket(fileno=kept)
-                os.write(tell, pid.to_bytes(_INT, "little"))
+                    _close((pids_in, pids_out))
+                    return _socket.socket(fileno=fd)
+                os.write(pids_out, pid.to_bytes(_INT, "little"))
                 theirs.close()
             os._exit(0)
-    os.close(tell)
-    with open(told, "rb") as file:
+    os.close(pids_out)
+    with open(pids_in, "rb") as file:
         pids = file.read()
     # From now on they are the guard's children.
     os.waitpid(middle, 0)
     for at, (ours, theirs) in enumerate(pairs):
         ours.close()
-        # None where no more processes are allowed.
+        # Missing if no more processes are allowed.
         pid = int.from_bytes(pids[at * _INT : (at + 1) * _INT], "little")
-        fd = theirs.fileno().to_bytes(_INT, sys.byteorder)
-        source.sendmsg([_framed(("parked", pid))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd)])
+        sent = theirs.fileno().to_bytes(_INT, sys.byteorder)
+        source.sendmsg([_framed(("parked", pid))], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sent)])
         theirs.close()
     return None
 
 
 def _name(name: bytes) -> bytes:
-    """Let this process be shown as NAME, and return what it was shown as."""
+    """Set the name of this process, and return the previous one."""
     with open("/proc/self/comm", "rb+", buffering=0) as file:
         before = file.read().rstrip(b"\n")
         file.write(name)
@@ -225,7 +225,7 @@ def _name(name: bytes) -> bytes:
 
 
 def _be_rank(order: Mapping[str, Any], fds: list[int], loaded: Loaded) -> None:
-    """Become what the order says, as a Python of its own would begin."""
+    """Become the rank of ORDER, in the state of a new Python."""
     os.setsid()
     output, errors = fds
     os.dup2(output, 1)
@@ -236,16 +236,16 @@ def _be_rank(order: Mapping[str, Any], fds: list[int], loaded: Loaded) -> None:
         os.dup2(null, 0)
         os.close(null)
     with suppress(OSError):
-        # They may have been taken away; as with a new process.
+        # CPUs may have been taken away; then as with a new process.
         os.sched_setaffinity(0, order["cpus"])
     sys.stdin = _standard_input()
-    _be_told(order["env"], order["argv"])
+    _set_environment(order["env"], order["argv"])
     invalidate_caches()
     loaded.offer(order["env"])
 
 
 def _standard_input() -> Any:
-    """Return what Python makes of descriptor 0, which may be another file than it was."""
+    """Return a new sys.stdin for descriptor 0, which may be another file now."""
     old: Any = sys.stdin
     file: Any = open(0, "rb", closefd=False)  # noqa: SIM115 - it lives as long as the process
     file.raw.name = old.name
@@ -262,7 +262,7 @@ def _standard_input() -> Any:
     return new
 
 
-def _be_told(environ: Mapping[bytes, bytes], argv: Sequence[str]) -> None:
+def _set_environment(environ: Mapping[bytes, bytes], argv: Sequence[str]) -> None:
     """Replace environment and arguments, also where /proc shows them."""
     with open("/proc/self/stat", "rb") as file:
         words = file.read().rpartition(b")")[2].split()
@@ -279,18 +279,18 @@ def _be_told(environ: Mapping[bytes, bytes], argv: Sequence[str]) -> None:
 
 
 def _overwrite(start: int, end: int, text: bytes) -> None:
-    """Put as much of TEXT as fits where the kernel has put such strings."""
+    """Write as much of TEXT as fits over the strings that the kernel placed there."""
     if start:
         ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
 def _fixed() -> int:
-    """Return how many words of our command line come before the script's own arguments."""
+    """Return how many words of our command line precede the script's own arguments."""
     return len(sys.orig_argv) - len(sys.argv) + 1
 
 
 def _own_bytes() -> int:
-    """Return the memory that this process shares with no file: what it adds to the host's use."""
+    """Return the bytes of this process that are not shared with a file: its cost for the host."""
     with open("/proc/self/status", "rb") as file:
         rows = dict(line.split(b":", 1) for line in file)
     return int(rows.get(b"RssAnon", b"0").split()[0]) * 1024
@@ -304,23 +304,23 @@ class Loaded:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        # Variables that Python code has read while it was imported.
+        # Variables that Python code has read during its import.
         self._read: set[str] = set()
         self._modules: dict[str, ModuleType] = {}
-        # Roots that bring all the others.
+        # Root packages that bring all other modules.
         self._whole: set[str] = set()
         self._start: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = []
         self._at_exit: list[tuple[Any, ...]] = []
-        # Of warnings, before and after.
+        # The warning filters before and after.
         self._filters: tuple[list[Any], list[Any]] = [], []
         self._finders: list[Any] = []
         self._changed: dict[str, str] = {}
         self._printed = b"", b""
-        # How the rank was started.
+        # The environment that the rank was started with.
         self._given: Mapping[bytes, bytes] = {}
 
     def load(self, modules: Sequence[str]) -> None:
-        """Import numpy, Paddle and MODULES, and hide them; raise Unfit where none can be forked."""
+        """Import numpy, Paddle and MODULES, and hide them; raise Unfit if that prevents forking."""
         before, path, filters = set(sys.modules), list(sys.path), list(warnings.filters)
         finders = list(sys.meta_path)
         # As the interpreter has it when it runs the script.
@@ -347,7 +347,7 @@ class Loaded:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] not in sys.stdlib_module_names:
                 self._modules[name] = sys.modules.pop(name)
-        self._finders = [each for each in sys.meta_path if each not in finders]
+        self._finders = [finder for finder in sys.meta_path if finder not in finders]
         sys.path[:], sys.meta_path[:] = path, finders
         warnings.filters[:] = filters  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
@@ -363,7 +363,7 @@ class Loaded:
             raise Unfit(f"importing {name} starts {more} thread{'s' * (more != 1)}")
 
     def _put_off_start(self, core: ModuleType) -> None:
-        """Let Paddle's start be done by each rank: it reads flags, and finds devices."""
+        """Leave Paddle's start to each rank: it reads flags and finds devices."""
         for name in _START:
             real = getattr(core, name, None)
             if real is not None:
@@ -373,14 +373,14 @@ class Loaded:
         return lambda *words: self._start.append((name, real, words))
 
     def _refusal(self, environ: Mapping[bytes, bytes], argv: Sequence[str]) -> str:
-        """Return why the rank with ENVIRON and ARGV must start as ever; empty: it need not."""
+        """Return why the rank with ENVIRON and ARGV must start normally; empty if it need not."""
         if list(argv[: _fixed()]) != sys.orig_argv[: _fixed()]:
             return "its command is another"
         name = self._differs({os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()})
         return f"{name} has another value there, and is read when Paddle is loaded" if name else ""
 
     def suitable(self, source: _socket.socket) -> tuple[Mapping[str, Any], list[int]]:
-        """Wait for an order that can be carried out here; end when the guard has."""
+        """Wait for an order that this process can serve; exit when the guard has ended."""
         while True:
             order, fds = _receive(source)
             why_not = self._refusal(order["env"], order["argv"])
@@ -391,19 +391,19 @@ class Loaded:
             _close(fds)
 
     def _differs(self, environ: Mapping[str, str]) -> str:
-        """Return a variable of ENVIRON with another value than it was read with, if any."""
+        """Return a variable of ENVIRON that differs from the value at import, if any."""
         for name in sorted(self._environ.keys() | environ.keys()):
             counts = name in self._read or name.startswith(READ_AT_LOAD)
             if counts and name not in _DONE_AGAIN and environ.get(name) != self._environ.get(name):
                 return name
         return ""
 
-    def offer(self, given: Mapping[bytes, bytes]) -> None:
-        """Let the rank, which was started with the environment GIVEN, find what is loaded."""
-        self._given = given
+    def offer(self, environ: Mapping[bytes, bytes]) -> None:
+        """Let the rank, which was started with ENVIRON, find what is loaded."""
+        self._given = environ
         numpy = self._modules.get("numpy.random")
         if numpy is not None:
-            # All forks would draw the same.
+            # Otherwise all forks would draw the same numbers.
             numpy.seed()
         if (
             os.environ.get("PADDLE_TRAINER_ID", "0") != "0"
@@ -416,7 +416,7 @@ class Loaded:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return a spec that brings the module NAME, if it is hidden here."""
+        """Return a spec for the module NAME if it is hidden here."""
         del path, target
         module = self._modules.get(name)
         if module is None or "." in name:
@@ -425,26 +425,26 @@ class Loaded:
         if changed:
             self._start_again(changed, name)
         real = module.__spec__
-        found = ModuleSpec(name, self, origin=getattr(real, "origin", None), is_package=True)  # type: ignore[arg-type]
-        found.submodule_search_locations = getattr(real, "submodule_search_locations", None)
+        spec = ModuleSpec(name, self, origin=getattr(real, "origin", None), is_package=True)  # type: ignore[arg-type]
+        spec.submodule_search_locations = getattr(real, "submodule_search_locations", None)
         self._real = real
-        return found
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module itself."""
         return self._modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do what is left of the import."""
+        """Complete the import."""
         module.__spec__ = self._real
         if self._real is not None:
             module.__loader__ = self._real.loader
         name = module.__name__
         if name not in self._whole:
-            for each in [one for one in self._modules if one.partition(".")[0] == name]:
-                sys.modules[each] = self._modules.pop(each)
+            for hidden in [key for key in self._modules if key.partition(".")[0] == name]:
+                sys.modules[hidden] = self._modules.pop(hidden)
             return
-        sys.meta_path = [each for each in sys.meta_path if each is not self] + self._finders
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self] + self._finders
         sys.modules.update(self._modules)
         self._modules.clear()
         for fd, text in enumerate(self._printed, 1):
@@ -452,7 +452,7 @@ class Loaded:
         for variable, value in self._changed.items():
             os.environ.setdefault(variable, value)
         before, after = self._filters
-        own = [each for each in warnings.filters if each not in before]
+        own = [entry for entry in warnings.filters if entry not in before]
         warnings.filters[:] = own + after  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
         core: Any = sys.modules.get(_CORE)
@@ -463,26 +463,25 @@ class Loaded:
         for words in self._at_exit:
             words[0](*words[1], **words[2])
         # `sitecustomize` waits for the first import after Paddle's start to restore faulthandler.
-        for finder in [
-            each for each in sys.meta_path if type(each).__name__ == "_CrashHandlerFinder"
-        ]:
+        handlers = (f for f in sys.meta_path if type(f).__name__ == "_CrashHandlerFinder")
+        for finder in list(handlers):
             finder.find_spec("paddle.")  # type: ignore[call-arg]
 
     def _start_again(self, changed: str, name: str) -> NoReturn:
-        """Be a new Python: what the script has set counts when it imports NAME."""
+        """Replace this process by a new Python, so that the script's settings count for NAME."""
         sys.stderr.write(
             f"fleetrun: {changed} was set before {name} is imported, and counts then: this rank "
             "starts again, and imports it anew.\n"
         )
         sys.stderr.flush()
-        for one in (signal.SIGPIPE, signal.SIGXFSZ):
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             # Python ignores them, and a new one would inherit that.
-            signal.signal(one, signal.SIG_DFL)
+            signal.signal(signum, signal.SIG_DFL)
         os.execve(sys.orig_argv[0], sys.orig_argv, dict(self._given))  # noqa: S606
 
 
 class _CoreFinder:
-    """Calls CHANGE with Paddle's core right after it was executed."""
+    """Calls CHANGE with Paddle's core right after its execution."""
 
     def __init__(self, change: Callable[[ModuleType], None]) -> None:
         self._change = change
@@ -506,7 +505,7 @@ class _CoreFinder:
 
 
 class _noted_reads:  # noqa: N801 - a context, like the functions below
-    """Notes the variables that Python code reads."""
+    """Records the variables that Python code reads."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names
@@ -527,7 +526,7 @@ class _noted_reads:  # noqa: N801 - a context, like the functions below
 
 
 class _kept_at_exit:  # noqa: N801 - as above
-    """Keeps what is registered with `atexit`, so that ranks register it in their own order."""
+    """Records calls of `atexit.register`, so that ranks make them in their own order."""
 
     def __init__(self, calls: list[tuple[Any, ...]]) -> None:
         self._calls = calls
@@ -547,7 +546,7 @@ class _kept_at_exit:  # noqa: N801 - as above
 
 
 class _kept_output:  # noqa: N801 - as above
-    """Keeps what is printed; in the context there is a function that returns it."""
+    """Captures output; the context's value is a function that returns it."""
 
     def __enter__(self) -> Callable[[], tuple[bytes, bytes]]:
         self._before = [os.dup(fd) for fd in (1, 2)]
@@ -572,19 +571,19 @@ def _threads() -> int:
 
 
 def _openblas_threads() -> int:
-    """Return how many threads numpy may start: OpenBLAS ends its own before a fork."""
+    """Return how many threads numpy may start: OpenBLAS stops its own before a fork."""
     with open("/proc/self/maps", encoding="utf-8") as file:
         return (os.cpu_count() or 1) if "openblas" in file.read().lower() else 0
 
 
 def _paddle_threads() -> int:
-    """Return how many threads this Paddle may start: those that it starts again in a fork."""
+    """Return how many threads this Paddle may start: those that it restarts in a fork."""
     version = getattr(sys.modules["paddle"], "__version__", "")
     return int(version.startswith(_SAMPLING))
 
 
 def _open_devices() -> str:
-    """Return a device file that is open, or nothing."""
+    """Return an open device file, or nothing."""
     for file in _open_files():
         if file.startswith("/dev/") and not file.startswith(_PLAIN):
             return file

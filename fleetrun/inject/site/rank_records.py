@@ -1,4 +1,4 @@
-"""Appends to the file in which a rank tells the launcher what happens to it: a record is a line.
+"""Appends JSON lines to the file in which a rank reports to the launcher.
 
 Every Python of a rank loads this file by its path, so its syntax is plain, and it imports late.
 """
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from typing import Any  # noqa: F401
 
 SCHEMA = 1
-# What the rank's exception was, its exit code before it exits, and what came of the strategy.
+# The rank's exception, its exit code before it exits, and the evidence of the strategy.
 EXCEPTION, EXIT, STRATEGY = "exception", "exit", "strategy"
-# When an update was made, with the loss before it.
+# The time of an update, with the loss before it.
 UPDATE = "update"
 # The axes of fleet's topology, and their sizes.
 TOPOLOGY = "topology"
-# Paddle, by a rank that was started again.
+# A restarted rank has imported Paddle.
 IMPORTED = "imported"
 _READ_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -30,7 +30,7 @@ def append(path, kind, record):
     import json
     import time
 
-    whole = {
+    entry = {
         "schema": SCHEMA,
         "kind": kind,
         "rank": _number("PADDLE_TRAINER_ID"),
@@ -38,20 +38,20 @@ def append(path, kind, record):
         "pid": os.getpid(),
         "restart": _number("PADDLE_RESTART_COUNT") or 0,
         "time": time.time(),
-        # The launcher compares it with the ends of other ranks; the other clock may be set.
+        # The launcher compares it with the ends of other ranks; the wall clock may be changed.
         "monotonic": time.monotonic(),
     }
-    whole.update(record)
+    entry.update(record)
     if any(value and not isinstance(value, (int, float)) for value in record.values()):
-        plain = json.loads(json.dumps(whole, default=str))
-        whole = _everywhere(plain, _hider())
-    line = (json.dumps(whole) + "\n").encode()
+        plain = json.loads(json.dumps(entry, default=str))
+        entry = _everywhere(plain, _redactor())
+    line = (json.dumps(entry) + "\n").encode()
     # Private from the first byte, and never through a link.
     fd = os.open(path, _READ_APPEND, 0o600)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
-            # A full disk has torn the record before this one.
+            # A full disk has truncated the previous record.
             line = b"\n" + line
         os.write(fd, line)
     finally:
@@ -60,7 +60,7 @@ def append(path, kind, record):
 
 def read(path, kind):
     # type: (str, str) -> Iterator[dict[str, Any]]
-    """Yield the records of KIND that processes of this attempt of the rank have left in PATH."""
+    """Yield the records of KIND in PATH from processes of this attempt of the rank."""
     import json
 
     try:
@@ -78,18 +78,18 @@ def read(path, kind):
             continue
 
 
-def _everywhere(value, hide):
+def _everywhere(value, redact):
     # type: (Any, Callable[[str], str]) -> Any
     if isinstance(value, str):
-        return hide(value)
+        return redact(value)
     if isinstance(value, dict):
-        return {key: _everywhere(each, hide) for key, each in value.items()}
-    return [_everywhere(each, hide) for each in value] if isinstance(value, list) else value
+        return {key: _everywhere(item, redact) for key, item in value.items()}
+    return [_everywhere(item, redact) for item in value] if isinstance(value, list) else value
 
 
-def _hider():
+def _redactor():
     # type: () -> Callable[[str], str]
-    """Return a function that hides the secrets in a text; long texts if that cannot be loaded."""
+    """Return a function that redacts secrets in a text; long texts if that cannot be loaded."""
     from importlib import util
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -101,25 +101,25 @@ def _hider():
         assert spec.loader is not None
         module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        hider = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
+        redact = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
     except Exception:
         return lambda text: text if text.isidentifier() else "(its log has it)"
-    return hider
+    return redact
 
 
 def _environ():
     # type: () -> dict[str, str]
-    """Return the environment of this process, with what the script has removed or changed."""
+    """Return the environment of this process, also what the script has removed or changed."""
     try:
         with open("/proc/self/environ", "rb") as file:
-            given = [os.fsdecode(entry) for entry in file.read().split(b"\0")]
+            entries = [os.fsdecode(entry) for entry in file.read().split(b"\0")]
     except OSError:
-        given = []
-    found = {entry.partition("=")[0]: entry.partition("=")[2] for entry in given}
+        entries = []
+    environ = {entry.partition("=")[0]: entry.partition("=")[2] for entry in entries}
     for name, value in os.environ.items():
         # A variable that the script has changed has two values.
-        found["NEW_" + name if found.get(name, value) != value else name] = value
-    return found
+        environ["NEW_" + name if environ.get(name, value) != value else name] = value
+    return environ
 
 
 def _number(name):

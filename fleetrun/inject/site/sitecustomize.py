@@ -1,6 +1,6 @@
 """Runs first in every Python of a rank: reports a fatal exception, and shows stacks on request.
 
-Below `fleetrun exec` it runs first in every Python, which then meets fleetrun and not Paddle's
+Below `fleetrun exec` it runs first in every Python, which then gets fleetrun in place of Paddle's
 launcher.
 
 Python imports `sitecustomize` when it starts, and the launcher puts this folder first on the ranks'
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType  # noqa: F401
     from typing import Any, NoReturn  # noqa: F401
 
-# How the launcher knows this descriptor among the others; see fleetrun/postmortem/stackdumps.py.
+# How the launcher recognises this descriptor; see fleetrun/postmortem/stackdumps.py.
 _STACKS = "fleetrun-stacks"
-# The package beside this folder, under a name that nobody else has.
+# The package beside this folder, under a unique name.
 _INJECT = "_fleetrun_inject"
 # The most characters of a message or stack: some exceptions quote a whole tensor.
 _MOST = 256 * 1024
-# So many failing exits are recorded that the script has caught.
+# The most recorded failing exits that the script has caught.
 _MOST_EXITS = 100
-# Each asks for something that is done to Paddle.
+# Each requests a change to Paddle.
 _FOR_PADDLE = (
     "FLEETRUN_STRATEGY_FILE",
     "FLEETRUN_PROFILE",
@@ -35,7 +35,7 @@ _FOR_PADDLE = (
     "FLEETRUN_FLIGHT_RECORDER",
     "FLEETRUN_VERIFY",
 )
-# So long does a callback live that has swallowed an interrupt.
+# The longest life of a callback that has swallowed an interrupt.
 _CALLBACK_S = 0.02
 
 
@@ -83,7 +83,7 @@ def _report_fatal_exceptions(path):
 
     def excepthook(kind, error, trace):
         # type: (type[BaseException], BaseException, TracebackType | None) -> None
-        # A script may call it to print an exception, and go on.
+        # A script may call it to print an exception, and continue.
         if not _is_called_by_the_script():
             report(error)
         previous(kind, error, trace)
@@ -96,7 +96,7 @@ def _report_fatal_exceptions(path):
 
 def _is_called_by_the_script():
     # type: () -> bool
-    """Whether the script's code is running; it is not when an exception has ended it."""
+    """Whether the script's code is running, and no exception has ended it."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -112,7 +112,7 @@ def _record_exits(path, pid):
     caught = []  # type: list[None]
 
     class Mark:
-        """Is deleted with the exception; takes the record back if the script has caught it."""
+        """Deleted with the exception; withdraws the record if the script has caught it."""
 
         def __del__(self):
             # type: () -> None
@@ -172,7 +172,7 @@ def _note_exits(note):
 
 def _is_main(path):
     # type: (str) -> bool
-    """Whether no other Python of this rank has started this one: the end of that one counts."""
+    """Whether this is the rank's first Python, not one that another Python of it has started."""
     mark = b"\0FLEETRUN_RECORDS=" + os.fsencode(path) + b"\0"
     pid = os.getppid()
     while pid > 1:
@@ -218,19 +218,19 @@ def _rank_records():
 
 def _beside(name):
     # type: (str) -> Any
-    """Load the module NAME beside this one, as one that nobody else has."""
+    """Load the module NAME beside this one under a unique name."""
     from importlib import util
 
-    known = "_fleetrun_" + name
-    if known not in sys.modules:
+    unique_name = "_fleetrun_" + name
+    if unique_name not in sys.modules:
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
-        spec = util.spec_from_file_location(known, path)
+        spec = util.spec_from_file_location(unique_name, path)
         assert spec is not None
         assert spec.loader is not None
         module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        sys.modules[known] = module
-    return sys.modules[known]
+        sys.modules[unique_name] = module
+    return sys.modules[unique_name]
 
 
 def _show_stacks_on(signum):
@@ -264,16 +264,16 @@ class _PaddleFinder:
                 if type(finder).__module__ == _INJECT + ".import_hooks":
                     return finder.find_spec(name, path, target)
         except Exception as error:
-            what = "the strategy cannot be applied"
+            failure = "the strategy cannot be applied"
             if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
-                what = "updates and gloo groups of this rank stay as Paddle has them"
-            sys.stderr.write("fleetrun: %s: %r\n" % (what, error))
+                failure = "updates and gloo groups of this rank stay as Paddle has them"
+            sys.stderr.write("fleetrun: %s: %r\n" % (failure, error))
         return None
 
 
 def _change_paddle():
     # type: () -> None
-    """Load what is needed of `inject`, which this folder lies in, under a name of its own."""
+    """Load the necessary parts of `inject`, the parent of this folder, under a unique name."""
     from importlib import import_module, util
 
     root = os.path.dirname(os.path.dirname(__file__))
@@ -308,7 +308,7 @@ def _record_import(_):
 
 def _is_restarted():
     # type: () -> bool
-    """Whether this is a rank of another attempt than the first."""
+    """Whether this is a rank of a later attempt than the first."""
     is_again = os.environ.get("PADDLE_RESTART_COUNT", "0") != "0"
     return is_again and bool(os.environ.get("FLEETRUN_RECORDS"))
 
@@ -324,7 +324,7 @@ def _is_over_gloo():
 class _CrashHandlerFinder:
     """Restores faulthandler once Paddle has replaced it by its own crash handlers.
 
-    It finds no module. It only sees which ones are imported, so tracebacks do not show it.
+    It finds no module, only observes imports, so tracebacks do not show it.
     """
 
     def find_spec(self, name, path=None, target=None):
@@ -367,16 +367,16 @@ def _restore_faulthandler():
 
 def _keep_interrupts():
     # type: () -> None
-    """Let no KeyboardInterrupt be swallowed: where Python can only ignore it, it comes again.
+    """Send a KeyboardInterrupt again where Python can only ignore it.
 
-    Python ignores what is raised in a destructor or callback, of which its import system has some;
-    and while it looks whether the script is an archive.
+    Python ignores what is raised in a destructor or callback, some of which its import system has,
+    and while it checks whether the script is an archive.
     """
     hook = getattr(sys, "unraisablehook", None)
     if hook is None:
         return
 
-    def again():
+    def resend():
         # type: () -> None
         import time
 
@@ -392,13 +392,13 @@ def _keep_interrupts():
         try:
             import _thread
 
-            _thread.start_new_thread(again, ())
+            _thread.start_new_thread(resend, ())
         except Exception:  # an interpreter that ends starts no thread
             hook(failed)
 
     sys.unraisablehook = unraisable
     words = list(getattr(sys, "orig_argv", ()))
-    # As fleetrun starts it. Python is told that it is no archive, and does not look.
+    # As fleetrun starts it. Tell Python that it is no archive, so that it does not check.
     if words[1:2] == ["-u"] and words[2:3] and words[2].endswith(".py"):
         # Made absolute as the interpreter does it, which normalises nothing.
         path = words[2] if words[2][0] == "/" else os.getcwd() + "/" + words[2]
@@ -407,7 +407,7 @@ def _keep_interrupts():
 
 def _replace_launchers():
     # type: () -> None
-    """Make this Python meet fleetrun where it would start Paddle's launcher."""
+    """Make this Python run fleetrun where it would start Paddle's launcher."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path.insert(0, os.path.join(root, "entrance"))
     import _fleetrun_entrance  # type: ignore[import-not-found]
@@ -447,7 +447,7 @@ def _begin():
 
 def _wait_for_orders():
     # type: () -> None
-    """Be the process from which ranks are forked; return in each of them."""
+    """Become the process from which ranks are forked; return in each of them."""
     _beside("fork_server").serve()
 
 
