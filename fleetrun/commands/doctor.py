@@ -52,7 +52,7 @@ def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: 
     from fleetrun.remote import checkups  # only for them
 
     say = checkup.remark(os.environ)
-    reports = checkups.examine(wanted, os.environ, options, timeout_s=wait, say=say)
+    reports = checkups.examine(wanted, os.environ, options, timeout_s=wait, log=say)
     shown = checkups.merged(reports)
     code = findings.exit_code(shown)
     if is_json:

@@ -72,7 +72,7 @@ class _OnHosts(Fanout[SshConnection]):
         if code == SSH_FAULT or one.status == -signal.SIGHUP:
             code, said = EnvironmentFault.exit_code, one.why()
         if code and not self.signum:
-            self._say(f"on: {one.host.name}  {said}")
+            self._log(f"on: {one.host.name}  {said}")
         self._codes[one] = code
 
     def _interrupted(self, number: int) -> None:  # noqa: ARG002 - each ends the command

@@ -12,12 +12,12 @@ class Room(NamedTuple):
     total: int
     free: int
     inodes: int | None
-    # Why nothing can be written there; empty: it can.
+    # Why it is not writable; empty: it is.
     refusal: str = ""
 
 
 class ResourceLimits(NamedTuple):
-    """ResourceLimits of processes (`ulimit`): soft and hard; None: unlimited."""
+    """The limits of processes (`ulimit`), soft and hard; None: unlimited."""
 
     open_files: tuple[int | None, int | None]
     processes: tuple[int | None, int | None]
@@ -30,7 +30,7 @@ class ResourceLimits(NamedTuple):
 
 
 class CgroupLimits(NamedTuple):
-    """The limits of our control group and all above it; None: none."""
+    """The limits of our cgroup and those above it; None: none."""
 
     memory_bytes: int | None
     memory_used: int
@@ -38,19 +38,19 @@ class CgroupLimits(NamedTuple):
     cpus: float | None
     processes: int | None
     processes_used: int
-    # The number of its processes that the out-of-memory killer has killed.
+    # How many of its processes the out-of-memory killer has killed.
     kills: int
 
 
 class ClockOffset(NamedTuple):
-    """The offset of the wall clock: the seconds by which ours is ahead of another.
+    """By how many seconds our wall clock is ahead of another.
 
-    `other` says what was compared with; empty where there was nothing.
+    `other` names that clock; empty if there is none.
     """
 
     ahead_s: float
     other: str
-    # What the kernel says: disciplined by NTP; None: it does not say.
+    # Whether the kernel says it is disciplined by NTP; None: unknown.
     is_synchronised: bool | None
 
 
@@ -81,18 +81,18 @@ class Build(NamedTuple):
 
     version: str
     folder: str
-    # Versions that it was built with; empty: without.
+    # The versions it was built with; empty: without.
     cuda: str = ""
     cudnn: str = ""
     nccl: str = ""
-    # Of its kernels: as sm_90 (machine code) or compute_90 (PTX, which the driver compiles).
+    # The targets of its kernels: sm_90 (machine code), compute_90 (PTX, compiled by the driver).
     kernels: tuple[str, ...] = ()
-    # Parts that some builds lack -> whether this one has them; one nobody could tell is absent.
+    # Parts that some builds lack -> whether this one has them; absent: unknown.
     parts: Mapping[str, bool] = {}
 
 
 class Software(NamedTuple):
-    """The programs of a host: our Python, what PATH finds, and the installed Paddles."""
+    """The programs of a host: our Python, those on PATH, and the installed Paddles."""
 
     python: str
     python_version: str
@@ -104,9 +104,9 @@ class Software(NamedTuple):
     commands: tuple[Command, ...]
     # None: no Paddle is installed for our Python.
     build: Build | None
-    # Names of the packages that bring a Paddle: paddlepaddle, paddlepaddle-gpu.
+    # Installed packages that contain Paddle: paddlepaddle, paddlepaddle-gpu.
     packages: tuple[str, ...] = ()
-    # What `fleetrun exec --install` has written; empty: nothing. And whether it starts this one.
+    # The file that `fleetrun exec --install` has written (empty: none), and whether it is ours.
     exec_file: str = ""
     is_exec_ours: bool = False
 
@@ -141,14 +141,14 @@ class Gpu(NamedTuple):
     throttle: int | None = None
     # default, exclusive process, prohibited.
     compute_mode: str | None = None
-    # PCIe lanes in use, and the most that GPU and slot could.
+    # PCIe lanes in use, and the most that GPU and slot support.
     lanes: tuple[int, int] | None = None
-    # NVLinks that are up, and all that it has.
+    # NVLinks that are up, and all there are.
     nvlinks: tuple[int, int] | None = None
 
 
 class Xid(NamedTuple):
-    """An error of a GPU in the kernel's log: its number, where the GPU is, and the line."""
+    """A GPU error in the kernel's log: its number, the GPU's bus address, and the line."""
 
     number: int
     bus: str
@@ -156,60 +156,60 @@ class Xid(NamedTuple):
 
 
 class CudaStart(NamedTuple):
-    """The result of cuInit in a child process: its code (0: success) and its name.
+    """The result of cuInit in a child process: its code (0: success) and the code's name.
 
-    `trouble` is why it has no code: it cannot be loaded, it crashed, or it hangs.
+    `trouble` says why there is no code: the library cannot be loaded, crashes or hangs.
     """
 
-    # Whether /dev/nvidia-uvm is there, which CUDA needs and NVML does not.
+    # Whether /dev/nvidia-uvm exists, which CUDA needs and NVML does not.
     has_uvm: bool
     code: int = 0
     name: str = ""
-    # How many it shows without a mask.
+    # How many GPUs it shows without a mask.
     gpus: int = 0
     trouble: str = ""
 
 
 class GpuFailure(NamedTuple):
-    """What a proof failed at: the device, the step, how it ended, and its last words."""
+    """Where a test computation failed: device, step, how it ended, and its last words."""
 
     device: str
     step: str
     how: str
     words: str
-    # What is known of such words; empty: nothing.
+    # A known explanation of these words; empty: none.
     meaning: str = ""
 
 
 class GpuProof(NamedTuple):
-    """What Paddle did on devices: the libraries that it could not load, and what failed first.
+    """A test computation of Paddle: the libraries it could not load, and its first failure.
 
-    `trouble` is why there was no proof.
+    `trouble` says why there was none.
     """
 
     devices: tuple[str, ...]
-    # Each with the package of pip that brings it; empty: none.
+    # Each with the pip package that contains it; empty: none.
     libraries: tuple[tuple[str, str], ...] = ()
     failure: GpuFailure | None = None
     trouble: str = ""
-    # The program that made it; it can link libraries, too.
+    # The program that did it, which can also link libraries.
     program: str = ""
 
 
 class Gpus(NamedTuple):
-    """What NVIDIA's driver reports; `trouble`: why it does not, `is_stuck`: it may never answer."""
+    """What NVIDIA's driver reports; `trouble`: why it does not; `is_stuck`: it may never answer."""
 
     has_driver: bool
-    # Whether there is a device file to ask it by: a container without GPUs has none.
+    # Whether there are device files; a container without GPUs has none.
     has_files: bool = True
     gpus: tuple[Gpu, ...] = ()
-    # Indexes of those that may not be opened or do not work, and why.
+    # The indexes of those that may not be opened or do not work, and why.
     barred: tuple[tuple[int, str], ...] = ()
     lost: tuple[tuple[int, str], ...] = ()
     driver: str = ""
-    # The newest CUDA that the driver runs, as in 12.4.
+    # The newest CUDA version that the driver supports, as in 12.4.
     cuda: tuple[int, int] | None = None
-    # Between two GPUs: same board, PCIe switch, host bridge, NUMA node, across the system.
+    # The path between two GPUs: same board, PCIe switch, host bridge, NUMA node, across the system.
     links: Mapping[tuple[int, int], str] = {}
     xids: tuple[Xid, ...] = ()
     # Why the kernel's log could not be read; empty: it could.
@@ -221,7 +221,7 @@ class Gpus(NamedTuple):
 
 
 class Interface(NamedTuple):
-    """A network interface; its speed in Mbit/s is None where it has none."""
+    """A network interface; its speed in Mbit/s, None if unknown."""
 
     name: str
     addresses: tuple[str, ...]
@@ -241,7 +241,7 @@ class RdmaPort(NamedTuple):
 
 
 class NameLookup(NamedTuple):
-    """The addresses of a host name, and the time that resolving it took."""
+    """The addresses of a host name, and how long resolving it took."""
 
     name: str
     addresses: tuple[str, ...]
@@ -256,17 +256,17 @@ class Network(NamedTuple):
     # Our own name first.
     lookups: tuple[NameLookup, ...]
     rdma: tuple[RdmaPort, ...]
-    # What NCCL_SOCKET_IFNAME says, and the interface on the way to the other hosts.
+    # The value of NCCL_SOCKET_IFNAME, and the interface of the route to the other hosts.
     asked_interface: str
     peer_interface: str | None
-    # Ports that the job wants of this host and who has them; empty text: nobody.
+    # The ports that the job wants here, and who holds each; empty: nobody.
     ports: tuple[tuple[int, str], ...]
     ephemeral: tuple[int, int]
     has_peers: bool
 
 
 class Connect(NamedTuple):
-    """A connection to one port of another host: connected, or why not.
+    """An attempt to connect to one port of another host.
 
     `outcome` is connected, refused (the host answers, nothing listens), silent (no answer at all),
     or another program (which listens there); `text` says more.
@@ -295,13 +295,13 @@ class Peer(NamedTuple):
     host: str
     connects: tuple[Connect, ...]
     card: HostDescription | None = None
-    # Seconds that its clock is ahead of ours, and how far that may be off.
+    # By how many seconds its clock is ahead of ours, and the error of that.
     ahead_s: float = 0.0
     accuracy_s: float = 0.0
 
 
 class Transfer(NamedTuple):
-    """Allreduces of one size: bytes, seconds of each, and whether the sums were right."""
+    """Allreduces of one size: bytes, seconds of each, and whether the sums were correct."""
 
     nbytes: int
     seconds: float
@@ -315,5 +315,5 @@ class Transfers(NamedTuple):
     ranks: int
     rows: tuple[Transfer, ...] = ()
     link: float | None = None
-    # Why there is nothing to show: the job's exit and its last words.
+    # Why there are no rows: the job's exit and its last words.
     trouble: str = ""

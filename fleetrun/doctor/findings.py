@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-# As every error about the host.
+# The exit code of every error about the host.
 UNFIT = 3
 
 
 class Finding(NamedTuple):
-    """One judgement: `check` names what was looked at, `seen` says what was found there.
+    """One finding: `check` names what was examined, `seen` says what was observed.
 
-    `means` is what it does to a job, and `fix` a command; both are empty where all is well.
+    `means` is the consequence for a job, `fix` a command; both are empty if all is well.
     """
 
     check: str
@@ -31,7 +31,7 @@ def ok(check: str, seen: str) -> Finding:
 
 
 def warning(check: str, seen: str, means: str, fix: str) -> Finding:
-    """Return the finding that a job may run, but worse than it could."""
+    """Return the finding that a job may run, but not as well as it could."""
     return Finding(check, WARNING, seen, means, fix)
 
 
@@ -46,4 +46,4 @@ def exit_code(findings: Iterable[Finding]) -> int:
     >>> exit_code([ok("a", "b")]), exit_code([error("a", "b", "c", "d")])
     (0, 3)
     """
-    return UNFIT if any(one.level == ERROR for one in findings) else 0
+    return UNFIT if any(finding.level == ERROR for finding in findings) else 0

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
     from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, Xid
 
-# Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap is none.
+# Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap does not.
 _THROTTLES = {
     0x08: "hardware slowdown",
     0x20: "it is too hot (software thermal slowdown)",
     0x40: "it is too hot (hardware thermal slowdown)",
     0x80: "the power supply brakes it",
 }
-# Errors (NVIDIA's list of Xids) after which a GPU has to be reset or replaced; others, such as 13
-# and 31, are mostly a program's fault.
+# Errors (NVIDIA's list of Xids) after which a GPU must be reset or replaced; others, such as 13 and
+# 31, are usually a program's fault.
 _GRAVE_XIDS = {48, 62, 64, 74, 79, 92, 95, 119, 120, 140}
 _RELOAD = "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; nvidia-smi  # or a reboot"
 _LIBRARY = (
@@ -63,12 +63,12 @@ _STARTS = {
         "ldconfig -p | grep libcuda; echo $LD_LIBRARY_PATH  # take the folder compat out",
     ),
 }
-# Values that a driver does not report.
+# The share of memory that a GPU may use without any process.
 _OWN_SHARE = 0.05
 
 
 def judge(gpus: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
-    """Yield the findings about GPUS; HAS_OTHERS: there are devices of another kind."""
+    """Yield the findings about GPUS; HAS_OTHERS: there are accelerators of another kind."""
     if not gpus.has_driver:
         yield ok("GPUs", f"no NVIDIA driver{'' if has_others else ': ranks run on the CPU'}")
         return
@@ -117,7 +117,7 @@ def judge(gpus: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
 
 
 def _cuda(start: CudaStart, gpus: Gpus) -> Iterator[Finding]:
-    """Yield whether CUDA starts, and sees the GPUs that NVML sees."""
+    """Yield whether CUDA starts and sees the GPUs that NVML sees."""
     check, means = "CUDA", "no rank can use a GPU"
     if start.trouble:
         fix = _LIBRARY if "libcuda" in start.trouble else "nvidia-smi; sudo dmesg | tail"
@@ -130,9 +130,9 @@ def _cuda(start: CudaStart, gpus: Gpus) -> Iterator[Finding]:
         seen = f"cuInit ends with {start.code}{f', {start.name}' if start.name else ''}"
         yield error(check, f"{seen}{f': {why}' if why else ''}", means, fix)
         return
-    # Of instances (MIG) CUDA shows one, and then no whole GPU.
-    wanted = 1 if any(gpu.is_mig for gpu in gpus.gpus) else len(gpus.gpus)
-    if start.gpus < wanted:
+    # With MIG, CUDA shows one instance and no whole GPU.
+    expected = 1 if any(gpu.is_mig for gpu in gpus.gpus) else len(gpus.gpus)
+    if start.gpus < expected:
         yield error(
             check,
             f"it shows {start.gpus} of the {len(gpus.gpus)} GPUs that NVML shows",
@@ -152,7 +152,7 @@ def _silent(gpus: Gpus) -> Finding:
             "dmesg | tail; nvidia-smi  # often only a reboot helps",
         )
     means, fix = next(
-        (each for mark, *each in _NVML if mark in gpus.trouble),
+        (explanation for mark, *explanation in _NVML if mark in gpus.trouble),
         ("health, use and order of the GPUs are not known", "nvidia-smi; sudo dmesg | tail"),
     )
     start = gpus.cuda_start
@@ -163,7 +163,7 @@ def _silent(gpus: Gpus) -> Finding:
 
 
 def _gpu(gpu: Gpu) -> Iterator[Finding]:
-    """Yield what is wrong with one GPU; one line if nothing is."""
+    """Yield what is wrong with one GPU, or one line if nothing is."""
     troubles = [*_memory(gpu), *_state(gpu), *_connections(gpu)]
     yield from troubles
     if not troubles:
@@ -175,7 +175,7 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _memory(gpu: Gpu) -> Iterator[Finding]:
-    """Yield who uses the memory of GPU, and what is wrong with it."""
+    """Yield the users of GPU's memory, and its faults."""
     if gpu.users:
         shown = ", ".join(
             f"pid {user.pid}"
@@ -224,7 +224,7 @@ def _memory(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _state(gpu: Gpu) -> Iterator[Finding]:
-    """Yield what keeps GPU from computing, or slows it."""
+    """Yield what keeps GPU from computing or slows it down."""
     if gpu.is_mig and not gpu.instances:
         yield error(
             "MIG",
@@ -319,7 +319,7 @@ def _log(gpus: Gpus) -> Iterator[Finding]:
 
 
 def judge_plugins(counts: Mapping[str, int], absent: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the devices that Paddle has COUNTS of, by their kinds, and why others are ABSENT."""
+    """Yield the devices in COUNTS, by kind, and why others are ABSENT."""
     for kind, count in counts.items():
         if count:
             seen = f"{count} of Paddle's kind {kind}; ranks talk to each other by xccl"

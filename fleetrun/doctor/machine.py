@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from fleetrun.doctor.facts import CgroupLimits, Machine, ResourceLimits, Room
 
 _MIB, _GIB = 1 << 20, 1 << 30
-# What Docker gives by default is 64 MiB, in which the workers of one DataLoader die of SIGBUS.
+# Docker's default is 64 MiB, in which the workers of one DataLoader die of SIGBUS.
 SHM_TIGHT, SHM_FULL = 1 * _GIB, 16 * _MIB
 LOGS_TIGHT, LOGS_FULL = 1 * _GIB, 16 * _MIB
-# A rank has up to some hundred files open: libraries, sockets to each peer, data.
+# A rank may have some hundreds of open files: libraries, sockets to each peer, data.
 FILES_PER_RANK = 256
-# Paddle's ranks, BLAS and data loaders have this many threads together, and more.
+# The threads of a rank: Paddle, BLAS and data loaders.
 THREADS_PER_RANK = 64
 INODES_FEW = 1000
-# A rank of Paddle's CPU build has 400 MiB after the import.
+# A rank of Paddle's CPU build takes 400 MiB after the import.
 MEMORY_PER_RANK = 512 * _MIB
-# More is not what synchronised clocks and a network folder explain.
+# Synchronised clocks and a network folder do not explain more.
 CLOCK_S = 1.0
 _BASE_THREADS = 128
 
@@ -101,9 +101,9 @@ def _open_files(limits: ResourceLimits, ranks: int) -> Finding:
 
 def _processes(limits: ResourceLimits, group: CgroupLimits, ranks: int) -> Finding:
     check = "processes"
-    wanted = _BASE_THREADS + THREADS_PER_RANK * ranks
-    means = f"{_ranks(ranks)} may have {wanted} threads; one that cannot start ends the job"
-    if group.processes is not None and group.processes - group.processes_used < wanted:
+    needed = _BASE_THREADS + THREADS_PER_RANK * ranks
+    means = f"{_ranks(ranks)} may have {needed} threads; one that cannot start ends the job"
+    if group.processes is not None and group.processes - group.processes_used < needed:
         return warning(
             check,
             f"the control group allows {group.processes}, of which {group.processes_used} run",
@@ -111,10 +111,10 @@ def _processes(limits: ResourceLimits, group: CgroupLimits, ranks: int) -> Findi
             "docker run --pids-limit=-1 ...  # or pids.max of the group",
         )
     soft, hard = limits.processes
-    if not limits.is_root and soft is not None and soft - limits.threads < wanted:
+    if not limits.is_root and soft is not None and soft - limits.threads < needed:
         seen = f"`ulimit -u` is {soft} (at most {_limit(hard)}), and {limits.threads} threads run"
         return warning(check, seen, means, "ulimit -u unlimited")
-    return ok(check, f"room for the {wanted} threads that {_ranks(ranks)} may have")
+    return ok(check, f"room for the {needed} threads that {_ranks(ranks)} may have")
 
 
 def _memory_limits(limits: ResourceLimits, *, has_rdma: bool) -> Iterator[Finding]:
@@ -140,19 +140,19 @@ def _memory(machine: Machine, ranks: int) -> Finding:
     group = machine.group
     check = "memory"
     if group.memory_bytes is None:
-        most, free, whose = machine.memory_bytes, machine.memory_bytes, "this host"
+        most, free, owner = machine.memory_bytes, machine.memory_bytes, "this host"
     else:
-        most, whose = group.memory_bytes, "the control group"
+        most, owner = group.memory_bytes, "the control group"
         free = most - group.memory_used
-    seen = f"{whose} has {size(most)}"
-    wanted = ranks * MEMORY_PER_RANK
+    seen = f"{owner} has {size(most)}"
+    needed = ranks * MEMORY_PER_RANK
     if group.memory_bytes is not None:
         seen += f", of which {size(max(free, 0))} is free"
     if group.kills:
         seen += f"; the kernel has killed {group.kills} of its processes"
     fix = "docker run --memory=...  # or memory.max; or fewer ranks: --nproc_per_node"
-    if free < wanted:
-        means = f"{_ranks(ranks)} may take {size(wanted)} before they load anything"
+    if free < needed:
+        means = f"{_ranks(ranks)} may take {size(needed)} before they load anything"
         return warning(check, seen, means, fix)
     if group.kills:
         return warning(check, seen, "the memory of the control group has been too small", fix)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fleetrun.doctor.facts import Interface, NameLookup, Network
 
 _SLOW_LOOKUP_S = 1.0
-# Bridges and tunnels of containers and virtual machines, and radio.
+# Bridges and tunnels of containers and virtual machines, and wireless interfaces.
 _INSIDE = re.compile(r"docker|br-|veth|virbr|cni|flannel|cali|lxc|podman|tun|tap|wg|tailscale")
 _RADIO = re.compile(r"wl")
 _FAST_ENOUGH_MBIT = 10_000
@@ -29,18 +29,18 @@ def judge(network: Network) -> Iterator[Finding]:
 
 
 def _names(network: Network) -> Iterator[Finding]:
-    own, *others = network.lookups
-    fix = f"echo '<address> {own.name}' >> /etc/hosts  # or ask who runs DNS"
-    slow = _slow(own)
+    own_lookup, *peer_lookups = network.lookups
+    fix = f"echo '<address> {own_lookup.name}' >> /etc/hosts  # or ask who runs DNS"
+    slow = _slow(own_lookup)
     if slow is not None:
         yield slow
-    elif not own.addresses:
+    elif not own_lookup.addresses:
         means = "programs that look their own host up fail, or wait"
-        seen = f"this host is called {own.name}, which does not resolve"
+        seen = f"this host is called {own_lookup.name}, which does not resolve"
         yield warning("own name", seen, means, fix)
     else:
-        yield ok("own name", f"{own.name} is {', '.join(own.addresses)}")
-    for lookup in others:
+        yield ok("own name", f"{own_lookup.name} is {', '.join(own_lookup.addresses)}")
+    for lookup in peer_lookups:
         slow = _slow(lookup)
         if slow is not None:
             yield slow
@@ -71,7 +71,7 @@ def nccl_interface(network: Network) -> Interface | None:
     """Return the interface that NCCL uses for its sockets; None if it finds none.
 
     NCCL's order: NCCL_SOCKET_IFNAME, names that begin with ib, others, docker's, loopback. With
-    several hosts fleetrun sets the variable to the interface on the way to them.
+    several hosts, fleetrun sets the variable to the interface on the route to them.
     """
     up = [interface for interface in network.interfaces if interface.is_up and interface.addresses]
     if network.asked_interface:
@@ -93,25 +93,25 @@ def nccl_interface(network: Network) -> Interface | None:
     return next((interface for group in ranked for interface in group), None)
 
 
-def _chosen(asked: str, interfaces: Sequence[Interface]) -> list[Interface]:
-    """Return those of INTERFACES that NCCL_SOCKET_IFNAME=ASKED allows.
+def _chosen(setting: str, interfaces: Sequence[Interface]) -> list[Interface]:
+    """Return those of INTERFACES that NCCL_SOCKET_IFNAME=SETTING allows.
 
-    `^` at its beginning excludes, `=` is for exact names; else names are prefixes.
+    A leading `^` excludes, `=` makes names exact; otherwise names are prefixes.
     """
-    excludes, text = asked.startswith("^"), asked.removeprefix("^")
+    excludes, text = setting.startswith("^"), setting.removeprefix("^")
     is_exact, text = text.startswith("="), text.removeprefix("=")
     names = [name for name in text.split(",") if name]
 
     def fits(name: str) -> bool:
-        return any(name == one if is_exact else name.startswith(one) for one in names)
+        return name in names if is_exact else name.startswith(tuple(names))
 
-    return [one for one in interfaces if fits(one.name) != excludes]
+    return [interface for interface in interfaces if fits(interface.name) != excludes]
 
 
 def _interface(network: Network) -> Finding:
     check = "interface"
     interface = nccl_interface(network)
-    listed = ", ".join(one.name for one in network.interfaces if one.is_up)
+    listed = ", ".join(up.name for up in network.interfaces if up.is_up)
     if interface is None and network.asked_interface:
         return error(
             check,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fleetrun.doctor.findings import Finding
 
 SCHEMA = 1
-# Of a finding in a document, in the order of its fields.
+# The keys of a finding in a document, in the order of its fields.
 KEYS = ("check", "level", "seen", "means", "mend")
 _COLORS = {OK: "\x1b[32m", WARNING: "\x1b[33m", ERROR: "\x1b[1;31m"}
 _END = "\x1b[0m"
@@ -97,15 +97,15 @@ def document(
         "schema": SCHEMA,
         "host": host,
         "exit_code": exit_code(findings),
-        "findings": [_record(one) for one in findings],
+        "findings": [_record(finding) for finding in findings],
         "allreduce": allreduce,
     }
 
 
-def _record(one: Finding) -> dict[str, str]:
-    """Return ONE as schema 1 has it, where the command that fixes it is `mend`."""
-    return dict(zip(KEYS, one, strict=True))
+def _record(finding: Finding) -> dict[str, str]:
+    """Return FINDING in schema 1, where `fix` is called `mend`."""
+    return dict(zip(KEYS, finding, strict=True))
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from fleetrun.doctor.facts import Connect, HostDescription, Peer
 
-# Certificates, file times and the order of lines in logs survive less.
+# Beyond this, certificates, file times and the order of log lines become unreliable.
 CLOCK_S = 1.0
-# What must be equal, the consequence otherwise, and whether it ends the job.
+# What must be equal, the consequence if not, and whether that ends the job.
 _ALIKE = (
     ("fleetrun", "hosts may plan the job differently", True),
     ("paddle", "ranks may hang at the first allreduce, or differ in their results", True),
@@ -28,11 +28,11 @@ def judge(peers: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
     """Yield the findings about PEERS and OWN."""
     for peer in peers:
         yield from _connections(peer)
-    met = [peer for peer in peers if peer.card is not None]
-    for peer in met:
+    answered = [peer for peer in peers if peer.card is not None]
+    for peer in answered:
         yield from _clock(peer)
-    if met:
-        yield from _versions(met, own)
+    if answered:
+        yield from _versions(answered, own)
 
 
 def _connections(peer: Peer) -> Iterator[Finding]:
@@ -85,23 +85,27 @@ def _clock(peer: Peer) -> Iterator[Finding]:
         yield ok("clock", f"that of {peer.host} is synchronised with ours")
 
 
-def _versions(met: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
+def _versions(answered: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
     is_alike = True
     for name, means, is_grave in _ALIKE:
-        mine = getattr(own, name)
-        others = {
-            peer.host: getattr(peer.card, name) for peer in met if getattr(peer.card, name) != mine
+        our_value = getattr(own, name)
+        differing = {
+            peer.host: getattr(peer.card, name)
+            for peer in answered
+            if getattr(peer.card, name) != our_value
         }
-        if not others:
+        if not differing:
             continue
         is_alike = False
-        shown = ", ".join(f"{host} has {theirs or 'none'}" for host, theirs in others.items())
-        judged = error if is_grave else warning
-        yield judged(
+        shown = ", ".join(
+            f"{host} has {their_value or 'none'}" for host, their_value in differing.items()
+        )
+        level = error if is_grave else warning
+        yield level(
             "versions",
-            f"{name}: this host has {mine or 'none'}, {shown}",
+            f"{name}: this host has {our_value or 'none'}, {shown}",
             means,
             "install the same on every host  # pip freeze; nvidia-smi",
         )
     if is_alike:
-        yield ok("versions", f"alike on {len(met) + 1} hosts")
+        yield ok("versions", f"alike on {len(answered) + 1} hosts")

@@ -35,9 +35,9 @@ def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
     failure = proof.failure
     if failure is None:
         if not proof.libraries:
-            what = "a product, a convolution"
-            what += f" and a sum of {len(proof.devices)} ranks" if proof.devices[1:] else ""
-            yield ok(_CHECK, f"{what} on {', '.join(proof.devices)}")
+            computed = "a product, a convolution"
+            computed += f" and a sum of {len(proof.devices)} ranks" if proof.devices[1:] else ""
+            yield ok(_CHECK, f"{computed} on {', '.join(proof.devices)}")
         return
     if any(library in failure.words for library, _ in proof.libraries):
         return

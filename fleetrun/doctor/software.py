@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from fleetrun.doctor.facts import Build, Gpu, Gpus, Software
 
-# The first CUDA that makes code for GPUs of a compute capability, newest first; after the release
-# notes of the CUDA toolkits.
+# The first CUDA version with support for a compute capability, newest first; from the release notes
+# of the CUDA toolkits.
 _FIRST_CUDA = (
     ((10, 0), (12, 8)),
     ((8, 9), (11, 8)),
@@ -22,7 +22,7 @@ _FIRST_CUDA = (
     ((7, 5), (10, 0)),
     ((7, 0), (9, 0)),
 )
-# The oldest GPUs for which CUDA of a major version makes code; after the same notes.
+# The oldest compute capability that a major version of CUDA supports; same source.
 _OLDEST_GPU = {13: (7, 5), 12: (5, 0), 11: (3, 5)}
 _INSTALL = "scripts/setup  # or pip install paddlepaddle-gpu of a fitting CUDA"
 
@@ -30,7 +30,7 @@ _INSTALL = "scripts/setup  # or pip install paddlepaddle-gpu of a fitting CUDA"
 def judge(
     software: Software, gpus: Gpus, *, feature: str | None = None, is_proven: bool = False
 ) -> Iterator[Finding]:
-    """Yield the findings about SOFTWARE with GPUS; FEATURE is a part of Paddle that the job needs.
+    """Yield the findings about SOFTWARE with GPUS; the job needs the part FEATURE of Paddle.
 
     IS_PROVEN: its kernels have run on these GPUs.
     """
@@ -75,12 +75,12 @@ def _commands(software: Software) -> Iterator[Finding]:
         )
         return
     first = commands[0]
-    others = ", ".join(one.path for one in commands[1:])
+    later = ", ".join(command.path for command in commands[1:])
     if first.kind == "paddle's":
         yield error(
             check,
             f"the first is Paddle's own: {first.path}"
-            + (f", before {others}" if others else "")
+            + (f", before {later}" if later else "")
             + " (Paddle's wheel brings it, and overwrites ours when it is installed later)",
             "`fleetrun` starts Paddle's launcher, which ignores most options",
             installed.mend(first.prefix)
@@ -90,7 +90,7 @@ def _commands(software: Software) -> Iterator[Finding]:
     elif len(commands) > 1:
         yield warning(
             check,
-            f"{len(commands)} are there: {first.path} is started, before {others}",
+            f"{len(commands)} are there: {first.path} is started, before {later}",
             "an upgrade of one changes nothing for the other, and hosts may differ",
             "hash -r; type -a fleetrun  # remove the one that is not meant",
         )
@@ -106,7 +106,7 @@ def _commands(software: Software) -> Iterator[Finding]:
 
 
 def _exec_file(software: Software) -> Iterator[Finding]:
-    """Yield what `fleetrun exec --install` has done to this environment."""
+    """Yield what `fleetrun exec --install` did to this environment."""
     check = "fleetrun exec"
     if not software.exec_file:
         return
@@ -135,7 +135,7 @@ def _python(software: Software) -> Finding:
 
 
 def _packages(packages: Sequence[str]) -> Iterator[Finding]:
-    if len({one.partition(" ")[0] for one in packages}) > 1:
+    if len({package.partition(" ")[0] for package in packages}) > 1:
         listed = " and ".join(packages)
         yield error(
             "Paddle packages",
@@ -166,13 +166,13 @@ def _paddle(build: Build, gpus: Gpus, feature: str | None) -> Finding:
 
 def _driver(build: Build, driver: str, cuda: tuple[int, int]) -> Finding:
     check = "driver for Paddle"
-    wanted = version(build.cuda)
+    built_with = version(build.cuda)
     newest = f"{cuda[0]}.{cuda[1]}"
     seen = f"driver {driver} runs CUDA up to {newest}, Paddle was built with {build.cuda}"
     fix = f"install a newer driver, or a Paddle for CUDA {newest}: {_INSTALL}"
-    if wanted[0] > cuda[0]:
+    if built_with[0] > cuda[0]:
         return error(check, seen, "Paddle finds no usable GPU", fix)
-    if wanted > cuda:
+    if built_with > cuda:
         means = "it runs by CUDA's minor version compatibility; what is compiled later may not"
         return warning(check, seen, means, fix)
     return ok(check, seen)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 # NVLink 3 and 4 carry 25 GB/s each way (NVIDIA's data sheets of A100 and H100).
 _NVLINK_BYTES_S, _NVLINK_FROM = 25e9, (8, 0)
-# Less than this part of what the link carries is a fault, not a protocol's price: gloo sums on one
-# CPU and copies twice.
+# A smaller share of the link's bandwidth is a fault and not protocol overhead: gloo sums on one CPU
+# and copies twice.
 _SHARE = 0.05
-# What 1 KiB takes on a loaded host is below; 40 ms is what delayed acknowledgements cost.
+# Even a loaded host needs less for 1 KiB; delayed acknowledgements cost 40 ms.
 _LATENCY_S = 0.02
 
 
@@ -76,10 +76,10 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
         yield ok(check, seen)
 
 
-def link_speed(found: Transfers, gpus: Gpus) -> float | None:
+def link_speed(transfers_: Transfers, gpus: Gpus) -> float | None:
     """Return the bandwidth between the ranks in bytes per second; None if unknown."""
-    if found.backend != "nccl":
-        return found.link
+    if transfers_.backend != "nccl":
+        return transfers_.link
     speeds = [
         gpu.nvlinks[0] * _NVLINK_BYTES_S
         for gpu in gpus.gpus

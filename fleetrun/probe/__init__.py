@@ -1,4 +1,4 @@
-"""The only reader of the world before a launch: devices, addresses, ports, the script."""
+"""The only reader of this host before a launch: devices, addresses, ports, the script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fleetrun.probe.nvml import Library
 
 
-# What the kernel allows of the stack limit, whatever that is.
+# The kernel's limit on command and environment, whatever the stack limit.
 _EXEC_CEILING = 6 * 1024 * 1024
 
 
@@ -39,15 +39,15 @@ def read(
     *,
     root: str = "/",
     nvml: Callable[[], Library] | None = None,
-    say: Callable[[str], None] = _remark,
+    log: Callable[[str], None] = _remark,
     timeout_s: float = 30.0,
     plugins_timeout_s: float = 300.0,
 ) -> Facts:
-    """Look at this host, as far as planning REQUEST needs to know.
+    """Collect the facts about this host that planning REQUEST needs.
 
-    NAMES are the hosts of the job that are known by name. NVIDIA's driver is asked beside the rest;
-    SAY gets a line when that takes long, and after TIMEOUT_S seconds it counts as stuck.
-    Paddle is asked, too, where it may have plug-ins, for PLUGINS_TIMEOUT_S seconds.
+    NAMES are the job's hosts that are known by name. NVIDIA's driver is queried in parallel; LOG
+    gets a line if it is slow, and after TIMEOUT_S seconds it counts as stuck. Paddle is asked as
+    well, for up to PLUGINS_TIMEOUT_S seconds, if it may have plug-ins.
     """
     assumed = environ.get(ASSUME_DEVICES)
     if assumed and request.dry_run is None:
@@ -56,7 +56,7 @@ def read(
             "to start on those that are here."
         )
     cwd = _here(root)
-    # Ranks may be given a path of their own.
+    # Ranks may get their own module search path.
     if request.script.form == "module" and "PYTHONPATH" not in dict(request.env):
         scripts.check_module(request.script.target, cwd)
     facts = _identity(environ, cwd)._replace(
@@ -68,15 +68,15 @@ def read(
     inquiry = None if assumed else devices.ask_driver(request, root, nvml)
     facts = _with_paddle(request, facts)
     if not assumed:
-        facts = _with_plugins(request, facts, say, plugins_timeout_s)
+        facts = _with_plugins(request, facts, log, plugins_timeout_s)
     facts = _with_network(request, facts, names, root)
-    near: dict[str, int] = {}
+    gpu_nodes: dict[str, int] = {}
     if inquiry is not None:
-        survey = inquiry.result(say, timeout_s=timeout_s)
+        survey = inquiry.result(log, timeout_s=timeout_s)
         facts = devices.with_gpus(facts, survey, root)
         from fleetrun.probe import processors  # only where GPUs are
 
-        near = processors.near(root, survey)
+        gpu_nodes = processors.near(root, survey)
     elif not assumed and devices.may_use_gpus(request) and devices.has_amd(root):
         from fleetrun.probe import rocm  # only where AMD's driver is
 
@@ -89,14 +89,14 @@ def read(
     if request.bind != "none":
         from fleetrun.probe import processors  # only for those who bind
 
-        facts = facts._replace(processors=processors.processors(root, near))
+        facts = facts._replace(processors=processors.processors(root, gpu_nodes))
     return facts if request.debug is None else _with_debuggers(facts)
 
 
 def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = ()) -> Facts:
-    """Return what is needed of this host to meet the others of the job, and nothing else.
+    """Return only the facts that are needed to contact the other hosts.
 
-    It is for a host with a fault, which it can tell them only there.
+    For a host with a fault, which it can report to them only there.
     """
     try:
         cwd = current_folder()
@@ -112,7 +112,7 @@ def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = (
 def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
     """Return what this process knows of itself."""
     taken = None
-    # Who typed `fleetrun` and is here has it.
+    # Whoever typed `fleetrun` and got here has the command.
     if os.path.basename(sys.argv[0]) != "fleetrun":
         from fleetrun.records import installed
 
@@ -131,12 +131,12 @@ def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
 
 
 def _with_network(request: Request, facts: Facts, names: Sequence[str], root: str = "/") -> Facts:
-    """Complete FACTS with the way to the other hosts, where there may be any."""
-    meeting = hosts.meets_at(request)
-    if not names and (request.host is not None or meeting is not None):
-        # The way to where the hosts meet is the way to all of them.
-        where = () if meeting is None else (meeting.host,)
-        names = where if request.host is None else (request.host, *where)
+    """Complete FACTS with the route to the other hosts, if there may be any."""
+    rendezvous = hosts.meets_at(request)
+    if not names and (request.host is not None or rendezvous is not None):
+        # The route to the rendezvous is the route to all hosts.
+        peers = () if rendezvous is None else (rendezvous.host,)
+        names = peers if request.host is None else (request.host, *peers)
     if request.network is None and all(map(hosts.is_loopback, names)):
         return facts
     from fleetrun.probe import addresses  # only where there may be other hosts
@@ -159,7 +159,7 @@ def _with_debuggers(facts: Facts) -> Facts:
 
 
 def _here(root: str) -> str:
-    """Return the current folder, on a host where processes can be supervised at all."""
+    """Return the current folder; raises EnvironmentFault if processes cannot be supervised."""
     if not os.path.isdir(os.path.join(root, "proc/self/fd")):
         raise EnvironmentFault(
             "/proc is not mounted, and without it processes cannot be supervised: "
@@ -171,7 +171,7 @@ def _here(root: str) -> str:
 
 
 def current_folder() -> str:
-    """Return the folder in which we are, if there is one."""
+    """Return the current folder; raises EnvironmentFault if it is gone."""
     try:
         return os.getcwd()
     except OSError as error:
@@ -182,21 +182,21 @@ def current_folder() -> str:
 
 
 def _with_plugins(
-    request: Request, facts: Facts, say: Callable[[str], None], timeout_s: float
+    request: Request, facts: Facts, log: Callable[[str], None], timeout_s: float
 ) -> Facts:
     """Complete FACTS with the devices that Paddle knows better than files do."""
     signs = plugins.find(request, facts)
     if plugins.is_worth_asking(request, signs):
         from fleetrun.probe import counted  # only where there are signs
 
-        facts = counted.with_devices(facts, request, signs, say=say, timeout_s=timeout_s)
+        facts = counted.with_devices(facts, request, signs, log=log, timeout_s=timeout_s)
     if "xpu" in facts.device_counts and signs.python == sys.executable:
         facts = _without_xpus(facts)
     return facts._replace(has_plugins=signs.root != "" or bool(facts.paddle_counts))
 
 
 def _without_xpus(facts: Facts) -> Facts:
-    """Complete FACTS with why XPUs, which are here, cannot be used, if our Paddle is another's."""
+    """Drop XPUs from FACTS, with the reason, if our Paddle is not built for them."""
     from fleetrun.probe import paddles  # only where XPUs are
 
     if not paddles.lacks_xpus(sys.path):
@@ -208,7 +208,7 @@ def _without_xpus(facts: Facts) -> Facts:
 
 
 def _with_paddle(request: Request, facts: Facts) -> Facts:
-    """Complete FACTS with what the Paddle here cannot do, where that matters."""
+    """Complete FACTS with what this Paddle lacks, where that matters."""
     feature = modes.BY_WORD[request.run_mode].feature
     if feature is None:
         return facts

@@ -1,4 +1,4 @@
-"""The addresses of this host, and the way to the others."""
+"""The addresses of this host, and the route to the others."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from fleetrun.model import Address, Facts, Request
 
 
-# The kernel's words for a link over which nothing goes (RFC 2863, ifOperStatus).
+# The kernel's words for a link that carries nothing (RFC 2863, ifOperStatus).
 _NO_LINK = ("down", "lowerlayerdown", "notpresent")
 
-# Bridges to the containers and virtual machines of this host, and the ends of their cables.
+# Bridges to this host's containers and virtual machines, and the ends of their cables.
 _INTERNAL = ("br-", "cali", "cni", "docker", "lxcbr", "lxdbr", "podman", "tap", "veth", "virbr")
 
-# An address of IPv6 that is known only on its own link.
+# IPv6 addresses that are valid only on their own link.
 _LINK_LOCAL = "fe80:"
 
-# Nobody's (RFC 5737): the way there is the way to anybody.
+# A documentation address (RFC 5737): its route is the default route.
 _ELSEWHERE = "192.0.2.1"
 
 
 def with_network(facts: Facts, names: Sequence[str], request: Request, root: str = "/") -> Facts:
-    """Complete FACTS with our addresses, what the hosts' NAMES are, and the way to the peers.
+    """Complete FACTS with our addresses, those of the hosts NAMES, and the route to the peers.
 
-    Raises EnvironmentFault when this host has no address in the network that REQUEST names.
+    Raises EnvironmentFault if this host has no address in the network that REQUEST names.
     """
-    own = addresses()
-    facts = facts._replace(addresses=own, dead_ends=dead_ends(own, root))
+    own_addresses = addresses()
+    facts = facts._replace(addresses=own_addresses, dead_ends=dead_ends(own_addresses, root))
     if request.network is not None:
         facts = facts._replace(
-            network=chosen(request.network, own, origin.option(request, "network"))
+            network=chosen(request.network, own_addresses, origin.option(request, "network"))
         )
     if facts.hostname in names:
-        # The name says it: only the first peer is looked up, for the way there.
+        # Our own name is listed, so only the first peer is looked up, for the route.
         peers = [name for name in names if name != facts.hostname][:1]
     else:
         peers = [name for name in names if not hosts.is_own(name, facts)]
@@ -54,85 +54,91 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
     return facts
 
 
-def chosen(network: str, own: Sequence[Address], option: str) -> Address:
-    """Return the one of OWN addresses that is in NETWORK, an interface or addresses as a CIDR.
+def chosen(network: str, own_addresses: Sequence[Address], option: str) -> Address:
+    """Return the first of OWN_ADDRESSES in NETWORK, an interface or a CIDR range.
 
-    It is one of IPv4, as Paddle cannot read others. OPTION is how NETWORK was given. Raises
-    UsageError where it is neither, EnvironmentFault where we have no such address.
+    Only IPv4, as Paddle cannot parse IPv6. OPTION is how NETWORK was given. Raises UsageError if
+    NETWORK is neither, EnvironmentFault if we have no such address.
     """
-    named = [one for one in own if one.interface == network]
-    if not named and any(letter in network for letter in "./:"):
-        named = _within(network, own, option)
-    named = [one for one in named if not one.ip.startswith(_LINK_LOCAL)]
-    if not named:
-        shown = ", ".join(f"{one.interface} ({one.ip})" for one in own)
+    candidates = [address for address in own_addresses if address.interface == network]
+    if not candidates and any(letter in network for letter in "./:"):
+        candidates = _within(network, own_addresses, option)
+    candidates = [address for address in candidates if not address.ip.startswith(_LINK_LOCAL)]
+    if not candidates:
+        shown = ", ".join(f"{address.interface} ({address.ip})" for address in own_addresses)
         raise EnvironmentFault(
             f"{option}: this host has no address there, only {shown}; name an interface, or its "
             "network as 10.0.0.0/16."
         )
-    readable = [one for one in named if ":" not in one.ip]
+    readable = [address for address in candidates if ":" not in address.ip]
     if not readable:
         raise EnvironmentFault(
-            f"{option}: this host has only {named[0].ip} there ({named[0].interface}), and "
-            f"{hosts.NO_IPV6}; name a network of IPv4."
+            f"{option}: this host has only {candidates[0].ip} there ({candidates[0].interface}), "
+            f"and {hosts.NO_IPV6}; name a network of IPv4."
         )
     return readable[0]
 
 
 def own(request: Request, root: str = "/") -> str:
-    """Return the address by which other hosts are likely to reach this one.
+    """Return the address at which other hosts can probably reach this one.
 
-    Raises EnvironmentFault where there is none, or none in the network that REQUEST names.
+    Raises EnvironmentFault if there is none, or none in the network that REQUEST names.
     """
     if request.host is not None:
         return request.host
-    found = addresses()
+    own_addresses = addresses()
     if request.network is not None:
-        return chosen(request.network, found, origin.option(request, "network")).ip
-    useless = dead_ends(found, root)
+        return chosen(request.network, own_addresses, origin.option(request, "network")).ip
+    useless = dead_ends(own_addresses, root)
     reachable = [
-        one
-        for one in found
-        if ":" not in one.ip and not hosts.is_loopback(one.ip) and one.interface not in useless
+        address
+        for address in own_addresses
+        if ":" not in address.ip
+        and not hosts.is_loopback(address.ip)
+        and address.interface not in useless
     ]
     if not reachable:
         raise EnvironmentFault(
             "This host has no address that other hosts could reach: give one with --host."
         )
-    outwards = _interface_to((_ELSEWHERE,), found)
-    return next((one.ip for one in reachable if one.interface == outwards), reachable[0].ip)
+    outwards = _interface_to((_ELSEWHERE,), own_addresses)
+    return next(
+        (address.ip for address in reachable if address.interface == outwards), reachable[0].ip
+    )
 
 
-def _within(network: str, own: Sequence[Address], option: str) -> list[Address]:
+def _within(network: str, own_addresses: Sequence[Address], option: str) -> list[Address]:
     import ipaddress  # only where a network is given by its addresses
 
     try:
-        wanted = ipaddress.ip_network(network, strict=False)
+        subnet = ipaddress.ip_network(network, strict=False)
     except ValueError:
         raise UsageError(
             f"{option} is neither an interface nor a network; write eth1, or 10.0.0.0/16."
         ) from None
-    return [one for one in own if ipaddress.ip_address(one.ip) in wanted]
+    return [address for address in own_addresses if ipaddress.ip_address(address.ip) in subnet]
 
 
 def addresses() -> tuple[Address, ...]:
-    """Return every IP address of this host; EnvironmentFault where the kernel does not tell."""
+    """Return every IP address of this host; raises EnvironmentFault if the kernel refuses."""
     try:
         return netlink.addresses()
     except OSError as error:
-        # No library knows another way.
+        # There is no other way to get them.
         raise EnvironmentFault(
             f"The addresses of this host cannot be read ({error.strerror}): the sandbox or "
             "container must allow netlink sockets."
         ) from None
 
 
-def dead_ends(own: Sequence[Address], root: str) -> frozenset[str]:
-    """Return the interfaces of OWN addresses that lead to no other host."""
-    reachable = {one.interface for one in own if not one.ip.startswith(_LINK_LOCAL)}
+def dead_ends(own_addresses: Sequence[Address], root: str) -> frozenset[str]:
+    """Return the interfaces of OWN_ADDRESSES that lead to no other host."""
+    reachable = {
+        address.interface for address in own_addresses if not address.ip.startswith(_LINK_LOCAL)
+    }
     return frozenset(
         name
-        for name in {one.interface for one in own}
+        for name in {address.interface for address in own_addresses}
         if name not in reachable or name.startswith(_INTERNAL) or _is_cut_off(name, root)
     )
 
@@ -147,18 +153,18 @@ def _is_cut_off(name: str, root: str) -> bool:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """Return the IPv4 addresses of a host's name; none when nobody knows it."""
-    # As text, Python would import a codec that takes 20 ms.
-    asked = name.encode() if name.isascii() else name
+    """Return the IPv4 addresses of a host; none if the name is unknown."""
+    # For text, Python would import a codec, which takes 20 ms.
+    query = name.encode() if name.isascii() else name
     try:
-        found = _socket.getaddrinfo(asked, None, _socket.AF_INET, _socket.SOCK_STREAM)
+        entries = _socket.getaddrinfo(query, None, _socket.AF_INET, _socket.SOCK_STREAM)
     except OSError:
         return ()
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def _interface_to(targets: Sequence[str], own: Sequence[Address]) -> str | None:
-    """Return the interface from which the kernel would reach the first of TARGETS it can."""
+def _interface_to(targets: Sequence[str], own_addresses: Sequence[Address]) -> str | None:
+    """Return the interface of the route to the first reachable one of TARGETS."""
     for target in targets:
         probe = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
         try:
@@ -169,22 +175,22 @@ def _interface_to(targets: Sequence[str], own: Sequence[Address]) -> str | None:
             continue
         finally:
             probe.close()
-        return next((address.interface for address in own if address.ip == source), None)
+        return next((address.interface for address in own_addresses if address.ip == source), None)
     return None
 
 
 def rdma_ports(root: str) -> list[tuple[str, str, str, str]]:
     """Return each port of the InfiniBand and RoCE devices: device, port, state and rate."""
     folder = os.path.join(root, "sys/class/infiniband")
-    found = []
+    rows = []
     for device in files.names(folder):
         ports = os.path.join(folder, device, "ports")
         for port in files.names(ports):
             state, rate = (
                 files.text(os.path.join(ports, port, name)).strip() for name in ("state", "rate")
             )
-            found.append((device, port, state, rate))
-    return found
+            rows.append((device, port, state, rate))
+    return rows
 
 
 def rdma(root: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,7 +1,7 @@
-"""The newest checkpoint of a folder that is whole, for --resume_from.
+"""The newest complete checkpoint of a folder, for --resume_from.
 
-Whole is what Paddle's Trainers (PaddleNLP, PaddleFormers) and `paddle.distributed.checkpoint` can
-load. Only what files say of themselves is read: names in indexes, sizes in headers, last bytes.
+Complete means that Paddle's Trainers (PaddleNLP, PaddleFormers) and `paddle.distributed.checkpoint`
+can load it. Only cheap signs are checked: names in indexes, sizes in headers, last bytes.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from fleetrun.model import Checkpoints
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# What is still being written ends otherwise, or begins with a dot or `tmp`.
+# Unfinished ones end otherwise, or begin with a dot or `tmp`.
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
-# What paddle.save and pickle write ends with this byte.
+# The output of paddle.save and pickle ends with this byte.
 _PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", ".pdckpt")
 _END = b"."
 _PART = re.compile(rb"\d+_\d+\.distcp")
 _RANKS = re.compile(r"(rng_state)_(\d+)(\.pth)")
-# The Trainers write the first one with the model, and the second one at the end.
+# Trainers write the first one with the model, the second one last.
 _TRAINERS, _TRAINERS_LAST = "training_args.bin", "trainer_state.json"
-# Written by some Trainers when all else is there.
+# Some Trainers write this when everything else is there.
 _DONE = ".checkpoint_done"
 _HEADER = 8
 _MOST = 256 * 1024 * 1024
 
 
 def find(folder: str) -> Checkpoints:
-    """Return the newest whole checkpoint in FOLDER, and why newer ones are none."""
+    """Return the newest complete checkpoint in FOLDER, and why newer ones are not."""
     names: list[str] = []
     with suppress(OSError):
         names = os.listdir(folder)
-    numbers = {name: int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))}
+    numbers = {name: int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))}
     is_marked = any(os.path.exists(f"{folder}/{name}/{_DONE}") for name in numbers)
     partial: list[tuple[str, str]] = []
-    for name in sorted(numbers, key=lambda one: (numbers[one], one), reverse=True):
+    for name in sorted(numbers, key=lambda entry: (numbers[entry], entry), reverse=True):
         path = os.path.abspath(os.path.join(folder, name))
         why = fault(path, is_marked=is_marked)
         if not why:
@@ -52,9 +52,9 @@ def find(folder: str) -> Checkpoints:
 
 
 def fault(path: str, *, is_marked: bool = False) -> str:
-    """Return why the checkpoint PATH is not whole; empty: it is.
+    """Return why the checkpoint PATH is incomplete; empty if it is complete.
 
-    IS_MARKED: whole ones have a file that says so, as their neighbours do.
+    IS_MARKED: complete ones have a marker file, as its neighbours do.
     """
     try:
         if not os.path.isdir(path):
@@ -76,7 +76,7 @@ def _files(path: str) -> Iterable[str]:
 
 
 def _missing(names: frozenset[str], *, is_marked: bool) -> str:
-    """Return which file is missing that its neighbours imply."""
+    """Name the missing file that the other files imply."""
     if not names:
         return "it is empty"
     if is_marked and _DONE not in names:
@@ -87,13 +87,13 @@ def _missing(names: frozenset[str], *, is_marked: bool) -> str:
     for folder in folders:
         if not any(n.endswith(".metadata") and os.path.dirname(n) == folder for n in names):
             return f"the .metadata of {folder or 'its parts'} is missing"
-    ranks = {int(found[2]) for name in names if (found := _RANKS.fullmatch(name))}
+    ranks = {int(match[2]) for name in names if (match := _RANKS.fullmatch(name))}
     absent = set(range(max(ranks, default=-1))) - ranks
     return f"rng_state_{min(absent)}.pth is missing" if absent else ""
 
 
 def _fault_of(path: str) -> str:
-    """Return what is wrong with one file, as far as it tells itself."""
+    """Return what is visibly wrong with a file; empty: nothing."""
     name = os.path.basename(path)
     size = os.path.getsize(path)
     if name.endswith(".safetensors"):
@@ -113,34 +113,34 @@ def _fault_of(path: str) -> str:
 
 
 def _fault_of_tensors(path: str, name: str, size: int) -> str:
-    """Return whether a safetensors file has the size that its header says."""
+    """Return how a safetensors file differs in size from its header; empty: not at all."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(_HEADER), "little")
         if size < _HEADER or length > min(_MOST, size - _HEADER):
             return f"{name} is cut off"
         header = json.loads(file.read(length))
-    ends = [each["data_offsets"][1] for each in header.values() if "data_offsets" in each]
-    wanted = _HEADER + length + max(ends, default=0)
-    return "" if size == wanted else f"{name} has {size:,} bytes of {wanted:,}"
+    ends = [tensor["data_offsets"][1] for tensor in header.values() if "data_offsets" in tensor]
+    expected = _HEADER + length + max(ends, default=0)
+    return "" if size == expected else f"{name} has {size:,} bytes of {expected:,}"
 
 
 def _unlisted(path: str, names: Iterable[str]) -> str:
-    """Return which part is missing that an index names."""
-    known = set(names)
+    """Name the missing part that an index lists."""
+    present = set(names)
     for name in names:
         folder = os.path.dirname(name)
         for part in _parts(f"{path}/{name}"):
-            if os.path.join(folder, part) not in known:
+            if os.path.join(folder, part) not in present:
                 return f"{part} is missing, which {os.path.basename(name)} names"
     return ""
 
 
 def _parts(path: str) -> Iterable[str]:
-    """Return the files that the index PATH names; none if it is no index."""
+    """Return the files that the index PATH lists; none if it is no index."""
     if path.endswith(".index.json"):
         with open(path, "rb") as file:
-            found: Mapping[str, object] = json.load(file)
-        listed = found.get("weight_map", {})
+            index: Mapping[str, object] = json.load(file)
+        listed = index.get("weight_map", {})
         return sorted(set(listed.values())) if isinstance(listed, dict) else ()
     if path.endswith(".metadata"):
         with open(path, "rb") as file:

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
 
-# After this many seconds, say what is waited for.
+# After this many seconds, log what is awaited.
 _REMARK_S = 10.0
 
-# Stands for the kind of plug-ins that have none.
+# The kind to report for plug-ins without devices.
 _NONE = "plug-in"
 
 
 class DeviceCounts(NamedTuple):
-    """What Paddle said: its version (empty: there is none), and each kind with its devices."""
+    """Paddle's version (empty: not installed), and the number of devices of each kind."""
 
     version: str
     counts: Mapping[str, int]
 
 
 class Query:
-    """The Paddle of SIGNS, with OWN variables, is asked, and `result` waits for the answer."""
+    """A query to the Paddle of SIGNS, with EXTRA variables; `result` awaits the answer."""
 
-    def __init__(self, signs: Signs, own: Mapping[str, str] | None = None) -> None:
+    def __init__(self, signs: Signs, extra: Mapping[str, str] | None = None) -> None:
         self._python = signs.python
-        environ = {**signs.environ, **(own or {})}
+        environ = {**signs.environ, **(extra or {})}
         command = [self._python, _CHECKER]
         try:
             self._question = IsolatedCall(
@@ -50,10 +50,10 @@ class Query:
                 f"({error.strerror}); look at `ulimit -u` and the limits of the container."
             ) from None
 
-    def result(self, say: Callable[[str], None], timeout_s: float) -> DeviceCounts:
-        """Return the answer; SAY gets a line when that takes long."""
-        what = "Paddle's plug-ins to count their devices"
-        answer = self._question.result(timeout_s, log=say, awaited=what, log_after_s=_REMARK_S)
+    def result(self, log: Callable[[str], None], timeout_s: float) -> DeviceCounts:
+        """Return the answer; LOG gets a line if that takes long."""
+        awaited = "Paddle's plug-ins to count their devices"
+        answer = self._question.result(timeout_s, log=log, awaited=awaited, log_after_s=_REMARK_S)
         if answer.value is None:
             why = answer.trouble
             raise EnvironmentFault(
@@ -70,11 +70,11 @@ def with_devices(
     request: Request,
     signs: Signs,
     *,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     timeout_s: float,
 ) -> Facts:
     """Complete FACTS with the devices of plug-ins, or with why there are none."""
-    answer = Query(signs).result(say, timeout_s)
+    answer = Query(signs).result(log, timeout_s)
     if not answer.version:
         # Then only files can tell.
         why = f"{signs.python} has no Paddle that could tell"
@@ -89,20 +89,20 @@ def with_devices(
     for kind, count in signs.files.items():
         if kind not in answer.counts and kind not in kinds.BUILT_IN:
             absent[kind] = _without_plugin(kind, count, paddle)
-    wanted = request.device_kind
-    if wanted is not None and wanted not in answer.counts and plugins.is_named(request):
-        others = ", ".join(f"{label(kind)}s" for kind in answer.counts)
-        has = f" (it has {others})" if others else ""
-        absent.setdefault(wanted, f"{paddle} has no plug-in for {label(wanted)}s{has}")
+    kind_ = request.device_kind
+    if kind_ is not None and kind_ not in answer.counts and plugins.is_named(request):
+        known_kinds = ", ".join(f"{label(kind)}s" for kind in answer.counts)
+        has = f" (it has {known_kinds})" if known_kinds else ""
+        absent.setdefault(kind_, f"{paddle} has no plug-in for {label(kind_)}s{has}")
     if not answer.counts and signs.root:
         absent.setdefault(_NONE, f"{paddle} gets no device from the plug-ins in {signs.root}")
-    own = {kind: n for kind, n in facts.device_counts.items() if kind in kinds.BUILT_IN}
+    built_in = {kind: n for kind, n in facts.device_counts.items() if kind in kinds.BUILT_IN}
     return facts._replace(
-        device_counts=own,
+        device_counts=built_in,
         paddle_counts=dict(answer.counts),
-        plugins=_hidden(answer.counts, signs, say, timeout_s),
+        plugins=_hidden(answer.counts, signs, log, timeout_s),
         unmasked=_unmasked(
-            facts, request, answer.counts, signs=signs, say=say, timeout_s=timeout_s
+            facts, request, answer.counts, signs=signs, log=log, timeout_s=timeout_s
         ),
         absent=absent,
     )
@@ -114,24 +114,24 @@ def _unmasked(
     counts: Mapping[str, int],
     *,
     signs: Signs,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     timeout_s: float,
 ) -> frozenset[str]:
     """Return the kinds of which Paddle sees several devices behind a mask of one.
 
-    They are looked for where REQUEST wants masks.
+    They matter only if REQUEST wants masks.
     """
     several = [kind for kind, count in counts.items() if count > 1]
     if not request.virtual_local_rank or not several:
         return frozenset()
     variables = [masks.variable(facts, kind) for kind in several]
-    ones = {name: facts.environ.get(name, "0").split(",")[0].strip() for name in variables}
-    behind = Query(signs, ones).result(say, timeout_s).counts
-    return frozenset(kind for kind in several if behind.get(kind, 0) > 1)
+    single_masks = {name: facts.environ.get(name, "0").split(",")[0].strip() for name in variables}
+    masked = Query(signs, single_masks).result(log, timeout_s).counts
+    return frozenset(kind for kind in several if masked.get(kind, 0) > 1)
 
 
 def _without_plugin(kind: str, count: int, paddle: str) -> str:
-    """Return that this host has COUNT files of KIND, for which PADDLE lacks the plug-in."""
+    """Describe a host that has COUNT devices of KIND, and PADDLE without their plug-in."""
     number = f"{count} {label(kind)}{'s' * (count > 1)}"
     package = kinds.VENDORS[kind].package
     install = f" (pip install {package})" if package else ""
@@ -139,15 +139,15 @@ def _without_plugin(kind: str, count: int, paddle: str) -> str:
 
 
 def _hidden(
-    counts: Mapping[str, int], signs: Signs, say: Callable[[str], None], timeout_s: float
+    counts: Mapping[str, int], signs: Signs, log: Callable[[str], None], timeout_s: float
 ) -> dict[str, tuple[str, ...]]:
-    """Return the libraries of each kind but the first, which alone Paddle takes by itself."""
+    """Return each kind's libraries, but for the first kind, which Paddle loads by default."""
     libraries = plugins.libraries(signs.root)
     if len(counts) <= 1 or len(libraries) <= 1:
         return {}
     import tempfile  # few hosts have several kinds
 
-    found: dict[str, tuple[str, ...]] = {}
+    libraries_of: dict[str, tuple[str, ...]] = {}
     with tempfile.TemporaryDirectory(prefix="fleetrun-plugins-") as folder:
         queries = []
         for place, library in enumerate(libraries):
@@ -156,7 +156,7 @@ def _hidden(
             os.symlink(os.path.abspath(library), os.path.join(root, os.path.basename(library)))
             queries.append((library, Query(signs, {kinds.ROOT: root})))
         for library, query in queries:
-            for kind in query.result(say, timeout_s).counts:
-                found[kind] = (*found.get(kind, ()), os.path.abspath(library))
+            for kind in query.result(log, timeout_s).counts:
+                libraries_of[kind] = (*libraries_of.get(kind, ()), os.path.abspath(library))
     first = next(iter(counts))
-    return {kind: own for kind, own in found.items() if kind != first}
+    return {kind: paths for kind, paths in libraries_of.items() if kind != first}

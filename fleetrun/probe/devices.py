@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, Request
     from fleetrun.probe.nvml import DriverQuery, Library, Survey
 
-# Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
+# Any of these means that an NVIDIA driver can be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 
 # A folder for each GPU, with one for each instance of it (NVIDIA's MIG User Guide, "/proc based
@@ -31,12 +31,12 @@ _AMD = "sys/class/kfd"
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 
-# Enough of a process to know whose it is.
+# Enough to recognise a process.
 _WIDEST_COMMAND = 60
 
 
 def by_files(root: str) -> dict[str, int]:
-    """Count the devices that show as files, but for GPUs, which their driver knows better."""
+    """Count the devices that appear as files; GPUs are left to their driver."""
     names = _in_dev(root)
     counts = {
         kind: sum(_is_numbered(name, vendor.file) for name in names)
@@ -47,9 +47,9 @@ def by_files(root: str) -> dict[str, int]:
 
 
 def gpus_by_files(environ: Mapping[str, str], root: str = "/") -> int | None:
-    """Return how many of NVIDIA's GPUs a launch with ENVIRON may use; None where files do not say.
+    """Count the NVIDIA GPUs that a launch with ENVIRON may use; None if files do not tell.
 
-    The driver is not asked: what it alone knows are GPUs that are divided, or below Windows.
+    Only the driver, which is not asked, knows about divided GPUs and those under Windows.
     """
     folder = os.path.join(root, _CAPABILITIES)
     if not os.path.isdir(folder):
@@ -57,14 +57,14 @@ def gpus_by_files(environ: Mapping[str, str], root: str = "/") -> int | None:
         return None if is_driven or has_amd(root) else 0
     for gpu in os.listdir(folder):
         divided = os.path.join(folder, gpu, "mig")
-        if os.path.isdir(divided) and any(one.startswith("gi") for one in os.listdir(divided)):
+        if os.path.isdir(divided) and any(entry.startswith("gi") for entry in os.listdir(divided)):
             return None
     count, mask = _numbered(root, "nvidia"), environ.get(_MASK, "all").strip()
     return count if mask == "all" else min(count, len(masks.listed(mask)))
 
 
 def may_use_gpus(request: Request) -> bool:
-    """Whether GPUs would be used if there were some."""
+    """Whether REQUEST would use GPUs."""
     return request.nproc_per_node != "cpu" and request.device_kind in {None, "gpu"}
 
 
@@ -76,7 +76,7 @@ def has_amd(root: str) -> bool:
 def ask_driver(
     request: Request, root: str, nvml: Callable[[], Library] | None
 ) -> DriverQuery | None:
-    """Begin to ask NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
+    """Start a query to NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
     if not may_use_gpus(request):
         return None
     if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):
@@ -87,7 +87,7 @@ def ask_driver(
 
 
 def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:
-    """Complete FACTS with the GPUs of SURVEY; where it failed, with what their files tell."""
+    """Complete FACTS with the GPUs of SURVEY or, if it failed, with their device files."""
     if survey.is_stuck:
         mask = facts.environ.get(_MASK, "all").strip()
         if mask == "all":
@@ -99,11 +99,11 @@ def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:
         note = f"The NVIDIA driver is stuck: {survey.trouble}; {_MASK}={mask} is believed."
         count = _numbered(root, "nvidia") or len(mask.split(","))
     elif survey.trouble:
-        # A driver and a library that disagree: the device files still tell how many there are.
+        # Driver and library disagree; the device files still give the number.
         count = _numbered(root, "nvidia")
         note = f"NVML does not work ({survey.trouble}): GPUs are counted by their files in /dev."
         if not count:
-            # A container without GPUs shows the driver of its machine, too.
+            # A container without GPUs still shows the driver of its machine.
             why = "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all gives them)"
             return facts._replace(absent={**facts.absent, "gpu": why})
     else:
@@ -115,7 +115,7 @@ def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:
 
 
 def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
-    """Complete FACTS with the GPUs that work, and say which do not."""
+    """Complete FACTS with the working GPUs, and note the others."""
     lost = [f"GPU {index} does not work ({why})" for index, why in survey.lost]
     barred = [f"GPU {index} may not be opened ({why})" for index, why in survey.barred]
     trouble = "; ".join((*lost, *barred))
@@ -139,18 +139,18 @@ def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
 
 
 def _use(reported: tuple[int, int, tuple[int, ...]]) -> GpuUse:
-    """Return what the driver has TOLD of a GPU's use, with the commands of processes."""
+    """Return a GPU's use as REPORTED by the driver, with the commands of processes."""
     used, total, pids = reported
     holders = []
     for pid in sorted(set(pids)):
-        # The driver numbers them as the machine does, which a container does not see.
+        # The driver reports ids of the machine, which a container cannot see.
         command = elided(visible(proc.command(pid)), _WIDEST_COMMAND)
         holders.append(f"pid {pid} ({command})" if command else f"pid {pid}")
     return GpuUse(used, total, tuple(holders))
 
 
 def assumed(text: str) -> dict[str, int]:
-    """Return the devices of FLEETRUN_ASSUME_DEVICES: `gpu:8`, `npu:4`, `cpu`."""
+    """Parse FLEETRUN_ASSUME_DEVICES: `gpu:8`, `npu:4`, `cpu`."""
     if text == "cpu":
         return {}
     counts = {}
@@ -165,7 +165,7 @@ def assumed(text: str) -> dict[str, int]:
 
 
 def _numbered(root: str, prefix: str) -> int:
-    """Count the device files that are called PREFIX and a number."""
+    """Count the device files named PREFIX plus a number."""
     return sum(_is_numbered(name, prefix) for name in _in_dev(root))
 
 

@@ -1,4 +1,4 @@
-"""Small files and folders that may not be there."""
+"""Small files and folders that may not exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fleetrun.run import proc
 
 
 def names(folder: str) -> tuple[str, ...]:
-    """List what FOLDER holds, in order; nothing if it is not there."""
+    """List FOLDER, sorted; empty if it does not exist."""
     try:
         return tuple(sorted(os.listdir(folder)))
     except OSError:
@@ -16,5 +16,5 @@ def names(folder: str) -> tuple[str, ...]:
 
 
 def text(path: str) -> str:
-    """Read a small file's text; nothing if it cannot be read."""
+    """Read a small text file; empty if that fails."""
     return proc.content(path).decode("ascii", errors="replace")

@@ -1,6 +1,6 @@
-"""What the GPUs do just now, asked again and again in a process of its own.
+"""The current use of the GPUs, polled by a separate process.
 
-A driver that is stuck holds up that process only: readers see that nothing new comes.
+A stuck driver holds up only that process: readers see that nothing new arrives.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _SENSOR = 0
 
 
 def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
-    """Return how the GPUS are, of which each has a number."""
+    """Return the current use of GPUS, given as pairs of number and handle."""
     from fleetrun.probe import nvml  # the process that asks has it already
 
-    found = []
+    uses = []
     for number, gpu in gpus:
         rates = nvml.ask(lib, "nvmlDeviceGetUtilizationRates", gpu)
         memory = nvml.ask(lib, "nvmlDeviceGetMemoryInfo", gpu)
         power_mw = nvml.ask(lib, "nvmlDeviceGetPowerUsage", gpu)
-        found.append(
+        uses.append(
             GpuUsage(
                 number=number,
                 uuid=nvml.text(nvml.ask(lib, "nvmlDeviceGetUUID", gpu) or ""),
@@ -47,13 +47,13 @@ def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
                 temperature_c=nvml.ask(lib, "nvmlDeviceGetTemperature", gpu, _SENSOR),
             )
         )
-    return found
+    return uses
 
 
 def opened(lib: Library) -> list[tuple[int, object]]:
-    """Return the GPUs that can be used, numbered as `fleetrun --gpus` numbers them.
+    """Return the usable GPUs, numbered as in `fleetrun --gpus`.
 
-    The instances of one that is divided (MIG) come before it, with its number.
+    The MIG instances of a divided GPU precede it and share its number.
     """
     from fleetrun.probe import nvml
 
@@ -65,8 +65,8 @@ def opened(lib: Library) -> list[tuple[int, object]]:
 
 
 def main(period_s: float) -> None:
-    """Write a line of JSON each PERIOD_S, until whoever started us ends or reads no more."""
-    # Before the driver is asked, which may take for ever.
+    """Write a line of JSON each PERIOD_S until our parent ends or stops reading."""
+    # Before asking the driver, which may hang.
     libc.prctl(libc.PR_SET_PDEATHSIG, 9)
     from fleetrun.probe import nvml  # this process only
 
@@ -78,22 +78,22 @@ def main(period_s: float) -> None:
     if not gpus:
         return
     for _ in ticks(period_s):
-        line = json.dumps([one._asdict() for one in read(lib, gpus)])
+        line = json.dumps([use._asdict() for use in read(lib, gpus)])
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
 
 class GpuMeter:
-    """The process that asks each PERIOD_S, and its last answer; CODE is its program."""
+    """The process that polls each PERIOD_S, and its last answer; CODE replaces its program."""
 
     def __init__(self, period_s: float, code: str = "") -> None:
-        own = f"from fleetrun.probe import gpumeter; gpumeter.main({period_s})"
-        words = [sys.executable, "-c", code] if code else itself.command(own)
-        self._rest = b""
+        program = f"from fleetrun.probe import gpumeter; gpumeter.main({period_s})"
+        words = [sys.executable, "-c", code] if code else itself.command(program)
+        self._unread = b""
         self._newest: tuple[GpuUsage, ...] = ()
         self._at = 0.0
         self._period_s = period_s
-        # Its standard input is ours, by which the launcher sees that nobody is left.
+        # It inherits our standard input, by which the launcher sees that nobody is left.
         self._process = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,
@@ -104,14 +104,14 @@ class GpuMeter:
         os.set_blocking(self._fd, False)
 
     def newest(self) -> tuple[GpuUsage, ...]:
-        """Return the last answer; nothing if there is none, or it is old."""
+        """Return the last answer; empty if there is none or it is stale."""
         try:
             while piece := os.read(self._fd, 65536):
-                self._rest += piece
+                self._unread += piece
         except BlockingIOError:
             pass
-        lines = self._rest.split(b"\n")
-        self._rest = lines.pop()
+        lines = self._unread.split(b"\n")
+        self._unread = lines.pop()
         if lines:
             self._newest = tuple(map(metricsfile.gpu, json.loads(lines[-1])))
             self._at = time.monotonic()
@@ -119,12 +119,12 @@ class GpuMeter:
         return () if is_old else self._newest
 
     def close(self) -> None:
-        """Kill the process; one that hangs in the driver is left behind."""
+        """Kill the process; leave behind one that hangs in the driver."""
         self._process.kill()
         try:
             self._process.wait(0.5)
         except subprocess.TimeoutExpired:
-            # Else its destructor would complain.
+            # Otherwise its destructor would complain.
             self._process.returncode = -9
         if self._process.stdout is not None:
             self._process.stdout.close()

@@ -1,7 +1,7 @@
-"""The agent on another host, started by ssh: inspects it, waits for the order, runs the launcher.
+"""The agent on another host, started by ssh: inspects the host, awaits orders, runs the launcher.
 
-It ends the launcher when its own input ends or falls silent, as it does when the head is killed,
-the connection is cut or a laptop sleeps.
+It ends the launcher when its own input ends or falls silent: the head was killed, the connection
+cut, or a laptop went to sleep.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _CHUNK = 1 << 16
 _UNUSED = 0
 
 
-def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer:
-    """Return the answer to the inquiry ASKED."""
+def look(inquiry: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer:
+    """Return the answer to INQUIRY."""
     gpus = devices.gpus_by_files(environ)
-    found = protocol.Answer(
+    answer = protocol.Answer(
         gpus=-1 if gpus is None else gpus,
         fleetrun=__version__,
         python=sys.version.partition(" ")[0],
@@ -45,25 +45,27 @@ def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer
         address=address(environ),
         time=time.time(),
     )
-    if not os.path.isdir(asked.cwd):
-        return found._replace(fault=f"there is no folder {asked.cwd}.")
-    if not asked.target:
-        return found
-    wanted = Script(asked.form, asked.target, ())
+    if not os.path.isdir(inquiry.cwd):
+        return answer._replace(fault=f"there is no folder {inquiry.cwd}.")
+    if not inquiry.target:
+        return answer
+    script_ = Script(inquiry.form, inquiry.target, ())
     try:
-        scripts.find(wanted, asked.cwd, environ)
+        scripts.find(script_, inquiry.cwd, environ)
     except FleetrunError as error:
-        return found._replace(fault=str(error))
-    if (fault := _taken(asked.ports)) is not None:
-        return found._replace(fault=fault)
+        return answer._replace(fault=str(error))
+    if (fault := _taken(inquiry.ports)) is not None:
+        return answer._replace(fault=fault)
     from fleetrun.session import script  # only for a launch
 
-    is_python = script.is_python(wanted)
-    return found._replace(digest=script.identity(wanted, asked.cwd, environ) if is_python else "")
+    is_python = script.is_python(script_)
+    return answer._replace(
+        digest=script.identity(script_, inquiry.cwd, environ) if is_python else ""
+    )
 
 
 def _taken(ports: Sequence[int]) -> str | None:
-    """Return which of PORTS is taken, and by whom; None if all are free."""
+    """Say which of PORTS is taken and by whom; None if all are free."""
     held = HeldPorts(os.getpid())
     try:
         held.take(ports)
@@ -75,8 +77,8 @@ def _taken(ports: Sequence[int]) -> str | None:
 
 
 def _paddle() -> str:
-    found = installed.paddle()
-    return "" if found is None else f"{found[1]} ({found[0]})"
+    package = installed.paddle()
+    return "" if package is None else f"{package[1]} ({package[0]})"
 
 
 def address(environ: Mapping[str, str]) -> str:
@@ -90,7 +92,7 @@ def address(environ: Mapping[str, str]) -> str:
 
 
 class _Input:
-    """The head's lines; `is_over` once no more will come."""
+    """The head's lines; `is_over` when no more will come."""
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
@@ -99,17 +101,17 @@ class _Input:
         self.is_over = False
 
     def read(self) -> list[bytes]:
-        """Return the lines that have come; wait for one up to the limit of silence."""
+        """Return the lines that have arrived; wait for one up to the limit of silence."""
         part = b"" if self._lines else _part(self.silence_s)
         self.is_over = not part and not self._lines
         *lines, self._rest = (self._rest + part).split(b"\n")
-        found, self._lines = self._lines + lines, []
-        return found
+        lines_, self._lines = self._lines + lines, []
+        return lines_
 
     def line(self) -> bytes | None:
-        """Wait for a line that is not empty; None if none comes."""
+        """Wait for a non-empty line; None if none comes."""
         while not self.is_over:
-            lines = [one for one in self.read() if one]
+            lines = [line for line in self.read() if line]
             if lines:
                 self._lines = lines[1:]
                 return lines[0]
@@ -142,45 +144,47 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
     if begin is None:
         return _UNUSED
     try:
-        asked = protocol.read(begin, protocol.Inquiry)
+        inquiry = protocol.read(begin, protocol.Inquiry)
     except ValueError:
-        other = protocol.Answer(fault="its fleetrun differs from the one here.")
-        _tell(protocol.line(other))
+        refusal = protocol.Answer(fault="its fleetrun differs from the one here.")
+        _tell(protocol.line(refusal))
         return _UNUSED
     if shipped is not None:
-        asked = asked._replace(cwd=shipped.cwd)
-    environ = {**os.environ, **asked.environ}
-    open_port = reachability.OpenPort(asked.reach_ports)
-    found = look(asked, environ)._replace(port=open_port.port)
-    _tell(protocol.line(found))
-    if asked.target and not found.fault:
-        launcher.load(environ, has_others=bool(asked.reach_ports))
-    order = _order(head, found)
+        inquiry = inquiry._replace(cwd=shipped.cwd)
+    environ = {**os.environ, **inquiry.environ}
+    open_port = reachability.OpenPort(inquiry.reach_ports)
+    answer = look(inquiry, environ)._replace(port=open_port.port)
+    _tell(protocol.line(answer))
+    if inquiry.target and not answer.fault:
+        launcher.load(environ, has_others=bool(inquiry.reach_ports))
+    order = _order(head, answer)
     if order is not None and order.hosts:
-        unreached = reachability.missing([protocol.HostEndpoint(*one) for one in order.hosts])
+        unreached = reachability.missing(
+            [protocol.HostEndpoint(*endpoint) for endpoint in order.hosts]
+        )
         _tell(protocol.line(protocol.Unreached(unreached)))
-        order = _order(head, found)
+        order = _order(head, answer)
     open_port.close()
     if order is None:
         return _UNUSED
-    pid, code = _launch(order.words, asked.cwd, environ, head, shipped)
-    if asked.logs:
-        _send_logs(asked, pid, head)
+    pid, code = _launch(order.words, inquiry.cwd, environ, head, shipped)
+    if inquiry.logs:
+        _send_logs(inquiry, pid, head)
     return code
 
 
-def _order(head: _Input, found: protocol.Answer) -> protocol.HostOrder | None:
-    """Wait for the order that HEAD gives after FOUND; None if there is none."""
+def _order(head: _Input, answer: protocol.Answer) -> protocol.HostOrder | None:
+    """Wait for the order of HEAD that follows ANSWER; None if none comes."""
     text = head.line()
-    return None if text is None or found.fault else protocol.read(text, protocol.HostOrder)
+    return None if text is None or answer.fault else protocol.read(text, protocol.HostOrder)
 
 
-def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
+def _send_logs(inquiry: protocol.Inquiry, pid: int, head: _Input) -> None:
     """Send the logs of the launcher PID unless the head is gone or has them already."""
     from fleetrun.remote import logsender  # only where they are wanted
 
-    folder, what, nonce = asked.logs
-    run = logsender.find(os.path.join(asked.cwd, folder), pid)
+    folder, extent, nonce = inquiry.logs
+    run = logsender.find(os.path.join(inquiry.cwd, folder), pid)
     if run is None or head.is_over:
         return
     write_all(1, logsender.beginning(run, nonce))
@@ -190,7 +194,7 @@ def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
     if answer == logsender.SEND:
         # The head may be killed meanwhile.
         with suppress(BrokenPipeError):
-            logsender.send(run, everything=what == "all", write=partial(write_all, 1))
+            logsender.send(run, everything=extent == "all", write=partial(write_all, 1))
 
 
 def _tell(line: bytes) -> None:
@@ -218,7 +222,7 @@ def _launch(
     pidfd = os.pidfd_open(pid)
     is_asked = False
     while True:
-        # Further orders may have come together with the order to start.
+        # More orders may have arrived together with the order to start.
         if head.has_lines:
             is_asked = _obey(head.read(), pidfd, is_asked=is_asked, is_over=False)
         watched = [pidfd] if head.is_over else [pidfd, 0]
@@ -226,7 +230,7 @@ def _launch(
         if pidfd in ready:
             break
         orders = head.read() if ready else []
-        # Silence: the head, or the way to it, is gone.
+        # Silence: the head or the connection is gone.
         head.is_over = head.is_over or not ready
         is_asked = _obey(orders, pidfd, is_asked=is_asked, is_over=head.is_over)
     return pid, shell_code(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -234,8 +238,8 @@ def _launch(
 
 def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> bool:
     """Carry out ORDERS, and return whether the launcher has been asked to stop."""
-    wanted = protocol.STOP.strip() in orders or is_over
-    is_sent = (wanted and not is_asked) or protocol.NOW.strip() in orders
+    must_stop = protocol.STOP.strip() in orders or is_over
+    is_sent = (must_stop and not is_asked) or protocol.NOW.strip() in orders
     with suppress(ProcessLookupError):
         if is_sent:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)

@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 _ANY_PYTHON = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -c "$2"'
 # The exit codes of shells that cannot start a program.
 _NO_PROGRAM = (126, 127)
-# The most bytes before the answer: a login shell may greet, but not print endlessly.
+# The most bytes before the answer: a login shell may greet, but not print forever.
 _MOST_CHATTER = 1 << 20
 # How many of those bytes are kept.
 _KEPT = 1 << 16
 
 
 class AgentConnection(SshConnection):
-    """The ssh to the agent on HOST, which is sent a SHIPMENT, if any, and is ASKED."""
+    """The ssh to the agent on HOST, to which it sends SHIPMENT, if any, and INQUIRY."""
 
     def __init__(
-        self, host: HostEntry, ssh: Sequence[str], asked: Inquiry, shipment: bytes = b""
+        self, host: HostEntry, ssh: Sequence[str], inquiry: Inquiry, shipment: bytes = b""
     ) -> None:
         words = [sys.executable, "-c", protocol.start("agent")]
         if shipment:
             words = ["sh", "-c", _ANY_PYTHON, "sh", sys.executable, protocol.RECEIVE]
-        beginning = [part for part in (shipment, protocol.line(asked)) if part]
+        beginning = [part for part in (shipment, protocol.line(inquiry)) if part]
         super().__init__(host, ssh, shlex.join(words), beginning)
         self.answer: Answer | None = None
-        # The hosts that it does not reach, with reasons, once it has tried.
+        # The hosts that it does not reach, with reasons, once known.
         self.unreached: tuple[tuple[str, str], ...] | None = None
-        # How many seconds its clock is ahead of ours.
+        # By how many seconds its clock is ahead of ours.
         self.skew_s = 0.0
         self._said = b""
         self._line = b""
@@ -54,7 +54,7 @@ class AgentConnection(SshConnection):
 
     @property
     def address(self) -> str:
-        """The address at which other hosts reach this one; the listed one if that is an address."""
+        """The address at which other hosts reach this one; the listed one if it is numeric."""
         name = self.host.name
         if self.answer is None or not self.answer.address or name.replace(".", "").isdigit():
             return name
@@ -67,7 +67,7 @@ class AgentConnection(SshConnection):
             return protocol.Answer(fault=self.why())
         return self.answer
 
-    def hear(self, part: bytes) -> None:
+    def receive(self, part: bytes) -> None:
         """Find the answer in PART of its output."""
         *lines, self._line = (self._line + part).split(b"\n")
         for line in lines:
@@ -95,7 +95,7 @@ class AgentConnection(SshConnection):
                 self.unreached = ((self.host.name, fault),)
 
     def note(self, part: bytes) -> None:
-        """Keep PART, which may say why there is no answer or why it ended."""
+        """Keep PART, which may explain a missing answer or an early end."""
         if self.answer is not None:
             self._rest[2] = (self._rest[2] + part)[-_KEPT:]
             return
@@ -110,16 +110,16 @@ class AgentConnection(SshConnection):
     def why(self) -> str:
         """Return why there is no answer: the last line of ssh or of what it has started."""
         text = (self._said + self._line + self._rest[2]).decode(errors="replace")
-        said = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-        self.last = said or self.last
-        if not self.fault and "No module named" in said:
+        last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+        self.last = last or self.last
+        if not self.fault and "No module named" in last:
             return (
-                f"fleetrun is not installed there for {sys.executable} ({said}): install it there, "
+                f"fleetrun is not installed there for {sys.executable} ({last}): install it there, "
                 "or send it along with --ship."
             )
-        if not self.fault and self.code in _NO_PROGRAM and sys.executable in said:
+        if not self.fault and self.code in _NO_PROGRAM and sys.executable in last:
             return (
-                f"there is no {sys.executable} there ({said}): install fleetrun in the same place, "
+                f"there is no {sys.executable} there ({last}): install fleetrun in the same place, "
                 "or send it along with --ship."
             )
         return super().why()

@@ -1,7 +1,7 @@
-"""Runs first on a host with --ship: unpacks what is sent, and serves the head from there.
+"""Runs first on a host with --ship: unpacks the shipment, and serves the head from there.
 
-Its text comes over ssh before anything else of fleetrun. It is written for Python 3.6, so that a
-Python that is too old for the rest can be named.
+Its text comes over ssh before anything else of fleetrun. It is written for Python 3.6, so that it
+can report a Python that is too old for the rest.
 """
 
 import io
@@ -14,7 +14,7 @@ import sys
 import tarfile
 import tempfile
 
-# The folders of what is sent: fleetrun and what it imports, and the folder of the job.
+# The folders of the shipment: fleetrun with what it imports, and the job's folder.
 LIB, JOB = "lib", "job"
 _OLDEST = (3, 10)
 _CHUNK = 1 << 20
@@ -27,8 +27,8 @@ def run(like: str, mark: str, silence_s: float) -> None:
     line. A head that is silent for SILENCE_S seconds counts as gone.
     """
     if sys.version_info < _OLDEST:
-        here, wanted = sys.version.split()[0], ".".join(map(str, _OLDEST))
-        fault = f"Python is {here} ({sys.executable}), and fleetrun needs {wanted} or later."
+        here, needed = sys.version.split()[0], ".".join(map(str, _OLDEST))
+        fault = f"Python is {here} ({sys.executable}), and fleetrun needs {needed} or later."
         _refuse(like, mark, fault)
         return
     sent = _received(silence_s)
@@ -65,7 +65,7 @@ def _refuse(like: str, mark: str, fault: str) -> None:
 
 
 def _received(silence_s: float) -> bytes:
-    """Return what is sent after a line with its size; empty if it is incomplete."""
+    """Return the shipment that follows a line with its size; empty if it is incomplete."""
     line = b""
     while not line.endswith(b"\n"):
         part = _part(1, silence_s)
@@ -89,7 +89,7 @@ def _part(most: int, silence_s: float) -> bytes:
 def _unpack(sent: bytes, folder: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(sent)) as archive:
         if hasattr(tarfile, "fully_trusted_filter"):
-            # A link may lead to what every host has.
+            # A link may point to what every host has.
             archive.extractall(folder, filter="fully_trusted")  # noqa: S202 - made by the head
         else:
             archive.extractall(folder)  # noqa: S202 - as above
@@ -101,20 +101,20 @@ def _cleaner(folder: str) -> "tuple[int, int]":
 
     Processes that may be killed hold the other end of the pipe.
     """
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(heard)
-        return pid, told
+        os.close(read_end)
+        return pid, write_end
     try:
         os.setsid()
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        os.close(told)
+        os.close(write_end)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(nowhere, fd)
-        os.read(heard, 1)
+        os.read(read_end, 1)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Request
 
-# How long starting ssh and a check-up of one host may take, and an allreduce.
+# How long ssh and a check-up of one host may take, and an allreduce.
 _START_S, _ALLREDUCE_S = 60.0, 240.0
 
 
 class HostReport(NamedTuple):
-    """The findings about a host, and their JSON document (None: there is none)."""
+    """The findings about a host, and their JSON document (None if there is none)."""
 
     host: str
     findings: tuple[Finding, ...]
@@ -37,24 +37,24 @@ def examine(
     options: Sequence[str],
     *,
     timeout_s: float,
-    say: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> list[HostReport]:
     """Check all hosts that REQUEST lists, with the OPTIONS of `fleetrun doctor`.
 
-    They call each other for TIMEOUT_S seconds. Raises UsageError for contradictory lists of hosts,
-    EnvironmentFault if there is no ssh here.
+    They connect to each other for TIMEOUT_S seconds. Raises UsageError for contradictory lists of
+    hosts, EnvironmentFault if there is no ssh here.
     """
     hosts = sshjob.listed(request)
-    if say is not None:
-        say(f"Checking {len(hosts)} hosts by ssh; they meet within {timeout_s:g} s.")
+    if log is not None:
+        log(f"Checking {len(hosts)} hosts by ssh; they meet within {timeout_s:g} s.")
     limit_s = timeout_s + (_ALLREDUCE_S if "--allreduce" in options else _START_S)
 
     def words(addresses: Sequence[str], me: int) -> Sequence[str]:
-        own = sshjob.arguments(request, hosts[me], addresses, me)
-        return ("doctor", "--json", *options, *own)
+        host_words = sshjob.arguments(request, hosts[me], addresses, me)
+        return ("doctor", "--json", *options, *host_words)
 
-    asked = Inquiry(current_folder(), environ=sshjob.forwarded(environ))
-    everywhere = Everywhere(hosts, ssh_command(request), asked, words, limit_s)
+    inquiry = Inquiry(current_folder(), environ=sshjob.forwarded(environ))
+    everywhere = Everywhere(hosts, ssh_command(request), inquiry, words, limit_s)
     return [
         _report(host.name, output, failure)
         for host, (output, failure) in zip(hosts, everywhere.results(), strict=True)
@@ -78,14 +78,14 @@ def _report(host: str, output: bytes, failure: str) -> HostReport:
             ),
         )
     findings = tuple(
-        Finding(*(reading.text(one.get(key)) for key in KEYS))
-        for one in reading.mappings(document.get("findings"))
+        Finding(*(reading.text(record.get(key)) for key in KEYS))
+        for record in reading.mappings(document.get("findings"))
     )
     return HostReport(host, findings, document)
 
 
 def merged(reports: Sequence[HostReport]) -> list[Finding]:
-    """Return the findings of all REPORTS, each with its hosts; equal ones are merged.
+    """Return the findings of all REPORTS, prefixed with their hosts; equal ones are merged.
 
     >>> from fleetrun.doctor.findings import ok
     >>> [one.seen for one in merged([
@@ -97,14 +97,14 @@ def merged(reports: Sequence[HostReport]) -> list[Finding]:
     order: dict[str, None] = {}
     hosts: dict[Finding, list[str]] = {}
     for report in reports:
-        for one in report.findings:
-            order.setdefault(one.check)
-            hosts.setdefault(one, []).append(report.host)
+        for finding in report.findings:
+            order.setdefault(finding.check)
+            hosts.setdefault(finding, []).append(report.host)
     return [
-        one._replace(seen=f"{_named(names, len(reports))}: {one.seen}")
+        finding._replace(seen=f"{_named(names, len(reports))}: {finding.seen}")
         for check in order
-        for one, names in hosts.items()
-        if one.check == check
+        for finding, names in hosts.items()
+        if finding.check == check
     ]
 
 

@@ -1,4 +1,4 @@
-"""The run directory of a head in the background, by which `ps`, `attach` and `stop` find it."""
+"""The run directory of a background head, by which `ps`, `attach` and `stop` find it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HeadRun:
-    """The record of the job of REQUEST that a head in BACKGROUND keeps."""
+    """The record of REQUEST's job that a head in BACKGROUND keeps."""
 
     def __init__(self, background: Background, request: Request) -> None:
         self._background = background
@@ -31,8 +31,8 @@ class HeadRun:
         self._name = f"{planner.run_name(request, started, os.getpid())}-head"
         self._events = -1
 
-    def begin(self, say: Callable[[str], None]) -> None:
-        """Keep the console, SAY how to attach to the job, and let the foreground process exit.
+    def begin(self, log: Callable[[str], None]) -> None:
+        """Keep the console, LOG how to attach to the job, and let the foreground process exit.
 
         Raises EnvironmentFault if the console cannot be written.
         """
@@ -54,7 +54,7 @@ class HeadRun:
                 f"The console cannot be kept in {self._log_dir} ({error.strerror}): make room or "
                 "choose another folder with --log_dir."
             ) from None
-        self._background.sink(self._folder, say).prepare()
+        self._background.sink(self._folder, log).prepare()
         self._background.announce()
 
     def end(self, code: int, signum: int | None) -> None:
@@ -62,7 +62,7 @@ class HeadRun:
         if self._events < 0:
             return
         verdict = f"interrupted by {signal_name(signum)}" if signum else f"exit code {code}"
-        # A full disk: the exit code still says it.
+        # On a full disk, the exit code still tells.
         with suppress(OSError):
             self._note(
                 "finished", exit_code=code, verdict=verdict, attempts=1, given_up=None, stuck=[]
@@ -71,5 +71,5 @@ class HeadRun:
         os.close(self._lock)
         self._folder.close()
 
-    def _note(self, event: str, **more: eventfile.Value) -> None:
-        eventfile.append(self._events, event, time.monotonic(), more)
+    def _note(self, event: str, **fields: eventfile.Value) -> None:
+        eventfile.append(self._events, event, time.monotonic(), fields)

@@ -1,4 +1,4 @@
-"""A launch that an engine has started: on each host, for each rank, or once for all hosts."""
+"""A launch that an engine has started: once per host, once per rank, or once in all."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 def launch(
-    request: Request, environ: Mapping[str, str], found: Detected, caller: Caller | None = None
+    request: Request, environ: Mapping[str, str], engine: Detected, caller: Caller | None = None
 ) -> int:
-    """Launch REQUEST below the engine that was FOUND, and return the exit code."""
-    if detect.unspread(found) is not None:
-        return _spread(request, found)
-    if found.engine in detect.MPIS:
+    """Launch REQUEST below ENGINE, and return the exit code."""
+    if detect.unspread(engine) is not None:
+        return _spread(request, engine)
+    if engine.engine in detect.MPIS:
         # If mpirun's daemons are killed, their children would go on.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
-    if found.token and not environ.get(TOKEN):
-        environ = {**environ, TOKEN: found.token}
-    if detect.has_tasks(found):
-        return _with_tasks(request, environ, found, caller)
+    if engine.token and not environ.get(TOKEN):
+        environ = {**environ, TOKEN: engine.token}
+    if detect.has_tasks(engine):
+        return _with_tasks(request, environ, engine, caller)
     from fleetrun.job import launch as start
 
     return start(request, environ, caller=caller)
 
 
-def _spread(request: Request, found: Detected) -> int:
+def _spread(request: Request, engine: Detected) -> int:
     """Start a launcher on each host."""
     from fleetrun.remote import srun  # most are started on each host
 
@@ -47,27 +47,27 @@ def _spread(request: Request, found: Detected) -> int:
             f"{option} cannot be used in an allocation of several hosts: omit it, or submit the "
             "job with `fleetrun submit slurm`."
         )
-    return srun.run(request.typed, found)
+    return srun.run(request.typed, engine)
 
 
 def _with_tasks(
-    request: Request, environ: Mapping[str, str], found: Detected, caller: Caller | None
+    request: Request, environ: Mapping[str, str], engine: Detected, caller: Caller | None
 ) -> int:
     """Lead the other tasks of this host, or follow its leader."""
     from fleetrun.job import launch as start
     from fleetrun.remote import tasks  # only with a task for each rank
 
-    here = tasks.place(found)
-    mine = tasks.mine(here, environ)
-    if here.number:
-        return tasks.follow(here, mine, request.rdzv_timeout_s)
-    leader = tasks.Leader(here, mine, request.rdzv_timeout_s)
+    place_ = tasks.place(engine)
+    own_task = tasks.mine(place_, environ)
+    if place_.number:
+        return tasks.follow(place_, own_task, request.rdzv_timeout_s)
+    leader = tasks.Leader(place_, own_task, request.rdzv_timeout_s)
     try:
-        together = leader.collect()
-        masks = tasks.together(together)
+        host_tasks = leader.collect()
+        masks = tasks.together(host_tasks)
         # The launcher assigns to ranks what the engine has assigned to tasks.
         os.environ.update(masks)
-        os.sched_setaffinity(0, {cpu for task in together for cpu in task.cpus})
-        return start(request, {**environ, **masks}, together, leader.alive, caller=caller)
+        os.sched_setaffinity(0, {cpu for task in host_tasks for cpu in task.cpus})
+        return start(request, {**environ, **masks}, host_tasks, leader.alive, caller=caller)
     finally:
         leader.dismiss()

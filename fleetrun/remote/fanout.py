@@ -1,4 +1,4 @@
-"""Runs programs on several hosts at a time, each by its own ssh, in one loop."""
+"""Runs programs on several hosts at once, each by its own ssh, in one loop."""
 
 from __future__ import annotations
 
@@ -99,18 +99,18 @@ class Fanout(Generic[Connection]):
         files = FileLimit(len(self._all), per_process=FILES, label="hosts by ssh")
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous_fd = signal.set_wakeup_fd(write_fd)
-        previous = {one: signal.signal(one, _nothing) for one in _CAUGHT}
+        previous = {number: signal.signal(number, _nothing) for number in _CAUGHT}
         self._loop.watch(read_fd, lambda: self._caught(read_fd))
         try:
             self._connect()
             self._beat()
-            while self._unstarted or any(one.is_running for one in self._all):
+            while self._unstarted or any(connection.is_running for connection in self._all):
                 self._loop.turn()
             self._finish()
             self._outlets.drain()
         finally:
-            for one in self._all:
-                one.close()
+            for connection in self._all:
+                connection.close()
             self._loop.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -119,91 +119,91 @@ class Fanout(Generic[Connection]):
             os.close(write_fd)
             files.restore()
 
-    # What subclasses say -------------------------------------------------------------------------
+    # For subclasses -------------------------------------------------------------------------------
 
-    def _started(self, one: Connection) -> None:
-        """Handle the start of ONE."""
+    def _started(self, connection: Connection) -> None:
+        """Handle the start of CONNECTION."""
 
-    def _heard(self, one: Connection, fd: int, part: bytes) -> None:
-        """Handle PART of the output (FD 1) or errors (2) of ONE; an empty part is the end."""
+    def _heard(self, connection: Connection, fd: int, part: bytes) -> None:
+        """Handle PART of CONNECTION's output (FD 1) or errors (2); an empty part is the end."""
         raise NotImplementedError
 
-    def _ended(self, one: Connection) -> None:
-        """Handle the end of ONE, after all of its output."""
+    def _ended(self, connection: Connection) -> None:
+        """Handle the end of CONNECTION, after all of its output."""
 
     def _interrupted(self, number: int) -> None:
         """Handle the signal NUMBER."""
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Print what is to be printed at the end."""
+        """Print the final lines."""
 
     # ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """Start as many connections as may be open."""
         while self._unstarted and len(self._has_place) < self._most:
-            one = self._unstarted.pop(0)
+            connection = self._unstarted.pop(0)
             try:
-                one.start(self._loop)
+                connection.start(self._loop)
             except OSError as error:
-                one.last = f"it cannot be started here ({error.strerror})"
-                one.code = SSH_FAULT
-                self._ended(one)
+                connection.last = f"it cannot be started here ({error.strerror})"
+                connection.code = SSH_FAULT
+                self._ended(connection)
                 continue
-            self._has_place.add(one)
+            self._has_place.add(connection)
             for fd in (1, 2):
-                self._loop.watch(one.stream(fd), partial(self._read, one, fd))
-            self._loop.watch(one.pidfd, partial(self._reap, one))
-            self._started(one)
+                self._loop.watch(connection.stream(fd), partial(self._read, connection, fd))
+            self._loop.watch(connection.pidfd, partial(self._reap, connection))
+            self._started(connection)
 
-    def _release(self, one: Connection) -> None:
-        """Give the place of ONE to the next."""
-        self._has_place.discard(one)
+    def _release(self, connection: Connection) -> None:
+        """Give the place of CONNECTION to the next one."""
+        self._has_place.discard(connection)
         self._connect()
 
     def _beat(self) -> None:
-        for one in self._all:
-            one.beat()
+        for connection in self._all:
+            connection.beat()
         self._loop.timer("heartbeat", time.monotonic() + protocol.HEARTBEAT_S, self._beat)
 
-    def _read(self, one: Connection, fd: int) -> None:
-        stream = one.stream(fd)
+    def _read(self, connection: Connection, fd: int) -> None:
+        stream = connection.stream(fd)
         try:
             part = os.read(stream, _CHUNK)
         except OSError:
             part = b""
-        if not part or one.fault:
+        if not part or connection.fault:
             self._loop.unwatch(stream)
-        self._heard(one, fd, part)
+        self._heard(connection, fd, part)
 
-    def _reap(self, one: Connection) -> None:
-        self._loop.unwatch(one.pidfd)
-        self._loop.timer(one, None, nothing)
-        one.hang_up()
+    def _reap(self, connection: Connection) -> None:
+        self._loop.unwatch(connection.pidfd)
+        self._loop.timer(connection, None, nothing)
+        connection.hang_up()
         # Its last output is still in the pipes.
         for fd in (1, 2):
-            while not one.fault and _has_more(one.stream(fd)):
-                self._read(one, fd)
-            self._heard(one, fd, b"")
-            self._loop.unwatch(one.stream(fd))
-        one.reap()
-        self._release(one)
-        self._ended(one)
+            while not connection.fault and _has_more(connection.stream(fd)):
+                self._read(connection, fd)
+            self._heard(connection, fd, b"")
+            self._loop.unwatch(connection.stream(fd))
+        connection.reap()
+        self._release(connection)
+        self._ended(connection)
 
-    def _show(self, one: Connection, fd: int, part: bytes, *, has_name: bool = True) -> None:
-        """Print the lines that PART completes in the stream FD of ONE, with its host's name."""
-        prefix = f"[{one.host.name}] ".encode() if has_name else b""
-        shown = b"".join(prefix + line + b"\n" for line in one.lines(fd, part))
+    def _show(self, connection: Connection, fd: int, part: bytes, *, has_name: bool = True) -> None:
+        """Print the lines that PART completes in stream FD of CONNECTION, after the host's name."""
+        prefix = f"[{connection.host.name}] ".encode() if has_name else b""
+        shown = b"".join(prefix + line + b"\n" for line in connection.lines(fd, part))
         if shown:
-            self._put(one, fd, shown, is_last=not part)
+            self._put(connection, fd, shown, is_last=not part)
 
-    def _put(self, one: Connection, fd: int, shown: bytes, *, is_last: bool = False) -> None:
-        """Write SHOWN, of the stream FD of ONE, which is paused for a slow reader."""
-        source = -1 if is_last else one.stream(fd)
-        self._outlets.put(fd, shown, source, partial(self._read, one, fd))
+    def _put(self, connection: Connection, fd: int, shown: bytes, *, is_last: bool = False) -> None:
+        """Write SHOWN, from stream FD of CONNECTION; pause the stream for a slow reader."""
+        source = -1 if is_last else connection.stream(fd)
+        self._outlets.put(fd, shown, source, partial(self._read, connection, fd))
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self._outlets.put(2, f"fleetrun: {visible(text)}\n".encode(), -1, nothing)
 
     def _caught(self, fd: int) -> None:

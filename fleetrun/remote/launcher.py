@@ -19,7 +19,7 @@ _READ_AT_START = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 class Shipped(NamedTuple):
-    """Where fleetrun and the job's folder were unpacked, and the pipe whose end removes both."""
+    """Where fleetrun and the job's folder were unpacked; closing the pipe removes both."""
 
     lib: str
     cwd: str
@@ -30,7 +30,7 @@ def load(environ: Mapping[str, str], *, has_others: bool) -> None:
     """Import what a launcher with ENVIRON needs while the agent waits anyway."""
     if _needs_new_python(environ):
         return
-    # Imports leave no garbage, and looking for it takes a tenth of the time.
+    # Imports leave no garbage, and looking for it takes a tenth of their time.
     gc.disable()
     import_module(protocol.LAUNCHER)
     for name in ("cli", "job"):
@@ -77,7 +77,7 @@ def _be_launcher(
         os.dup2(nowhere, 0)
         os.close(nowhere)
         if shipped is not None:
-            # What was sent must outlive an agent that is killed.
+            # The shipment must outlive an agent that is killed.
             os.set_inheritable(shipped.pipe, True)  # noqa: FBT003 - os has it so
         os.chdir(cwd)
         if _needs_new_python(environ):

@@ -20,7 +20,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class FetchedLogs:
-    """Writes the logs that follow NONCE into LOG_DIR; ANSWER replies to the agent."""
+    """Writes the logs that follow NONCE to LOG_DIR; ANSWER replies to the agent."""
 
     def __init__(self, log_dir: str, nonce: str, answer: Callable[[bytes], None]) -> None:
         self._log_dir = log_dir
@@ -30,7 +30,7 @@ class FetchedLogs:
         self._rest = b""
         self._is_after_mark = False
         self._run: Folder | None = None
-        # The file that is being written, and how many bytes of this part are missing.
+        # The current file, and how many bytes of this part are missing.
         self._file = -1
         self._name = ""
         self._missing = 0
@@ -41,7 +41,7 @@ class FetchedLogs:
 
     @property
     def is_arriving(self) -> bool:
-        """Whether the launcher has ended, and its logs are on their way."""
+        """Whether the launcher has ended and its logs are arriving."""
         return self._is_after_mark and not self._is_whole
 
     def take(self, part: bytes) -> bytes:
@@ -70,12 +70,12 @@ class FetchedLogs:
                 if self._missing:
                     return
                 continue
-            line, newline, rest = self._rest.partition(b"\n")
+            line, newline, remaining = self._rest.partition(b"\n")
             if not newline:
                 if len(line) > _LONGEST_LINE:
                     self._fail("what came is none")
                 return
-            self._rest = rest
+            self._rest = remaining
             self._try(lambda line=line: self._take_line(line))  # type: ignore[misc]
 
     def _try(self, call: Callable[[], None]) -> None:
@@ -98,16 +98,16 @@ class FetchedLogs:
 
     def _take_line(self, line: bytes) -> None:
         """Take the name of the run, or of the next file, or the end."""
-        found = json.loads(line)
+        value = json.loads(line)
         if self._run is None:
-            if not isinstance(found, str) or not logsender.RUN.fullmatch(found):
-                raise ValueError(found)
-            self._begin(found)
+            if not isinstance(value, str) or not logsender.RUN.fullmatch(value):
+                raise ValueError(value)
+            self._begin(value)
             return
-        if found == []:
+        if value == []:
             self._is_whole = True
             return
-        name, size = found if isinstance(found, list) else (None, None)
+        name, size = value if isinstance(value, list) else (None, None)
         if not (isinstance(name, str) and logsender.FILE.fullmatch(name) and isinstance(size, int)):
             raise ValueError(name)
         if name != self._name:
@@ -120,7 +120,7 @@ class FetchedLogs:
         self._missing = max(size, 0)
 
     def _begin(self, run: str) -> None:
-        """Make the run directory unless this host shares the first one's log folder."""
+        """Create the run directory, unless this host shares the first one's log folder."""
         os.makedirs(self._log_dir, exist_ok=True)
         try:
             self._run, lock = lockfile.begin(self._log_dir, run)
@@ -157,16 +157,16 @@ class FetchedLogs:
         """Link the run's well-known names in the log folder; existing files are kept."""
         assert self._run is not None  # see finish
         run = os.path.relpath(self._run.path, self._log_dir)
-        wanted = {names.LATEST: run}
+        targets = {names.LATEST: run}
         for folder in (names.GATHERED, ""):
             path = os.path.join(self._run.path, folder)
             for name in os.listdir(path) if os.path.isdir(path) else ():
                 base, _, number = name.partition(".")
                 if base in names.LOG_NAMES and number.isdecimal():
-                    wanted[name] = os.path.join(run, folder, name)
+                    targets[name] = os.path.join(run, folder, name)
         log_fd = enter(self._log_dir)
         try:
-            for name, target in wanted.items():
+            for name, target in targets.items():
                 path = os.path.join(self._log_dir, name)
                 if os.path.islink(path) or not os.path.lexists(path):
                     point(name, target, log_fd)

@@ -57,8 +57,8 @@ def _files(run: str) -> Iterator[str]:
         path = os.path.join(run, folder)
         for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
             # If hosts share the folder, the logs of the others are links within it.
-            found = os.path.realpath(os.path.join(path, name))
-            is_inside = found.startswith(run + os.sep) and os.path.isfile(found)
+            target = os.path.realpath(os.path.join(path, name))
+            is_inside = target.startswith(run + os.sep) and os.path.isfile(target)
             if is_inside and name != names.LOCK and FILE.fullmatch(folder + name):
                 yield folder + name
 
@@ -69,12 +69,12 @@ def _parts(path: str, *, everything: bool) -> Iterator[bytes]:
         with open(path, "rb") as file:
             # What a rank that does not end writes meanwhile is left out.
             size = os.fstat(file.fileno()).st_size
-            left = size if everything else min(size, names.GATHERED_BYTES)
-            file.seek(size - left)
-            head = b"" if left == size else names.shortened(size, left)
-            yield head
-            while left and (part := file.read(min(left, PART))):
-                left -= len(part)
+            remaining = size if everything else min(size, names.GATHERED_BYTES)
+            file.seek(size - remaining)
+            notice = b"" if remaining == size else names.shortened(size, remaining)
+            yield notice
+            while remaining and (part := file.read(min(remaining, PART))):
+                remaining -= len(part)
                 yield part
     except OSError as error:
         yield f"[fleetrun: it could not be read: {error.strerror}]\n".encode()

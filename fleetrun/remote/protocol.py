@@ -1,10 +1,10 @@
 """The messages between the head and the agents over ssh, one line of JSON each; pure.
 
 The head begins with an `Inquiry`. The agent answers with a line `MARK {answer}`, after whatever a
-login shell prints. With several hosts the head then sends all of them in a `HostOrder`, and each
-agent answers with the `Unreached` ones. Then come a `HostOrder` with the words of a launcher, empty
-lines as heartbeats, and the orders END, STOP and NOW. The end of the head's output, or silence,
-means STOP.
+login shell prints. With several hosts, the head then sends the list of them in a `HostOrder`, and
+each agent answers with the ones that are `Unreached`. Then come a `HostOrder` with the words of a
+launcher, empty lines as heartbeats, and the orders END, STOP and NOW. The end of the head's output,
+or silence, means STOP.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -29,8 +29,8 @@ HEARTBEAT_S, SILENCE_S = 3.0, 15.0
 _SKEW_S = 5.0
 
 
-def start(what: str, lib: str = "") -> str:
-    """Return the code for `python -c` that runs the agent or a launcher: WHAT, found in LIB.
+def start(program: str, lib: str = "") -> str:
+    """Return the code for `python -c` that runs PROGRAM, agent or launcher, found in LIB.
 
     With -m the folder it is in would count as a place of modules, and a json.py there as Python's;
     -P is not older than Python 3.11.
@@ -39,7 +39,7 @@ def start(what: str, lib: str = "") -> str:
     'run()'
     """
     path = f"[{lib!r}, *filter(None, sys.path)]" if lib else "filter(None, sys.path)"
-    return f"import sys; sys.path[:] = {path}; from {_MAINS[what]} import run; run()"
+    return f"import sys; sys.path[:] = {path}; from {_MAINS[program]} import run; run()"
 
 
 class Inquiry(NamedTuple):
@@ -109,13 +109,13 @@ def read(text: bytes, kind: type[Message]) -> Message:
     >>> read(line(asked), Inquiry) == asked
     True
     """
-    found = json.loads(text)
-    if not isinstance(found, dict) or set(found) != {"version", *kind.__annotations__}:
-        found = {"version": 0}
-    if found.pop("version") != VERSION:
+    fields = json.loads(text)
+    if not isinstance(fields, dict) or set(fields) != {"version", *kind.__annotations__}:
+        fields = {"version": 0}
+    if fields.pop("version") != VERSION:
         # Without TEXT, which contains the token: the head prints the agent's last lines.
         raise ValueError("no message of this version")
-    return kind(**{name: _frozen(value) for name, value in found.items()})
+    return kind(**{name: _frozen(value) for name, value in fields.items()})
 
 
 def _frozen(value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -143,35 +143,35 @@ def faults(
     SKEWS are the seconds by which the hosts' clocks differ from ours. WANTED is how many GPUs each
     host needs, None for any number; without it the job needs none.
     """
-    have = {name: one.gpus for name, one in answers.items() if not one.fault}
-    most = max(have, key=have.__getitem__, default="")
-    found: list[tuple[str, str]] = []
-    first = next((name for name, one in answers.items() if not one.fault), None)
-    for name, one in answers.items():
-        if one.fault:
-            found.append((name, one.fault))
+    gpu_counts = {name: answer.gpus for name, answer in answers.items() if not answer.fault}
+    richest = max(gpu_counts, key=gpu_counts.__getitem__, default="")
+    faults_: list[tuple[str, str]] = []
+    reference = next((name for name, answer in answers.items() if not answer.fault), None)
+    for name, answer in answers.items():
+        if answer.fault:
+            faults_.append((name, answer.fault))
             continue
-        like = answers[first or name]
-        for what, ours, theirs in (
-            ("fleetrun", one.fleetrun, like.fleetrun),
-            ("Paddle", one.paddle, like.paddle),
-            ("Python", _minor(one.python), _minor(like.python)),
+        expected = answers[reference or name]
+        for subject, own, other in (
+            ("fleetrun", answer.fleetrun, expected.fleetrun),
+            ("Paddle", answer.paddle, expected.paddle),
+            ("Python", _minor(answer.python), _minor(expected.python)),
         ):
-            if ours != theirs:
+            if own != other:
                 sentence = (
-                    f"{what} is {ours or 'not there'}, and on {first} {theirs or 'not there'}."
+                    f"{subject} is {own or 'not there'}, and on {reference} {other or 'not there'}."
                 )
-                found.append((name, sentence))
-        if one.digest != like.digest:
-            found.append((name, f"the script differs from that on {first}."))
+                faults_.append((name, sentence))
+        if answer.digest != expected.digest:
+            faults_.append((name, f"the script differs from that on {reference}."))
         if abs(skews[name]) > _SKEW_S:
-            found.append((name, f"its clock differs by {skews[name]:+.0f} s from the one here."))
+            faults_.append((name, f"its clock differs by {skews[name]:+.0f} s from the one here."))
         # If no host has any, training runs on CPUs.
-        if wanted is not None and have[most] > 0 <= one.gpus < (wanted[name] or 1):
-            ranks = f"{wanted[name]} ranks are requested there, and " if one.gpus else ""
-            than = "" if one.gpus else f", and {most} has {have[most]}"
-            found.append((name, f"{ranks}it has {_gpus(one.gpus)}{than}."))
-    return tuple(found)
+        if wanted is not None and gpu_counts[richest] > 0 <= answer.gpus < (wanted[name] or 1):
+            ranks = f"{wanted[name]} ranks are requested there, and " if answer.gpus else ""
+            comparison = "" if answer.gpus else f", and {richest} has {gpu_counts[richest]}"
+            faults_.append((name, f"{ranks}it has {_gpus(answer.gpus)}{comparison}."))
+    return tuple(faults_)
 
 
 def _gpus(count: int) -> str:

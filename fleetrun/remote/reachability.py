@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fleetrun.remote.protocol import HostEndpoint
     from fleetrun.session.connection import Link
 
-# A lost packet is sent again after 1 and 3 s.
+# The kernel repeats a lost packet after 1 and 3 s.
 _TIMEOUT_S = 5.0
-# Connections are not accepted: the kernel completes the handshake of this many.
+# Connections are never accepted: the kernel completes the handshake of this many.
 _MOST = 4096
 
 
@@ -32,15 +32,15 @@ class OpenPort:
         self.port = 0
         self._socket: _socket.socket | None = None
         for port in ports:
-            made = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-            made.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+            listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+            listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
             try:
-                made.bind(("", port))
-                made.listen(_MOST)
+                listener.bind(("", port))
+                listener.listen(_MOST)
             except OSError:
-                made.close()
+                listener.close()
                 continue
-            self.port, self._socket = port, made
+            self.port, self._socket = port, listener
             break
 
     def close(self) -> None:
@@ -67,17 +67,24 @@ def missing(
             faults[place] = reason(OSError(number, os.strerror(number)))
 
     for place in places:
-        # As the endpoints of ranks are.
-        found = [one for one in resolve(place.address, place.port) if one.family == _socket.AF_INET]
-        if found:
-            calls[place] = TcpConnect(found[0], loop, partial(connected, place), timeout_s)
+        # IPv4, like the ranks' endpoints.
+        addresses = [
+            address
+            for address in resolve(place.address, place.port)
+            if address.family == _socket.AF_INET
+        ]
+        if addresses:
+            calls[place] = TcpConnect(addresses[0], loop, partial(connected, place), timeout_s)
         else:
             faults[place] = "its name cannot be resolved"
     while calls:
         loop.turn()
     loop.close()
     return tuple(
-        (one.name, f"it does not reach {one.name} at {one.address}:{one.port} ({faults[one]}).")
-        for one in places
-        if one in faults
+        (
+            place.name,
+            f"it does not reach {place.name} at {place.address}:{place.port} ({faults[place]}).",
+        )
+        for place in places
+        if place in faults
     )

@@ -33,7 +33,7 @@ _MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
 def pack(folder: str, script: Script, log_dir: str) -> bytes:
-    """Return what is sent for SCRIPT in FOLDER without LOG_DIR: text, a line, an archive.
+    """Return the shipment for SCRIPT in FOLDER without LOG_DIR: text, a line, an archive.
 
     Raises UsageError if the script is not in it, or it is too large.
     """
@@ -41,13 +41,13 @@ def pack(folder: str, script: Script, log_dir: str) -> bytes:
     names = [name for name in listed(folder) if not f"{folder}/{name}/".startswith(f"{left_out}/")]
     _check_script(folder, script, names)
     _check_size(folder, names)
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=4) as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=4) as archive:
         for name in names:
             _add(archive, os.path.join(folder, name), f"{bootstrap.JOB}/{name}")
         for path, name in _own():
             _add(archive, path, f"{bootstrap.LIB}/{name}")
-    data = made.getvalue()
+    data = buffer.getvalue()
     return text() + b"\0%d\n" % len(data) + data
 
 
@@ -60,16 +60,16 @@ def text() -> bytes:
 
 
 def listed(folder: str) -> list[str]:
-    """Return the files of FOLDER that git does not ignore, as paths in it."""
-    found = []
+    """Return the files of FOLDER that git does not ignore, as relative paths."""
+    paths = []
     for name in _by_git(folder):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
             # A repository within this one.
-            found += [os.path.join(name, one) for one in listed(path)]
+            paths += [os.path.join(name, inner) for inner in listed(path)]
         elif os.path.islink(path) or os.path.isfile(path):
-            found.append(name)
-    return sorted(found)
+            paths.append(name)
+    return sorted(paths)
 
 
 def _by_git(folder: str) -> list[str]:
@@ -79,13 +79,13 @@ def _by_git(folder: str) -> list[str]:
         if done.returncode:
             with tempfile.TemporaryDirectory(prefix="fleetrun-git-") as empty:
                 _git("init", "--quiet", "--bare", empty)
-                there = (f"--git-dir={empty}", f"--work-tree={folder}")
-                done = _git("-C", folder, *there, *_LIST)
+                options = (f"--git-dir={empty}", f"--work-tree={folder}")
+                done = _git("-C", folder, *options, *_LIST)
     except FileNotFoundError:
         return _without_git(folder)
     if done.returncode:
-        said = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
-        raise UsageError(f"--ship: git cannot list {folder} ({said}).")
+        complaint = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
+        raise UsageError(f"--ship: git cannot list {folder} ({complaint}).")
     return [os.fsdecode(name).rstrip("/") for name in done.stdout.split(b"\0") if name]
 
 
@@ -95,17 +95,17 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _without_git(folder: str) -> list[str]:
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [one for one in folders if one != ".git"]
+    paths = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != ".git"]
         if ".gitignore" in files:
             raise UsageError(
-                f"--ship: there is no git here that reads {place}/.gitignore: install git, or "
+                f"--ship: there is no git here that reads {parent}/.gitignore: install git, or "
                 "remove that file."
             )
-        links = [one for one in folders if os.path.islink(os.path.join(place, one))]
-        found += [os.path.relpath(os.path.join(place, one), folder) for one in (*files, *links)]
-    return found
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        paths += [os.path.relpath(os.path.join(parent, name), folder) for name in (*files, *links)]
+    return paths
 
 
 def _check_script(folder: str, script: Script, names: Sequence[str]) -> None:
@@ -141,10 +141,10 @@ def _check_size(folder: str, names: Sequence[str]) -> None:
     whole = sum(sizes.values())
     if whole <= _MOST_BYTES:
         return
-    largest = sorted(sizes.items(), key=lambda one: -one[1])[:_NAMED]
-    said = ", ".join(f"{part} {size(count)}" for part, count in largest)
+    largest = sorted(sizes.items(), key=lambda part_size: -part_size[1])[:_NAMED]
+    shown = ", ".join(f"{part} {size(count)}" for part, count in largest)
     raise UsageError(
-        f"--ship sends at most {size(_MOST_BYTES)}, and {folder} has {size(whole)} ({said}): name "
+        f"--ship sends at most {size(_MOST_BYTES)}, and {folder} has {size(whole)} ({shown}): name "
         "in .gitignore what the job does not need, or copy it to the hosts in another way."
     )
 
@@ -160,40 +160,40 @@ def _own() -> Iterator[tuple[str, str]]:
     """Yield the files of fleetrun and its libraries, with their paths in the archive."""
     yield from _python(_PACKAGE, "fleetrun")
     # In the wheel, or in a checkout beside the package.
-    for place in (_PACKAGE, os.path.dirname(_PACKAGE)):
-        configs = os.path.join(place, "configs")
+    for folder in (_PACKAGE, os.path.dirname(_PACKAGE)):
+        configs = os.path.join(folder, "configs")
         for name in sorted(os.listdir(configs)) if os.path.isdir(configs) else ():
             if name.endswith(".yaml"):
                 yield os.path.join(configs, name), f"configs/{name}"
     for library in _LIBRARIES:
         spec = find_spec(library)
-        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-            yield from _python(place, library)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            yield from _python(folder, library)
         if spec is not None and not spec.submodule_search_locations and spec.origin is not None:
             yield spec.origin, f"{library}.py"
 
 
 def _python(folder: str, name: str) -> Iterator[tuple[str, str]]:
     """Yield the modules in FOLDER, of the package NAME."""
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders.sort()
         for file in sorted(files):
             if file.endswith(".py"):
-                path = os.path.join(place, file)
+                path = os.path.join(parent, file)
                 yield path, os.path.join(name, os.path.relpath(path, folder))
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
     """Add the file or link PATH as NAME, without its owner."""
-    made, data = tarfile.TarInfo(name), b""
+    entry, data = tarfile.TarInfo(name), b""
     try:
         if os.path.islink(path):
-            made.type, made.linkname = tarfile.SYMTYPE, os.readlink(path)
+            entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
         else:
             with open(path, "rb") as file:
                 data = file.read()
-                found = os.fstat(file.fileno())
-            made.size, made.mode, made.mtime = len(data), found.st_mode & 0o777, found.st_mtime
+                status = os.fstat(file.fileno())
+            entry.size, entry.mode, entry.mtime = len(data), status.st_mode & 0o777, status.st_mtime
     except OSError as error:
         raise UsageError(f"--ship: {path} cannot be read ({error.strerror}).") from None
-    archive.addfile(made, io.BytesIO(data))
+    archive.addfile(entry, io.BytesIO(data))

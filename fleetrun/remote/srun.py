@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fleetrun.engines.detect import Detected
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Set by sbatch and salloc for tasks; older versions of srun would apply them.
+# Meant for tasks by sbatch and salloc; older versions of srun would apply them.
 _OTHERS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
 _QUERY_S = 20.0
 
@@ -36,26 +36,26 @@ def command(words: Sequence[str], nodes: int, name: str) -> list[str]:
     return ["srun", *options, sys.executable, "-m", "fleetrun", *words]
 
 
-def run(words: Sequence[str], found: Detected) -> int:
-    """Run the launchers of the allocation FOUND to their end, and return the job's exit code."""
+def run(words: Sequence[str], allocation: Detected) -> int:
+    """Run the launchers of ALLOCATION to their end, and return the job's exit code."""
     if shutil.which("srun") is None:
         raise EnvironmentFault(
-            f"{found.engine} gives this job {found.nnodes} hosts ({found.nnodes_from}), and there "
-            "is no srun here to reach the others."
+            f"{allocation.engine} gives this job {allocation.nnodes} hosts "
+            f"({allocation.nnodes_from}), and there is no srun here to reach the others."
         )
     name = f"fleetrun-{os.getpid()}"
-    job = found.job.value if found.job is not None else ""
-    # Blocked from here on, so that none is lost before the wait.
+    job = allocation.job.value if allocation.job is not None else ""
+    # Blocked from here on, so that no signal is lost before the wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
 
     def prepare() -> None:
-        # Whatever ends us must end the job; srun kills it on this signal.
+        # Whatever ends us must end the job: srun kills it on this signal.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         process = subprocess.Popen(
-            command(words, found.nnodes or 1, name),
+            command(words, allocation.nnodes or 1, name),
             # Slurm passes the environment, and so the job's token, to the hosts unseen.
             env={k: v for k, v in with_token(os.environ).items() if k not in _OTHERS},
             stdin=subprocess.DEVNULL,
@@ -63,29 +63,29 @@ def run(words: Sequence[str], found: Detected) -> int:
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
         )
-        asked = None
+        signum = None
         while process.poll() is None:
             number = signal.sigwait({*_CAUGHT, signal.SIGCHLD})
             if number != signal.SIGCHLD:
-                is_first, asked = asked is None, asked or number
+                is_first, signum = signum is None, signum or number
                 if not (is_first and _stop(job, name)):
                     # srun kills its tasks at once.
                     process.terminate()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     code = process.returncode
-    return 128 + asked if asked is not None else shell_code(code)
+    return 128 + signum if signum is not None else shell_code(code)
 
 
 def _stop(job: str, name: str) -> bool:
     """Ask the launchers in the step NAME of JOB to stop; False if that is not possible."""
-    ask = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
+    query = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
     try:
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=_QUERY_S, check=False)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_S, check=False)
         steps = [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == [name]]
         if not steps:
             return False
-        tell = ["scancel", "--signal=TERM", steps[0]]
-        return not subprocess.run(tell, timeout=_QUERY_S, check=False).returncode
+        cancel = ["scancel", "--signal=TERM", steps[0]]
+        return not subprocess.run(cancel, timeout=_QUERY_S, check=False).returncode
     except (OSError, subprocess.TimeoutExpired):
         return False

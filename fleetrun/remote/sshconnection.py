@@ -1,4 +1,4 @@
-"""The ssh connection to one host: its output, and input that is yet to be written."""
+"""The ssh connection to one host: its output, and its unsent input."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fleetrun.plan.hostfile import HostEntry
     from fleetrun.run.loop import Loop
 
-# It never waits for a password, notices a lost network, and opens no terminal, whose end would
-# send signals to processes.
+# Never wait for a password; notice a lost network; open no terminal, whose end would send signals
+# to processes.
 OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
@@ -39,7 +39,7 @@ def ssh_command(request: Request) -> list[str]:
     program.
     """
     try:
-        found = shlex.split(request.ssh)
+        words = shlex.split(request.ssh)
     except ValueError:
         raise UsageError(f"--ssh={request.ssh}: a quotation mark is not closed.") from None
     if request.ssh == "ssh" and shutil.which("ssh") is None:
@@ -47,9 +47,9 @@ def ssh_command(request: Request) -> list[str]:
             "There is no ssh here, by which --hosts and --hostfile reach the hosts: install it "
             "(Debian: apt-get install openssh-client), or name another with --ssh."
         )
-    if not found or shutil.which(found[0]) is None:
+    if not words or shutil.which(words[0]) is None:
         raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
-    return found
+    return words
 
 
 class SshConnection:
@@ -60,8 +60,8 @@ class SshConnection:
     ) -> None:
         self.host = host
         self._argv = [*ssh, *OPTIONS, host.target, f"exec {command}"]
-        # Unwritten input; large parts are shared by all hosts.
-        self._wanted = [memoryview(part) for part in beginning]
+        # All hosts share the memory of large parts.
+        self._unsent = [memoryview(part) for part in beginning]
         # When more than a heartbeat was last written.
         self.sent_at = 0.0
         self.is_open = False
@@ -108,41 +108,41 @@ class SshConnection:
         assert pipe is not None
         return pipe.fileno()
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send DATA, as far as it fits into the pipe; the rest follows later."""
         if not self.is_open:
             return
-        self._wanted.append(memoryview(data))
-        if len(self._wanted) == 1:
+        self._unsent.append(memoryview(data))
+        if len(self._unsent) == 1:
             self._write()
 
     def beat(self) -> None:
         """Send a heartbeat, unless other input is yet to be written."""
-        if not self._wanted:
-            self.say(b"\n")
+        if not self._unsent:
+            self.send(b"\n")
 
     def _write(self) -> None:
         stdin = self.stream(0)
         try:
-            while self._wanted:
-                count = os.write(stdin, self._wanted[0])
+            while self._unsent:
+                count = os.write(stdin, self._unsent[0])
                 if count > 1:
                     self.sent_at = time.monotonic()
-                self._wanted[0] = self._wanted[0][count:]
-                if not self._wanted[0]:
-                    del self._wanted[0]
+                self._unsent[0] = self._unsent[0][count:]
+                if not self._unsent[0]:
+                    del self._unsent[0]
         except BlockingIOError:
             pass
         except OSError:
             # Its end is noticed elsewhere.
-            self._wanted.clear()
-        if self._wanted:
+            self._unsent.clear()
+        if self._unsent:
             self._loop.watch(stdin, self._write, WRITABLE)
         else:
             self._loop.unwatch(stdin)
 
     def hang_up(self) -> None:
-        """Close its input, which ends what runs there."""
+        """Close its input, which ends the program there."""
         if self.is_open and self.process.stdin is not None:
             self.is_open = False
             self._loop.unwatch(self.stream(0))
@@ -155,13 +155,13 @@ class SshConnection:
             self.process.kill()
 
     def reap(self) -> None:
-        """Take its exit code."""
+        """Take ssh's exit status."""
         self.status = self.process.wait()
         self.code = shell_code(self.status)
         os.close(self.pidfd)
 
     def close(self) -> None:
-        """Close all that is open of it."""
+        """Close all its streams."""
         self.hang_up()
         for stream in (self.process.stdout, self.process.stderr) if self.pidfd >= 0 else ():
             assert stream is not None
@@ -169,15 +169,15 @@ class SshConnection:
 
     def lines(self, fd: int, part: bytes) -> list[bytes]:
         """Return the lines that PART completes in stream FD; an empty part ends the last one."""
-        *lines, rest = (self._rest[fd] + part).split(b"\n")
-        if rest and (not part or len(rest) > _LONGEST_LINE):
-            lines, rest = [*lines, rest], b""
-        self._rest[fd] = rest
+        *lines, partial_line = (self._rest[fd] + part).split(b"\n")
+        if partial_line and (not part or len(partial_line) > _LONGEST_LINE):
+            lines, partial_line = [*lines, partial_line], b""
+        self._rest[fd] = partial_line
         if fd == 2 and lines:
             self.last = lines[-1].decode(errors="replace").strip() or self.last
         return lines
 
     def why(self) -> str:
-        """Return why it has ended: our reason, else its last line."""
-        said = self.last.removeprefix("ssh: ")
-        return self.fault or f"ssh: {said or f'it ended with exit code {self.code}'}"
+        """Return why it has ended: our reason, or its last line."""
+        last_line = self.last.removeprefix("ssh: ")
+        return self.fault or f"ssh: {last_line or f'it ended with exit code {self.code}'}"

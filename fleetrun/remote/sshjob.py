@@ -1,4 +1,4 @@
-"""The hosts of a job by ssh, what each is asked, and its launcher's arguments."""
+"""The hosts of a job by ssh, the inquiry to each, and its launcher's arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OURS = (
 )
 # Options that the head sets for each launcher.
 _GIVEN = ("ips", "host", "rank", "master")
-# Variables that are sent to the hosts.
+# Variables to forward to the hosts.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
 _SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", kinds.ROOT)
 
@@ -49,19 +49,19 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
             "this host write --gpus=0,1."
         )
     option = "--hosts" if request.hosts else "--hostfile"
-    for one in argv.scan(request.typed).settings:
-        if one.option.target in _GIVEN:
-            raise UsageError(f"{option} determines {one.typed} itself: omit {one.typed}.")
+    for setting in argv.scan(request.typed).settings:
+        if setting.option.target in _GIVEN:
+            raise UsageError(f"{option} determines {setting.typed} itself: omit {setting.typed}.")
     if request.hostfile:
         try:
             with open(request.hostfile, encoding="utf-8") as file:
-                found = hostfile.read(file.read(), request.hostfile)
+                entries = hostfile.read(file.read(), request.hostfile)
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UsageError(f"--hostfile={request.hostfile} cannot be read ({why}).") from None
     else:
-        found = hostfile.parse(request.hosts or "")
-    hosts = hostfile.chosen(found, request.include, request.exclude)
+        entries = hostfile.parse(request.hosts or "")
+    hosts = hostfile.chosen(entries, request.include, request.exclude)
     least, most = bounds(request.nnodes)
     if not least <= len(hosts) <= most and request.nnodes != "1":
         raise UsageError(
@@ -83,82 +83,84 @@ def as_listed(request: Request) -> Request:
     if len({(host.slots, host.devices) for host in hosts}) > 1:
         raise UsageError("--dry-run requires the same number of slots on all hosts.")
     names = tuple(host.name for host in hosts)
-    asked, needed = request.nproc_per_node, least(request, len(names))
+    count, needed = request.nproc_per_node, least(request, len(names))
     return request._replace(
         ips=names if len(names) > 1 else (),
         nnodes=f"{needed}:{len(names)}" if needed < len(names) else str(len(names)),
-        nproc_per_node=hosts[0].slots if asked is None and not hosts[0].devices else asked,
+        nproc_per_node=hosts[0].slots if count is None and not hosts[0].devices else count,
         devices=",".join(map(str, hosts[0].devices)) or request.devices,
     )
 
 
-def with_ports(asked: Inquiry, request: Request, host: HostEntry) -> Inquiry:
-    """Return what HOST of several is ASKED, with the ports that it needs for REQUEST.
+def with_ports(inquiry: Inquiry, request: Request, host: HostEntry) -> Inquiry:
+    """Return INQUIRY with the ports that REQUEST needs on HOST, one of several.
 
     Hosts on loopback share their ports, so those are not checked.
     """
     if planner.mode(request) != "collective":
-        return asked
+        return inquiry
     first = collective.FIRST_PORT if request.start_port is None else request.start_port
     reach_ports = session_ports(first)
     count = host.slots if host.slots is not None else request.nproc_per_node
     if is_loopback(host.name) or not isinstance(count, int):
-        return asked._replace(reach_ports=reach_ports)
-    return asked._replace(ports=tuple(range(first, first + count)), reach_ports=reach_ports)
+        return inquiry._replace(reach_ports=reach_ports)
+    return inquiry._replace(ports=tuple(range(first, first + count)), reach_ports=reach_ports)
 
 
 def gpus_wanted(request: Request, hosts: Sequence[HostEntry]) -> dict[str, int | None] | None:
-    """Return how many GPUs each of HOSTS needs for REQUEST, None for any number.
+    """Return how many GPUs REQUEST needs on each of HOSTS, None for any number.
 
     Return None if its ranks use no GPUs.
     """
     is_theirs = devices.may_use_gpus(request) and request.backend != "gloo"
     if not is_theirs or planner.mode(request) != "collective":
         return None
-    found: dict[str, int | None] = {}
+    counts: dict[str, int | None] = {}
     for host in hosts:
         count = host.slots if host.slots is not None else request.nproc_per_node
-        found[host.name] = count if isinstance(count, int) else None
+        counts[host.name] = count if isinstance(count, int) else None
         if host.devices:
-            found[host.name] = max(host.devices) + 1
-    return found
+            counts[host.name] = max(host.devices) + 1
+    return counts
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ENVIRON that are sent to the hosts: those that training reads."""
+    """Return the variables of ENVIRON to forward to the hosts: those that training reads."""
     return {
         name: value
         for name, value in environ.items()
         if (name.startswith(_SENT) and not is_identity(name) and replay.is_remembered(name))
         or (name in _SENT_TOO and JOB not in environ)
-        # A rank has none; what it starts on other hosts has one of its own.
+        # Ranks have none; what they start on other hosts has its own.
         or name == TOKEN
     }
 
 
 def arguments(
-    request: Request, host: HostEntry, addresses: Sequence[str], me: int
+    request: Request, host: HostEntry, addresses: Sequence[str], index: int
 ) -> tuple[str, ...]:
-    """Return the arguments of the launcher on HOST, number ME of those at ADDRESSES."""
-    given = argv.scan(request.typed)
-    names = {one.option.name for one in given.settings}
-    found = [*_of_user(request)]
+    """Return the arguments of the launcher on HOST, at INDEX of ADDRESSES."""
+    scanned = argv.scan(request.typed)
+    names = {setting.option.name for setting in scanned.settings}
+    words = [*_of_user(request)]
     if len(addresses) > 1:
-        found += [f"--ips={','.join(addresses)}", f"--host={addresses[me]}"]
+        words += [f"--ips={','.join(addresses)}", f"--host={addresses[index]}"]
         needed = least(request, len(addresses))
         if needed < len(addresses):
-            found.append(f"--nnodes={needed}:{len(addresses)}")
+            words.append(f"--nnodes={needed}:{len(addresses)}")
     if host.devices:
-        found.append(f"--devices={','.join(map(str, host.devices))}")
+        words.append(f"--devices={','.join(map(str, host.devices))}")
     elif host.slots is not None and "nproc_per_node" not in names:
-        found.append(f"--nproc_per_node={host.slots}")
+        words.append(f"--nproc_per_node={host.slots}")
     if request.ship and "gather_logs" not in names:
-        found.append(f"--gather_logs={request.gather_logs}")
-    found += [
-        f"{one.option.flag}={one.raw}" for one in given.settings if one.option.name not in _OURS
+        words.append(f"--gather_logs={request.gather_logs}")
+    words += [
+        f"{setting.option.flag}={setting.raw}"
+        for setting in scanned.settings
+        if setting.option.name not in _OURS
     ]
-    at = len(request.typed) if given.script_at is None else given.script_at
-    return (*found, "--", *request.typed[at:])
+    at = len(request.typed) if scanned.script_at is None else scanned.script_at
+    return (*words, "--", *request.typed[at:])
 
 
 def _of_user(request: Request) -> Iterable[str]:
@@ -166,23 +168,23 @@ def _of_user(request: Request) -> Iterable[str]:
     sources = {setting.source for setting in request.settings}
     for setting in request.settings:
         if setting.name == USER_CONFIG:
-            for one in configfile.read(setting.value).settings:
-                if one.source in sources and one.option.name not in _OURS:
-                    yield f"{one.option.flag}={one.raw}"
+            for line_setting in configfile.read(setting.value).settings:
+                if line_setting.source in sources and line_setting.option.name not in _OURS:
+                    yield f"{line_setting.option.flag}={line_setting.raw}"
 
 
 def apart(unreached: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the hosts to leave out so that all others reach each other.
+    """Return the hosts to exclude so that all others reach each other.
 
     >>> apart({"a": ["c"], "b": ["c"], "c": ["a", "b"]}), apart({"a": [], "b": []})
     ({'c'}, set())
     """
-    pairs = {(one, other) for one, others in unreached.items() for other in others}
-    found: set[str] = set()
+    pairs = {(host, peer) for host, peers in unreached.items() for peer in peers}
+    excluded: set[str] = set()
     while pairs:
         complaints = [name for pair in pairs for name in pair]
-        # Of two hosts that just do not reach each other, the later one.
+        # Of two hosts that do not reach each other, exclude the later one.
         worst = max(reversed(list(unreached)), key=complaints.count)
-        found.add(worst)
+        excluded.add(worst)
         pairs = {pair for pair in pairs if worst not in pair}
-    return found
+    return excluded

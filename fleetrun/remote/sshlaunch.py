@@ -1,6 +1,6 @@
-"""The head of a job by ssh: a connection to each host inspects it, waits, and runs the launcher.
+"""The head of a job by ssh: inspects each host by a connection, then runs a launcher over it.
 
-What the launchers say is shown here. They have a session of their own, which says how a job ends.
+The output of the launchers is shown here. Their own session decides how the job ends.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 # How long a host may take to answer, from the start of its ssh on.
 _CHECK_S = 60.0
-# How long it may take to say which of the others it reaches: more than it tries that.
+# How long it may take to report which hosts it reaches; longer than it tries.
 _REACH_S = 20.0
-# Those of a launcher by its own fault, of which the others know only that it is gone.
+# The exit codes of a launcher's own fault; the others only know that it is gone.
 _OWN_FAULTS = (2, 3)
 # The exit codes of a launcher that has not joined the others: usage, its host, no rendezvous.
 _NOT_BEGUN = (2, 3, 4)
@@ -48,9 +48,9 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     shipment = b""
     if request.ship:
         request, shipment = _shipped(request)
-    # What nobody has to set: ssh takes it to the hosts unseen.
+    # The token, which nobody has to set; ssh forwards it unseen.
     sent = sshjob.forwarded(with_token(environ))
-    asked = protocol.Inquiry(current_folder(), request.script.form, request.script.target, sent)
+    inquiry = protocol.Inquiry(current_folder(), request.script.form, request.script.target, sent)
     logs: tuple[str, ...] = ()
     if request.gather_logs:
         logs = (request.log_dir, request.gather_logs, os.urandom(16).hex())
@@ -59,22 +59,22 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         from fleetrun.remote.detachedrun import HeadRun  # most jobs stay in front
         from fleetrun.run import background
 
-        begun = background.begin(os.path.abspath(request.log_dir))
-        if isinstance(begun, int):
-            return begun
-        records = HeadRun(begun, request)
+        child = background.begin(os.path.abspath(request.log_dir))
+        if isinstance(child, int):
+            return child
+        records = HeadRun(child, request)
     connections: list[AgentConnection] = []
     for host in hosts:
-        own = sshjob.with_ports(asked, request, host) if len(hosts) > 1 else asked
-        own = own._replace(logs=() if connections else logs)
-        connections.append(AgentConnection(host, ssh, own, shipment))
+        host_inquiry = sshjob.with_ports(inquiry, request, host) if len(hosts) > 1 else inquiry
+        host_inquiry = host_inquiry._replace(logs=() if connections else logs)
+        connections.append(AgentConnection(host, ssh, host_inquiry, shipment))
     head = Head(connections, request, logs, records=records)
     head.run()
     return head.code or 0
 
 
 def _shipped(request: Request) -> tuple[Request, bytes]:
-    """Return REQUEST as it is for hosts that get all from here, and what is sent to them."""
+    """Return REQUEST adapted to hosts that receive everything from here, and the shipment."""
     from fleetrun.remote import shipment  # only with --ship
 
     if request.preflight:
@@ -83,12 +83,12 @@ def _shipped(request: Request) -> tuple[Request, bytes]:
             "leave it out, or install fleetrun on the hosts."
         )
     data = shipment.pack(current_folder(), request.script, request.log_dir)
-    # What is there of the job is removed at its end.
+    # The job's files there are removed at its end.
     return request._replace(gather_logs=request.gather_logs or "all"), data
 
 
 class Head(Fanout[AgentConnection]):
-    """The loop over the CONNECTIONS of a job, whose first one has the LOGS that are wanted."""
+    """The loop over the CONNECTIONS of a job; the first one provides the LOGS."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Head(Fanout[AgentConnection]):
         records: HeadRun | None = None,
     ) -> None:
         super().__init__(connections, request.ssh_fanout)
-        # An elastic job begins without those that are not fit.
+        # An elastic job starts without unfit hosts.
         self._remotes = self._all
         self._least = sshjob.least(request, len(connections))
         self._request = request
@@ -110,232 +110,251 @@ class Head(Fanout[AgentConnection]):
         self._is_going = False
         # The exit code of the job, once it is known.
         self.code: int | None = None
-        # Whether it is that of a launcher, which has ended by itself.
+        # Whether it is that of a launcher that ended by itself.
         self._is_of_launcher = False
         self._is_stopping = False
         self._logs: FetchedLogs | None = None
         if logs:
             folder, _, nonce = logs
             first = connections[0]
-            self._logs = FetchedLogs(folder, nonce, lambda word: first.say(word + b"\n"))
+            self._logs = FetchedLogs(folder, nonce, lambda word: first.send(word + b"\n"))
 
     def _finish(self) -> None:
-        if self._logs is not None and self._is_going and (said := self._logs.finish()):
-            self._say(said)
+        if self._logs is not None and self._is_going and (result := self._logs.finish()):
+            self._log(result)
         if self._records is not None:
             is_of_signal = self.signum is not None and self.code == 128 + self.signum
             self._records.end(self.code or 0, self.signum if is_of_signal else None)
 
     # Checking -----------------------------------------------------------------------------------
 
-    def _started(self, one: AgentConnection) -> None:
-        at = (one.sent_at or time.monotonic()) + _CHECK_S
-        self._loop.timer(one, at, partial(self._give_up, one))
+    def _started(self, connection: AgentConnection) -> None:
+        at = (connection.sent_at or time.monotonic()) + _CHECK_S
+        self._loop.timer(connection, at, partial(self._give_up, connection))
 
-    def _give_up(self, one: AgentConnection) -> None:
-        if one.answer is None and time.monotonic() < one.sent_at + _CHECK_S:
-            # A large folder over a slow network.
-            self._started(one)
-        elif one.answer is None:
-            one.give_up(f"it did not answer within {_CHECK_S:g} s.")
-        elif one.unreached is None:
-            one.give_up(f"it did not say within {_REACH_S:g} s which hosts it reaches.")
+    def _give_up(self, connection: AgentConnection) -> None:
+        if connection.answer is None and time.monotonic() < connection.sent_at + _CHECK_S:
+            # It is still sending a large folder over a slow network.
+            self._started(connection)
+        elif connection.answer is None:
+            connection.give_up(f"it did not answer within {_CHECK_S:g} s.")
+        elif connection.unreached is None:
+            connection.give_up(f"it did not say within {_REACH_S:g} s which hosts it reaches.")
 
-    def _heard(self, one: AgentConnection, fd: int, part: bytes) -> None:
-        is_first = one is self._all[0]
+    def _heard(self, connection: AgentConnection, fd: int, part: bytes) -> None:
+        is_first = connection is self._all[0]
         if self._is_going and fd == 2:
-            self._show(one, fd, part)
+            self._show(connection, fd, part)
         elif self._is_going:
             if is_first and self._logs is not None:
                 part = self._logs.take(part)
                 if self._logs.is_arriving and self.code is not None and not self.signum:
                     self._hang_up_later()
-            # The others' first ranks say what the first host's says.
+            # The other hosts' first ranks print the same as the first host's.
             if part and (is_first or self._request.tee):
-                self._put(one, fd, part)
+                self._put(connection, fd, part)
         elif fd == 2:
-            one.note(part)
-        elif part and one.answer is None:
-            one.hear(part)
-            if one.answer is not None:
-                self._loop.timer(one, None, nothing)
-                self._release(one)
+            connection.note(part)
+        elif part and connection.answer is None:
+            connection.receive(part)
+            if connection.answer is not None:
+                self._loop.timer(connection, None, nothing)
+                self._release(connection)
                 self._go_if_all_answered()
         elif part and self._is_looking:
-            one.hear(part)
+            connection.receive(part)
             self._go_if_all_reached()
 
     def _go_if_all_answered(self) -> None:
-        """When all have answered, send the order to go, or print all that is wrong and end."""
+        """When all have answered, start the launchers, or print all faults and end."""
         if self._is_going or self.code is not None:
             return
-        if any(one.answer is None and one.code is None for one in self._remotes):
+        if any(
+            connection.answer is None and connection.code is None for connection in self._remotes
+        ):
             return
-        answers = {one.host.name: one.outcome for one in self._remotes}
-        skews = {one.host.name: one.skew_s for one in self._remotes}
-        gpus = sshjob.gpus_wanted(self._request, [one.host for one in self._remotes])
-        found = protocol.faults(answers, skews, gpus)
-        if found and not self._can_do_without(found):
-            self._refuse(found)
+        answers = {connection.host.name: connection.outcome for connection in self._remotes}
+        skews = {connection.host.name: connection.skew_s for connection in self._remotes}
+        gpus = sshjob.gpus_wanted(self._request, [connection.host for connection in self._remotes])
+        faults = protocol.faults(answers, skews, gpus)
+        if faults and not self._can_do_without(faults):
+            self._refuse(faults)
             return
         if self._is_looking:
             self._go_if_all_reached()
             return
         places = tuple(
-            protocol.HostEndpoint(one.host.name, one.address, one.answer.port)
-            for one in self._remotes
-            # What is tried is IPv4, as the ranks' endpoints are.
-            if one.answer is not None and one.answer.port and ":" not in one.address
+            protocol.HostEndpoint(connection.host.name, connection.address, connection.answer.port)
+            for connection in self._remotes
+            # IPv4 only, like the ranks' endpoints.
+            if connection.answer is not None
+            and connection.answer.port
+            and ":" not in connection.address
         )
         if len(self._remotes) == 1 or not places:
             self._go()
             return
         self._is_looking = True
         at = time.monotonic() + _REACH_S
-        for one in self._remotes:
-            one.say(protocol.line(protocol.HostOrder(hosts=places)))
-            self._loop.timer(one, at, partial(self._give_up, one))
+        for connection in self._remotes:
+            connection.send(protocol.line(protocol.HostOrder(hosts=places)))
+            self._loop.timer(connection, at, partial(self._give_up, connection))
 
     def _go_if_all_reached(self) -> None:
-        """Say go when each host reaches all others; name those that do not, and end."""
-        if self._is_going or any(one.unreached is None for one in self._remotes):
+        """Start the launchers if every host reaches all others; otherwise name the faults."""
+        if self._is_going or any(connection.unreached is None for connection in self._remotes):
             return
         if self.code is not None:
             return
-        apart = sshjob.apart(
-            {one.host.name: [name for name, _ in one.unreached or ()] for one in self._remotes}
+        excluded = sshjob.apart(
+            {
+                connection.host.name: [name for name, _ in connection.unreached or ()]
+                for connection in self._remotes
+            }
         )
-        found = [(one.host.name, why) for one in self._remotes for _, why in one.unreached or ()]
-        if found and not self._can_do_without(found, apart):
-            self._refuse(found)
+        faults = [
+            (connection.host.name, why)
+            for connection in self._remotes
+            for _, why in connection.unreached or ()
+        ]
+        if faults and not self._can_do_without(faults, excluded):
+            self._refuse(faults)
         else:
             self._go()
 
     def _can_do_without(
-        self, found: Sequence[tuple[str, str]], names: Collection[str] | None = None
+        self, faults: Sequence[tuple[str, str]], names: Collection[str] | None = None
     ) -> bool:
-        """Leave out the hosts NAMES, by default those that are FOUND not fit, if enough are left.
+        """Leave out the hosts NAMES (default: those with FAULTS) if enough are left.
 
-        The first one has the session, so that it has to be there.
+        The first host has the session, so it is indispensable.
         """
-        unfit = {name for name, _ in found} if names is None else names
-        left = tuple(one for one in self._remotes if one.host.name not in unfit)
-        if self._all[0] not in left or len(left) < self._least:
+        unfit = {name for name, _ in faults} if names is None else names
+        remaining = tuple(
+            connection for connection in self._remotes if connection.host.name not in unfit
+        )
+        if self._all[0] not in remaining or len(remaining) < self._least:
             return False
-        self._list(found)
-        out = [one for one in self._remotes if one not in left]
-        self._remotes = left
-        self._say(
-            f"The job starts without {listed([one.host.name for one in out])}: "
+        self._list(faults)
+        dropped = [connection for connection in self._remotes if connection not in remaining]
+        self._remotes = remaining
+        self._log(
+            f"The job starts without {listed([connection.host.name for connection in dropped])}: "
             f"{self._least} of its hosts are enough."
         )
-        for one in out:
-            self._loop.timer(one, None, nothing)
-            one.hang_up()
+        for connection in dropped:
+            self._loop.timer(connection, None, nothing)
+            connection.hang_up()
         return True
 
-    def _refuse(self, found: Sequence[tuple[str, str]]) -> None:
+    def _refuse(self, faults: Sequence[tuple[str, str]]) -> None:
         self.code = EnvironmentFault.exit_code
-        self._list(found)
-        self._say("Nothing was started.")
+        self._list(faults)
+        self._log("Nothing was started.")
         self._hang_up()
 
-    def _list(self, found: Sequence[tuple[str, str]]) -> None:
-        """Print what is FOUND, in columns."""
-        width = max(len(name) for name, _ in found)
-        for name, sentence in found:
-            self._say(f"{name:{width}}  {sentence}")
+    def _list(self, faults: Sequence[tuple[str, str]]) -> None:
+        """Print FAULTS in columns."""
+        width = max(len(name) for name, _ in faults)
+        for name, sentence in faults:
+            self._log(f"{name:{width}}  {sentence}")
 
     def _go(self) -> None:
-        addresses = [one.address for one in self._remotes]
+        addresses = [connection.address for connection in self._remotes]
         if self._records is not None:
-            self._records.begin(self._say)
+            self._records.begin(self._log)
         self._is_going = True
-        for me, one in enumerate(self._remotes):
-            self._loop.timer(one, None, nothing)
-            words = sshjob.arguments(self._request, one.host, addresses, me)
-            one.say(protocol.line(protocol.HostOrder(words=words)))
+        for index, connection in enumerate(self._remotes):
+            self._loop.timer(connection, None, nothing)
+            words = sshjob.arguments(self._request, connection.host, addresses, index)
+            connection.send(protocol.line(protocol.HostOrder(words=words)))
 
     # Running ------------------------------------------------------------------------------------
 
-    def _ended(self, one: AgentConnection) -> None:
-        """Hear that the connection to a host has ended; the first bad end is that of the job.
+    def _ended(self, connection: AgentConnection) -> None:
+        """Handle the end of a connection; the first bad end is that of the job.
 
-        That of the first host's launcher, which has the session, counts before that of others: they
-        may have been cut off from it.
+        That of the first host's launcher, which has the session, takes precedence: the others may
+        have been cut off from it.
         """
-        if one not in self._remotes:
+        if connection not in self._remotes:
             return
         if not self._is_going:
             self._go_if_all_answered()
-        elif self._is_elastic and one is not self._all[0]:
-            # Whether the job goes on without it the launchers agree, and the first one's says.
-            if one.status < 0 or one.code == SSH_FAULT:
-                self._say(f"The connection to {one.host.name} was lost: {one.why()}")
+        elif self._is_elastic and connection is not self._all[0]:
+            # The launchers agree on whether the job goes on without it, and the first one reports
+            # it.
+            if connection.status < 0 or connection.code == SSH_FAULT:
+                self._log(f"The connection to {connection.host.name} was lost: {connection.why()}")
         else:
-            self._judge(one)
+            self._judge(connection)
 
-    def _judge(self, one: AgentConnection) -> None:
-        """Take how ssh to ONE has ended for the job's end unless that is known."""
-        if one.code and self.code is None:
-            self.code = one.code
-            self._is_of_launcher = one.status >= 0 and one.code != SSH_FAULT
-            if one.status < 0:
-                self._say(f"The connection to {one.host.name} was lost: {one.why()}")
-            elif one.code == SSH_FAULT:
-                # A rank may have ended with it, too: sys.exit(-1).
-                self._say(
-                    f"ssh to {one.host.name} ended with 255: the connection was lost, or that is "
-                    "what the job ended with there."
+    def _judge(self, connection: AgentConnection) -> None:
+        """Make the end of CONNECTION the job's end, unless that is known."""
+        if connection.code and self.code is None:
+            self.code = connection.code
+            self._is_of_launcher = connection.status >= 0 and connection.code != SSH_FAULT
+            if connection.status < 0:
+                self._log(f"The connection to {connection.host.name} was lost: {connection.why()}")
+            elif connection.code == SSH_FAULT:
+                # A rank may also have ended with it: sys.exit(-1).
+                self._log(
+                    f"ssh to {connection.host.name} ended with 255: the connection was lost, or "
+                    "that is what the job ended with there."
                 )
-            if one.code in _NOT_BEGUN and self._logs is None:
+            if connection.code in _NOT_BEGUN and self._logs is None:
                 self._hang_up()
             else:
                 # The launchers notify each other, and stop their ranks with grace.
                 self._hang_up_later()
-        elif self._is_elastic and not one.code:
+        elif self._is_elastic and not connection.code:
             # The job is done; a host that was cut off from the first one may not know.
             self._hang_up_later()
-        elif one.code and one is self._all[0] and self._is_of_launcher and one.status >= 0:
-            self.code = self.code if self.code in _OWN_FAULTS else one.code
+        elif (
+            connection.code
+            and connection is self._all[0]
+            and self._is_of_launcher
+            and connection.status >= 0
+        ):
+            self.code = self.code if self.code in _OWN_FAULTS else connection.code
 
     @property
     def _is_elastic(self) -> bool:
         return self._least < len(self._remotes)
 
     def _interrupted(self, number: int) -> None:
-        """Pass on what was asked of the head: the first time to stop, then to kill."""
+        """Forward a signal: the first one stops the job, the second one kills it."""
         if self.code is None:
             self.code = 128 + number
             self._is_of_launcher = False
         if not self._is_going:
             self._hang_up()
-            for one in self._remotes:
-                one.give_up("interrupted")
+            for connection in self._remotes:
+                connection.give_up("interrupted")
         elif not self._is_stopping:
             self._hang_up_later()
-        for one in self._remotes:
-            one.say(protocol.NOW if self._is_stopping else protocol.STOP)
+        for connection in self._remotes:
+            connection.send(protocol.NOW if self._is_stopping else protocol.STOP)
         self._is_stopping = True
 
     def _hang_up_later(self) -> None:
-        for one in self._remotes:
-            one.say(protocol.END)
+        for connection in self._remotes:
+            connection.send(protocol.END)
         at = time.monotonic() + self._request.grace_s + _TIMEOUT_S
         self._loop.timer("timeout", at, self._hang_up)
 
     def _hang_up(self) -> None:
-        """End every connection, at the latest a while after the launchers were asked to end."""
+        """Close every connection; kill those that are still open after a while."""
         self._unstarted.clear()
-        # What ends from here on ends of this.
+        # What ends from here on ends because of this.
         self._is_of_launcher = False
         grace_s = self._request.grace_s if self._is_going else 0.0
         at = time.monotonic() + grace_s + self._closing_s
-        for one in self._remotes:
-            if one.is_running:
-                one.hang_up()
-                self._loop.timer(one, at, partial(self._cut, one))
+        for connection in self._remotes:
+            if connection.is_running:
+                connection.hang_up()
+                self._loop.timer(connection, at, partial(self._cut, connection))
 
-    def _cut(self, one: AgentConnection) -> None:
-        self._say(f"ssh to {one.host.name} does not exit, so it is killed.")
-        one.give_up("its ssh did not end")
+    def _cut(self, connection: AgentConnection) -> None:
+        self._log(f"ssh to {connection.host.name} does not exit, so it is killed.")
+        connection.give_up("its ssh did not end")

@@ -1,7 +1,7 @@
-"""One task for each rank, as `srun -n 8` and `mpirun -n 8` start them: the first leads the others.
+"""One task per rank, as `srun -n 8` and `mpirun -n 8` start them: the first leads the others.
 
 The first task of a host is its launcher. The others send it what is theirs alone (CPUs, devices,
-the engine's rank), and wait for its end. They end before it, with 0, because an engine that ends a
+the engine's rank) and wait for its end. They end before it, with 0, because an engine that ends a
 job at its first bad exit code would hide the right one.
 """
 
@@ -51,12 +51,12 @@ class TaskPlace(NamedTuple):
     own: tuple[str, ...] = ()
 
 
-def place(found: Detected) -> TaskPlace:
+def place(engine: Detected) -> TaskPlace:
     """Return this task's place, as the engine has set it."""
-    run = found.run or str(_starter())
-    # Several "hosts" may be this machine.
-    name = f"\0fleetrun/tasks/{os.getuid()}/{found.engine}/{run}/{found.node}"
-    return TaskPlace(name, found.local or 0, found.here or 1, found.own)
+    run = engine.run or str(_starter())
+    # Several "hosts" may be on this machine.
+    name = f"\0fleetrun/tasks/{os.getuid()}/{engine.engine}/{run}/{engine.node}"
+    return TaskPlace(name, engine.local or 0, engine.here or 1, engine.own)
 
 
 def _starter() -> int:
@@ -72,53 +72,53 @@ def _starter() -> int:
     return os.getppid()
 
 
-def mine(here: TaskPlace, environ: Mapping[str, str]) -> Task:
+def mine(place: TaskPlace, environ: Mapping[str, str]) -> Task:
     """Return the CPUs and variables that belong to this task."""
-    env = {name: value for name, value in environ.items() if name in here.own or is_mask(name)}
+    env = {name: value for name, value in environ.items() if name in place.own or is_mask(name)}
     return Task(tuple(sorted(os.sched_getaffinity(0))), env)
 
 
-def follow(here: TaskPlace, task: Task, timeout_s: float) -> int:
+def follow(place: TaskPlace, task: Task, timeout_s: float) -> int:
     """Wait for the end of the first task of this host, and return this one's exit code."""
     until = time.monotonic() + timeout_s
-    said = json.dumps({"number": here.number, "cpus": task.cpus, "env": task.env}).encode()
+    hello = json.dumps({"number": place.number, "cpus": task.cpus, "env": task.env}).encode()
     while time.monotonic() < until:
-        with _line() as line:
+        with _line() as link:
             try:
-                line.connect(here.name)
-                line.send(said)
-                taken = line.recv(_CHUNK)
+                link.connect(place.name)
+                link.send(hello)
+                taken = link.recv(_CHUNK)
             except OSError:
                 taken = b""
             if taken == _TAKEN:
-                # The first one gets these as well, and ends gracefully.
+                # The leader gets these as well, and ends gracefully.
                 for signum in _IGNORED:
                     signal.signal(signum, signal.SIG_IGN)
-                return 0 if line.recv(_CHUNK) == _OVER else _LOST
+                return 0 if link.recv(_CHUNK) == _OVER else _LOST
         time.sleep(_LOOK_S)
     raise RendezvousError(
-        f"The first of the {here.tasks} tasks of this host did not come within {timeout_s:g} s."
+        f"The first of the {place.tasks} tasks of this host did not come within {timeout_s:g} s."
     )
 
 
 class Leader:
     """The first task of a host, to which the others connect."""
 
-    def __init__(self, here: TaskPlace, task: Task, timeout_s: float) -> None:
-        self._count = here.tasks
+    def __init__(self, place: TaskPlace, task: Task, timeout_s: float) -> None:
+        self._count = place.tasks
         self._task = task
         self._timeout_s = timeout_s
         self._listener = _line()
         self._others: dict[int, socket.socket] = {}
         self._tasks: dict[int, Task] = {0: task}
         try:
-            self._listener.bind(here.name)
+            self._listener.bind(place.name)
         except OSError as error:
             self._listener.close()
             raise EnvironmentFault(
                 f"Another first task of this run is on this host ({error.strerror})."
             ) from None
-        self._listener.listen(here.tasks)
+        self._listener.listen(place.tasks)
 
     def collect(self) -> tuple[Task, ...]:
         """Wait for the others, and return all tasks, ours first.
@@ -129,49 +129,51 @@ class Leader:
         while len(self._tasks) < self._count:
             self._listener.settimeout(max(0.001, until - time.monotonic()))
             try:
-                line, _ = self._listener.accept()
+                link, _ = self._listener.accept()
             except TimeoutError:
-                missing = [str(one) for one in range(self._count) if one not in self._tasks]
+                missing = [
+                    str(number) for number in range(self._count) if number not in self._tasks
+                ]
                 raise RendezvousError(
                     f"Of the {self._count} tasks of this host {', '.join(missing)} did not come "
                     f"within {self._timeout_s:g} s."
                 ) from None
-            self._take(line)
+            self._take(link)
         return tuple(task for _, task in sorted(self._tasks.items()))
 
-    def _take(self, line: socket.socket) -> None:
-        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    def _take(self, link: socket.socket) -> None:
+        credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         _, user, _ = struct.unpack("3i", credentials)
         try:
-            said = json.loads(line.recv(_CHUNK)) if user == os.getuid() else {}
-            number = said["number"]
-            task = Task(tuple(said["cpus"]), dict(said["env"]))
+            hello = json.loads(link.recv(_CHUNK)) if user == os.getuid() else {}
+            number = hello["number"]
+            task = Task(tuple(hello["cpus"]), dict(hello["env"]))
         except (OSError, ValueError, KeyError):
-            line.close()
+            link.close()
             return
         if number in self._tasks:
-            line.close()
+            link.close()
             return
-        self._others[number], self._tasks[number] = line, task
-        line.send(_TAKEN)
+        self._others[number], self._tasks[number] = link, task
+        link.send(_TAKEN)
 
     @property
     def alive(self) -> dict[int, int]:
         """A descriptor for each of the others, readable once that task is gone."""
-        return {number: line.fileno() for number, line in self._others.items()}
+        return {number: link.fileno() for number, link in self._others.items()}
 
     def dismiss(self) -> None:
-        """Let the others end, and wait for that."""
+        """Let the others end, and wait for them."""
         self._listener.close()
         until = time.monotonic() + _PARTING_S
-        for line in self._others.values():
+        for link in self._others.values():
             # A task may have been killed.
             with suppress(OSError):
-                line.send(_OVER)
-        for line in self._others.values():
-            line.settimeout(max(0.001, until - time.monotonic()))
-            with suppress(OSError), line:
-                while line.recv(_CHUNK):
+                link.send(_OVER)
+        for link in self._others.values():
+            link.settimeout(max(0.001, until - time.monotonic()))
+            with suppress(OSError), link:
+                while link.recv(_CHUNK):
                     pass
 
 
@@ -183,19 +185,19 @@ def together(tasks: Sequence[Task]) -> dict[str, str]:
     >>> together([Task((), {"CUDA_VISIBLE_DEVICES": one}) for one in "01"])
     {'CUDA_VISIBLE_DEVICES': '0,1'}
     """
-    found: dict[str, str] = {}
+    joined: dict[str, str] = {}
     for name in sorted({name for task in tasks for name in task.env if is_mask(name)}):
         masks = [task.env.get(name, "") for task in tasks]
         if len(set(masks)) == 1:
             continue
-        devices = [one.strip() for mask in masks for one in mask.split(",") if one.strip()]
+        devices = [entry.strip() for mask in masks for entry in mask.split(",") if entry.strip()]
         if len(set(devices)) < len(devices) or not all(masks):
             raise EnvironmentFault(
-                f"{name} is {' and '.join(dict.fromkeys(one or 'not set' for one in masks))} in "
+                f"{name} is {' and '.join(dict.fromkeys(mask or 'not set' for mask in masks))} in "
                 "tasks of this host: give each its own devices, or all the same."
             )
-        found[name] = ",".join(devices)
-    return found
+        joined[name] = ",".join(devices)
+    return joined
 
 
 def _line() -> socket.socket:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from fleetrun.sinks.rotate import Cut
 
 _CHUNK = 256 * 1024
-# How often a growing file is read; the longer it is quiet, the less often, down to the quiet pace
-# (0.03 % of a core). Not inotify: closing its last watch takes the kernel 20 ms at every exit.
+# How often a growing file is read. The longer it is quiet, the less often, down to the quiet pace
+# (0.03 % of a core). Not inotify: removing its last watch takes the kernel 20 ms at every exit.
 _PACE_S = 0.03
-# With this much new output at once no person reads along. The file is then read less often, as
-# each read takes processor time from the rank.
+# Nobody can follow this much new output at once. The file is then read less often, as each read
+# takes processor time from the rank.
 _FLOOD_BYTES = 256 * 1024
 _FLOOD_PACE_S = 0.25
 _QUIET_PACE_S = 0.5
@@ -41,7 +41,7 @@ _TURN_BYTES = 4 * _CHUNK
 _UNFINISHED_S = 0.2
 # A longer line is broken when several ranks are shown.
 _LONGEST_LINE = 1024 * 1024
-# At the end: how long a reader may take nothing at all.
+# At the end: how long to wait for a reader that takes nothing.
 _TIMEOUT_S = 10.0
 
 
@@ -56,8 +56,8 @@ _REDRAW = rb"\r(?![\r\n])(?!\Z)"
 class Feed:
     """One rank's log file, read from the console's current offset.
 
-    Offsets count all bytes that the rank wrote, including those moved away by `--log_max_size`.
-    With a PREFIX, be it empty, whole lines are shown; with PATTERN only those that it is found in.
+    Offsets count all bytes that the rank wrote, including those that `--log_max_size` moved away.
+    With a PREFIX, even an empty one, whole lines are shown; with PATTERN only those that match.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Feed:
         self.path = path
         self._by_lines = prefix is not None
         self._pattern = pattern
-        # Another attempt has begun, so the file does not grow any more.
+        # Another attempt has begun, so the file no longer grows.
         self.is_final = False
         self._prefix = prefix or b""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -74,20 +74,21 @@ class Feed:
         self._seen = 0
         # The offset of the file's first byte.
         self._base = 0
-        # Where the file takes over from the archives, and those not shown yet: FD, begin, end.
+        # The offset up to which bytes are in archives, and the archives not shown yet: FD, begin,
+        # end.
         self._moved = 0
         self._archives: list[tuple[int, int, int]] = []
 
     # When an unfinished line is to be shown.
     due_at: float | None = None
-    # What was shown last: the beginning of a line, or one that the rank will write over.
+    # Whether the last thing shown was an unfinished line, and whether the rank will overwrite it.
     _is_open = False
     _is_rewound = False
 
     def take(self, *, is_last: bool, now: float, cursor: Feed | None) -> bytes:
-        """Return what to show next; by lines, whole ones and what stays unfinished.
+        """Return what to show next: whole lines, or an unfinished one that is due.
 
-        CURSOR is the feed whose line the console's cursor stands in.
+        CURSOR is the feed in whose line the console's cursor stands.
         """
         size = self._base + os.fstat(self._fd).st_size
         is_due = self.due_at is not None and self.due_at <= now
@@ -146,19 +147,19 @@ class Feed:
         return whole if self.due_at <= now else b""
 
     def _matching(self, body: bytes) -> bytes:
-        """Return the lines of BODY that the pattern is found in, as they stood at their end."""
+        """Return the lines of BODY that match the pattern, in their final state."""
         assert self._pattern is not None
         lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in body.split(b"\n")]
         return b"".join(line + b"\n" for line in lines if line and self._pattern.search(line))
 
     def _prefixed(self, body: bytes, cursor: Feed | None) -> bytes:
-        """Return BODY with the prefix before each line, and before what is written over one."""
+        """Return BODY with the prefix before each line and each overwritten one."""
         before = b""
         goes_on = self._is_open and cursor is self
         if cursor is not None and cursor is not self:
             before = b"\n"
         if self._is_open and not goes_on and body.startswith(b"\n"):
-            # The line that it ends was ended by somebody else's.
+            # Another rank's output has ended this line already.
             self._is_open, body = False, body[1:]
         if not goes_on and not body.strip(b"\r"):
             return b""
@@ -193,7 +194,7 @@ class Feed:
         return chunk + os.pread(self._fd, length - len(chunk), at - self._base)
 
     def follow(self, cut: Cut) -> int:
-        """Go on reading where CUT has moved things; return how much can never be shown."""
+        """Continue where CUT has moved the bytes; return how many can never be shown."""
         begin, self._moved = self._moved, self._moved + cut.length
         if cut.is_collapsed:
             self._base += cut.length
@@ -201,7 +202,7 @@ class Feed:
             return 0
         archive = os.open(cut.archive, os.O_RDONLY | os.O_CLOEXEC)
         self._archives.append((archive, begin, self._moved))
-        # Removed archives are not kept open: a console that stopped would fill the disk.
+        # Deleted archives are not kept open: a console that stopped would fill the disk.
         self._forget(len(self._archives) - cut.kept)
         lost = max(0, self._archives[0][1] - self._offset)
         self._offset += lost
@@ -226,7 +227,7 @@ class Console(Sink):
         self._job = job
         self._pattern = _pattern(job.request.log_filter)
         self._begin(0)
-        # Where one of the processes reads the terminal, a user types, and waits for the answer.
+        # A user who types at the terminal waits for the answer.
         is_prompt = job.stdin(job.plan).is_terminal
         self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
         self._outlet = Outlet(1)
@@ -273,7 +274,7 @@ class Console(Sink):
         return self._is_last and not self._is_done
 
     def shows(self, process: int) -> bool:
-        """Whether who reads the launcher's lines sees all output of PROCESS, and no other's."""
+        """Whether a reader of the launcher's messages sees all output of PROCESS and no other's."""
         is_whole = self._shown == (process,) and self._pattern is None
         return is_whole and not self._outlet.is_closed and _are_one_file(1, 2)
 
@@ -436,7 +437,7 @@ class Console(Sink):
 
 
 def _pattern(text: str | None) -> re.Pattern[bytes] | None:
-    """Return what the lines that are shown have in them; None: anything."""
+    """Compile --log_filter; None: show every line."""
     if text is None:
         return None
     import re  # needed by few launches
@@ -445,7 +446,7 @@ def _pattern(text: str | None) -> re.Pattern[bytes] | None:
 
 
 def _are_one_file(first: int, second: int) -> bool:
-    """Whether two descriptors lead to the same terminal, pipe or file."""
+    """Whether two descriptors refer to the same terminal, pipe or file."""
     try:
         return os.path.sameopenfile(first, second)
     except OSError:

@@ -1,4 +1,4 @@
-"""Writes `events.jsonl`, what happened; `records/eventfile.py` says what is in it."""
+"""Writes `events.jsonl`, whose content `records/eventfile.py` describes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EventLog(Sink):
         self._fd = -1
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - the protocol's
-        """Begin the file, with a moment before any rank has started."""
+        """Begin the file with a time before any rank's start."""
         self._fd = self._job.folder.append(names.EVENTS)
         plan = self._job.plan
         self._write(
@@ -63,7 +63,7 @@ class EventLog(Sink):
         )
 
     def on_event(self, happening: Happening) -> None:
-        """Write the line of HAPPENING; the first plan has none of its own."""
+        """Write the line of HAPPENING; the first plan has none."""
         if not isinstance(happening, Gathered) or happening.attempt:
             at = getattr(happening, "at", None)
             self._write(time.monotonic() if at is None else at, *self._line(happening))
@@ -73,7 +73,7 @@ class EventLog(Sink):
         os.close(self._fd)
 
     def _line(self, happening: Happening) -> tuple[str, dict[str, Value]]:  # noqa: C901, PLR0911, PLR0912, RET503 - one case for each kind
-        """Return what HAPPENING is called in the file, and what its line has."""
+        """Return the event name and the fields of HAPPENING's line."""
         match happening:
             case Started():
                 logs = map(os.path.basename, self._job.logs(happening))
@@ -83,13 +83,13 @@ class EventLog(Sink):
                 started = {"pid": happening.pid, "is_forked": happening.is_forked}
                 return "started", self._process(happening) | started | files
             case Exited(pid=pid, fault=fault, peak_bytes=peak):
-                more = {
+                fields = {
                     "pid": pid,
                     **_status(happening),
                     "fault": fault or None,
                     "peak_bytes": peak,
                 }
-                return "exited", self._process(happening) | more
+                return "exited", self._process(happening) | fields
             case Interrupted(signum=signum):
                 return "interrupted", {"signal": signal_name(signum)}
             case Examined(exits=exits):
@@ -111,15 +111,15 @@ class EventLog(Sink):
                 return "hung", {
                     "seconds": round(happening.seconds, 1),
                     "odd": happening.odd,
-                    "places": [{"who": who, "where": place} for who, place in places],
+                    "places": [{"who": ranks, "where": place} for ranks, place in places],
                     "stacks": happening.stacks,
                     "deadlocked": [
-                        {"child_of": who, "pid": pid, "where": place}
-                        for who, pid, place in deadlocked
+                        {"child_of": ranks, "pid": pid, "where": place}
+                        for ranks, pid, place in deadlocked
                     ],
                     "unreached": happening.unreached,
                     "collectives": [
-                        {"who": who, "text": text} for who, text in happening.collectives
+                        {"who": ranks, "text": text} for ranks, text in happening.collectives
                     ],
                 }
             case Ready(process=process, attempt=attempt):
@@ -133,8 +133,8 @@ class EventLog(Sink):
             case Noticed(what=what, text=text, labels=labels):
                 return "warning", {"what": what, "who": labels, "text": text}
             case Recovered():
-                more = _fields(happening, "attempt", "failed_at", "lost_steps")
-                return "recovered", {**more, "phases": dict(happening.phases)}
+                fields = _fields(happening, "attempt", "failed_at", "lost_steps")
+                return "recovered", {**fields, "phases": dict(happening.phases)}
             case Judged(silent=silent, ranks_equal=ranks_equal):
                 return "strategy_report", {
                     "verdicts": [verdict._asdict() for verdict in happening.verdicts],
@@ -144,8 +144,8 @@ class EventLog(Sink):
             case StopRequested(is_fenced=True):
                 return "fenced", {}
             case StopRequested(attempt=attempt, failure=failure):
-                more = {"attempt": attempt, **_failure(failure), "is_final": False}
-                return "peer_failed", more
+                fields = {"attempt": attempt, **_failure(failure), "is_final": False}
+                return "peer_failed", fields
             case JobVerdict(attempt=attempt, failure=None, is_here=False):
                 return "peers_done", {"attempt": attempt}
             case HostStopped():

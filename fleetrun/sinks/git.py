@@ -11,8 +11,8 @@ from fleetrun.run.isolation import run_program
 if TYPE_CHECKING:
     from fleetrun.run.isolation import IsolatedCall
 
-# Without locks, which would disturb the user's git, without programs from the repository's
-# configuration, without a daemon; a folder of another user, as in containers, is allowed.
+# No locks, which would disturb the user's git; no programs from the repository's configuration; no
+# daemon. A folder owned by another user, as in containers, is allowed.
 _COMMAND = (
     *("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "safe.directory=*"),
     *("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-ahead-behind"),
@@ -31,7 +31,7 @@ class Revision(NamedTuple):
 
 
 def read(folder: str) -> Revision | None:
-    """Return the commit that FOLDER is at as .git says; None outside of any repository."""
+    """Return the commit of FOLDER according to .git; None outside a repository."""
     git = _find(os.path.abspath(folder))
     head = "" if git is None else _text(os.path.join(git, "HEAD"))
     if git is None or not head:
@@ -39,10 +39,10 @@ def read(folder: str) -> Revision | None:
     if not head.startswith("ref: "):
         return Revision(head, None)
     ref = head[5:]
-    # A work tree of its own shares branches with the repository that it belongs to.
+    # A linked work tree has its branches in the main repository.
     common = os.path.join(git, _text(os.path.join(git, "commondir")) or ".")
-    for place in (git, common):
-        commit = _text(os.path.join(place, ref))
+    for folder_ in (git, common):
+        commit = _text(os.path.join(folder_, ref))
         if commit:
             return Revision(commit, ref.removeprefix("refs/heads/"))
     for line in _text(os.path.join(common, "packed-refs")).splitlines():
@@ -81,17 +81,17 @@ def parse(output: str) -> Revision | None:
     Revision(commit='1f3a', branch='main', is_dirty=True)
     >>> parse("fatal: not a git repository")
     """
-    said: dict[str, str] = {"oid": "", "head": ""}
+    branch_lines: dict[str, str] = {"oid": "", "head": ""}
     is_dirty = False
     for line in output.splitlines():
         words = line.split(" ", 2)
         if words[0] != "#":
             is_dirty = True
         elif len(words) > 2 and words[1].startswith("branch."):  # branch.NAME VALUE
-            said[words[1].removeprefix("branch.")] = words[2]
-    if not said["oid"]:
+            branch_lines[words[1].removeprefix("branch.")] = words[2]
+    if not branch_lines["oid"]:
         return None
-    commit, branch = said["oid"], said["head"]
+    commit, branch = branch_lines["oid"], branch_lines["head"]
     return Revision(
         None if commit == "(initial)" else commit,
         None if branch == "(detached)" else branch,
@@ -100,6 +100,6 @@ def parse(output: str) -> Revision | None:
 
 
 def ask(folder: str) -> IsolatedCall:
-    """Ask git for its status of FOLDER; `parse` reads what it says, if there is a git."""
+    """Ask git for the status of FOLDER, for `parse`."""
     environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     return run_program((_COMMAND[0], "-C", folder, *_COMMAND[1:]), environ)

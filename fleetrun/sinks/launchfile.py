@@ -1,6 +1,6 @@
 """`launch.txt` in the run directory: Paddle's tables of settings and environment, and our remarks.
 
-Later attempts add their environment. Only the owner may read it (mode 0600).
+Each later attempt adds its environment. Only the owner may read the file (mode 0600).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
 
-# When the ranks have begun to load their programs; a short job would wait for it at its end.
+# While the ranks load their programs; at its end, a short job would wait for this.
 _AFTER_S = 0.02
 
 
@@ -41,7 +41,7 @@ class LaunchFile(Sink):
             self._append(render.again(happening.plan))
 
     def close(self) -> None:
-        """Write now what a short launch has not written yet."""
+        """Do what a short launch has not got round to."""
         self._chores.finish()
 
     def _write_first(self) -> None:

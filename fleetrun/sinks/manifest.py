@@ -1,4 +1,4 @@
-"""Writes `manifest.json`: when the ranks have started, and once more when git has answered."""
+"""Writes `manifest.json` when the ranks have started, and again when git has answered."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.sinks.git import Revision
 
-# When the ranks have begun to load their programs; a short job would wait for it at its end.
+# While the ranks load their programs; at its end, a short job would wait for this.
 _AFTER_S = 0.04
-# As the other chores of the run directory: git takes longer than a short job.
+# With the run directory's other chores: git takes longer than a short job.
 _GIT_AFTER_S, _GIT_S = 0.4, 20.0
 
 
@@ -37,7 +37,7 @@ class ManifestFile(Sink):
         self._chores.add("manifest", _AFTER_S, self._begin)
 
     def close(self) -> None:
-        """Write now what a short launch has not written yet."""
+        """Do what a short launch has not got round to."""
         if self._question is not None:
             self._question.abandon()
         self._chores.finish()
@@ -55,7 +55,7 @@ class ManifestFile(Sink):
     def _ask(self) -> None:
         from fleetrun.sinks import git  # after the start
 
-        # Without another process, what was read from .git has to do.
+        # If no process can be started, what .git says has to do.
         with suppress(OSError):
             self._question = git.ask(self._place())
             self._question.watch(self._waiting, self._on_answer, _GIT_S)
@@ -73,8 +73,8 @@ class ManifestFile(Sink):
         """Return the script's folder; ours for a module or a program of the system."""
         script = self._job.request.script
         is_here = script.form == "file" and ("/" in script.target or script.target.endswith(".py"))
-        own = os.path.dirname(script.target) if is_here else ""
-        return os.path.normpath(os.path.join(self._plan.cwd, own))
+        folder = os.path.dirname(script.target) if is_here else ""
+        return os.path.normpath(os.path.join(self._plan.cwd, folder))
 
     def _write(self, revision: Revision | None) -> None:
         from fleetrun import replay  # the start is over when this runs

@@ -14,25 +14,25 @@ from fleetrun.run.loop import WRITABLE, poll
 if TYPE_CHECKING:
     from socket import socket
 
-# A pipe that was full is enlarged to this, so that its writer waits less often.
+# A full pipe is enlarged to this, so that its writer waits less often.
 _PIPE_BYTES = 256 * 1024
-# What fits into a pipe that can take anything at all.
+# A pipe that is ready for writing takes this much.
 _PIPE_ROOM = 4096
 
 
 class Outlet:
-    """FD 1 or 2 of the launcher: `write` takes what the reader's end has room for, and no more."""
+    """FD 1 or 2 of the launcher; `write` takes no more than the reader has room for."""
 
     def __init__(self, fd: int) -> None:
         self._socket: socket | None = None
-        # If writing can block: write only when poll allows it, and only as much as surely fits.
+        # Whether writing may block: write only when poll allows it, and only what surely fits.
         self._is_careful = False
         self._own_fd = -1
         self.is_closed = False
-        # Whether it can be full, and `fd` be waited for.
+        # Whether it can be full, so that one waits for `fd`.
         self.can_wait = False
         self.fd = fd
-        # If it was closed at the start, its number may belong to any other file by now.
+        # If it was closed at the start, its number may since belong to any file.
         if (sys.__stdout__ if fd == 1 else sys.__stderr__) is None:
             self.is_closed = True
             return
@@ -52,7 +52,7 @@ class Outlet:
     _is_widened = False
 
     def widen(self) -> None:
-        """Let a pipe hold more, once; other things stay as they are."""
+        """Enlarge a pipe, once; do nothing for anything else."""
         if self._own_fd < 0 or self.is_terminal or self._is_widened:
             return
         self._is_widened = True
@@ -63,7 +63,7 @@ class Outlet:
 
     def _reopen(self, fd: int) -> None:
         # O_NONBLOCK belongs to the open file description, which the user's shell shares; so open
-        # the file once more.
+        # the file again.
         self.can_wait = True
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
@@ -80,9 +80,9 @@ class Outlet:
         self.fd = self._socket.fileno()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write the beginning of DATA and return its length; sets `is_closed` on EPIPE.
+        """Write the beginning of DATA and return its length; set `is_closed` on EPIPE.
 
-        Raises OSError for a disk that is full and the like.
+        Raises OSError, as for a full disk.
         """
         try:
             if self._socket is not None:
@@ -103,7 +103,7 @@ class Outlet:
         return os.write(self.fd, data[:_PIPE_ROOM]) if has_room else 0
 
     def close(self) -> None:
-        """Give back what was opened here."""
+        """Close what was opened here."""
         if self._own_fd >= 0:
             os.close(self._own_fd)
         if self._socket is not None:

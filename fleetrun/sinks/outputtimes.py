@@ -1,7 +1,7 @@
 """Notes in `output.times` when each log grew, at most ten times a second.
 
-Ranks write their own files, without times. Each look costs one stat per log, whatever was written;
-the time noted is the file's own, so it is precise also between two looks.
+Ranks write their own files, without times. Each check costs one stat per log, however much was
+written; the time noted is the file's own, so it is precise even between checks.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from fleetrun.sinks.rotate import Cut
 
 _PACE_S = 0.1
-# The pace where none has grown for so long: eight quiet ranks cost less than 0.1 % of a core.
+# The pace once no log has grown for a while: eight quiet ranks cost under 0.1 % of a core.
 _QUIET_S, _QUIET_PACE_S = 1.0, 0.2
-# The clock for file times may be this much behind.
+# The clock of file times may lag by this much.
 _TICK_MS = 20
-# With very many logs, looks are so rare that they take at most 0.5 % of a core.
+# With very many logs, checks are so rare that they take at most 0.5 % of a core.
 _REST = 200
-# When the notes have become that long, looks are half as frequent, and again for each time more.
+# Each time the file grows by this much, checks become half as frequent.
 _LENGTHY = 64 * 1024 * 1024
 
 
 class _WatchedLog:
-    """A log that may grow: its number, its path, and how much was written to it in all."""
+    """A log that may grow: its number, its path, and how much was ever written to it."""
 
     __slots__ = ("base", "moved", "number", "offset", "path")
 
@@ -42,7 +42,7 @@ class _WatchedLog:
         self.number = number
         self.path = path
         self.offset = 0
-        # What was cut away from the beginning of the file, and what is in archives.
+        # How much was removed from the beginning of the file, and how much is in archives.
         self.base = 0
         self.moved = 0
 
@@ -62,7 +62,7 @@ class OutputTimes(Sink):
         self._logs: dict[str, _WatchedLog] = {}
 
     def open(self, waiting: Waiting) -> None:
-        """Begin the file, and to look."""
+        """Begin the file and the checks."""
         self._waiting = waiting
         self._fd = self._job.folder.append(names.OUTPUT_TIMES)
         self._base_ms = _now_ms()
@@ -70,7 +70,7 @@ class OutputTimes(Sink):
         waiting.timer("look", time.monotonic() + _PACE_S, self._look)
 
     def on_event(self, happening: Happening) -> None:
-        """Take over the logs of a generation, and each start."""
+        """Follow the logs of each process that starts."""
         if self._fd < 0:
             return
         if isinstance(happening, Started):
@@ -95,7 +95,7 @@ class OutputTimes(Sink):
         try:
             self._write(outputtimes.moved(log.number, log.moved, is_collapsed=cut.is_collapsed))
         except OSError:
-            # Offsets would mean something else from here on.
+            # From here on, offsets would have another meaning.
             self.close()
 
     def close(self) -> None:
@@ -116,22 +116,22 @@ class OutputTimes(Sink):
         self._waiting.timer("look", begin + pace, self._look)
 
     def _note(self) -> bool:
-        """Write down which logs have grown, and return whether any has."""
+        """Record which logs have grown; return whether any has."""
         lines = []
         now = _now_ms()
         for log in self._logs.values():
             try:
-                seen = os.stat(log.path, follow_symlinks=False)
+                status = os.stat(log.path, follow_symlinks=False)
             except OSError:
                 # It was removed; the rank goes on writing to the deleted file.
                 continue
-            offset = log.base + seen.st_size
-            if offset == log.offset or not stat.S_ISREG(seen.st_mode):
+            offset = log.base + status.st_size
+            if offset == log.offset or not stat.S_ISREG(status.st_mode):
                 continue
             log.offset = offset
-            at = seen.st_mtime_ns // 1_000_000
+            at = status.st_mtime_ns // 1_000_000
             if not self._looked_at_ms - _TICK_MS <= at <= now:
-                # On a file server with another clock its times mean nothing here.
+                # A file server with another clock: its times mean nothing here.
                 at = now
             lines.append(outputtimes.noted(at - self._base_ms, log.number, offset))
         self._looked_at_ms = now
@@ -140,7 +140,7 @@ class OutputTimes(Sink):
         return bool(lines)
 
     def _write(self, text: bytes) -> None:
-        """Write TEXT as a whole, or fail."""
+        """Write all of TEXT, or fail."""
         append_whole(self._fd, text)
         self._size += len(text)
 

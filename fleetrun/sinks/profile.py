@@ -1,4 +1,4 @@
-"""Says at the end where the time of the steps went that ranks have recorded (--profile)."""
+"""Reports at the end where the time of recorded steps went (--profile)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.observers import ObservedJob
 
-# More lines than that say nothing new.
+# More lines would say nothing new.
 _MOST = 4
 
 
@@ -24,14 +24,14 @@ class ProfileSink(Sink):
         self._job = job
 
     def on_event(self, happening: Happening) -> None:
-        """Speak at the end."""
+        """Report at the end."""
         if isinstance(happening, Finished):
             self._conclude()
 
     def _conclude(self) -> None:
         from fleetrun.records import tracefile  # starting goes first
 
-        found, silent, path = [], [], ""
+        records, silent, path = [], [], ""
         for spec in self._job.plan.processes:
             if PROFILE not in spec.env:
                 continue
@@ -40,12 +40,12 @@ class ProfileSink(Sink):
             if record is None:
                 silent.append(names.label(spec))
             else:
-                found.append(record)
-        for record in found[:_MOST]:
+                records.append(record)
+        for record in records[:_MOST]:
             self._job.log(f"Profile of {record.reported()}.")
-        if len(found) > _MOST:
-            self._job.log(f"Profile: {len(found) - _MOST} more ranks have left traces.")
-        if found:
+        if len(records) > _MOST:
+            self._job.log(f"Profile: {len(records) - _MOST} more ranks have left traces.")
+        if records:
             self._job.log(f"Profile: open {path} and others in https://ui.perfetto.dev.")
         if silent:
             self._job.log(

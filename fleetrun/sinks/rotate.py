@@ -1,19 +1,19 @@
 """`--log_max_size`: keeps each process's log short, without losing a byte or blocking a rank.
 
-A rank writes straight into its file and cannot be told to open another one. So the beginning of
-the file is copied to `workerlog.N.1` (the older ones move to `.2`, `.3`, ...; the oldest goes), and
-is then taken away from the file itself: FALLOC_FL_COLLAPSE_RANGE does that in one step between two
-writes, on ext4 and xfs and on what lies on top of them. `cat workerlog.N.2 workerlog.N.1
-workerlog.N` is all that was written, byte for byte. What is taken away is a multiple of 64 KiB,
-which seldom ends where a line does: a line may begin in one file and end in the next.
+A rank writes straight into its file and cannot be told to open another one. So the beginning of the
+file is copied to `workerlog.N.1` (older ones move to `.2`, `.3`, ...; the oldest is deleted) and
+then removed from the file itself: on ext4 and xfs, and whatever lies on top of them,
+FALLOC_FL_COLLAPSE_RANGE does that atomically between two writes. `cat workerlog.N.2 workerlog.N.1
+workerlog.N` is all that was written, byte for byte. The part removed is a multiple of 64 KiB, so a
+line may begin in one file and end in the next.
 
-Where that is not offered (tmpfs, btrfs, zfs), FALLOC_FL_PUNCH_HOLE gives the space back, but the
-file keeps its length: it begins with a hole that reads as zero bytes. Where neither works (NFS
-before 4.2), the launch is refused beforehand.
+Where that is not supported (tmpfs, btrfs, zfs), FALLOC_FL_PUNCH_HOLE frees the space, but the file
+keeps its length and begins with a hole that reads as zero bytes. Where neither works (NFS before
+4.2), the launch is refused beforehand.
 
-The last 64 KiB or more stay in the file, so that its end can be read where it always is. Sizes are
-looked at once a second; until then, and while the copy is made, a file may be larger. A name that
-ends in `.part` is a copy that was not finished; all of it is in the log itself.
+At least the last 64 KiB stay in the file, so that its end is where readers expect it. Sizes are
+checked once a second; until then, and during the copy, a file may be larger. A file `*.part` is an
+unfinished copy; all of it is still in the log itself.
 """
 
 import errno
@@ -31,11 +31,11 @@ from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
 from fleetrun.run.observers import ObservedJob, Sink
 
-# A multiple of every block size there is; what is taken away has to be one.
+# A multiple of every block size; only such a range can be removed.
 _UNIT = 64 * 1024
-# What stays in the file: the report reads that much of its end.
+# What stays in the file; the report reads this much of its end.
 _REST = 64 * 1024
-# Copied in one go; then the loop gets its turn.
+# Copied in one turn of the loop.
 _PIECE = 4 * 1024 * 1024
 _PACE_S = 1.0
 # After a copy that failed.
@@ -43,19 +43,19 @@ _AGAIN_S = 10.0
 
 
 class Cut(NamedTuple):
-    """The first `length` bytes that LOG still had are in ARCHIVE now."""
+    """The first `length` bytes of LOG have moved to ARCHIVE."""
 
     log: str
     archive: str
     length: int
-    # The rest of LOG moved to its beginning; else it stands behind a hole.
+    # Whether the rest of LOG moved to its beginning, or stands behind a hole.
     is_collapsed: bool
-    # How many archives there are at most.
+    # The maximum number of archives.
     kept: int
 
 
 class _RotatedLog:
-    """One file that is written, and the copy of its beginning that is being made."""
+    """A log that is being written, and the copy of its beginning."""
 
     def __init__(self, path: str, name: str) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class _RotatedLog:
 
     def start(self) -> None:
         """Begin a copy."""
-        # Left by a copy that failed, or a link that another user has put there.
+        # A failed copy may have left it, or another user put a link there.
         with suppress(FileNotFoundError):
             os.unlink(self.draft)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,11 +95,11 @@ class _RotatedLog:
         self._copied = self.begin
 
     def go_on(self, most: int) -> bool:
-        """Copy the next piece, of at most MOST bytes in all; True when the copy is complete."""
+        """Copy the next piece, MOST bytes in all at most; return whether the copy is complete."""
         size = os.fstat(self.fd).st_size
         if size < self._copied:
             raise OSError(errno.ESTALE, "somebody else shortened it")
-        # Bytes written meanwhile are copied, too, so that less has to be moved.
+        # Copy what is written meanwhile, too, so that less has to be moved.
         end = min(size - _REST, self.begin + most) // _UNIT * _UNIT
         stop = min(end, self._copied + _PIECE)
         while self._copied < stop:
@@ -116,7 +116,7 @@ class _RotatedLog:
         for number in range(files - 1, 0, -1):
             if os.path.exists(f"{self.path}.{number}"):
                 os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
-        # In this order a launcher that is killed here leaves bytes twice rather than not at all.
+        # In this order, a launcher killed here leaves bytes twice rather than not at all.
         os.replace(self.draft, f"{self.path}.1")
         try:
             if can_collapse:
@@ -151,7 +151,7 @@ class _RotatedLog:
 
 
 class Rotation(Sink):
-    """Cuts logs as --log_max_size and --log_max_files say; FOLLOW hears of each cut."""
+    """Cuts logs as --log_max_size and --log_max_files say, and reports each cut to FOLLOW."""
 
     def __init__(
         self, job: ObservedJob, follow: Callable[[Cut], None], *, pace_s: float = _PACE_S
@@ -161,14 +161,14 @@ class Rotation(Sink):
         self._follow = follow
         self._pace_s = pace_s
         self._can_collapse = False
-        # Those of each process.
+        # The logs of each process.
         self._logs: dict[int, list[_RotatedLog]] = {}
         self._queue: deque[_RotatedLog] = deque()
         self._has_complained = False
         self._is_over = False
 
     def prepare(self) -> None:
-        """Try it on a scratch file; raises EnvironmentFault where it does not work."""
+        """Try it on a scratch file; raises EnvironmentFault if it does not work."""
         folder = self._job.folder.path
         try:
             self._can_collapse = can_collapse(folder)
@@ -180,12 +180,12 @@ class Rotation(Sink):
             ) from None
 
     def open(self, waiting: Waiting) -> None:
-        """Begin to look."""
+        """Begin to check sizes."""
         self._waiting = waiting
         waiting.timer("look", time.monotonic() + self._pace_s, self._look)
 
     def on_event(self, happening: Happening) -> None:
-        """Take over the logs of a generation, and each start."""
+        """Follow the logs of each process that starts."""
         if isinstance(happening, Started):
             spec = self._job.plan.processes[happening.process]
             self._drop(happening.process)
@@ -251,7 +251,7 @@ class Rotation(Sink):
     def _cut(self, log: _RotatedLog) -> None:
         length = log.finish(self._files, can_collapse=self._can_collapse)
         self._follow(Cut(log.path, f"{log.path}.1", length, self._can_collapse, self._files))
-        # It may have been more than one archive holds.
+        # There may be more than one archive holds.
         self._enlist(log)
 
     def _fail(self, log: _RotatedLog, error: OSError) -> None:
@@ -269,9 +269,9 @@ class Rotation(Sink):
 
 
 def can_collapse(folder: str) -> bool:
-    """Whether files in FOLDER can lose their beginning; False: it can become a hole at least.
+    """Whether the beginning of a file in FOLDER can be removed; False: only freed.
 
-    Raises OSError where neither is possible.
+    Raises OSError if neither is possible.
     """
     path = os.path.join(folder, f".rotation.{os.getpid()}")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
 """The run directory with all files of one launch, and the links to it in `log/`.
 
-`log/workerlog.N`, `log/endpoints.log` and `log/latest` are links into `log/runs/<launch>/`; they
-are replaced in one step, so `tail -F` goes on with the next launch.
+`log/workerlog.N`, `log/endpoints.log` and `log/latest` are links into `log/runs/<launch>/`. They
+are replaced atomically, so `tail -F` continues with the next launch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
 
 _TRIED = ".link"
-# Chores are done a little after the ranks have started.
+# When to do chores after the ranks have started.
 _PLAN_AFTER_S = 0.3
 _PRUNE_AFTER_S = 1.5
 # Longer than hosts wait for each other, unless the timeout was raised.
@@ -36,7 +36,7 @@ _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunDirectory(Sink):
-    """Makes the run directory of JOB and keeps as many as --log_keep says."""
+    """Creates the run directory of JOB and keeps as many as --log_keep says."""
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
@@ -45,16 +45,16 @@ class RunDirectory(Sink):
         self._log_dir = _join(plan.cwd, plan.log_dir)
         self._folder, self._run_dir = job.folder, job.folder.path
         self._log_fd = self._runs_fd = self._lock_fd = -1
-        # What `withdraw` removes again.
+        # What `withdraw` has to remove.
         self._has_made_log = self._has_made_runs = self._is_made = False
         shared = plan.shared_logs
-        # The run directory of all hosts with this log folder, where ours is only a part of it.
+        # The run directory that all hosts with this log folder share; ours may be a part of it.
         self._whole = os.path.dirname(self._run_dir) if shared and shared.own else self._run_dir
         self._is_first = shared is None or not shared.own
         self._has_complained = False
 
     def prepare(self) -> None:
-        """Make the folder and what the ranks need in it; a full or read-only disk shows here."""
+        """Create the folder and what ranks need in it; a full or read-only disk shows here."""
         try:
             try:
                 self._log_fd = enter(self._log_dir)
@@ -69,7 +69,7 @@ class RunDirectory(Sink):
             self._make()
             self._is_made = self._job.plan.shared_logs is None
             self._lock_fd = lockfile.hold(self._folder)
-            # Not only the file systems that know no owners say the same of both.
+            # On file systems without owners, both are the same.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
                 raise PermissionError(errno.EPERM, "another user has a folder there")
             self._is_made = True
@@ -78,7 +78,7 @@ class RunDirectory(Sink):
             raise EnvironmentFault(names.unwritable(self._run_dir, error.strerror)) from None
 
     def _make(self) -> None:
-        """Make the run directory; that of all hosts, if it is one, may be there already."""
+        """Create the run directory; the shared one may exist already."""
         if self._job.plan.shared_logs is None:
             self._folder.make(self._runs_fd)
             return
@@ -86,7 +86,7 @@ class RunDirectory(Sink):
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=self._runs_fd)
         if self._is_first:
-            # The lock, which must be new, shows whether it was another launch's.
+            # The lock, which must be new, tells whether another launch had it.
             return
         whole = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=self._runs_fd)
         try:
@@ -95,7 +95,7 @@ class RunDirectory(Sink):
             os.close(whole)
 
     def withdraw(self) -> None:
-        """Leave nothing of the launch, as of one that never was."""
+        """Leave no trace of a launch that never began."""
         with suppress(OSError):
             if self._is_made:
                 self._empty()
@@ -113,7 +113,7 @@ class RunDirectory(Sink):
         self._lock_fd = self._runs_fd = self._log_fd = -1
 
     def _empty(self) -> None:
-        """Remove what is ours in the run directory, which other hosts may share."""
+        """Remove our files from the run directory, which other hosts may share."""
         with os.scandir(self._folder.fd) as entries:
             for entry in entries:
                 if not entry.is_dir(follow_symlinks=False):
@@ -122,7 +122,7 @@ class RunDirectory(Sink):
                     remove(entry.name, self._folder.fd)
 
     def open(self, waiting: Waiting) -> None:
-        """Give the launch its well-known names; the rest can wait."""
+        """Create the well-known links; the rest can wait."""
         self._chores = Chores(waiting)
         self._chores.add("plan", _PLAN_AFTER_S, self._write_plan)
         if self._is_first:
@@ -134,7 +134,7 @@ class RunDirectory(Sink):
             self._chores.add("old runs", _PRUNE_AFTER_S, self._prune)
 
     def on_event(self, happening: Happening) -> None:
-        """Link a process's well-known log to the one of the current attempt."""
+        """Point a process's well-known log to that of the current attempt."""
         if isinstance(happening, Started) and self._is_first:
             spec = self._job.plan.processes[happening.process]
             logs = zip((spec.log, spec.error_log), self._job.logs(happening), strict=False)
@@ -148,7 +148,7 @@ class RunDirectory(Sink):
                 self._link_others(happening.attempt)
 
     def close(self) -> None:
-        """Do the chores that a short launch has not done yet, and release the lock."""
+        """Do what a short launch has not got round to, and release the lock."""
         self._chores.finish()
         if self._is_first and self._job.plan.shared_logs is not None:
             with suppress(OSError):
@@ -157,7 +157,7 @@ class RunDirectory(Sink):
             os.close(fd)
 
     def _write_endpoints(self) -> str:
-        """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""
+        """Write endpoints.log exactly as Paddle does: with a blank, and no final newline."""
         lines = "\n".join(str(rank.endpoint) for rank in self._job.plan.ranks if rank.is_trainer)
         self._folder.write(names.ENDPOINTS, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}", SHARED)
         return _join(self._run_dir, names.ENDPOINTS)
@@ -165,19 +165,19 @@ class RunDirectory(Sink):
     # Names --------------------------------------------------------------------------------------
 
     def _link(self, name: str, target: str) -> None:
-        """Make NAME in the log folder a link to TARGET, atomically; a file of that name is kept."""
+        """Point NAME in the log folder to TARGET, atomically; keep a file of that name."""
         path = _join(self._log_dir, name)
         try:
             self._keep_old(name)
             point(name, os.path.relpath(target, self._log_dir), self._log_fd)
         except OSError as error:
-            # Once: on a disk that is full it is the same for every rank.
+            # Only once: a full disk affects every rank.
             if not self._has_complained:
                 self._has_complained = True
                 self._job.log(f"{path} could not be made to point to {target} ({error.strerror}).")
 
     def _name_previous(self) -> None:
-        """Say whose the well-known names were, if that launch still runs."""
+        """Report the launch that had the well-known names, if it still runs."""
         try:
             name = os.path.basename(os.readlink(names.LATEST, dir_fd=self._log_fd))
         except OSError:
@@ -194,7 +194,7 @@ class RunDirectory(Sink):
                 )
 
     def _link_others(self, attempt: int) -> None:
-        """Let the logs of the hosts that share the folder be found with ours."""
+        """Link the logs of the other hosts that share the folder."""
         shared = self._job.plan.shared_logs
         if shared is None or not self._job.has_links:
             return
@@ -203,16 +203,18 @@ class RunDirectory(Sink):
             folder = shared.folders.get(rank.node_rank)
             if folder is None:
                 continue
-            own = names.shared_log(rank)
-            for name in (own, names.error_log(own)) if has_error_logs else (own,):
+            shared_log = names.shared_log(rank)
+            for name in (
+                (shared_log, names.error_log(shared_log)) if has_error_logs else (shared_log,)
+            ):
                 log = names.log_name(name, attempt)
-                theirs = names.log_name(name, shared.attempts.get(rank.node_rank, attempt))
+                their_log = names.log_name(name, shared.attempts.get(rank.node_rank, attempt))
                 with suppress(OSError):
-                    os.symlink(_join(folder, theirs), log, dir_fd=self._folder.fd)
+                    os.symlink(_join(folder, their_log), log, dir_fd=self._folder.fd)
                     self._link(name, _join(self._run_dir, log))
 
     def _keep_old(self, name: str) -> None:
-        """Give the file NAME, which Paddle's own launcher leaves, a second, unused name."""
+        """Keep the file NAME, which Paddle's own launcher leaves, under an unused name."""
         fd = self._log_fd
         try:
             if stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
@@ -220,10 +222,10 @@ class RunDirectory(Sink):
         except FileNotFoundError:
             return
         for number in range(1, 10_000):
-            other = f"{name}.old" if number == 1 else f"{name}.old.{number}"
+            spare = f"{name}.old" if number == 1 else f"{name}.old.{number}"
             try:
                 # Unlike a rename, a link cannot overwrite what another launch has just saved.
-                os.link(name, other, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+                os.link(name, spare, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
             except FileExistsError:
                 continue
             return
@@ -231,19 +233,23 @@ class RunDirectory(Sink):
     # Chores -------------------------------------------------------------------------------------
 
     def _write_plan(self) -> None:
-        """Write plan.json: what was started, without the secrets."""
+        """Write plan.json, without secrets."""
         from fleetrun.records import planfile  # no start waits for it
 
         planfile.write(self._folder, self._job.plan, self._job.redact)
 
     def _prune(self) -> None:
-        """Remove the oldest launches beyond KEEP, and links into launches that are gone."""
-        ours = os.path.basename(self._run_dir)
-        others = sorted(
-            (name for name in os.listdir(self._runs_fd) if name != ours and self._is_launch(name)),
+        """Remove the oldest launches beyond --log_keep, and links into launches that are gone."""
+        current = os.path.basename(self._run_dir)
+        earlier = sorted(
+            (
+                name
+                for name in os.listdir(self._runs_fd)
+                if name != current and self._is_launch(name)
+            ),
             reverse=True,
         )
-        for name in others[self._keep - 1 :]:
+        for name in earlier[self._keep - 1 :]:
             self._remove(name)
         for name in os.listdir(self._log_fd):
             if names.is_marker(name):
@@ -252,12 +258,12 @@ class RunDirectory(Sink):
                 self._forget_name(name)
 
     def _is_launch(self, name: str) -> bool:
-        """Whether fleetrun made the folder NAME for the user that we are, and under that name."""
+        """Whether fleetrun created the folder NAME, under that name and for this user."""
         with self._lock_of(name) as fd:
             return fd is not None and lockfile.launcher(fd, name) is not None
 
     def _forget_marker(self, name: str) -> None:
-        """Remove what a launcher has left that was killed before or during its job."""
+        """Remove the marker of a launcher that was killed before or during its job."""
         fd = self._log_fd
         with suppress(OSError):
             if os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime + _MARKED_S > time.time():
@@ -272,7 +278,7 @@ class RunDirectory(Sink):
 
     @contextmanager
     def _lock_of(self, name: str) -> Iterator[int | None]:
-        """Open what marks the folder NAME, for a while; None if that is no folder of ours."""
+        """Open the lock of the folder NAME for a while; None if the folder is not ours."""
         fd = self._open_lock(name)
         try:
             yield fd
@@ -292,11 +298,11 @@ class RunDirectory(Sink):
         try:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(names.LOCK, flags, dir_fd=folder)
-            found, own = os.fstat(fd), os.fstat(self._lock_fd)
+            status, own_status = os.fstat(fd), os.fstat(self._lock_fd)
             if (
-                stat.S_ISREG(found.st_mode)
-                and found.st_uid == os.fstat(folder).st_uid == own.st_uid
-                and found.st_dev == own.st_dev
+                stat.S_ISREG(status.st_mode)
+                and status.st_uid == os.fstat(folder).st_uid == own_status.st_uid
+                and status.st_dev == own_status.st_dev
             ):
                 return fd
             os.close(fd)
@@ -311,12 +317,12 @@ class RunDirectory(Sink):
         with self._lock_of(name) as fd:
             if fd is None or lockfile.is_locked(fd) or self._has_others(name):
                 return False
-            # Names of one second are in the order of process ids, which begin anew now and then.
-            began, ours = os.fstat(fd).st_mtime_ns, os.fstat(self._lock_fd).st_mtime_ns
-            return (began, name) < (ours, os.path.basename(self._run_dir))
+            # Within one second names are ordered by process id, and those wrap around.
+            began, our_start = os.fstat(fd).st_mtime_ns, os.fstat(self._lock_fd).st_mtime_ns
+            return (began, name) < (our_start, os.path.basename(self._run_dir))
 
     def _has_others(self, name: str) -> bool:
-        """Whether another host still has its part of the launch NAME, which several share."""
+        """Whether another host still runs its part of the shared launch NAME."""
         try:
             folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=self._runs_fd)
         except OSError:
@@ -337,13 +343,13 @@ class RunDirectory(Sink):
 
     def _remove(self, name: str) -> None:
         """Remove the launch NAME, if it is over."""
-        # What cannot be removed today stays.
+        # What cannot be removed stays for the next launch.
         with suppress(OSError), self._lock_of(name) as fd:
             if fd is not None and not lockfile.is_locked(fd) and not self._has_others(name):
                 remove(name, self._runs_fd)
 
     def _forget_name(self, name: str) -> None:
-        """Remove a link NAME into an earlier launch that is over: this one has no such file."""
+        """Remove the link NAME into an earlier launch that is over; this one has no such file."""
         try:
             target = os.readlink(name, dir_fd=self._log_fd)
         except OSError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
 
-# A reader that does not read loses the oldest lines beyond this.
+# For a reader that does not read, the oldest lines beyond this are dropped.
 _MOST = 1000
 # How long the last lines wait for a reader that takes nothing.
 _TIMEOUT_S = 2.0
@@ -38,16 +38,16 @@ class Messages(Sink):
     ) -> None:
         self.redact = redact
         self._outlet = Outlet(2)
-        # Whether somebody may be looking on.
+        # Whether somebody may be watching.
         self._is_watched = self._outlet.is_terminal and not is_ci
-        # Made after the processes are started, so that they do not wait for it.
+        # Built after the processes have started, so that they need not wait for it.
         self.preface = preface
         self._queue: deque[bytes] = deque(maxlen=_MOST)
         self._waiting: Waiting | None = None
         self._is_waiting_for_room = False
         self._is_last = False
         self.is_coloured = is_coloured
-        # The job has failed: the lines from now on say why.
+        # Whether the job has failed, and lines from now on say why.
         self._is_fault = False
         # Another program has the terminal (--ui).
         self._is_held = False
@@ -71,11 +71,11 @@ class Messages(Sink):
         self._pump()
 
     def hold(self) -> None:
-        """Keep all lines back until `release`."""
+        """Hold all lines back until `release`."""
         self._is_held = True
 
     def release(self) -> None:
-        """Write the lines that were kept back, and go on."""
+        """Write the lines that were held back, and continue."""
         self._is_held = False
         self._pump()
 
@@ -87,7 +87,7 @@ class Messages(Sink):
             try:
                 taken = self._outlet.write(line)
             except OSError:
-                # A full disk under a redirected stderr: there is nowhere left to say so.
+                # A full disk under a redirected stderr: there is nowhere left to report it.
                 taken = len(line)
             if taken == len(line):
                 self._queue.popleft()
@@ -113,14 +113,14 @@ class Messages(Sink):
             self._queue.clear()
 
     def open(self, waiting: Waiting) -> None:
-        """Write the preface, and the lines that wait for it."""
+        """Write the preface and the waiting lines."""
         self._waiting = waiting
         if self.preface is not None:
             self._queue.appendleft(self.preface().encode(errors="backslashreplace"))
         self._pump()
 
     def on_event(self, happening: Happening) -> None:
-        """Note the end, after which the launcher waits for these lines only up to the timeout."""
+        """Note the end, after which lines are awaited only up to the timeout."""
         if isinstance(happening, Finished):
             self._is_last = True
             self._is_fault = happening.outcome.cause is not None

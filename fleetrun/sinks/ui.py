@@ -1,6 +1,6 @@
 """`--ui`: `fleetrun top` on the launcher's own terminal, until the job ends.
 
-It is a process of its own. The launcher's lines are kept back until it has ended.
+It runs as a separate process. The launcher's lines are held back until it has ended.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 # How long the last table may take when the job is over.
 _TIMEOUT_S = 5.0
 _END_S = 1.0
-# After this the launcher has heard of a signal that ended the screen, too.
+# By then the launcher has received a signal that ended the screen, too.
 _HEARD_S = 0.2
-# The ordinary screen, and its cursor.
+# Restores the ordinary screen and its cursor.
 _BACK = b"\x1b[?1049l\x1b[?25h"
 
 
@@ -51,8 +51,8 @@ class Screen(Sink):
             self._settings = termios.tcgetattr(1)
         words = f"['fleetrun', 'top', {self._job.folder.path!r}]"
         code = f"sys.argv[:] = {words}; from fleetrun.__main__ import run; run()"
-        # In our process group: it reads the keyboard, and Ctrl-C is for both. In our session, so
-        # that nobody takes it for a part of the job.
+        # In our process group, as it reads the keyboard and Ctrl-C is for both; and in our session,
+        # so that it does not count as part of the job.
         pid = os.posix_spawn(
             sys.executable,
             itself.command(code),
@@ -65,7 +65,7 @@ class Screen(Sink):
         waiting.watch(self._pidfd, self._on_end)
 
     def on_event(self, happening: Happening) -> None:
-        """Wait for the last table when the job is over."""
+        """When the job is over, wait for the last table."""
         if isinstance(happening, Interrupted):
             self._is_interrupted = True
         if isinstance(happening, Finished):
@@ -90,7 +90,7 @@ class Screen(Sink):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _on_end(self) -> None:
-        """Restore the terminal, and write the lines that were kept back."""
+        """Restore the terminal and write the lines that were held back."""
         self._waiting.unwatch(self._pidfd)
         self._waiting.timer("timeout", None, self._kill)
         code = None
@@ -105,10 +105,10 @@ class Screen(Sink):
             self._restore()
         self._messages.release()
         if not self._is_over:
-            # Ctrl-C is for both, and may end the screen before the launcher has heard of it.
-            self._waiting.timer("goes on", time.monotonic() + _HEARD_S, self._say_that_it_goes_on)
+            # Ctrl-C is for both, and may end the screen before it reaches the launcher.
+            self._waiting.timer("goes on", time.monotonic() + _HEARD_S, self._announce)
 
-    def _say_that_it_goes_on(self) -> None:
+    def _announce(self) -> None:
         if not self._is_over and not self._is_interrupted:
             self._messages.log("The job goes on; `fleetrun top` shows it again.")
 

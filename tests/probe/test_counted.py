@@ -51,7 +51,7 @@ def read(
         a_request(**fields),
         {**known, **(environ or {})},
         root=str(root),
-        say=say,
+        log=say,
         plugins_timeout_s=timeout_s,
     )
 
@@ -156,5 +156,5 @@ def test_a_plugin_that_hangs_is_a_fault_in_time(
     monkeypatch.setattr(counted, "_REMARK_S", 0.05)
     said: list[str] = []
     with pytest.raises(EnvironmentFault, match=r"has not answered within 0\.2 s \(process \d+"):
-        read(root, "mlu 2", environ={"FAKE_PADDLE_SLEEP": "600"}, timeout_s=0.2, say=said.append)
+        read(root, "mlu 2", environ={"FAKE_PADDLE_SLEEP": "600"}, timeout_s=0.2, log=said.append)
     assert said == ["Waiting up to 0.2 s for Paddle's plug-ins to count their devices."]

@@ -197,7 +197,7 @@ def test_who_waits_for_a_driver_is_told(root: Path, monkeypatch: pytest.MonkeyPa
     lib = FakeNvml(init=hang)
     with pytest.raises(EnvironmentFault):
         probe.read(
-            a_request(), {}, root=str(root), nvml=lambda: lib, say=said.append, timeout_s=0.2
+            a_request(), {}, root=str(root), nvml=lambda: lib, log=said.append, timeout_s=0.2
         )
     assert said == ["Waiting up to 0.2 s for the NVIDIA driver to answer."]
 

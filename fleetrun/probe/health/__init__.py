@@ -1,1 +1,1 @@
-"""Reads for a check-up what a launch need not know of its host."""
+"""Reads about this host what only a check-up needs to know."""

@@ -1,4 +1,4 @@
-"""What CUDA's driver library says when it is started; asked in a child, which may crash or hang."""
+"""Whether CUDA's driver library starts; tried in a child, which may crash or hang."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fleetrun.run import isolation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Variables that hide GPUs from it: what is asked is whether CUDA starts at all.
+# Hides GPUs from CUDA; removed, as the question is whether CUDA starts at all.
 _MASK = "CUDA_VISIBLE_DEVICES"
 _UVM, _WINDOWS = "dev/nvidia-uvm", "dev/dxg"
 
 
 def library() -> Any:  # noqa: ANN401 - a library of C
-    """Load the real one."""
+    """Load the real driver library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -27,12 +27,12 @@ def read(
 ) -> CudaStart:
     """Return whether CUDA starts on this host, and how many GPUs it shows without a mask."""
     has_uvm = any(os.path.exists(os.path.join(root, path)) for path in (_UVM, _WINDOWS))
-    seen = CudaStart(has_uvm=has_uvm)
+    start = CudaStart(has_uvm=has_uvm)
     answer = isolation.answer("cuInit", lambda: tuple(ask(lib())), timeout_s)
     if answer.trouble:
-        return seen._replace(trouble=answer.trouble.removeprefix("OSError: "))
+        return start._replace(trouble=answer.trouble.removeprefix("OSError: "))
     code, name, count = cast("tuple[int, str, int]", answer.value)
-    return seen._replace(code=code, name=name, gpus=count)
+    return start._replace(code=code, name=name, gpus=count)
 
 
 def ask(lib: Any) -> tuple[int, str, int]:  # noqa: ANN401 - as above

@@ -1,4 +1,4 @@
-"""Lets Paddle compute on GPUs, in processes that may crash or hang, and reads what came of it."""
+"""Lets Paddle compute on GPUs, in processes that may crash or hang, and reads the results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(_FOLDER, "inject", "compute_check.py")
-# The program has its own, for each question.
+# The program has its own timeout for each check.
 _TIMEOUT_S = 400.0
 
 
 def read(python: str, words: Sequence[str], environ: Mapping[str, str]) -> GpuProof:
-    """Return what the Paddle of PYTHON did on the GPUs WORDS, numbers in the order of CUDA."""
-    asked = GpuProof(tuple(words), program=PROGRAM)
+    """Let the Paddle of PYTHON compute on the GPUs WORDS, numbered as in CUDA."""
+    proof = GpuProof(tuple(words), program=PROGRAM)
     try:
         done = subprocess.run(
             [python, PROGRAM, *words],
@@ -34,18 +34,18 @@ def read(python: str, words: Sequence[str], environ: Mapping[str, str]) -> GpuPr
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return asked._replace(trouble=str(error))
+        return proof._replace(trouble=str(error))
     try:
-        found = json.loads(done.stdout)
+        report = json.loads(done.stdout)
     except ValueError:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return asked._replace(trouble=last[0])
-    failed = found["failed"]
-    known = None if failed is None else causes.recognise(failed["words"])
-    return asked._replace(
-        devices=tuple(found["devices"]),
-        libraries=tuple((name, package) for name, package in found["libraries"]),
+        return proof._replace(trouble=last[0])
+    failed = report["failed"]
+    cause = None if failed is None else causes.recognise(failed["words"])
+    return proof._replace(
+        devices=tuple(report["devices"]),
+        libraries=tuple((name, package) for name, package in report["libraries"]),
         failure=None
         if failed is None
-        else GpuFailure(**failed, meaning="" if known is None else known.sentence),
+        else GpuFailure(**failed, meaning="" if cause is None else cause.sentence),
     )

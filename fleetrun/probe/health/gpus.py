@@ -1,4 +1,4 @@
-"""What NVML and the kernel's log say of the health of GPUs; NVML is asked in a child process."""
+"""The health of GPUs according to NVML, which is asked in a child, and the kernel's log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The driver may have to load first, which takes seconds where nothing keeps it loaded.
 TIMEOUT_S = 20.0
 _FILES = ("dev/nvidiactl", "dev/dxg")
-# A container without GPUs shows it, too.
+# Also present in a container without GPUs.
 _DRIVER = "proc/driver/nvidia/version"
 _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)?\b")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
@@ -39,7 +39,7 @@ _TOPOLOGY = {
 }
 
 
-# What comes back from the child, as plain values: GPUs, barred and lost ones, driver, CUDA, links.
+# The child's answer as plain values: GPUs, barred and lost ones, driver, CUDA, links.
 _Numbered = tuple[tuple[int, str], ...]
 _Plain = tuple[
     tuple[tuple[Any, ...], ...],
@@ -58,23 +58,23 @@ def read(
     root: str = "/",
     timeout_s: float = TIMEOUT_S,
 ) -> Gpus:
-    """Return what is known of NVIDIA's GPUs; a driver without an answer is left behind."""
+    """Return what is known about NVIDIA's GPUs; a driver that does not answer is left behind."""
     has_files = any(os.path.exists(os.path.join(root, path)) for path in _FILES)
     if not has_files and not os.path.exists(os.path.join(root, _DRIVER)):
         return Gpus(has_driver=False)
     xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
-    seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
+    gpus_ = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
     answer = isolation.answer("it", lambda: survey(load()), timeout_s)
     if answer.is_late:
-        return seen._replace(trouble=answer.trouble, is_stuck=True)
+        return gpus_._replace(trouble=answer.trouble, is_stuck=True)
     if answer.trouble and not has_files:
         version = _VERSION.search(files.text(os.path.join(root, _DRIVER)))
         return Gpus(has_driver=True, has_files=False, driver=version[0] if version else "")
-    seen = seen._replace(cuda_start=start_cuda())
+    gpus_ = gpus_._replace(cuda_start=start_cuda())
     if answer.trouble:
-        return seen._replace(trouble=answer.trouble)
+        return gpus_._replace(trouble=answer.trouble)
     gpus, barred, lost, driver, runs, links = cast("_Plain", answer.value)
-    return seen._replace(
+    return gpus_._replace(
         gpus=tuple(map(_gpu, gpus)),
         barred=barred,
         lost=lost,
@@ -92,21 +92,23 @@ def _gpu(fields: Iterable[Any]) -> Gpu:
 
 
 def _name(pid: int) -> str:
-    """Return what process PID is called; in a container it may be one that we do not see."""
+    """Return the name of process PID; empty if a container does not show it."""
     return files.text(f"/proc/{pid}/comm").strip()
 
 
 def survey(lib: Library) -> _Plain:
-    """Ask LIB all that a check-up wants to know; what it refuses is None."""
+    """Ask LIB everything a check-up wants to know; what it refuses is None."""
     gpus: list[tuple[Any, ...]] = []
     handles, barred, lost = nvml.handles(lib)
     for index, handle in handles.items():
         gpu = _asked(lib, handle, index)
-        # What comes through the pipe are plain tuples.
+        # Only plain tuples pass through the pipe.
         gpus.append(tuple(gpu._replace(users=tuple(map(tuple, gpu.users)))))  # type: ignore[arg-type]
     links = []
-    for (first, one), (second, other) in itertools.combinations(handles.items(), 2):
-        level = ask(lib, "nvmlDeviceGetTopologyCommonAncestor", one, other)
+    for (first, first_handle), (second, second_handle) in itertools.combinations(
+        handles.items(), 2
+    ):
+        level = ask(lib, "nvmlDeviceGetTopologyCommonAncestor", first_handle, second_handle)
         if level in _TOPOLOGY:
             links.append(((first, second), _TOPOLOGY[level]))
     number = ask(lib, "nvmlSystemGetCudaDriverVersion_v2")
@@ -117,27 +119,27 @@ def survey(lib: Library) -> _Plain:
 
 
 def _asked(lib: Library, handle: object, index: int) -> Gpu:
-    """Return what LIB says of one GPU."""
+    """Return what LIB reports about one GPU."""
 
-    def said(name: str, *words: int) -> Any:  # noqa: ANN401 - pynvml has no types
+    def query(name: str, *words: int) -> Any:  # noqa: ANN401 - pynvml has no types
         return ask(lib, name, handle, *words)
 
-    memory = said("nvmlDeviceGetMemoryInfo")
-    remapped = said("nvmlDeviceGetRemappedRows")
-    retiring = said("nvmlDeviceGetRetiredPagesPendingStatus")
-    mig = said("nvmlDeviceGetMigMode")
-    throttle = said("nvmlDeviceGetCurrentClocksEventReasons")
+    memory = query("nvmlDeviceGetMemoryInfo")
+    remapped = query("nvmlDeviceGetRemappedRows")
+    retiring = query("nvmlDeviceGetRetiredPagesPendingStatus")
+    mig = query("nvmlDeviceGetMigMode")
+    throttle = query("nvmlDeviceGetCurrentClocksEventReasons")
     if throttle is None:
-        throttle = said("nvmlDeviceGetCurrentClocksThrottleReasons")
-    lanes, most = said("nvmlDeviceGetCurrPcieLinkWidth"), said("nvmlDeviceGetMaxPcieLinkWidth")
-    states = [said("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
+        throttle = query("nvmlDeviceGetCurrentClocksThrottleReasons")
+    lanes, most = query("nvmlDeviceGetCurrPcieLinkWidth"), query("nvmlDeviceGetMaxPcieLinkWidth")
+    states = [query("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
     up = [state for state in states if state is not None]
-    pci = said("nvmlDeviceGetPciInfo")
-    capability = said("nvmlDeviceGetCudaComputeCapability")
+    pci = query("nvmlDeviceGetPciInfo")
+    capability = query("nvmlDeviceGetCudaComputeCapability")
     return Gpu(
         number=index,
-        name=text(said("nvmlDeviceGetName") or "GPU"),
-        uuid=text(said("nvmlDeviceGetUUID")),
+        name=text(query("nvmlDeviceGetName") or "GPU"),
+        uuid=text(query("nvmlDeviceGetUUID")),
         bus="" if pci is None else text(pci.busId),
         memory=None if memory is None else int(memory.total),
         used=None if memory is None else int(memory.used),
@@ -146,13 +148,13 @@ def _asked(lib: Library, handle: object, index: int) -> Gpu:
             for one in nvml.running(lib, handle)
         ),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
-        ecc_errors=said("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        ecc_errors=query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         is_remap_pending=bool(remapped[2]) if remapped is not None else _truth(retiring),
         is_remap_failed=None if remapped is None else bool(remapped[3]),
         is_mig=None if mig is None else bool(mig[0]),
         instances=len(nvml.instances(lib, handle)),
         throttle=throttle,
-        compute_mode=_COMPUTE_MODES.get(said("nvmlDeviceGetComputeMode")),
+        compute_mode=_COMPUTE_MODES.get(query("nvmlDeviceGetComputeMode")),
         lanes=None if lanes is None or most is None else (lanes, most),
         nvlinks=(sum(map(bool, up)), len(up)) if up else None,
     )
@@ -168,7 +170,7 @@ def kernel_log(path: str) -> tuple[tuple[Xid, ...], str]:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return (), error.strerror or str(error)
-    found: list[Xid] = []
+    xids: list[Xid] = []
     taken = 0
     try:
         while taken < _MOST_LOG:
@@ -185,9 +187,9 @@ def kernel_log(path: str) -> tuple[tuple[Xid, ...], str]:
             for line in record.decode(errors="replace").splitlines():
                 match = _XID.search(line)
                 if match:
-                    found.append(Xid(int(match[2]), match[1].lower(), match[0]))
+                    xids.append(Xid(int(match[2]), match[1].lower(), match[0]))
     except OSError as error:
-        return tuple(found), error.strerror or str(error)
+        return tuple(xids), error.strerror or str(error)
     finally:
         os.close(fd)
-    return tuple(found), ""
+    return tuple(xids), ""

@@ -1,4 +1,4 @@
-"""Room, limits, clock and libraries of this host, for a check-up."""
+"""Disk space, limits, clock and libraries of this host, for a check-up."""
 
 # pathlib has no more to offer here, and paths come as texts.
 
@@ -14,11 +14,11 @@ from fleetrun.run import proc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# More than file systems keep aside for small files, little enough for a folder on a network.
+# More than file systems reserve for small files, and cheap on a network file system.
 _TRIED_BYTES = 65536
-# What memory.limit_in_bytes says where there is no limit is near 2**63.
+# Without a limit, memory.limit_in_bytes is near 2**63.
 _UNLIMITED = 1 << 62
-# adjtimex(2): this bit of `status` says that nobody disciplines the clock.
+# adjtimex(2): this bit of `status` means that nothing disciplines the clock.
 _STA_UNSYNC = 0x40
 # Offset of `status` in struct timex, after modes, offset, freq, maxerror and esterror, which are
 # longs but for the first, and the size of it all (208 on 64 bits).
@@ -26,7 +26,7 @@ _STATUS_AT, _TIMEX_BYTES = 40, 256
 
 
 def read(log_dir: str, *, root: str = "/") -> Machine:
-    """Return what this host offers; LOG_DIR may not be there yet."""
+    """Return the resources of this host; LOG_DIR need not exist yet."""
     import psutil  # a check-up has the time
 
     logs, ahead_s = _room(_existing(log_dir))
@@ -46,7 +46,7 @@ def read(log_dir: str, *, root: str = "/") -> Machine:
 
 
 def _existing(path: str) -> str:
-    """Return PATH, or the nearest folder above it that is there."""
+    """Return PATH or its nearest existing parent folder."""
     path = os.path.abspath(path)
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
@@ -54,9 +54,9 @@ def _existing(path: str) -> str:
 
 
 def _room(path: str) -> tuple[Room, float | None]:
-    """Return the file system of the folder PATH, and how far our clock is ahead of its, in seconds.
+    """Return the file system of the folder PATH, and by how many seconds our clock is ahead of its.
 
-    A file is written there and is gone at once: of quotas and read-only mounts only that tells.
+    A temporary file is written, which alone reveals quotas and read-only mounts.
     """
     import tempfile
     import time
@@ -120,7 +120,7 @@ def _threads(uid: int) -> int:
 
 
 def group(root: str) -> CgroupLimits:
-    """Return the tightest limits of our control group and of those above it, in either version."""
+    """Return the tightest limits of our cgroup and those above it, in either version."""
     memory: list[tuple[int, int]] = []
     cpus: list[float] = []
     processes: list[tuple[int, int]] = []
@@ -152,14 +152,14 @@ def group(root: str) -> CgroupLimits:
 
 
 def _folders(root: str) -> Iterable[str]:
-    """Yield the folders of our control groups, innermost first, as far as they can be seen."""
+    """Yield the folders of our cgroups, innermost first, as far as they are visible."""
     base = os.path.join(root, "sys/fs/cgroup")
     for line in files.text(os.path.join(root, "proc/self/cgroup")).splitlines():
         kinds, path = line.split(":", 2)[1:]
         tops = [os.path.join(base, kinds)] if kinds else [base, os.path.join(base, "unified")]
         for top in tops:
             inner = path.strip("/")
-            # In a container the path may be the one outside; the top is then what is ours.
+            # In a container the path may be that outside; then the top is ours.
             while inner:
                 yield os.path.join(top, inner)
                 inner = os.path.dirname(inner)
@@ -167,7 +167,7 @@ def _folders(root: str) -> Iterable[str]:
 
 
 def _number(texts: Iterable[str]) -> int | None:
-    """Return the first number that one of TEXTS begins with; `max` is none.
+    """Return the first number at the start of one of TEXTS; `max` is none.
 
     >>> _number(["", "max 100000"]), _number(["", "-1"]), _number(["150000 100000"])
     (None, -1, 150000)
@@ -180,7 +180,7 @@ def _number(texts: Iterable[str]) -> int | None:
 
 
 def _is_synchronised() -> bool | None:
-    """Whether the kernel says that somebody disciplines its clock; None where it does not say."""
+    """Whether the kernel's clock is disciplined; None if unknown."""
     import ctypes
 
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
@@ -192,7 +192,7 @@ def _is_synchronised() -> bool | None:
 
 
 def libgomp(load: Callable[[str], object] | None = None) -> str:
-    """Return why GCC's OpenMP library, which Paddle needs, cannot be loaded; nothing if it can."""
+    """Return why GCC's OpenMP library, which Paddle needs, cannot be loaded; empty if it can."""
     import ctypes
 
     try:

@@ -13,7 +13,7 @@ from fleetrun.run.isolation import IsolatedCall
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# A resolver asks the next server after 5 s; what takes longer holds every rank up.
+# A resolver tries its next server after 5 s; anything slower delays every rank.
 TIMEOUT_S = 6.0
 
 
@@ -26,13 +26,13 @@ def read(
     root: str = "/",
     resolve: Callable[[str], tuple[str, ...]] = addresses.resolve,
 ) -> Network:
-    """Return how this host reaches the hosts NAMES; PORTS are the job's, and who has each."""
+    """Return how this host reaches the hosts NAMES; PORTS are the job's, with their holders."""
     hostname = os.uname().nodename
-    asked = list(dict.fromkeys((hostname, *names)))
+    hostnames = list(dict.fromkeys((hostname, *names)))
     return Network(
         hostname=hostname,
         interfaces=tuple(_interfaces()),
-        lookups=tuple(lookups(asked, resolve)),
+        lookups=tuple(lookups(hostnames, resolve)),
         rdma=tuple(RdmaPort(*row) for row in addresses.rdma_ports(root)),
         asked_interface=environ.get("NCCL_SOCKET_IFNAME", ""),
         peer_interface=peer_interface,
@@ -69,23 +69,23 @@ def lookups(
     resolve: Callable[[str], tuple[str, ...]],
     timeout_s: float = TIMEOUT_S,
 ) -> list[NameLookup]:
-    """Look NAMES up, each in a process of its own: a resolver may hang."""
+    """Look NAMES up, each in its own process: a resolver may hang."""
 
     def ask(name: str) -> Callable[[], object]:
         def look() -> object:
             began = time.monotonic()
-            found = resolve(name)
-            return found, time.monotonic() - began
+            results = resolve(name)
+            return results, time.monotonic() - began
 
         return look
 
     questions = [(name, IsolatedCall(ask(name))) for name in names]
-    found = []
+    results = []
     for name, question in questions:
         answer = question.result(timeout_s)
         if answer.trouble:
-            found.append(NameLookup(name, (), timeout_s if answer.is_late else 0.0))
+            results.append(NameLookup(name, (), timeout_s if answer.is_late else 0.0))
         else:
             addresses, seconds = cast("tuple[tuple[str, ...], float]", answer.value)
-            found.append(NameLookup(name, addresses, seconds))
-    return found
+            results.append(NameLookup(name, addresses, seconds))
+    return results

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
-# A class of the part of Paddle's library that speaks gloo, as its symbol table has it.
+# A class in Paddle's library that is there only with gloo.
 _GLOO = b"ProcessGroupGloo\0"
 
 
 def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
-    """Return the programs on ENVIRON's PATH, and what our Python finds in PATH (its own)."""
+    """Return ENVIRON's programs, and what our Python finds in PATH (default: its own)."""
     folders = path or sys.path
     exec_file, is_exec_ours = entrance.installed()
     return Software(
@@ -43,21 +43,21 @@ def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
 
 
 def _commands(path: str) -> Iterable[Command]:
-    """Yield every fleetrun of PATH, once each."""
-    seen = set()
+    """Yield each distinct fleetrun on PATH."""
+    known_paths = set()
     for folder in path.split(os.pathsep):
         candidate = os.path.join(folder, "fleetrun")
         if not (os.path.isfile(candidate) and os.access(candidate, os.X_OK)):
             continue
         real = os.path.realpath(candidate)
-        if real in seen:
+        if real in known_paths:
             continue
-        seen.add(real)
+        known_paths.add(real)
         text = proc.content(candidate)
         kind = "paddle's" if installed.PADDLES in text else "other"
         if installed.OURS in text:
             kind = "ours"
-        # The folder above bin: an environment.
+        # The folder above bin, its environment.
         yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))
 
 
@@ -73,7 +73,7 @@ def _build(path: Sequence[str]) -> Build | None:
     constants = paddles.constants(root)
     if constants is not None:
         features = [mode.feature for mode in modes.MODES if mode.feature is not None]
-        parts = {each.name: each.symbol in constants for each in features}
+        parts = {feature.name: feature.symbol in constants for feature in features}
         parts["gloo"] = _GLOO in constants
     cuda = reported.get("cuda_version", "")
     return Build(

@@ -1,7 +1,7 @@
 """Starts the process that measures the job for `metrics.jsonl` and `--metrics_port`.
 
-It is a separate process, so that neither a slow driver nor a scrape delays the launcher. It begins
-some seconds after the ranks.
+Being separate, neither a slow driver nor a scrape delays the launcher. It starts some seconds after
+the ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
 
-# A job that is shorter has no metrics; one that is asked for them has them sooner.
+# A shorter job has no metrics; where a port serves them, they begin sooner.
 _AFTER_S = 5.0
 _SOON_S = 0.5
-# What SIGKILL reaches is gone by then, on a busy host, too.
+# SIGKILL takes effect by then, even on a busy host.
 _END_S = 3.0
 _LISTENING_FD = 3
 _BACKLOG = 16
@@ -42,8 +42,8 @@ class Metrics(Sink):
         self._period_s, self._port = job.request.metrics_period_s, job.request.metrics_port
         self._socket: _socket.socket | None = None
         self._pid = 0
-        # Its other end is the standard input of the process and of the one that asks the driver
-        # for it: closed when neither is left.
+        # The read end closes when the process and its helper, which asks the driver, have both
+        # ended.
         self._ended_fd = -1
 
     def prepare(self) -> None:
@@ -63,7 +63,7 @@ class Metrics(Sink):
             ) from None
 
     def withdraw(self) -> None:
-        """Give the port back."""
+        """Close the port."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -80,10 +80,10 @@ class Metrics(Sink):
             self._kill()
 
     def close(self) -> None:
-        """End the process; one that a driver holds is left behind."""
+        """Kill the process; leave behind one that a driver holds."""
         self._kill()
         if self._ended_fd >= 0:
-            # Nobody writes there: it is ready when the other end is closed.
+            # Nobody writes to it: it becomes ready when the other end is closed.
             poll(_END_S, self._ended_fd)
             self._forget()
         self._shut()
@@ -119,7 +119,7 @@ class Metrics(Sink):
         self._waiting.watch(self._ended_fd, self._on_end)
 
     def _on_end(self) -> None:
-        """Warn that nothing is measured any more; the job goes on."""
+        """Warn that metrics have ended; the job goes on."""
         self._forget()
         # Close the port, so that clients are refused instead of waiting.
         self._shut()
@@ -136,7 +136,7 @@ class Metrics(Sink):
 
     def _forget(self) -> None:
         self._waiting.unwatch(self._ended_fd)
-        # The supervisor, which reaps orphans, may be faster; and a driver may hold it for a while.
+        # The supervisor, which reaps orphans, may be faster; or a driver may still hold it.
         with suppress(ChildProcessError):
             os.waitpid(self._pid, os.WNOHANG)
         os.close(self._ended_fd)
@@ -144,7 +144,7 @@ class Metrics(Sink):
 
 
 def _check_library() -> None:
-    """Raise EnvironmentFault where what serves metrics is not installed."""
+    """Raise EnvironmentFault if prometheus-client is not installed."""
     from importlib.util import find_spec  # only with --metrics_port
 
     if find_spec("prometheus_client") is None:

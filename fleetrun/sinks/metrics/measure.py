@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NICE = 10
-# When the file has become that long, it is added to half as often, and again for each time more.
+# Each time the file grows by this much, records become half as frequent.
 _LENGTHY = 64 * 1024 * 1024
-# Which scalars are written is looked for that often.
+# How often to look for new scalar files.
 _SCALARS_S = 60.0
 
 
@@ -53,7 +53,7 @@ def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
         if time.monotonic() >= written_at + period_s * (2 ** (size // _LENGTHY) - 0.5):
             written_at = time.monotonic()
             with suppress(OSError):
-                # On a disk that is full the next one may have room.
+                # A full disk may have room for the next record.
                 size = metricsfile.append(path, record)
 
 
@@ -70,7 +70,7 @@ class Meter:
         self._scalars: set[str] = set()
         self._began = time.monotonic()
         self._scalars_at = 0.0
-        # Its first value has nothing to compare with.
+        # Discard the first value, which has nothing to compare with.
         system()
 
     def measure(self) -> MetricsRecord:
@@ -84,7 +84,7 @@ class Meter:
         }
         used = usage.of(logs)
         now = time.monotonic()
-        self._before = {pid: one for pid, one in self._before.items() if pid in used}
+        self._before = {pid: before for pid, before in self._before.items() if pid in used}
         ranks = tuple(self._rank(log, used[pid], now) for pid, log in logs.items() if pid in used)
         return MetricsRecord(
             time=round(time.time(), 3),
@@ -105,7 +105,7 @@ class Meter:
         if before is not None and now > before[0]:
             percent = round(max(0.0, 100 * (used.cpu_s - before[1]) / (now - before[0])), 1)
         read_bytes, written_bytes = io_of(pid)
-        said = progress.read(self.run.path, log)
+        reported = progress.read(self.run.path, log)
         return RankUse(
             process=log.process,
             rank=log.rank,
@@ -118,31 +118,31 @@ class Meter:
             processes=used.processes,
             read_bytes=read_bytes,
             written_bytes=written_bytes,
-            step=said.step,
-            loss=said.loss,
+            step=reported.step,
+            loss=reported.loss,
         )
 
     def _gpu_uses(self) -> tuple[GpuUsage, ...]:
         """Return the state of the job's GPUs."""
-        given: dict[str, list[int]] = {}
+        ranks_of: dict[str, list[int]] = {}
         for process in self.run.plan.processes if self.run.plan is not None else ():
             for device in process.devices:
-                given.setdefault(device, []).append(-1 if process.rank is None else process.rank)
-        if not any(device.startswith("gpu:") for device in given):
+                ranks_of.setdefault(device, []).append(-1 if process.rank is None else process.rank)
+        if not any(device.startswith("gpu:") for device in ranks_of):
             return ()
         if self._gpus is None:
             self._gpus = GpuMeter(self._period_s)
-        found = []
-        for one in self._gpus.newest():
-            ranks = given.get(f"gpu:{one.number}", given.get(f"gpu:{one.uuid}"))
+        uses = []
+        for gpu in self._gpus.newest():
+            ranks = ranks_of.get(f"gpu:{gpu.number}", ranks_of.get(f"gpu:{gpu.uuid}"))
             if ranks is not None:
-                found.append(one._replace(ranks=tuple(rank for rank in ranks if rank >= 0)))
-        return tuple(found)
+                uses.append(gpu._replace(ranks=tuple(rank for rank in ranks if rank >= 0)))
+        return tuple(uses)
 
     def _found_scalars(self, used: Mapping[int, object], now: float) -> tuple[str, ...]:
-        """Return the folders of the files of scalars that ranks have open, now and before."""
+        """Return the folders of scalar files that ranks have or had open."""
         if now >= self._scalars_at:
-            # A short job has them early, or not at all.
+            # A short job opens them early or not at all.
             self._scalars_at = now + min(_SCALARS_S, now - self._began)
             for pid in used:
                 self._scalars |= scalars_of(pid)
@@ -170,7 +170,7 @@ def system() -> System:
 
 
 def io_of(pid: int) -> tuple[int | None, int | None]:
-    """Return the bytes that PID has read from disks and written to them; None: not told."""
+    """Return the bytes that PID has read from and written to disks; None: unknown."""
     rows = proc.rows(pid, "io")
     if not rows:
         return None, None

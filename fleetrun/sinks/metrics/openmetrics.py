@@ -48,10 +48,10 @@ _TIMEOUT_S = 5.0
 
 
 class Exporter:
-    """Answers at the socket LISTENING_FD, in threads, with the record of the last `update`."""
+    """Serves the record of the last `update` at the socket LISTENING_FD, in threads."""
 
     def __init__(self, listening_fd: int) -> None:
-        # Typed as Any: it is an extra, and where it is not installed nothing gets here.
+        # An optional dependency, hence Any; without it, nothing gets here.
         from prometheus_client import CollectorRegistry, make_wsgi_app
 
         self._newest: tuple[Run, MetricsRecord] | None = None
@@ -69,7 +69,7 @@ class Exporter:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def update(self, run: Run, record: MetricsRecord) -> None:
-        """Answer with RECORD of RUN from here on."""
+        """Serve RECORD of RUN from now on."""
         self._newest = run, record
 
     def collect(self) -> Iterator[Any]:
@@ -79,7 +79,7 @@ class Exporter:
 
 
 def families(run: Run, record: MetricsRecord) -> Iterator[Any]:
-    """Yield what RECORD of RUN says as prometheus_client's families of metrics."""
+    """Yield RECORD of RUN as prometheus_client's metric families."""
     from prometheus_client import core
 
     gauge: Any = core.GaugeMetricFamily
@@ -103,23 +103,23 @@ def families(run: Run, record: MetricsRecord) -> Iterator[Any]:
     for kind, rows in ((gauge, _RANK_GAUGES), (counter, _RANK_COUNTERS)):
         for name, about, field in rows:
             family = kind(f"fleetrun_rank_{name}", about, labels=labels)
-            for one in record.ranks:
-                rank = "" if one.rank is None else str(one.rank)
-                _add(family, [*base, one.process, rank], getattr(one, field))
+            for use in record.ranks:
+                rank = "" if use.rank is None else str(use.rank)
+                _add(family, [*base, use.process, rank], getattr(use, field))
             yield family
     labels = ["job", "host", "gpu", "uuid", "name", "ranks"]
     use = gauge("fleetrun_gpu_use_ratio", "Utilisation of a GPU.", labels=labels)
-    rest = [
+    gauges = [
         (gauge(f"fleetrun_gpu_{n}", about, labels=labels), field) for n, about, field in _GPU_GAUGES
     ]
     for gpu in record.gpus:
         ranks = ",".join(map(str, gpu.ranks))
-        each = [*base, str(gpu.number), gpu.uuid, gpu.name, ranks]
-        _add(use, each, _ratio(gpu.use_percent))
-        for family, field in rest:
-            _add(family, each, getattr(gpu, field))
+        values = [*base, str(gpu.number), gpu.uuid, gpu.name, ranks]
+        _add(use, values, _ratio(gpu.use_percent))
+        for family, field in gauges:
+            _add(family, values, getattr(gpu, field))
     yield use
-    for family, _ in rest:
+    for family, _ in gauges:
         yield family
 
 
