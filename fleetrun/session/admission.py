@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fleetrun.session.rank_assignment import Host
     from fleetrun.session.state import Received, State, Step
 
-# Misconfigured hosts retry: the most refusals that are kept, in all and for each address.
+# Misconfigured hosts retry: keep at most this many refusals, in all and per address.
 _REMEMBERED, _EACH = 16, 3
 # All remarks together must fit into the text of one failure.
 _LONGEST_REFUSAL = 700
@@ -26,7 +26,7 @@ class Objection(NamedTuple):
     """Why a launcher cannot take part: for the job's own hosts, and for the launcher itself."""
 
     why: str
-    # What the launcher is told; empty: the same.
+    # What the launcher itself is told; empty: the same.
     told: str = ""
 
 
@@ -78,22 +78,24 @@ def doubt(state: State, event: Received, join: Join) -> Objection | None:
 def objection(state: State, event: Received, join: Join) -> Objection | None:
     """Return why a launcher of this job cannot take part; None if it can."""
     if state.phase == ENDED and not _has_begun(state):
-        # The coordinator's own host may lack the script, and have ended the job for that.
+        # The coordinator's own host may lack the script, and have ended the job because of it.
         return OVER
-    found = unlike(state, event, join)
-    if found is not None:
-        return found
+    difference = unlike(state, event, join)
+    if difference is not None:
+        return difference
     return OVER if state.phase == ENDED else _no_place(state, event, join.request)
 
 
 def unlike(state: State, event: Received, join: Join) -> Objection | None:
     """Return how a launcher differs where all hosts must be alike; None if it does not."""
-    found = misfit(state, event, join)
-    if not found:
+    misfits = misfit(state, event, join)
+    if not misfits:
         return None
-    told = f"{rank_assignment.listed(list(found))} {'differs' if len(found) == 1 else 'differ'}"
-    told += " from the job's: see the console of the coordinator"
-    return _for_hosts(state, "; ".join(found.values()), told)
+    summary = (
+        f"{rank_assignment.listed(list(misfits))} {'differs' if len(misfits) == 1 else 'differ'}"
+    )
+    summary += " from the job's: see the console of the coordinator"
+    return _for_hosts(state, "; ".join(misfits.values()), summary)
 
 
 def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
@@ -104,14 +106,14 @@ def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
         version = "the version of fleetrun"
         line = f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"
         return {version: line}
-    found = (
+    differing = (
         {}
         if local is None
         else rank_assignment.differences(local.request, join.request, where=where)
     )
     if event.has_same_script is False:
-        found = {"the script": f"its script differs from that on {where}", **found}
-    return found
+        differing = {"the script": f"its script differs from that on {where}", **differing}
+    return differing
 
 
 def _no_place(state: State, event: Received, request: JoinRequest) -> Objection | None:
@@ -125,19 +127,21 @@ def _no_place(state: State, event: Received, request: JoinRequest) -> Objection 
         # Two hosts claim the same rank, or one was started again.
         if holder.connection is None or not state.generation:
             return None
-        who = f"{holder.name}, pid {holder.request.pid}"
-        return _for_hosts(state, f"it has the same rank as {who}: {rank}", f"rank {rank} is taken")
+        other = f"{holder.name}, pid {holder.request.pid}"
+        return _for_hosts(
+            state, f"it has the same rank as {other}: {rank}", f"rank {rank} is taken"
+        )
     is_closed = state.phase != FORMING and not config.may_change
-    here = [host for host in state.hosts.values() if host.connection is not None]
-    if is_closed or (not event.is_local and len(here) >= hosts):
+    present = [host for host in state.hosts.values() if host.connection is not None]
+    if is_closed or (not event.is_local and len(present) >= hosts):
         full = "all hosts of the job are there"
-        names = rank_assignment.listed([host.name for host in here])
+        names = rank_assignment.listed([host.name for host in present])
         return _for_hosts(state, f"{full}: {names}", full)
     return None
 
 
 def _for_hosts(state: State, why: str, told: str) -> Objection:
-    """Return an objection whose details are told only to launchers that know the token."""
+    """Return an objection whose details only launchers that know the token learn."""
     return Objection(why, "" if state.has_token else told)
 
 
@@ -145,15 +149,15 @@ def holder_of(state: State, rank: int | None) -> Host | None:
     """Return the host that has claimed RANK while the roster is being formed."""
     if rank is None or state.phase != FORMING:
         return None
-    return next((one for one in state.hosts.values() if one.request.rank == rank), None)
+    return next((host for host in state.hosts.values() if host.request.rank == rank), None)
 
 
-def refuse(state: State, event: Received, found: Objection, *, ends_job: bool = False) -> Step:
-    """Refuse a launcher, and keep a remark about it for the other hosts."""
+def refuse(state: State, event: Received, objection: Objection, *, ends_job: bool = False) -> Step:
+    """Refuse a launcher, and keep a remark for the other hosts."""
     if state.phase != ENDED:
-        new = Refusal(event.address, line(event, found.why))
+        new = Refusal(event.address, line(event, objection.why))
         state = state._replace(refused=_remember(state.refused, new))
-    refused = Refused((found.told or found.why)[:_LONGEST_REFUSAL], ends_job)
+    refused = Refused((objection.told or objection.why)[:_LONGEST_REFUSAL], ends_job)
     return state, (Send((event.connection,), refused), Close(event.connection))
 
 
@@ -165,21 +169,21 @@ def line(event: Received, why: str) -> str:
 
 
 def _remember(known: tuple[Refusal, ...], new: Refusal) -> tuple[Refusal, ...]:
-    """Add NEW; an address that is refused often displaces only its own lines."""
-    counts = Counter(one.address for one in known)
+    """Add NEW; an address that is often refused displaces only its own entries."""
+    counts = Counter(refusal.address for refusal in known)
     if new in known or counts[new.address] >= _EACH:
         return known
     if len(known) < _REMEMBERED:
         return (*known, new)
     most, _ = counts.most_common(1)[0]
-    dropped = next(one for one in known if one.address == most)
-    return (*(one for one in known if one is not dropped), new)
+    dropped = next(refusal for refusal in known if refusal.address == most)
+    return (*(refusal for refusal in known if refusal is not dropped), new)
 
 
 def is_of_this_job(state: State, event: Received) -> bool:
     """Whether a refused launcher has proved the script of the job, so that it belongs to it."""
     is_first = state.phase == FORMING and not state.generation
-    has_local = any(one.is_local for one in state.hosts.values())
+    has_local = any(host.is_local for host in state.hosts.values())
     return is_first and has_local and event.has_same_script is True
 
 

@@ -171,10 +171,10 @@ class Handshake:
     def _check_proof(self, values: Mapping[str, object], role: str) -> None:
         proof = _bytes(values.get("proof"), 32)
         if not hmac.compare_digest(proof, self._proof(role)):
-            other = (
+            expectation = (
                 "another token or another --job_id" if self._key.has_token else "another --job_id"
             )
-            raise AuthenticationError(f"its fleetrun has {other}")
+            raise AuthenticationError(f"its fleetrun has {expectation}")
         script = _bytes(values.get("script"), 32)
         own = self._key
         self.has_same_script = hmac.compare_digest(script, self._script_proof(role, own.script))
@@ -202,9 +202,9 @@ def _bytes(value: object, length: int) -> bytes:
     if not isinstance(value, str) or len(value) != 2 * length:
         raise Malformed("no handshake")
     try:
-        found = bytes.fromhex(value)
+        decoded = bytes.fromhex(value)
     except ValueError:
         raise Malformed("no handshake") from None
-    if len(found) != length:
+    if len(decoded) != length:
         raise Malformed("no handshake")
-    return found
+    return decoded

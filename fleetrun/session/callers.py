@@ -1,4 +1,4 @@
-"""The connections of launchers that call: those that have yet to prove themselves, and the rest."""
+"""The connections of calling launchers: those that must still prove themselves, and the rest."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class PendingCallers:
         return len(self._deadlines)
 
     def add(self, caller: Connection) -> None:
-        """Add CALLER; if there are too many, drop the oldest of the address that has most.
+        """Add CALLER; if there are too many, drop the oldest of the address with the most.
 
         So a flood displaces only itself.
         """
         if len(self._deadlines) >= self._most:
-            counts = Counter(one.address for one in self._deadlines)
+            counts = Counter(caller_.address for caller_ in self._deadlines)
             most, _ = counts.most_common(1)[0]
-            oldest = next(one for one in self._deadlines if one.address == most)
+            oldest = next(caller_ for caller_ in self._deadlines if caller_.address == most)
             self._drop(oldest, "gave way to others that call")
         self._deadlines[caller] = time.monotonic() + self._within_s
         if len(self._deadlines) == 1:
@@ -80,24 +80,24 @@ class PendingCallers:
 class Callers:
     """Numbers the connections of callers, and closes those that do not join within JOIN_S.
 
-    SAID is called with each message of a caller, LOST with the number of one that is gone.
+    RECEIVED is called with each message of a caller, LOST with the number of one that is gone.
     """
 
     def __init__(
         self,
         waiting: Waiting,
         *,
-        said: Callable[[int, Connection, FromMember | exchange.FromMember], None],
+        received: Callable[[int, Connection, FromMember | exchange.FromMember], None],
         lost: Callable[[int], None],
         join_s: float = _JOIN_S,
         most_pending: int = _MOST_PENDING,
     ) -> None:
-        self._said = said
+        self._said = received
         self._lost = lost
         # 0 is the coordinator's own launcher, which does not call.
         self._last = 0
         self._open: dict[int, Connection] = {}
-        # Those that have not joined yet.
+        # Connections that have not joined yet.
         self._pending = PendingCallers(waiting, most_pending, join_s)
 
     def take(self, caller: Connection) -> None:
@@ -123,7 +123,7 @@ class Callers:
             caller.finish()
 
     def finish_all(self) -> None:
-        """Close all connections once everything is sent; ignore what they still say."""
+        """Close all connections once everything is sent; ignore further input."""
         self._pending.close()
         for caller in self._open.values():
             caller.finish()

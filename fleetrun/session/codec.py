@@ -78,9 +78,9 @@ class Frames:
                 begin = bytes(self._rest[:_SHOWN])
                 if begin.isascii() and begin[:_HEAD].decode().isprintable():
                     # Mostly HTTP, or the greeting of an ssh server.
-                    said = begin.decode().split("\r")[0].split("\n")[0]
+                    greeting = begin.decode().split("\r")[0].split("\n")[0]
                     raise Malformed(
-                        f"{said!r}, which no launcher sends: another program uses that port"
+                        f"{greeting!r}, which no launcher sends: another program uses that port"
                     )
                 raise Malformed(f"a frame of {length} bytes, where {self.limit} are allowed")
             end = _HEAD + length
@@ -105,7 +105,7 @@ def dump(values: Mapping[str, object]) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         # File names may contain lone surrogates; JSON doubles a backslash.
-        return re.sub("[\ud800-\udfff]", lambda one: f"\\\\u{ord(one[0]):04x}", text).encode()
+        return re.sub("[\ud800-\udfff]", lambda match: f"\\\\u{ord(match[0]):04x}", text).encode()
 
 
 # Making an encoder takes longer than encoding a heartbeat.
@@ -271,7 +271,9 @@ def _plain_fields(message: tuple[object, ...]) -> dict[str, object]:
 
 def _plain(value: object, *, has_lines: bool = False) -> object:
     if isinstance(value, tuple):
-        return _plain_fields(value) if hasattr(value, "_fields") else [_plain(one) for one in value]
+        return (
+            _plain_fields(value) if hasattr(value, "_fields") else [_plain(item) for item in value]
+        )
     if not isinstance(value, str) or value.isprintable():
         return value
     # Escapes make it longer; keep it within the limits.
@@ -294,10 +296,11 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
         return _one_of(arguments, value, where)
     if origin is tuple and isinstance(value, list):
         if arguments[-1] is Ellipsis:
-            return tuple(_typed(arguments[0], one, where) for one in value)
+            return tuple(_typed(arguments[0], item, where) for item in value)
         if len(arguments) == len(value):
             return tuple(
-                _typed(argument, one, where) for argument, one in zip(arguments, value, strict=True)
+                _typed(argument, item, where)
+                for argument, item in zip(arguments, value, strict=True)
             )
     if hasattr(kind, "_fields") and isinstance(value, dict):
         return _record(kind, value, where)

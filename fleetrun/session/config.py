@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from fleetrun.model import DEFAULTS, Rules
 
-# How long before the others stop waiting for a host that is cut off it has killed its ranks.
+# A host that is cut off has killed its ranks this long before the others stop waiting for it.
 _FENCE_S = 2.0
 # Broken connections are made again: a firewall that resets for 3 s is not a lost host.
 _REJOIN_S = 4.5
-# How long hosts may take to plan a generation, once its roster stands: milliseconds mostly, on a
-# busy host seconds.
+# How long hosts may take to plan a generation once its roster is formed: usually milliseconds,
+# seconds on a busy host.
 PREPARE_S = 60.0
 
 # Options with one value for the whole job, and their fields.
@@ -31,14 +31,14 @@ _SECONDS = tuple(name for _, names in _OPTIONS for name in names if name.endswit
 
 
 class RendezvousConfig(NamedTuple):
-    """How many hosts the job has, how often it starts again, and how long it waits for whom.
+    """How many hosts the job has, how often it restarts, and how long it waits.
 
-    Each launcher has one of its own until it hears that of the coordinator, which it then obeys.
+    Each launcher has its own until it learns the coordinator's, which then applies.
     """
 
     least: int
     most: int
-    # The hosts in the order of their ranks, where they are known by name.
+    # The hosts in the order of their ranks, if they are listed.
     names: tuple[str, ...] = ()
     # The addresses from which each of them calls; empty: unknown.
     addresses: tuple[tuple[str, ...], ...] = ()
@@ -135,16 +135,16 @@ class RendezvousConfig(NamedTuple):
         return max(self.heartbeat_timeout_s, self.fence_s + 1.0)
 
 
-def differences(asked: RendezvousConfig, config: RendezvousConfig) -> list[str]:
-    """Return the options in which the config that a host ASKED for differs from the job's CONFIG.
+def differences(requested: RendezvousConfig, config: RendezvousConfig) -> list[str]:
+    """Return the options in which the REQUESTED config of a host differs from the job's CONFIG.
 
     >>> differences(RendezvousConfig(2, 2), RendezvousConfig(2, 4, grace_s=5.0))
     ['--nnodes=2:4 (here 2)', '--grace=5 (here 10)']
     """
     return [
-        f"{option}={_value(config, names)} (here {_value(asked, names)})"
+        f"{option}={_value(config, names)} (here {_value(requested, names)})"
         for option, names in _OPTIONS
-        if _value(config, names) != _value(asked, names)
+        if _value(config, names) != _value(requested, names)
     ]
 
 

@@ -32,7 +32,7 @@ _PART_BYTES = 256
 # In bytes. Callers send joins and failures with last lines; listeners also send rosters.
 LONGEST_FROM_CALLER = 1 << 18
 LONGEST_FROM_LISTENER = 1 << 24
-# A peer that does not read this much counts as lost; several rosters of 2,000 hosts fit.
+# A peer that leaves this much unread counts as lost; several rosters of 2,000 hosts fit.
 MOST_UNSENT = 1 << 25
 # How long unsent messages may take to leave after `finish`.
 _FLUSH_S = 2.0
@@ -142,8 +142,8 @@ class Connection:
         """Close the connection at once; no callback follows."""
         if self.is_open:
             self.is_open = False
-            for what in ("flush", "later"):
-                self._waiting.timer(self._key(what), None, self._part)
+            for timer in ("flush", "later"):
+                self._waiting.timer(self._key(timer), None, self._part)
             self._waiting.unwatch(self._socket.fileno())
             self._socket.close()
             self._forget_unsent()
@@ -160,8 +160,8 @@ class Connection:
 
     # Inside -------------------------------------------------------------------------------------
 
-    def _key(self, what: str) -> Hashable:
-        return (id(self), what)
+    def _key(self, timer: str) -> Hashable:
+        return (id(self), timer)
 
     def _part(self) -> None:
         self.lose(HUNG_UP)
@@ -248,8 +248,8 @@ class Connection:
     def _take(self, payload: bytes) -> tuple[object, ...] | None:
         """Return the message in PAYLOAD; None if it was part of the handshake."""
         if self._opening is not None:
-            sent = self._opening.take(payload)
-            message: tuple[object, ...] = self._codec.read(sent, self._longest_packed)
+            unsealed = self._opening.take(payload)
+            message: tuple[object, ...] = self._codec.read(unsealed, self._longest_packed)
             return message
         handshake = self._handshake
         answer = handshake.feed(payload)
@@ -287,12 +287,12 @@ def _tune(link: _socket.socket) -> None:
     seconds after the network is back.
     """
     link.settimeout(0)
-    wanted = (
+    options = (
         (_socket.TCP_NODELAY, 1),
         (_socket.TCP_USER_TIMEOUT, _GIVE_UP_MS),
         (_TCP_THIN_LINEAR_TIMEOUTS, 1),
         (_TCP_RTO_MAX_MS, _LONGEST_RETRANSMIT_MS),
     )
-    for option, value in wanted:
+    for option, value in options:
         with suppress(OSError):
             link.setsockopt(_socket.IPPROTO_TCP, option, value)

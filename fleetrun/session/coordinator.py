@@ -137,8 +137,8 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
         ended = Verdict(state.generation, join.launcher, failure, is_final=True)
         state, actions = _end(state, ended, event.at)
         state = state._replace(heard_end=state.heard_end | {join.launcher})
-        told = () if known is not None else (Send((event.connection,), ended),)
-        return state, (*actions, *told, Close(event.connection))
+        notice = () if known is not None else (Send((event.connection,), ended),)
+        return state, (*actions, *notice, Close(event.connection))
     if known is not None:
         state = without_host(state, known)
     doubt = "" if is_believed else _UNPROVEN
@@ -166,8 +166,8 @@ def _admit(state: State, event: Received, host: Host) -> Step:
         # It was killed and started again.
         state, lost = _lost(state, holder, event.at)
         if state.phase == ENDED:
-            state, told_so = _join(state, event)
-            return state, (*lost, *told_so)
+            state, rejoining = _join(state, event)
+            return state, (*lost, *rejoining)
     host = host._replace(failure_count=state.failure_counts.get(_where(host), 0))
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     if event.is_local:
@@ -178,8 +178,8 @@ def _admit(state: State, event: Received, host: Host) -> Step:
         lost = (*lost, *_note_differences(state, newcomers, event.at))
     state, actions = _form(state, event.at)
     if state.phase == FORMING:
-        told = Send((event.connection,), _awaited(state, state.remarks, event.at))
-        return state, (*lost, told, *actions)
+        waiting = Send((event.connection,), _awaited(state, state.remarks, event.at))
+        return state, (*lost, waiting, *actions)
     placed = state.hosts.get(host.launcher)
     if placed is None or not placed.has_place:
         actions = (*actions, _stand_by(state, (event.connection,)))
@@ -187,9 +187,11 @@ def _admit(state: State, event: Received, host: Host) -> Step:
 
 
 def _part(state: State, event: Received) -> Step:
-    """Refuse launchers that came before the coordinator's own and differ from it."""
+    """Refuse launchers that joined before the coordinator's own and differ from it."""
     actions: list[Action] = []
-    for host in [one for one in state.hosts.values() if not one.is_local and one.request.ports]:
+    for host in [
+        host_ for host_ in state.hosts.values() if not host_.is_local and host_.request.ports
+    ]:
         join = Join(PROTOCOL, host.launcher, state.generation, host.request)
         early = Received(host.connection or 0, join, event.at, host.address)
         objection = admission.unlike(state, early, join)
@@ -208,12 +210,12 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
     """Refuse a launcher, and end the job if no other launcher can replace it."""
     join = event.message
     assert isinstance(join, Join)
-    found = admission.misfit(state, event, join)
+    misfits = admission.misfit(state, event, join)
     is_awaited = admission.is_awaited(state, event.address) or (
         admission.is_of_this_job(state, event)
     )
-    ends_job = is_awaited and bool(found) and not state.config.may_change
-    if rank_assignment.ORDER in found and state.phase == FORMING and not state.generation:
+    ends_job = is_awaited and bool(misfits) and not state.config.may_change
+    if rank_assignment.ORDER in misfits and state.phase == FORMING and not state.generation:
         # It coordinates the job as well, and some hosts wait for it.
         ends_job = True
     state, actions = admission.refuse(state, event, objection, ends_job=ends_job)
@@ -225,8 +227,8 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
 
 def _two_of_one_rank(state: State, event: Received, host: Host, holder: Host) -> Step:
     """End the job: two hosts claim the same rank, and nobody knows which one is right."""
-    who = f"{holder.name}, pid {holder.request.pid}, and {host.name}, pid {host.request.pid}"
-    what = f"two launchers have rank {host.request.rank}: {who}"
+    rivals = f"{holder.name}, pid {holder.request.pid}, and {host.name}, pid {host.request.pid}"
+    what = f"two launchers have rank {host.request.rank}: {rivals}"
     state, actions = _rendezvous_failed(state, what, event.at)
     assert state.verdict is not None
     return state, (*actions, Send((event.connection,), state.verdict), Close(event.connection))
@@ -242,7 +244,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
     is_next = state.phase == FORMING and join.generation == state.generation
     host = host._replace(
         connection=event.connection,
-        # Unknown for hosts that joined an earlier coordinator.
+        # These are unknown for hosts that joined an earlier coordinator.
         address=host.address or event.address,
         secret=host.secret or fingerprint(join.secret),
         heard_at=event.at,
@@ -286,22 +288,26 @@ def _owed(state: State, host: Host, event: Received) -> list[FromCoordinator]:
 
 
 def _form(state: State, at: float) -> Step:
-    """Form the roster if nobody is waited for any more."""
+    """Form the roster once all hosts are there."""
     if state.phase != FORMING or at < state.not_before:
         return state, ()
     if not _is_complete(state, at):
         return _wait_for_more(state, at), ()
     config = state.config
     before = 0 if state.generation == 0 else 1 + max(h.order for h in state.hosts.values())
-    here = state.here
-    out = rank_assignment.left_out(here, config.least, config.most) if config.may_change else {}
-    suited = [host for host in here if host.launcher not in out]
+    present = state.here
+    excluded = (
+        rank_assignment.left_out(present, config.least, config.most) if config.may_change else {}
+    )
+    suited = [host for host in present if host.launcher not in excluded]
     chosen = rank_assignment.assigned(suited, config.most, before)
-    named = tuple(f"{state.hosts[one].name} stays out: {why}" for one, why in out.items())
+    named = tuple(
+        f"{state.hosts[launcher].name} stays out: {why}" for launcher, why in excluded.items()
+    )
     hosts = {host.launcher: host._replace(has_place=False) for host in state.hosts.values()}
-    for one in out:
-        # As if it had never had a place.
-        hosts[one] = hosts[one]._replace(order=-1, since=-1)
+    for launcher in excluded:
+        # As though it had never had a place.
+        hosts[launcher] = hosts[launcher]._replace(order=-1, since=-1)
     for order, host in enumerate(chosen):
         since = state.generation if host.since < 0 else host.since
         hosts[host.launcher] = host._replace(order=order, since=since, has_place=True)
@@ -315,7 +321,7 @@ def _form(state: State, at: float) -> Step:
         hosts=hosts,
         roster=roster,
         placed=tuple(host.launcher for host in chosen),
-        left_out=frozenset(out),
+        left_out=frozenset(excluded),
         admitted=state.admitted.union(host.secret for host in hosts.values()),
         deadline=at + PREPARE_S,
         timeout_s=PREPARE_S,
@@ -368,8 +374,8 @@ def _enough_at(state: State) -> float:
 
 
 def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
-    """Return for whom the coordinator waits, and how much longer."""
-    who, until, limit = _missing(state), state.deadline, "--rdzv_timeout"
+    """Return who is awaited, and for how much longer."""
+    awaited, until, limit = _missing(state), state.deadline, "--rdzv_timeout"
     has_enough = state.config.least <= len(state.here)
     if state.phase == PREPARING:
         limit = ""
@@ -379,21 +385,21 @@ def _awaited(state: State, remarks: tuple[str, ...], at: float) -> Missing:
         until, limit = _enough_at(state), "--elastic_timeout"
     elif state.is_short:
         limit = "--elastic_timeout"
-    return Missing(who, state.config.told, remarks, limit=limit, left_s=max(0.0, until - at))
+    return Missing(awaited, state.config.told, remarks, limit=limit, left_s=max(0.0, until - at))
 
 
 def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] = ()) -> Send:
-    """Tell launchers that the job runs without them for now; NAMED are remarks about some."""
-    running = [state.hosts[one].name for one in state.placed if one in state.hosts]
-    who = f"a place in the job, which runs on {rank_assignment.listed(running)}"
+    """Tell launchers that the job runs without them for now, with remarks NAMED."""
+    running = [state.hosts[launcher].name for launcher in state.placed if launcher in state.hosts]
+    awaited = f"a place in the job, which runs on {rank_assignment.listed(running)}"
     remarks = (*state.remarks, *named)
-    return Send(tuple(connections), Missing(who, state.config.told, remarks, stands_by=True))
+    return Send(tuple(connections), Missing(awaited, state.config.told, remarks, stands_by=True))
 
 
 def _entry(state: State, host: Host) -> Entry:
     request = host.request
-    seen = (state.own or host.address) if host.is_local else host.address
-    name = request.host or seen or request.hostname
+    observed = (state.own or host.address) if host.is_local else host.address
+    name = request.host or observed or request.hostname
     return Entry(
         host.launcher,
         name,
@@ -407,23 +413,29 @@ def _entry(state: State, host: Host) -> Entry:
 
 def _missing(state: State) -> str:
     if state.phase == PREPARING:
-        late = [state.hosts[one].name for one in state.placed if not state.hosts[one].is_ready]
+        late = [
+            state.hosts[launcher].name
+            for launcher in state.placed
+            if not state.hosts[launcher].is_ready
+        ]
         return f"{rank_assignment.listed(late)} to get ready"
     return rank_assignment.missing(state.config, state.here)
 
 
 def _note_differences(state: State, hosts: Iterable[Host], at: float) -> list[Send]:
-    """Tell HOSTS in which optional settings they differ from the coordinator's host."""
-    local = next((one for one in state.hosts.values() if one.is_local), None)
+    """Tell HOSTS how their optional settings differ from the coordinator's host."""
+    local = next((host_ for host_ in state.hosts.values() if host_.is_local), None)
     if local is None:
         return []
-    told = []
+    sends = []
     for host in hosts:
-        found = rank_assignment.remarks(local.request, host.request, where=local.request.hostname)
-        if found and host.connection is not None:
-            remarks = tuple(f"{host.name}: {each}" for each in found)
-            told.append(Send((host.connection,), _awaited(state, remarks, at)))
-    return told
+        remarks_ = rank_assignment.remarks(
+            local.request, host.request, where=local.request.hostname
+        )
+        if remarks_ and host.connection is not None:
+            remarks = tuple(f"{host.name}: {remark}" for remark in remarks_)
+            sends.append(Send((host.connection,), _awaited(state, remarks, at)))
+    return sends
 
 
 # While it runs --------------------------------------------------------------------------------
@@ -504,7 +516,7 @@ def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> St
     if failure is not None:
         state, actions = _failed(state, host.launcher, failure, at)
         if host.launcher in state.reports:
-            # The last report knows more than the first one.
+            # The last report is more precise than the first.
             report = state.reports[host.launcher]._replace(failure=failure)
             state = state._replace(reports={**state.reports, host.launcher: report})
     if state.phase != STOPPING:
@@ -519,7 +531,7 @@ def _arbitrate(state: State, at: float) -> Step:
     placed = [host for host in state.hosts.values() if host.has_place]
     if state.phase != STOPPING or not all(host.is_stopped for host in placed):
         return state, ()
-    first = min(state.reports.values(), key=lambda one: (one.failure.is_victim, one.at))
+    first = min(state.reports.values(), key=lambda report_: (report_.failure.is_victim, report_.at))
     failure, config = first.failure, state.config
     counts = not failure.is_departure
     is_final, given_up = decide(
@@ -586,7 +598,7 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
     is_departure = state.config.may_change
     failure = failure or Failure(host.name, "fleetrun has ended", LOST, is_departure=is_departure)
     if state.phase == FORMING:
-        # A launcher that had no place while others had is not missed.
+        # A launcher without a place is not missed.
         is_spare = state.generation > 0 and host.since < 0
         may_go = state.config.may_change and (failure.is_departure or is_spare)
         if may_go and not host.is_local:
@@ -638,7 +650,7 @@ def _look(state: State, at: float) -> Step:
 
 def _grow(state: State, at: float) -> Step:
     """Start again with the hosts that stand by, once no other has come for a while."""
-    placed = [state.hosts[one] for one in state.placed if one in state.hosts]
+    placed = [state.hosts[launcher] for launcher in state.placed if launcher in state.hosts]
     known = state.left_out.union(state.placed)
     new = [host for host in state.here if host.launcher not in known]
     is_full = len(placed) >= state.config.most
@@ -709,22 +721,22 @@ def _killed(state: State, event: Received) -> Step:
     )
     if message.launcher not in state.lost:
         return _lost(state, host, at)
-    # Nobody has to wait for the end of its ranks any more.
+    # Nobody needs to wait for the end of its ranks any more.
     state = state._replace(lost={**state.lost, message.launcher: host})
     return _form(state, at)
 
 
 def _wait(state: State, at: float) -> Step:
     """Report which hosts are missing, or end the job when the timeout has passed."""
-    who, is_late = _missing(state), state.phase == PREPARING
+    awaited, is_late = _missing(state), state.phase == PREPARING
     verb = "took too long" if is_late else "did not come"
     if at >= state.deadline:
-        what = f"{who} {verb} within {state.timeout_s:g} s"
+        what = f"{awaited} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
-    told = "\n".join((who, *state.remarks))
-    if told == state.told or at < state.told_at + _REMARK_S:
+    news = "\n".join((awaited, *state.remarks))
+    if news == state.told or at < state.told_at + _REMARK_S:
         return state, ()
-    state = state._replace(told=told, told_at=at)
+    state = state._replace(told=news, told_at=at)
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
     return state, (Send(everybody, _awaited(state, state.remarks, at)),)
 

@@ -60,7 +60,7 @@ def in_words(troubles: Mapping[Target, str]) -> str:
     for target, why in troubles.items():
         alike.setdefault((target.host, why), []).append(target)
     return "; ".join(
-        f"{', '.join([str(targets[0]), *(str(one.port) for one in targets[1:])])}: {why}"
+        f"{', '.join([str(targets[0]), *(str(target_.port) for target_ in targets[1:])])}: {why}"
         for (_, why), targets in alike.items()
     )
 
@@ -121,8 +121,8 @@ class Dialer:
     def close(self) -> None:
         """Stop calling; a connection that was handed over belongs to its owner."""
         self._is_begun = False
-        for what in ("round", "next"):
-            self._waiting.timer((id(self), what), None, self._round)
+        for timer in ("round", "next"):
+            self._waiting.timer((id(self), timer), None, self._round)
         for lookup in self._lookups.values():
             lookup.close()
         for attempt in self._attempts:
@@ -159,17 +159,17 @@ class Dialer:
         if not self._lookups:
             self._call_all()
 
-    def _looked_up(self, target: Target, found: tuple[Place, ...]) -> None:
+    def _looked_up(self, target: Target, places: tuple[Place, ...]) -> None:
         del self._lookups[target]
-        usable = found
+        usable = places
         if target.host not in {"localhost", own_name()}:
             # Some hosts resolve their own name to 127.0.1.1, and publish that.
-            usable = tuple(place for place in found if not place.is_loopback)
+            usable = tuple(place for place in places if not place.is_loopback)
         self._places[target] = usable
-        if not found:
+        if not places:
             self.troubles[target] = "the name cannot be resolved on this host"
         elif not usable:
-            self.troubles[target] = f"the name resolves to {found[0].address}, which is this host"
+            self.troubles[target] = f"the name resolves to {places[0].address}, which is this host"
         if not self._lookups:
             self._call_all()
 

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 
 class SessionHandler:
-    """Does what the session decides; subclasses override what they need."""
+    """Carries out what the session decides; subclasses override what they need."""
 
     def obey(self) -> None:
-        """Adopt the config of the job, which is known now."""
+        """Adopt the config of the job, which is now known."""
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan the generation, and answer by `planned`."""
@@ -65,7 +65,7 @@ class SessionHandler:
         """Stop the ranks, or kill them if IS_FENCED, and answer by `stopped`."""
 
     def stand_by(self) -> None:
-        """Wait for a place for as long as the job runs without this host."""
+        """Wait for a place while the job runs without this host."""
 
     def conclude(self, verdict: Verdict) -> None:
         """Take the verdict."""
@@ -78,7 +78,7 @@ _MOST_REFUSED, _MOST_REMARKS = 32, 64
 # How long the delivery of the end of a rendezvous may take.
 _FLUSH_S = 2.0
 _CODE = RendezvousError.exit_code
-# Of all messages, whoever sends them.
+# For all messages, in both directions.
 CODEC = Codec(
     *get_args(messages.FromMember | messages.FromCoordinator),
     *get_args(exchange.FromMember | exchange.FromCoordinator),
@@ -123,7 +123,7 @@ class Session:
         # The name by which the others reach the coordinator, if it is here.
         self._own_host = endpoint.host
         self._log = log
-        # It outlives the observers that lend it a share of the loop.
+        # The session outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
         self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
         self._wire = Wire(self.key, CODEC, self._share)
@@ -134,7 +134,7 @@ class Session:
         self.unreached: tuple[str, ...] = ()
         self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
-        self._callers = Callers(self._share, said=self._caller_said, lost=self._caller_lost)
+        self._callers = Callers(self._share, received=self._caller_received, lost=self._caller_lost)
         self._coordinator: state.State | None = None
         self._member: member.MemberState | None = None
         self._missing: Missing | None = None
@@ -144,17 +144,17 @@ class Session:
         self._refused: set[str] = set()
         # Messages for a connection that opens after this launcher has left.
         self._last_words: tuple[FromMember, ...] = ()
-        # Handlers of the messages beside the protocol, by type; they get the sender's node rank.
+        # Handlers of messages outside the protocol, by type; they get the sender's node rank.
         self.hearers: dict[type, Callable[[int, Any], None]] = {}
-        # When the coordinator was heard last.
+        # When the coordinator's last message arrived.
         self.heard_at = time.monotonic()
         # Called when it ends.
         self.closed: Callable[[], None] = nothing
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
-        # When the guard kills the ranks even if this launcher is stopped, the coordinator that it
-        # tells of this launcher's death, the link to it, and whether that coordinator has hung up.
+        # When the guard kills the ranks of a stopped launcher, the coordinator to tell of our
+        # death, the link to the guard, and whether that coordinator has hung up.
         self._kill_at: float | None = None
         self._connected_to: Target | None = None
         self._guard: GuardLink | None = None
@@ -164,7 +164,7 @@ class Session:
 
     @property
     def config(self) -> RendezvousConfig:
-        """The config of the job once it is known; before that, what this host asks for."""
+        """The job's config once it is known; before that, this host's own."""
         return self._endpoint.config if self._member is None else self._member.config
 
     @property
@@ -210,7 +210,7 @@ class Session:
         return True
 
     def _search(self) -> RivalSearch:
-        """Look for a host that also takes itself for the first of the list."""
+        """Look for a host that also considers itself the first of the list."""
         return RivalSearch(
             self._endpoint.ports,
             self._wire,
@@ -220,7 +220,7 @@ class Session:
         )
 
     def _contradicted(self, why: str) -> None:
-        """End the job, as another host coordinates it as well; WHY says which."""
+        """End the job, since another host coordinates it as well; WHY says which."""
         known = self._member
         if known is not None and known.phase == member.JOINING and known.request is not None:
             self.join(known.request, Failure("", f"the job has two coordinators: {why}", _CODE))
@@ -260,7 +260,7 @@ class Session:
         return listener
 
     def move(self, waiting: Waiting) -> None:
-        """Go on in another share of the loop."""
+        """Continue in another share of the loop."""
         self._share.move(waiting)
 
     @property
@@ -292,7 +292,7 @@ class Session:
             self._connection.finish()
 
     def flush(self) -> None:
-        """Deliver the last messages, for a short time, where no loop runs any more."""
+        """Deliver the last messages, for a short time, when no loop runs any more."""
         loop = Loop()
         self._share.move(loop)
         until = time.monotonic() + _FLUSH_S
@@ -307,8 +307,8 @@ class Session:
         if not self._is_closed:
             self.closed()
         self._is_closed = True
-        for what in ("member", "coordinator"):
-            self._share.timer((id(self), what), None, nothing)
+        for timer in ("member", "coordinator"):
+            self._share.timer((id(self), timer), None, nothing)
         if self._listener is not None:
             self._listener.close()
         if self._rival is not None:
@@ -317,7 +317,7 @@ class Session:
         self._callers.close()
 
     def guard(self, link: GuardLink) -> None:
-        """Tell the guard when to kill the ranks, and which coordinator to tell of our death."""
+        """Tell the guard when to kill the ranks, and which coordinator to inform of our death."""
         self._guard = link
         if self._kill_at is not None:
             link.kill_at(self._kill_at)
@@ -329,7 +329,8 @@ class Session:
         wire, secret = self._wire._replace(waiting=waiting), self._endpoint.secret
         return LossReport(Target(*target), wire, launcher=self.launcher, secret=secret)
 
-    # What this launcher says --------------------------------------------------------------------
+    # What this launcher reports
+    # --------------------------------------------------------------------
 
     def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
         """Join the next generation, or report in FAILURE why this host cannot."""
@@ -339,7 +340,7 @@ class Session:
     def _generation(self) -> int:
         return 0 if self._member is None else self._member.generation
 
-    def _say_of_ranks(
+    def _report(
         self, message: messages.HostReady | messages.Done | messages.Failed | messages.Stopped
     ) -> None:
         self._event(member.Said(message, time.monotonic()))
@@ -347,21 +348,21 @@ class Session:
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
         if failure is None:
-            self._say_of_ranks(messages.HostReady(self._generation))
+            self._report(messages.HostReady(self._generation))
         else:
             self.stopped(failure)
 
     def done(self) -> None:
         """Report that all essential ranks of this host have succeeded."""
-        self._say_of_ranks(messages.Done(self._generation))
+        self._report(messages.Done(self._generation))
 
     def failed(self, failure: Failure) -> None:
         """Report that the generation has failed here."""
-        self._say_of_ranks(messages.Failed(self._generation, failure))
+        self._report(messages.Failed(self._generation, failure))
 
     def stopped(self, failure: Failure | None) -> None:
         """Report that no rank runs here any more, and the first failure here."""
-        self._say_of_ranks(messages.Stopped(self._generation, failure))
+        self._report(messages.Stopped(self._generation, failure))
 
     @property
     def has_told_all(self) -> bool:
@@ -375,7 +376,7 @@ class Session:
         return self.serves or self._connection is not None
 
     def missing(self) -> str:
-        """Name what is waited for."""
+        """Name what is awaited."""
         if not self.is_connected:
             where = " or ".join(map(str, self._targets[:1]))
             trouble = "" if self._dialer is None else self._dialer.trouble
@@ -431,13 +432,13 @@ class Session:
         return placed.index(self.launcher) if self.launcher in placed else 0
 
     def _todo_later(self, kind: type, node_rank: int, message: tuple[object, ...]) -> None:
-        hear = self.hearers.get(kind)
-        if hear is not None:
-            self._do(partial(hear, node_rank, message))
+        handler = self.hearers.get(kind)
+        if handler is not None:
+            self._do(partial(handler, node_rank, message))
 
     # The wire -----------------------------------------------------------------------------------
 
-    def _caller_said(
+    def _caller_received(
         self, number: int, caller: Connection, message: FromMember | exchange.FromMember
     ) -> None:
         now = time.monotonic()
@@ -518,7 +519,7 @@ class Session:
         self._do(partial(self._feed, event))
 
     def _do(self, call: Callable[[], None]) -> None:
-        """Do CALL after what is under way, so that each step sees the last one's actions done."""
+        """Make CALL after the current one, so that each step sees the previous actions done."""
         self._todo.append(call)
         if self._is_working:
             return
@@ -552,19 +553,21 @@ class Session:
     def _feed(self, event: member.Event) -> None:
         if self._member is None:
             return
-        asked = self._member.config
+        requested = self._member.config
         self._member, actions = member.step(self._member, event)
-        if self._member.config != asked:
-            self._obey(asked, self._member.config)
+        if self._member.config != requested:
+            self._obey(requested, self._member.config)
         for action in actions:
             self._perform(action)
 
-    def _obey(self, asked: RendezvousConfig, config: RendezvousConfig) -> None:
+    def _obey(self, requested: RendezvousConfig, config: RendezvousConfig) -> None:
         """Adopt the CONFIG of the job, and print how this host's own, ASKED, differs."""
-        found = differences(asked, config)
-        if found and self._member is not None:
+        differing = differences(requested, config)
+        if differing and self._member is not None:
             where = self._member.coordinator
-            self.shown(f"{where} coordinates the job, and its options apply: {', '.join(found)}")
+            self.shown(
+                f"{where} coordinates the job, and its options apply: {', '.join(differing)}"
+            )
         self.handler.obey()
 
     def _perform(self, action: member.Action) -> None:
@@ -578,8 +581,8 @@ class Session:
             case member.Deliver(message=messages.Missing() as missing):
                 # At once: progress lines ask who is missing.
                 self._show(missing)
-            case member.Deliver(message=said):
-                self._todo.append(partial(self._deliver, said))
+            case member.Deliver(message=order):
+                self._todo.append(partial(self._deliver, order))
             case member.Fence(failure=failure):
                 self._todo.append(partial(self.handler.stop, failure, is_fenced=True))
             case member.KillAt(at=at):
@@ -616,7 +619,7 @@ class Session:
             self.shown(remark)
 
     def shown(self, remark: str) -> None:
-        """Print REMARK about the hosts of the job, once."""
+        """Print REMARK about the job's hosts, once."""
         if remark not in self._said and len(self._said) < _MOST_REMARKS:
             self._said.add(remark)
             self._log(f"{remark}.")
@@ -643,7 +646,7 @@ class Session:
 
     def _send(self, number: int, message: FromCoordinator) -> None:
         if number == _OWN:
-            heard = member.Heard(message, time.monotonic())
-            self._todo.append(partial(self._feed, heard))
+            arrival = member.Heard(message, time.monotonic())
+            self._todo.append(partial(self._feed, arrival))
         else:
             self._callers.send(number, message)

@@ -51,12 +51,12 @@ class ElectedSession(Session):
         log: Callable[[str], None],
         endpoints: Sequence[tuple[str, int]],
         is_secure: bool = False,
-        own: Sequence[str] = (),
+        own_addresses: Sequence[str] = (),
     ) -> None:
         super().__init__(endpoint, launcher, host=host, log=log)
-        self._own = own
+        self._own = own_addresses
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
-        self._where = " or ".join(str(Target(*one)) for one in endpoints)
+        self._where = " or ".join(str(Target(*server)) for server in endpoints)
         self._store = JobStore(
             endpoints,
             endpoint.job_id,
@@ -100,7 +100,7 @@ class ElectedSession(Session):
         self._election.close()
 
     def missing(self) -> str:
-        """Name what is waited for."""
+        """Name what is awaited."""
         if self.is_connected or self._election.leader is not None:
             return super().missing()
         trouble = self._election.trouble
@@ -134,7 +134,7 @@ class ElectedSession(Session):
         host = endpoint.host or local
         if not endpoint.host and local.startswith(_LOOPBACK) and self._own:
             host = self._own[0]
-        self._callers = Callers(self._share, said=self._caller_said, lost=self._caller_lost)
+        self._callers = Callers(self._share, received=self._caller_received, lost=self._caller_lost)
         everywhere = (host,) if literal(host, 1) else (_EVERYWHERE,)
         self._listener = self._listen(endpoint.addresses or everywhere)
         assert self._listener is not None  # else it has raised PortTaken
@@ -181,7 +181,7 @@ class ElectedSession(Session):
             self._event(member.Gone(time.monotonic()))
 
     def unfollow(self) -> None:
-        """Call nobody: the leader is gone."""
+        """Forget the leader, which is gone."""
         self._set_timers()
 
     def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
@@ -226,7 +226,7 @@ class ElectedSession(Session):
         """Print TEXT, once."""
         self.shown(text.rstrip("."))
 
-    # What is different when it coordinates, or calls --------------------------------------------
+    # Overrides of Session -------------------------------------------------------------------------
 
     def _event(self, event: member.Event) -> None:
         self._election.check()
@@ -237,15 +237,15 @@ class ElectedSession(Session):
         super()._feed_coordinator(event)
         known = self._coordinator
         if known is not None and state.is_below_minimum(known):
-            here, least = len(known.here), known.config.least
-            who = f"{here} host{'s' * (here > 1)}"
-            self._election.give_way(f"it reaches {who}, and the job needs {least}")
+            present, least = len(known.here), known.config.least
+            reached = f"{present} host{'s' * (present > 1)}"
+            self._election.give_way(f"it reaches {reached}, and the job needs {least}")
 
     def _send(self, number: int, message: FromCoordinator) -> None:
         """Send MESSAGE; hold a roster and what follows it until etcd has stored it."""
         if isinstance(message, messages.RosterMessage):
             self._keep(message)
-        held = {one for one, _ in self._held}
+        held = {held_number for held_number, _ in self._held}
         is_held = self._unkept is not None and (
             isinstance(message, messages.RosterMessage) or number in held
         )
@@ -280,9 +280,9 @@ class ElectedSession(Session):
 
         self._do(send)
 
-    def _obey(self, asked: RendezvousConfig, config: RendezvousConfig) -> None:
+    def _obey(self, requested: RendezvousConfig, config: RendezvousConfig) -> None:
         self._election.config = config
-        super()._obey(asked, config)
+        super()._obey(requested, config)
 
     def _plan(self, roster: RosterMessage) -> None:
         self._election.take_part()

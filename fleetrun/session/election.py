@@ -100,7 +100,7 @@ class Election:
         self.is_leading = False
         self.renewed_at = 0.0
         self._lease = self._revision = 0
-        # The job that this launcher belongs to, once it does.
+        # The job that this launcher belongs to, if any yet.
         self._job: str | None = None
         # The job of the coordinator that it reached last, whose roster it may have missed.
         self._followed: str | None = None
@@ -146,7 +146,7 @@ class Election:
     # Finding the coordinator --------------------------------------------------------------------
 
     def seek(self) -> None:
-        """Look for a coordinator until `rest`."""
+        """Look for a coordinator, until `rest`."""
         if not self._is_seeking and not self.is_leading:
             self._is_seeking = True
             self._pause_s = _FIRST_S
@@ -197,7 +197,7 @@ class Election:
             self._session.end("the job has ended, or etcd has lost its record")
             return
         if record is not None and record.job not in {self._job, self._followed}:
-            # Its own hosts come first. Those that are cut off have ended their ranks by then.
+            # Its own hosts take precedence; by then, those that are cut off have ended their ranks.
             wait_s = record.config.quarantine_s + record.config.heartbeat_timeout_s
             if self._clock() < self._free_at + wait_s:
                 self._session.note(
@@ -333,8 +333,8 @@ class Election:
             return
         self.is_leading = False
         self._leaves_until = self._clock() + _LEAVE_S
-        for what in ("renew", "overdue", "keep"):
-            self._timer(what, None, self._renew)
+        for timer in ("renew", "overdue", "keep"):
+            self._timer(timer, None, self._renew)
         self._free(is_final=is_final)
         # Wake the loop when that is over.
         self._timer("left", self._leaves_until, self.rest)
@@ -346,12 +346,12 @@ class Election:
     def close(self) -> None:
         """Stop asking."""
         self.is_leading = self._is_seeking = False
-        for what in ("look", "renew", "overdue", "keep", "left"):
-            self._timer(what, None, self._renew)
+        for timer in ("look", "renew", "overdue", "keep", "left"):
+            self._timer(timer, None, self._renew)
         self._store.close()
 
-    def _timer(self, what: str, at: float | None, call: Callable[[], None]) -> None:
-        self._waiting.timer((id(self), what), at, call)
+    def _timer(self, timer: str, at: float | None, call: Callable[[], None]) -> None:
+        self._waiting.timer((id(self), timer), at, call)
 
 
 def _ignore(_: StoreAnswer) -> None:

@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 
 class Seen(NamedTuple):
-    """What etcd has of a job: the values of its two keys and their revisions, 0 for none.
+    """What etcd has about a job: the values of its two keys, and their revisions (0: none).
 
     `local` is the address of this host that reaches etcd.
     """
@@ -67,13 +67,13 @@ class Client:
         folder = f"/fleetrun/{quote(name, safe='')}"
         self._leader_key, self._record_key = f"{folder}/coordinator", f"{folder}/roster"
 
-    # What is asked ------------------------------------------------------------------------------
+    # Requests -----------------------------------------------------------------------------------
 
     def look(self) -> Seen:
-        """Return what etcd has of the job."""
-        wanted = [_get(self._leader_key), _get(self._record_key)]
-        found = self._ask("/v3/kv/txn", {"success": wanted})
-        leader, record = (_first(one) for one in found.get("responses", [{}, {}]))
+        """Return what etcd has about the job."""
+        requests = [_get(self._leader_key), _get(self._record_key)]
+        answer = self._ask("/v3/kv/txn", {"success": requests})
+        leader, record = (_first(response) for response in answer.get("responses", [{}, {}]))
         return Seen(
             _text(leader),
             _number(leader, "create_revision"),
@@ -133,7 +133,7 @@ class Client:
         answer = self._ask("/v3/kv/txn", {"compare": compare, "success": requests})
         return bool(answer.get("succeeded"))
 
-    # How ----------------------------------------------------------------------------------------
+    # Transport ----------------------------------------------------------------------------------
 
     def _ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request).encode()
@@ -183,16 +183,16 @@ class Client:
             # This is how it reports that a lease has ended.
             return {}
         if answer.status != http.client.OK:
-            said = text[:200].decode(errors="replace").strip()
-            message = f"it answers {answer.status} to {path} ({said})"
+            body_text = text[:200].decode(errors="replace").strip()
+            message = f"it answers {answer.status} to {path} ({body_text})"
             if answer.status in {http.client.UNAUTHORIZED, http.client.BAD_REQUEST}:
                 raise RefusedError(message)
             raise http.client.HTTPException(message)
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        document = json.loads(text)
+        if not isinstance(document, dict):
             message = "its answer is not etcd's"
             raise http.client.HTTPException(message)
-        return found
+        return document
 
     def _called(self, host: str, port: int) -> http.client.HTTPConnection:
         """Return a connection to a member; raise RefusedError if a TLS file cannot be read."""
@@ -203,14 +203,14 @@ class Client:
         authority, certificate, key = (
             os.environ.get(name) or None for name in (_AUTHORITY, _CERTIFICATE, _KEY)
         )
-        which = f"{_AUTHORITY}={authority}"
+        setting = f"{_AUTHORITY}={authority}"
         try:
             context = ssl.create_default_context(cafile=authority)
             if certificate is not None:
-                which = f"{_CERTIFICATE}={certificate} with {_KEY}={key or ''}"
+                setting = f"{_CERTIFICATE}={certificate} with {_KEY}={key or ''}"
                 context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
-            message = f"{which} cannot be used ({_reason(error)})"
+            message = f"{setting} cannot be used ({_reason(error)})"
             raise RefusedError(message) from None
         return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
 
@@ -223,16 +223,16 @@ class Client:
 
 
 def answer(
-    client: Client, what: str, values: Sequence[Any]
+    client: Client, method: str, values: Sequence[Any]
 ) -> tuple[object, str, tuple[tuple[str, int], ...]]:
-    """Return CLIENT's answer to WHAT, why there is none, and the members in the order to ask."""
+    """Return the result of CLIENT's METHOD, why there is none, and the members in order of use."""
     value, trouble = None, ""
     try:
-        if what == "leave":
+        if method == "leave":
             revision, lease, is_final = values
             value = client.leave(revision, lease, is_final=is_final)
         else:
-            value = getattr(client, what)(*values)
+            value = getattr(client, method)(*values)
     except (RefusedError, UnreachableError) as error:
         trouble = str(error)
     # Plain values, as they go to another process.
@@ -261,21 +261,21 @@ def _get(key: str) -> dict[str, Any]:
     return {"request_range": {"key": _coded(key)}}
 
 
-def _revision_is(key: str, which: str, revision: int) -> dict[str, Any]:
-    target = which.upper()
-    return {"key": _coded(key), "target": target, f"{which}_revision": revision}
+def _revision_is(key: str, kind: str, revision: int) -> dict[str, Any]:
+    target = kind.upper()
+    return {"key": _coded(key), "target": target, f"{kind}_revision": revision}
 
 
 def _first(response: dict[str, Any]) -> dict[str, Any]:
-    """Return the first key that was found."""
-    found: list[dict[str, Any]] = response.get("response_range", {}).get("kvs", [])
-    return found[0] if found else {}
+    """Return the first entry of RESPONSE."""
+    entries: list[dict[str, Any]] = response.get("response_range", {}).get("kvs", [])
+    return entries[0] if entries else {}
 
 
-def _text(found: dict[str, Any]) -> str:
-    return base64.b64decode(found.get("value", "")).decode(errors="replace")
+def _text(entry: dict[str, Any]) -> str:
+    return base64.b64decode(entry.get("value", "")).decode(errors="replace")
 
 
-def _number(found: dict[str, Any], key: str) -> int:
+def _number(entry: dict[str, Any], key: str) -> int:
     # The gateway writes 64 bits as text, and leaves zeros out.
-    return int(found.get(key, 0))
+    return int(entry.get(key, 0))

@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from fleetrun.model import GpuUse
     from fleetrun.probe.nvml import Library, NvmlGpu
 
-# The driver gives the memory of a killed process back within this time.
+# The driver frees the memory of a killed process within this time.
 _GIVEN_BACK_S, _LOOK_S = 10.0, 0.2
-# Beside what was used before the job: what the driver itself may take.
+# The share of memory that the driver itself may take, beside what was used before the job.
 _SPARE_SHARE = 0.1
 # Below this, a rank's log and an error file do not fit.
 _LEAST_BYTES = 16 << 20
 _TRIED_BYTES = 65536
 _GIB, _MIB = 1 << 30, 1 << 20
 _CHUNK = 65536
-# Of what a hook has written: for a line about its end.
+# How much of a hook's output to keep, and to show.
 _LONGEST_TAIL, _LONGEST_LINE = 4096, 300
 
 
 def ask(log_dir: str, before: Mapping[str, GpuUse]) -> IsolatedCall:
-    """Ask what is wrong with this host; the value of the answer is a sentence without its end.
+    """Start a check of this host; the answer is a sentence without a full stop, empty if healthy.
 
-    Nothing: it is well. BEFORE are the GPUs of its ranks, as they were when the launcher began.
-    Raises OSError when no child can be started.
+    BEFORE are the GPUs of its ranks as they were when the launcher began. Raises OSError if no
+    child can be started.
     """
     return IsolatedCall(lambda: trouble(log_dir, before))
 
 
 def ask_import() -> IsolatedCall:
-    """Ask why Paddle cannot be imported here, which also reads its files before a start does.
+    """Start a trial import of Paddle, which also caches its files before a start needs them.
 
-    Raises OSError when no child can be started.
+    Raises OSError if no child can be started.
     """
     return IsolatedCall(import_trouble)
 
 
 def import_trouble(name: str = "paddle") -> str:
-    """Return why module NAME cannot be imported, as a sentence without its end; else nothing."""
+    """Return why module NAME cannot be imported, without a full stop; empty if it can."""
     from importlib import import_module
 
     try:
@@ -65,38 +65,38 @@ def trouble(
     *,
     given_back_s: float = _GIVEN_BACK_S,
 ) -> str:
-    """Return what is wrong with this host; nothing: it is well."""
+    """Return what is wrong with this host; empty if it is healthy."""
     return _disk(log_dir) or (_gpus(before, nvml, given_back_s) if before else "")
 
 
 def _disk(log_dir: str) -> str:
-    """Return why no logs can be written below LOG_DIR; a file is tried, as of quotas that tells."""
+    """Return why no logs can be written to LOG_DIR; a trial file alone reveals quotas."""
     import tempfile
 
     try:
         with tempfile.TemporaryFile(dir=log_dir, buffering=0) as file:
             if file.write(b"\0" * _TRIED_BYTES) < _TRIED_BYTES:
                 return f"the disk of its logs, {log_dir}, is full"
-        found = os.statvfs(log_dir)
+        status = os.statvfs(log_dir)
     except OSError as error:
         return f"no log can be written to {log_dir} ({error.strerror})"
-    left = found.f_bavail * found.f_frsize
-    if left < _LEAST_BYTES:
-        return f"the disk of its logs, {log_dir}, has {left / _MIB:.0f} MiB left"
+    free = status.f_bavail * status.f_frsize
+    if free < _LEAST_BYTES:
+        return f"the disk of its logs, {log_dir}, has {free / _MIB:.0f} MiB left"
     return ""
 
 
 def _gpus(
     before: Mapping[str, GpuUse], nvml: Callable[[], Library] | None, given_back_s: float
 ) -> str:
-    """Return which GPU is lost, or still full of what ended ranks had there."""
+    """Return which GPU is lost, or still holds memory of ended ranks."""
     from fleetrun.probe import nvml as reader
 
     library = (nvml or reader.library)()
     until = time.monotonic() + given_back_s
     while True:
-        found, barred, lost = reader.survey(library, wants_bus=False)
-        gpus = [reader.NvmlGpu(*gpu) for gpu in found]
+        usable, barred, lost = reader.survey(library, wants_bus=False)
+        gpus = [reader.NvmlGpu(*gpu) for gpu in usable]
         absent = sorted(set(before) - {name for gpu in gpus for name in _names(gpu)})
         if absent:
             why = "; ".join(text for _, text in (*lost, *barred))
@@ -116,21 +116,21 @@ def _full(before: Mapping[str, GpuUse], gpus: list[NvmlGpu]) -> str:
         for name, (used, total, pids) in gpu.uses.items():
             if name in before and used > before[name].used_bytes + _SPARE_SHARE * total:
                 amount = f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB"
-                whom = f" (pid {', '.join(map(str, pids))})" if pids else ""
-                return f"{amount} of the memory of {name} are still in use{whom}"
+                users = f" (pid {', '.join(map(str, pids))})" if pids else ""
+                return f"{amount} of the memory of {name} are still in use{users}"
     return ""
 
 
 def ask_hook(command: str, environ: Mapping[str, str]) -> IsolatedCall:
-    """Run the shell COMMAND in a child; the value of the answer is why it failed, or nothing.
+    """Run the shell COMMAND in a child; the answer is why it failed, empty if it did not.
 
-    Raises OSError when no child can be started.
+    Raises OSError if no child can be started.
     """
     return IsolatedCall(lambda: hook_trouble(command, environ))
 
 
 def hook_trouble(command: str, environ: Mapping[str, str]) -> str:
-    """Run the shell COMMAND, and return how it failed, with its last line; else nothing."""
+    """Run the shell COMMAND; return how it failed, with its last line; empty if it did not."""
     import subprocess
 
     tail = b""
@@ -139,9 +139,9 @@ def hook_trouble(command: str, environ: Mapping[str, str]) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # The session's token is not for others.
+        # The session's token is not for other programs.
         env={name: value for name, value in environ.items() if name != TOKEN},
-        # With who asks for it the shell is killed, too; the launcher sweeps up what that leaves.
+        # The shell is killed with its parent; the launcher sweeps up what it leaves.
         preexec_fn=lambda: libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
     ) as shell:
         assert shell.stdout is not None  # it is a pipe

@@ -1,7 +1,7 @@
-"""Check-ups of a job's hosts call each other on the ports that the job will use.
+"""Check-ups of a job's hosts connect to each other on the ports that the job will use.
 
 Each host listens on its own ports and calls those of all others, as launchers do. Both ends then
-say who they are: the versions that matter to a job, and the time by their clock.
+introduce themselves: the versions that matter to a job, and the time by their clock.
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from fleetrun.session.connection import Connection
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
-# After so long, say who is waited for, and name so many.
+# After this long, log who is awaited, naming at most this many.
 _SILENCE_S, _MOST_NAMED = 1.0, 5
 
 
 class HostPorts(NamedTuple):
-    """A host of the job, and the ports that it has there."""
+    """A host of the job and its ports there."""
 
     host: str
     ports: tuple[int, ...]
@@ -47,66 +47,68 @@ CODEC = Codec(Introduction)
 
 def meet(
     hosts: Sequence[HostPorts],
-    me: int,
+    own_index: int,
     description: HostDescription,
     *,
     key: "Key",
     timeout_s: float,
     address: str | None = None,
-    say: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> tuple[Peer, ...]:
-    """Return what became of calling all HOSTS but ME within TIMEOUT_S seconds.
+    """Return the result of calling all HOSTS but our own within TIMEOUT_S seconds.
 
-    We listen on ADDRESS, or on all. A port that cannot be listened on is left out. SAY gets a line
-    about who is waited for when that takes longer than a second.
+    We listen on ADDRESS, or on all. A port that cannot be bound is left out. LOG gets a line about
+    who is awaited if that takes longer than a second.
     """
-    return _PeerCheck(hosts, me, description, key, timeout_s).run(address or _EVERYWHERE, say)
+    return _PeerCheck(hosts, own_index, description, key, timeout_s).run(
+        address or _EVERYWHERE, log
+    )
 
 
 class _PeerCheck:
-    """One host's part in it."""
+    """One host's part in the check."""
 
     def __init__(
         self,
         hosts: Sequence[HostPorts],
-        me: int,
+        own_index: int,
         description: HostDescription,
         key: "Key",
         timeout_s: float,
     ) -> None:
         self._hosts = hosts
-        self._me = me
+        self._own_index = own_index
         self._description = description
         self._key = key
         self._until = time.monotonic() + timeout_s
         self._loop = Loop()
-        # Which hosts have come to which of our ports, and what those that we called have answered.
+        # Which hosts have called which of our ports, and what the ones that we called answered.
         self._came: set[tuple[int, int]] = set()
         self._peers: dict[Target, Peer] = {}
         self._dialers: dict[Target, Dialer] = {}
         self._callers: list[Connection] = []
 
-    def run(self, address: str, say: Callable[[str], None] | None) -> tuple[Peer, ...]:
-        """Call everybody; return when all have called all, or it is too late."""
-        ports = self._hosts[self._me].ports
-        others = [host for node, host in enumerate(self._hosts) if node != self._me]
+    def run(self, address: str, log: Callable[[str], None] | None) -> tuple[Peer, ...]:
+        """Call all hosts; return when all have called all, or time is up."""
+        ports = self._hosts[self._own_index].ports
+        peers_ = [host for node, host in enumerate(self._hosts) if node != self._own_index]
         wire = Wire(self._key, CODEC, self._loop)
         listener = Listener((address,), ports, wire, opened=self._called, refused=_ignore)
-        # A port that somebody has is a finding of its own.
+        # A port that is taken is a finding of its own.
         listener.hold()
         listener.open()
-        for target in [Target(host.host, port) for host in others for port in host.ports]:
+        for target in [Target(host.host, port) for host in peers_ for port in host.ports]:
             self._dialers[target] = Dialer([target], wire, opened=partial(self._reached, target))
             self._dialers[target].begin()
         late_at: list[float] = []
         self._loop.timer("late", self._until, partial(late_at.append, self._until))
-        if say is not None:
+        if log is not None:
             remark_at = time.monotonic() + _SILENCE_S
-            self._loop.timer("remark", remark_at, partial(self._say_who_is_late, say))
-        expected = len(ports) * len(others)
+            self._loop.timer("remark", remark_at, partial(self._log_missing, log))
+        expected = len(ports) * len(peers_)
         while not late_at and (len(self._peers) < len(self._dialers) or len(self._came) < expected):
             self._loop.turn()
-        peers = tuple(map(self._peer, others))
+        peers = tuple(map(self._peer, peers_))
         for dialer in self._dialers.values():
             dialer.hang_up()
         for caller in self._callers:
@@ -115,45 +117,45 @@ class _PeerCheck:
         self._loop.close()
         return peers
 
-    def _say_who_is_late(self, say: Callable[[str], None]) -> None:
-        came = {self._me, *(node for node, _ in self._came)}
+    def _log_missing(self, log: Callable[[str], None]) -> None:
+        came = {self._own_index, *(node for node, _ in self._came)}
         late = [host.host for node, host in enumerate(self._hosts) if node not in came]
         if late:
             shown = ", ".join(late[:_MOST_NAMED]) + (", ..." if late[_MOST_NAMED:] else "")
             left_s = max(0.0, self._until - time.monotonic())
-            say(f"Waiting up to {left_s:.0f} s for the check-ups of {shown}.")
+            log(f"Waiting up to {left_s:.0f} s for the check-ups of {shown}.")
 
     def _introduction(self, port: int) -> Introduction:
-        return Introduction(self._me, port, time.time(), self._description)
+        return Introduction(self._own_index, port, time.time(), self._description)
 
     def _called(self, caller: "Connection") -> None:
-        """Answer who calls; once it has the answer, it hangs up."""
+        """Answer the caller, which then hangs up."""
 
-        def heard(message: tuple[object, ...]) -> None:
+        def receive(message: tuple[object, ...]) -> None:
             if isinstance(message, Introduction):
                 caller.send(self._introduction(message.port))
                 caller.lost = lambda _: self._came.add((message.node, message.port))
 
         self._callers.append(caller)
-        caller.heard = heard
+        caller.heard = receive
 
     def _reached(self, target: Target, connection: "Connection") -> None:
-        """Say who we are, and take note of who answers, and when."""
+        """Introduce this host, and note who answers, and when."""
         began, wall = time.monotonic(), time.time()
 
-        def heard(message: tuple[object, ...]) -> None:
+        def receive(message: tuple[object, ...]) -> None:
             if isinstance(message, Introduction):
                 half_s = (time.monotonic() - began) / 2
                 ahead_s = message.clock - (wall + half_s)
                 self._peers[target] = Peer(target.host, (), message.description, ahead_s, half_s)
                 connection.close()
 
-        connection.heard = heard
+        connection.heard = receive
         connection.lost = lambda _: self._dialers[target].begin()
         connection.send(self._introduction(target.port))
 
     def _peer(self, host: HostPorts) -> Peer:
-        """Return what is known of HOST, its clock as the fastest answer has it."""
+        """Return what is known about HOST, with the clock of the fastest answer."""
         targets = [Target(host.host, port) for port in host.ports]
         answers = [self._peers[target] for target in targets if target in self._peers]
         best = min(answers, key=lambda peer: peer.accuracy_s, default=Peer(host.host, ()))
@@ -168,4 +170,4 @@ class _PeerCheck:
 
 
 def _ignore(_address: str, _why: str) -> None:
-    """Say nothing: the caller learns why."""
+    """Do nothing: the caller learns why."""

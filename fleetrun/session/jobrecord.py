@@ -88,14 +88,14 @@ def read_leader(text: str) -> LeaderRecord | None:
     >>> read_leader(write(LeaderRecord("5f", "10.0.0.1", 6166, "a1", 0))).port, read_leader("[]")
     (6166, None)
     """
-    found = _read(text)
-    return found if isinstance(found, LeaderRecord) else None
+    record = _read(text)
+    return record if isinstance(record, LeaderRecord) else None
 
 
 def read_record(text: str) -> JobRecord | None:
     """Return the record in TEXT; None if no launcher has written it."""
-    found = _read(text)
-    return found if isinstance(found, JobRecord) else None
+    record = _read(text)
+    return record if isinstance(record, JobRecord) else None
 
 
 _CODEC = Codec(LeaderRecord, JobRecord)

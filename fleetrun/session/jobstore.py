@@ -1,4 +1,4 @@
-"""Asks etcd for a launcher: each question is a child of it, which is stopped and killed with it."""
+"""Asks etcd on behalf of a launcher: each request is a child that is stopped and killed with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StoreAnswer(NamedTuple):
-    """What etcd has answered to what was asked AT (monotonic seconds), or why it has not."""
+    """The answer of etcd to a request made at ASKED_AT (monotonic), or why there is none."""
 
     asked_at: float
     value: Any = None
@@ -27,7 +27,7 @@ class StoreAnswer(NamedTuple):
 
 
 class JobStore:
-    """Asks etcd at ENDPOINTS for job NAME, one question after the other; IS_SECURE: over TLS."""
+    """Asks etcd at ENDPOINTS about job NAME, one request at a time; over TLS if IS_SECURE."""
 
     def __init__(
         self,
@@ -38,47 +38,49 @@ class JobStore:
         waiting: Waiting,
         is_secure: bool = False,
     ) -> None:
-        # That which answered last is asked first.
+        # The one that answered last is asked first.
         self._endpoints = tuple(endpoints)
         self._name = name
         self._timeout_s = timeout_s
         self._is_secure = is_secure
         self._waiting = waiting
-        self._asked: deque[tuple[str, tuple[object, ...], Callable[[StoreAnswer], None]]] = deque()
-        # The one that is being answered, and when it was asked; None: none is.
+        self._requests: deque[tuple[str, tuple[object, ...], Callable[[StoreAnswer], None]]] = (
+            deque()
+        )
+        # The current request, and when it was made; None: there is none.
         self._call: IsolatedCall | None = None
         self._asked_at: float | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether an answer is still to come."""
-        return bool(self._asked)
+        return bool(self._requests)
 
     def elsewhere(self, waiting: Waiting) -> JobStore:
-        """Return one that asks the same etcd, for another process."""
+        """Return a store of the same etcd, for another process."""
         endpoints, timeout_s, is_secure = self._endpoints, self._timeout_s, self._is_secure
         return JobStore(
             endpoints, self._name, timeout_s=timeout_s, waiting=waiting, is_secure=is_secure
         )
 
-    def ask(self, done: Callable[[StoreAnswer], None], what: str, *values: object) -> None:
-        """Ask for WHAT; DONE is called with the answer, from the loop."""
-        self._asked.append((what, values, done))
+    def ask(self, done: Callable[[StoreAnswer], None], method: str, *values: object) -> None:
+        """Call METHOD of the client; DONE is called with the answer, from the loop."""
+        self._requests.append((method, values, done))
         self._go_on()
 
     def _go_on(self) -> None:
-        if not self._asked or self._asked_at is not None:
+        if not self._requests or self._asked_at is not None:
             return
         from fleetrun.session import etcd  # slow to import
 
-        what, values, _ = self._asked[0]
+        method, values, _ = self._requests[0]
         client = etcd.Client(
             self._endpoints, self._name, timeout_s=self._timeout_s, is_secure=self._is_secure
         )
-        # Before it is sent: a lease is renewed no earlier than this.
+        # Taken before it is sent: a lease is renewed no earlier than this.
         self._asked_at = time.monotonic()
         try:
-            call = self._call = IsolatedCall(partial(etcd.answer, client, what, values))
+            call = self._call = IsolatedCall(partial(etcd.answer, client, method, values))
         except OSError as error:
             why = f"no process can be started to ask etcd ({error.strerror})"
             end = partial(self._end, None, why)
@@ -94,16 +96,16 @@ class JobStore:
         self._end(value, trouble)
 
     def _end(self, value: object, trouble: str) -> None:
-        _, _, done = self._asked.popleft()
+        _, _, done = self._requests.popleft()
         answer = StoreAnswer(self._asked_at or 0.0, value, trouble)
         self._asked_at = None
         done(answer)
         self._go_on()
 
     def close(self) -> None:
-        """Ask no more; nothing is called any more."""
+        """Stop; no callback follows."""
         self._waiting.timer((id(self), "failed"), None, nothing)
-        self._asked.clear()
+        self._requests.clear()
         self._asked_at = None
         call, self._call = self._call, None
         if call is not None:

@@ -53,7 +53,7 @@ _NAME_BYTES = 8
 def join(
     request: Request,
     facts: Facts,
-    found: SelectedEngine,
+    engine: SelectedEngine,
     slots: Slots,
     *,
     gather: Callable[[int], Roster],
@@ -69,14 +69,14 @@ def join(
     try:
         local = gather(0)
     except FleetrunError as error:
-        return tell(request, facts, found, error, log=log, redact=redact)
+        return tell(request, facts, engine, error, log=log, redact=redact)
     launcher = os.urandom(_NAME_BYTES).hex()
     run = planner.run_name(request, facts.started_utc, facts.pid)
     logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
-    endpoint = _endpoint(request, facts, found, slots.first_port, local.me)
+    endpoint = _endpoint(request, facts, engine, slots.first_port, local.me)
     endpoint = endpoint._replace(secret=logs.secret(facts.hostname))
-    bare = _named(request, facts, found, local.me)._replace(
-        settings=_settings(request, slots, found), remarks=_remarks(request, endpoint)
+    bare = _named(request, facts, engine, local.me)._replace(
+        settings=_settings(request, slots, engine), remarks=_remarks(request, endpoint)
     )
     session = _session(request, facts, endpoint, launcher, bare, log)
     first_me: int | None = None
@@ -86,14 +86,14 @@ def join(
         nonlocal local
         if attempt:
             local = gather(attempt)
-        mine = local.members[local.me]
+        own_member = local.members[local.me]
         if not attempt:
             # Before anybody can look for it.
             logs.announce()
         return bare._replace(
-            host=mine.host,
-            ports=mine.ports,
-            groups=mine.groups,
+            host=own_member.host,
+            ports=own_member.ports,
+            groups=own_member.groups,
             attempt=attempt,
             master_port=local.master.port if slots.master == "own" else None,
         )
@@ -101,13 +101,13 @@ def join(
     def make(agreed: messages.RosterMessage) -> LaunchPlan:
         nonlocal first_me
         roster = _roster(agreed, launcher, local)
-        launchers = [one.launcher for one in agreed.entries]
+        launchers = [entry.launcher for entry in agreed.entries]
         if agreed.config.may_change:
             first_me = roster.me if first_me is None else first_me
             roster = roster._replace(first_me=first_me)
-        attempts = [one.attempt for one in agreed.entries]
+        attempts = [entry.attempt for entry in agreed.entries]
         roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation, attempts))
-        notes = (*roster.notes, *_about_token(endpoint, found))
+        notes = (*roster.notes, *_about_token(endpoint, engine))
         return plan(roster._replace(notes=notes))
 
     def ask_health() -> IsolatedCall:
@@ -134,20 +134,20 @@ def join(
     return session, rendezvous
 
 
-def _about_token(endpoint: RendezvousEndpoint, found: SelectedEngine) -> tuple[str, ...]:
+def _about_token(endpoint: RendezvousEndpoint, engine: SelectedEngine) -> tuple[str, ...]:
     """Return remarks about the token of the job, or its absence."""
     if endpoint.token is not None:
         return (_SHORT,) if len(endpoint.token) < _LEAST_TOKEN else ()
-    return () if found.hosts else (_UNPROTECTED,)
+    return () if engine.hosts else (_UNPROTECTED,)
 
 
 def _note_token(endpoint: RendezvousEndpoint, facts: Facts, log: Callable[[str], None]) -> None:
     """Print that hosts cannot come late without a token, if they might."""
     is_started = detect.rows(facts.environ)
     if endpoint.token is not None or is_started or not endpoint.config.may_change:
-        # If an engine starts the hosts, none comes late.
+        # If an engine starts the hosts, none joins late.
         return
-    # None is made here: it would be masked, or end up in logs.
+    # No token is generated here: it would be masked, or end up in logs.
     log(
         f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
         "set it to one value on all hosts before (`openssl rand -hex 32` makes one)."
@@ -167,7 +167,7 @@ def _settle(logs: LogFolder, *, has_token: bool, has_begun: bool) -> None:
 def tell(
     request: Request,
     facts: Facts,
-    found: SelectedEngine,
+    engine: SelectedEngine,
     fault: FleetrunError,
     *,
     log: Callable[[str], None],
@@ -175,11 +175,11 @@ def tell(
 ) -> tuple[Session, Rendezvous]:
     """Return the session of the job, and a rendezvous that only reports this host's FAULT."""
     try:
-        place: int | None = _place(found, request, facts)
+        place: int | None = _place(engine, request, facts)
     except FleetrunError:
         place = None
-    endpoint = _endpoint(request, facts, found, planner.first_port(request), place)
-    bare = _named(request, facts, found, place)
+    endpoint = _endpoint(request, facts, engine, planner.first_port(request), place)
+    bare = _named(request, facts, engine, place)
     session = _session(request, facts, endpoint, os.urandom(_NAME_BYTES).hex(), bare, log)
 
     def offer(_: int) -> JoinRequest:
@@ -228,8 +228,8 @@ def _hook(
 
 def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Roster:
     """Return the session's roster as planning knows it."""
-    members = tuple(Member(one.host, one.ports, one.groups) for one in agreed.entries)
-    me = [one.launcher for one in agreed.entries].index(launcher)
+    members = tuple(Member(entry.host, entry.ports, entry.groups) for entry in agreed.entries)
+    me = [entry.launcher for entry in agreed.entries].index(launcher)
     first = agreed.entries[0]
     port = first.master_port if first.master_port is not None else first.ports[0]
     return local._replace(
@@ -241,27 +241,27 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
     )
 
 
-def _place(found: SelectedEngine, request: Request, facts: Facts) -> int:
+def _place(engine: SelectedEngine, request: Request, facts: Facts) -> int:
     """Return our place among the listed hosts."""
-    if not found.hosts:
+    if not engine.hosts:
         return 0
-    told = facts.environ.get("PADDLE_TRAINER_ID", "")
-    if hosts.in_paddlecloud(facts.environ) and told.isdecimal():
-        return int(told)
-    return hosts.place(found.hosts, request, facts, options=found.places.options)[0]
+    trainer_id = facts.environ.get("PADDLE_TRAINER_ID", "")
+    if hosts.in_paddlecloud(facts.environ) and trainer_id.isdecimal():
+        return int(trainer_id)
+    return hosts.place(engine.hosts, request, facts, options=engine.places.options)[0]
 
 
 def _endpoint(
-    request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
+    request: Request, facts: Facts, engine: SelectedEngine, first_port: int, place: int | None
 ) -> RendezvousEndpoint:
     """Return the endpoint of the job with what its launchers prove.
 
     Programs may differ between hosts that are known by a token or an address, or are this machine.
     """
-    found_at = _endpoint_of(request, facts, found, first_port, place)
-    is_here = bool(found.hosts) and all(map(hosts.is_loopback, found.hosts))
-    is_known = found_at.token is not None or found_at.allowed is not None or is_here
-    return found_at._replace(
+    endpoint = _endpoint_of(request, facts, engine, first_port, place)
+    is_here = bool(engine.hosts) and all(map(hosts.is_loopback, engine.hosts))
+    is_known = endpoint.token is not None or endpoint.allowed is not None or is_here
+    return endpoint._replace(
         script=script.identity(request.script, facts.cwd, facts.environ),
         command=script.command_line(request.script),
         may_differ=is_known and not script.is_python(request.script),
@@ -269,19 +269,19 @@ def _endpoint(
 
 
 def _endpoint_of(
-    request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
+    request: Request, facts: Facts, engine: SelectedEngine, first_port: int, place: int | None
 ) -> RendezvousEndpoint:
     """Return the endpoint of the job, and whether this launcher may listen there."""
-    point = hosts.meets_at(request) if not found.hosts else None
+    point = hosts.meets_at(request) if not engine.hosts else None
     token = facts.environ.get(TOKEN) or None
     least, most = hosts.bounds(request.nnodes)
     if point is None:
         # Without a number, as from a cluster's engine, all listed hosts must come.
-        least, most = (least if least < most else len(found.hosts)), len(found.hosts)
+        least, most = (least if least < most else len(engine.hosts)), len(engine.hosts)
     config = RendezvousConfig(
         least,
         most,
-        names=found.hosts if point is None else (),
+        names=engine.hosts if point is None else (),
         max_restarts=request.max_restart,
         rdzv_timeout_s=request.rdzv_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
@@ -290,7 +290,7 @@ def _endpoint_of(
         grace_s=request.grace_s,
         hang_timeout_s=request.hang_timeout_s,
         checks_ports=request.port_check,
-        addresses=_known_addresses(found.hosts, facts) if point is None else (),
+        addresses=_known_addresses(engine.hosts, facts) if point is None else (),
         has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
     )
     first = first_port if request.start_port is None else request.start_port
@@ -310,7 +310,7 @@ def _endpoint_of(
             addresses=(_address(point.host, facts),) if is_ours else (),
             may_be_second=True,
         )
-    host = found.hosts[0]
+    host = engine.hosts[0]
     return RendezvousEndpoint(
         config,
         host,
@@ -318,7 +318,7 @@ def _endpoint_of(
         request.job_id,
         token,
         addresses=(_address(host, facts),) if place == 0 else (),
-        allowed=None if token else _listed(found.hosts, facts),
+        allowed=None if token else _listed(engine.hosts, facts),
     )
 
 
@@ -337,7 +337,11 @@ def _session(  # noqa: PLR0917 - as join has them
 
     endpoints = hosts.store_endpoints(request.master or "") or ()
     is_far = not all(hosts.is_loopback(point.host) for point in endpoints)
-    own = [one.ip for one in facts.addresses if not hosts.is_loopback(one.ip) and ":" not in one.ip]
+    own = [
+        address.ip
+        for address in facts.addresses
+        if not hosts.is_loopback(address.ip) and ":" not in address.ip
+    ]
     return ElectedSession(
         endpoint,
         launcher,
@@ -371,28 +375,30 @@ def _address(host: str, facts: Facts) -> str:
 def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:
     """Return the addresses of the hosts NAMES; None if some are unknown."""
     known = _known_addresses(names, facts)
-    for name, found in zip(names, known, strict=True):
-        if not found and (hosts.is_loopback(name) or not hosts.is_own(name, facts)):
+    for name, addresses in zip(names, known, strict=True):
+        if not addresses and (hosts.is_loopback(name) or not hosts.is_own(name, facts)):
             return None
-    return frozenset(address for found in known for address in found)
+    return frozenset(address for addresses in known for address in addresses)
 
 
 def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...], ...]:
     """Return the addresses from which each of the hosts NAMES calls; empty if unknown."""
 
-    def of(name: str) -> tuple[str, ...]:
+    def addresses_of(name: str) -> tuple[str, ...]:
         if hosts.is_loopback(name):
             return ()
         return (name,) if hosts.is_address(name) else tuple(facts.resolved.get(name, ()))
 
-    return tuple(map(of, names))
+    return tuple(map(addresses_of, names))
 
 
-def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | None) -> JoinRequest:
+def _named(
+    request: Request, facts: Facts, engine: SelectedEngine, place: int | None
+) -> JoinRequest:
     """Return this host's request without ports and devices."""
-    is_listed = place is not None and bool(found.hosts)
+    is_listed = place is not None and bool(engine.hosts)
     return JoinRequest(
-        host=found.hosts[place or 0] if is_listed else (request.host or ""),
+        host=engine.hosts[place or 0] if is_listed else (request.host or ""),
         hostname=_plain(facts.hostname),
         pid=facts.pid,
         ports=(),
@@ -401,11 +407,13 @@ def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | N
     )
 
 
-def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tuple[str, str], ...]:
+def _settings(
+    request: Request, slots: Slots, engine: SelectedEngine
+) -> tuple[tuple[str, str], ...]:
     """Return the settings that must be the same on all hosts."""
     strategy = "" if request.strategy is None else request.strategy.digest
-    is_fixed = found.hosts and ":" not in request.nnodes
-    nodes = str(len(found.hosts)) if is_fixed else request.nnodes
+    is_fixed = engine.hosts and ":" not in request.nnodes
+    nodes = str(len(engine.hosts)) if is_fixed else request.nnodes
     settings = [
         ("--nnodes", nodes),
         ("--run_mode", planner.mode(request)),
@@ -414,11 +422,11 @@ def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tu
     ]
     if script.is_python(request.script):
         settings.append(("Paddle's version", paddles.version(sys.path)))
-    if found.hosts:
-        settings.append((LIST, comparable(",".join(found.hosts))))
+    if engine.hosts:
+        settings.append((LIST, comparable(",".join(engine.hosts))))
     if slots.hosts:
-        told = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
-        settings.append(("the list of servers and trainers", comparable(told)))
+        layout = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
+        settings.append(("the list of servers and trainers", comparable(layout)))
     if _has_roles(slots):
         roles = [slot.role for slot in slots.slots]
         counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
@@ -434,10 +442,10 @@ def _has_roles(slots: Slots) -> bool:
 def _remarks(request: Request, endpoint: RendezvousEndpoint) -> tuple[tuple[str, str], ...]:
     """Return the settings whose differences between hosts are reported."""
     arguments = "\0".join(request.script.args)
-    found = [("the digest of the script's arguments", digest(os.fsencode(arguments)))]
+    remarks = [("the digest of the script's arguments", digest(os.fsencode(arguments)))]
     if endpoint.may_differ:
-        found.append(("the digest of the program", digest(endpoint.script.encode())))
-    return tuple(found)
+        remarks.append(("the digest of the program", digest(endpoint.script.encode())))
+    return tuple(remarks)
 
 
 def _plain(hostname: str) -> str:

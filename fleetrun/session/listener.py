@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _INTRODUCTION_S = 5.0
 # The most connections that are not authenticated yet.
 _MOST_PENDING = 1024
-# How many callers the kernel keeps waiting: 512 launchers may call at once.
+# The length of the kernel's queue of callers: 512 launchers may call at once.
 _BACKLOG = 1024
 # The most connections accepted in one turn of the loop.
 _MOST_AT_ONCE = 64
@@ -39,10 +39,10 @@ class PortTaken(EnvironmentFault):
 
 
 class Listener:
-    """Listens at one of PORTS of ADDRESSES, and gives each caller who knows KEY to OPENED.
+    """Listens at one of PORTS of ADDRESSES, and passes each caller who knows KEY to OPENED.
 
     `allowed` are the addresses that may connect; None: all. REFUSED gets the address of each
-    connection that is refused, and the reason; it takes a pending place for seconds at most.
+    refused connection, and the reason; it occupies a pending place for seconds at most.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Listener:
 
         first, last = self._ports[0], self._ports[-1]
         holder = tcp.holder(first) or "a process that only root may name"
-        which = f"Port {first}" if first == last else f"Each port from {first} to {last}"
+        ports = f"Port {first}" if first == last else f"Each port from {first} to {last}"
         raise PortTaken(
-            f"{which}, where the launchers of the other hosts call, is taken ({first} by "
+            f"{ports}, where the launchers of the other hosts call, is taken ({first} by "
             f"{holder}). Stop it, or give another port, the same on every host."
         )
 
@@ -104,9 +104,9 @@ class Listener:
         for port in self._ports:
             for address in self._addresses:
                 self._refusal(address, port)
-        for one in self._sockets:
+        for server in self._sockets:
             # Accepted sockets inherit it.
-            one.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
+            server.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
 
     def _bind(self, port: int) -> bool:
         for address in self._addresses:
@@ -136,23 +136,23 @@ class Listener:
     def close(self) -> None:
         """Stop accepting calls; authenticated connections belong to their owners."""
         if self._pending is not None:
-            for one in self._sockets:
-                self._waiting.unwatch(one.fileno())
+            for server in self._sockets:
+                self._waiting.unwatch(server.fileno())
             self._waiting.timer((id(self), "pause"), None, self._watch)
             self._pending.close()
         self._free()
 
     def _free(self) -> None:
-        for one in self._sockets:
-            one.close()
+        for server in self._sockets:
+            server.close()
         self._sockets.clear()
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
             self._spare_fd = -1
 
     def _watch(self) -> None:
-        for one in self._sockets:
-            self._waiting.watch(one.fileno(), partial(self._answer, one))
+        for server in self._sockets:
+            self._waiting.watch(server.fileno(), partial(self._answer, server))
 
     def _answer(self, server: _socket.socket) -> None:
         for _ in range(_MOST_AT_ONCE):
@@ -183,8 +183,8 @@ class Listener:
         # Closing above freed one; if it was taken again, try later.
         with suppress(OSError):
             self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for one in self._sockets:
-            self._waiting.unwatch(one.fileno())
+        for listening in self._sockets:
+            self._waiting.unwatch(listening.fileno())
         self._waiting.timer((id(self), "pause"), time.monotonic() + _PAUSE_S, self._watch)
 
     def _admit(self, link: _socket.socket, address: str) -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.messages import FromCoordinator, FromMember
 
-# Without a generation; waiting for its roster; planning it; ready to start; its ranks run, are
-# being stopped, have stopped; the end.
+# Without a generation; awaiting its roster; planning it; ready to start; ranks running, being
+# stopped, stopped; the end.
 IDLE, JOINING, PLANNING, READY, RUNNING, STOPPING, STOPPED, ENDED = (
     "idle",
     "joining",
@@ -89,7 +89,7 @@ _OfRanks: TypeAlias = HostReady | Done | Failed | Stopped
 
 
 class Said(NamedTuple):
-    """The launcher reports on its ranks, or that it ends.
+    """The launcher reports on its ranks, or that it leaves.
 
     A generation that cannot be planned counts as stopped, with the reason.
     """
@@ -236,8 +236,8 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
 
 def _say(state: MemberState, message: FromMember, *more: Action) -> Step:
     """Send MESSAGE now; without a connection, _connected sends it on the next one."""
-    said = (SendToCoordinator(message),) if state.is_connected else ()
-    return state, (*said, *more)
+    sent = (SendToCoordinator(message),) if state.is_connected else ()
+    return state, (*sent, *more)
 
 
 def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember, ...]:
@@ -271,16 +271,16 @@ def _connected(state: MemberState, at: float) -> Step:
         return state, ()
     # While idle, the next request is not known yet.
     generation = state.generation - (state.phase == IDLE)
-    said: list[FromMember] = [_join(state, generation, state.request)]
+    owed: list[FromMember] = [_join(state, generation, state.request)]
     if state.phase in {READY, RUNNING, STOPPING}:
-        said.append(HostReady(state.generation))
+        owed.append(HostReady(state.generation))
     if state.is_done:
-        said.append(Done(state.generation))
+        owed.append(Done(state.generation))
     if state.phase == STOPPED:
-        said.append(Stopped(state.generation, state.failure))
+        owed.append(Stopped(state.generation, state.failure))
     elif state.failure is not None and state.phase != JOINING:
-        said.append(Failed(state.generation, state.failure))
-    return state, tuple(map(SendToCoordinator, said))
+        owed.append(Failed(state.generation, state.failure))
+    return state, tuple(map(SendToCoordinator, owed))
 
 
 def _disconnected(state: MemberState, at: float) -> Step:
@@ -373,11 +373,11 @@ def _give_up(state: MemberState, *, is_gone: bool) -> Step:
         )
     if state.phase == STOPPING:
         return state._replace(verdict=verdict, is_own=True), ()
-    own = state.failure
-    if own is not None and not own.is_victim:
-        goes_on = goes_on and not _is_last(state, own)
+    own_failure = state.failure
+    if own_failure is not None and not own_failure.is_victim:
+        goes_on = goes_on and not _is_last(state, own_failure)
         given_up = "" if goes_on else failure.what
-        verdict = Verdict(state.generation, state.launcher, own, not goes_on, given_up)
+        verdict = Verdict(state.generation, state.launcher, own_failure, not goes_on, given_up)
     return _conclude(state, verdict)
 
 
@@ -423,7 +423,7 @@ def _set_timer(state: MemberState, at: float) -> MemberState:
     due += [state.alive_at + config.heartbeat_timeout_s]
     if state.broken_at is not None:
         due.append(state.broken_at + config.rejoin_s)
-    return state._replace(wake_at=min(one for one in due if one > at))
+    return state._replace(wake_at=min(moment for moment in due if moment > at))
 
 
 # What the coordinator says --------------------------------------------------------------------
@@ -492,12 +492,12 @@ def _missing(state: MemberState, message: Missing, at: float) -> Step:
 
 
 def _acknowledged(state: MemberState, number: int, at: float) -> Step:
-    sent = [when for each, when in state.unanswered if each == number]
+    sent = [sent_at for beat_number, sent_at in state.unanswered if beat_number == number]
     if not sent:
         return state, ()
-    left = tuple(one for one in state.unanswered if one[0] > number)
+    later = tuple(beat for beat in state.unanswered if beat[0] > number)
     alive_at = max(state.alive_at, sent[0])
-    state = state._replace(alive_at=alive_at, unanswered=left, stood_still_s=0.0)
+    state = state._replace(alive_at=alive_at, unanswered=later, stood_still_s=0.0)
     return _set_timer(state, at), _kill_later(state)
 
 

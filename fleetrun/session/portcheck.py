@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fleetrun.session.connection import Connection
     from fleetrun.session.messages import Entry
 
-# How many endpoints a host tries, on at least how many hosts, and for how long: a lost packet is
-# sent again after a second.
+# How many endpoints a host tries, on at least how many hosts, and for how long: the kernel repeats
+# a lost packet after a second.
 _MOST, _HOSTS, _WITHIN_S = 16, 3, 1.0
 # The most unauthenticated callers, and how long each may take.
 _MOST_PENDING, _ANSWER_S = 64, 2.0
@@ -33,27 +33,27 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _SILENCE = f"no answer within {_WITHIN_S:g} s (is a firewall in between?)"
 
 
-def chosen(entries: Sequence[Entry], me: int) -> tuple[Target, ...]:
+def chosen(entries: Sequence[Entry], own_index: int) -> tuple[Target, ...]:
     """Return the endpoints that host ME of ENTRIES tries: those of the first host and neighbours.
 
     >>> from fleetrun.session.messages import Entry
     >>> entries = [Entry(name, name, name, (1, 2), ((), ())) for name in "abcd"]
-    >>> [str(one) for one in chosen(entries, 1)]
+    >>> [str(target) for target in chosen(entries, 1)]
     ['a:1', 'c:1', 'd:1', 'a:2', 'c:2', 'd:2']
     """
     count = len(entries)
     distances = chain.from_iterable((near, -near) for near in range(1, count))
-    places = dict.fromkeys((0, *((me + distance) % count for distance in distances)))
+    places = dict.fromkeys((0, *((own_index + distance) % count for distance in distances)))
     tried: list[list[Target]] = []
     for place in places:
-        one = entries[place]
+        entry = entries[place]
         # Nothing lies between processes of one host.
-        if place == me or one.host == entries[me].host:
+        if place == own_index or entry.host == entries[own_index].host:
             continue
         if len(tried) >= _HOSTS and sum(map(len, tried)) >= _MOST:
             break
-        own = () if one.master_port is None else (one.master_port,)
-        tried.append([Target(one.host, port) for port in (*own, *one.ports)])
+        master_ports = () if entry.master_port is None else (entry.master_port,)
+        tried.append([Target(entry.host, port) for port in (*master_ports, *entry.ports)])
     in_turn = chain.from_iterable(zip_longest(*tried))
     return tuple(target for target in in_turn if target is not None)[:_MOST]
 
@@ -117,9 +117,11 @@ class PortCheck:
         wire = Wire(self._key, Codec(), waiting)
         waiting.timer("ports", time.monotonic() + _WITHIN_S, self._conclude)
         for target in targets:
-            known = [one for one in self._resolved.get(target.host, ()) if one[:4] != "127."]
+            addresses = [
+                address for address in self._resolved.get(target.host, ()) if address[:4] != "127."
+            ]
             self._dialers[target] = Dialer(
-                [target._replace(host=known[0]) if known else target],
+                [target._replace(host=addresses[0]) if addresses else target],
                 wire,
                 opened=partial(self._reached, target),
             )

@@ -78,17 +78,17 @@ def left_out(hosts: Sequence[Host], least: int, most: int) -> dict[str, str]:
     Unhealthy hosts do if LEAST others remain; hosts that have failed the job twice only if others
     wait for a place among MOST. The coordinator's own host never does.
     """
-    out: dict[str, str] = {}
-    others = [host for host in hosts if not host.is_local]
-    for host in others:
-        if host.request.trouble and len(hosts) - len(out) > least:
-            out[host.launcher] = host.request.trouble
-    for host in sorted(others, key=lambda one: -one.failure_count):
-        if host.failure_count >= _MOST_FAILURES and len(hosts) - len(out) > most:
-            out.setdefault(
+    excluded: dict[str, str] = {}
+    candidates = [host for host in hosts if not host.is_local]
+    for host in candidates:
+        if host.request.trouble and len(hosts) - len(excluded) > least:
+            excluded[host.launcher] = host.request.trouble
+    for host in sorted(candidates, key=lambda candidate: -candidate.failure_count):
+        if host.failure_count >= _MOST_FAILURES and len(hosts) - len(excluded) > most:
+            excluded.setdefault(
                 host.launcher, f"the job has failed {host.failure_count} times because of it"
             )
-    return out
+    return excluded
 
 
 def assigned(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
@@ -102,15 +102,15 @@ def assigned(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
     if len(chosen) < before:
         return chosen
     places: dict[int, Host] = {}
-    rest = []
+    unplaced = []
     for host in chosen:
-        wanted = host.order if host.order >= 0 else host.request.rank
-        if wanted is not None and wanted < len(chosen) and wanted not in places:
-            places[wanted] = host
+        preferred = host.order if host.order >= 0 else host.request.rank
+        if preferred is not None and preferred < len(chosen) and preferred not in places:
+            places[preferred] = host
         else:
-            rest.append(host)
-    left = iter(rest)
-    return [places[place] if place in places else next(left) for place in range(len(chosen))]
+            unplaced.append(host)
+    remaining = iter(unplaced)
+    return [places[place] if place in places else next(remaining) for place in range(len(chosen))]
 
 
 def _rank_of_newcomer(host: Host) -> tuple[bool, int, bool, tuple[int, ...], str, int]:
@@ -147,12 +147,12 @@ def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
     if hosts and all(host.request.rank is not None for host in hosts):
         known = {host.request.rank for host in hosts}
         absent = [f"rank {rank}" for rank in range(config.least) if rank not in known]
-        who = listed(absent[:lacking])
+        absentees = listed(absent[:lacking])
     else:
-        who = f"{lacking} host{'s' * (lacking != 1)}"
+        absentees = f"{lacking} host{'s' * (lacking != 1)}"
     if not hosts:
-        return f"{who} of {config.least}"
-    return f"{who} of {config.least} ({_here(hosts)})"
+        return f"{absentees} of {config.least}"
+    return f"{absentees} of {config.least} ({_here(hosts)})"
 
 
 def _here(hosts: Sequence[Host]) -> str:
@@ -175,18 +175,18 @@ def remarks(first: JoinRequest, second: JoinRequest, *, where: str) -> list[str]
 
 
 def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str) -> dict[str, str]:
-    found = {}
+    differing = {}
     for name in dict.fromkeys((*first, *second)):
-        here, there = first.get(name, ""), second.get(name, "")
+        value, other_value = first.get(name, ""), second.get(name, "")
         # Bounds are part of the config, which the coordinator sets.
-        is_settled = name == "--nnodes" and ":" in here + there
+        is_settled = name == "--nnodes" and ":" in value + other_value
         if first.get(name) != second.get(name) and not is_settled:
-            if name == LIST and are_alike(here, there):
-                found[ORDER] = f"{name} has another order there than on {where}"
+            if name == LIST and are_alike(value, other_value):
+                differing[ORDER] = f"{name} has another order there than on {where}"
                 continue
-            shown = _shown(there, here) or "none", _shown(here, there) or "none"
-            found[name] = f"{name} is {shown[0]} there and {shown[1]} on {where}"
-    return found
+            shown = _shown(other_value, value) or "none", _shown(value, other_value) or "none"
+            differing[name] = f"{name} is {shown[0]} there and {shown[1]} on {where}"
+    return differing
 
 
 def are_alike(first: str, second: str) -> bool:
@@ -207,7 +207,7 @@ def _shown(text: str, other: str) -> str:
     if len(text) <= _SHOWN:
         return text
     pairs = zip(text, other, strict=False)
-    same = next((at for at, (one, two) in enumerate(pairs) if one != two), len(other))
-    begin = max(0, min(same, len(text)) - _BEFORE)
+    common = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(other))
+    begin = max(0, min(common, len(text)) - _BEFORE)
     end = begin + _SHOWN
     return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"

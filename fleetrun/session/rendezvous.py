@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 # The coordinator reports first, as it knows which hosts are missing.
 _LATER_S, _LAST_S = 0.5, 1.0
 _FOR_EVER_S = 1e9
-# Drivers and network folders that take longer than this do not work.
+# Drivers and network folders that are slower than this do not work.
 HEALTH_S = 20.0
-# From a cold network folder Paddle takes minutes to import.
+# Importing Paddle from a cold network folder takes minutes.
 _IMPORT_S = 600.0
 _HOOK = "the command of --elastic_pre_hook"
-# How long a host that cannot take part waits for the others, which may start seconds later, to tell
-# them; the user is told earlier.
+# How long a host that cannot take part waits to tell the others, which may start seconds later; the
+# user is told earlier.
 _REPORT_S, _LOOK_S, _SAY_S = 10.0, 0.05, 1.0
 
 
@@ -86,7 +86,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._warm = warm
         self._hook = hook
         self._ports = ports
-        # The ports that this host has offered.
+        # The ports that this host has offered for its ranks.
         self._offered: tuple[int, ...] = ()
         self._is_hooking = False
         self._call: IsolatedCall | None = None
@@ -95,7 +95,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._has_stood_by = False
         self._attempt = 0
         self._fault: FleetrunError | None = None
-        # Whether it has joined only to report that.
+        # Whether it has joined only to report the fault.
         self._is_telling = False
         self._planned: LaunchPlan | None = None
         self._is_over = True
@@ -135,11 +135,11 @@ class Rendezvous(Gathering, SessionHandler):
             self._ask(self._hook, self._hooked, "it", config.rdzv_timeout_s)
 
     def _hooked(self, trouble: str) -> None:
-        """Go on when the user's command has ended, even if it failed."""
+        """Continue when the user's command has ended, even if it failed."""
         self._is_hooking = False
         if trouble:
-            what = f"{_HOOK} failed ({self._redact(trouble)})"
-            self._log(f"{sentence(what)}. This host joins anyway.")
+            problem = f"{_HOOK} failed ({self._redact(trouble)})"
+            self._log(f"{sentence(problem)}. This host joins anyway.")
         self._look_at_host()
 
     def _look_at_host(self) -> None:
@@ -153,8 +153,8 @@ class Rendezvous(Gathering, SessionHandler):
     def _ask(
         self,
         question: Callable[[], IsolatedCall],
-        told: Callable[[str], None],
-        who: str = "its GPUs or its disk",
+        answered_with: Callable[[str], None],
+        callee: str = "its GPUs or its disk",
         within_s: float = HEALTH_S,
     ) -> None:
         """Ask QUESTION; TOLD is called with what is wrong with this host, or with nothing."""
@@ -162,17 +162,17 @@ class Rendezvous(Gathering, SessionHandler):
         try:
             call = self._call = question()
         except OSError as error:
-            told(f"it can start no process ({error.strerror})")
+            answered_with(f"it can start no process ({error.strerror})")
             return
 
         def answered(answer: CallResult) -> None:
             self._call = None
-            told(answer.trouble or str(answer.value))
+            answered_with(answer.trouble or str(answer.value))
 
-        call.watch(self._waiting, answered, within_s, callee=who)
+        call.watch(self._waiting, answered, within_s, callee=callee)
 
     def _abandon(self) -> None:
-        """Ask no more, whatever the answer would be."""
+        """Abandon the current check."""
         call, self._call = self._call, None
         if call is not None:
             call.abandon()
@@ -199,14 +199,14 @@ class Rendezvous(Gathering, SessionHandler):
         self._session.join(self._bare, self._failure(fault))
 
     def _tell_late(self, fault: FleetrunError) -> None:
-        """Tell hosts that have yet to come that the job cannot start because of FAULT."""
+        """Tell hosts that join later that the job cannot start because of FAULT."""
         self._is_telling = True
         now = time.monotonic()
         self._waiting.timer("say", now + _SAY_S, partial(self._say_fault, fault))
         self._report(fault, now + _REPORT_S)
 
     def _say_fault(self, fault: FleetrunError) -> None:
-        """Print FAULT already while the others are being told."""
+        """Print FAULT while the others are still being told."""
         if not self._is_over:
             self._log(f"{fault} Telling the other hosts, for up to {_REPORT_S - _SAY_S:g} s more.")
 
@@ -216,7 +216,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._waiting.timer("unanswered", self._until, self._unanswered)
 
     def progress(self, left_s: float) -> str:
-        """Return who is waited for, and how long."""
+        """Return a line about who is awaited, and for how long."""
         if self._until is None or self._is_telling:
             return ""
         option, until = self._session.limit() or ("", self._until)
@@ -233,7 +233,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._waiting.timer("report", now + _LOOK_S, partial(self._report, fault, until))
 
     def missing(self) -> str:
-        """Name what the answer waits for."""
+        """Name what is awaited."""
         if self._is_hooking:
             return _HOOK
         return self._session.missing()
@@ -302,7 +302,7 @@ class Rendezvous(Gathering, SessionHandler):
         # Not from within the session, which still has to send that.
         self._waiting.timer("unanswered", time.monotonic(), reply)
 
-    # What the session wants ---------------------------------------------------------------------
+    # For the session ------------------------------------------------------------------------------
 
     def obey(self) -> None:
         """Wait as long as the coordinator does."""
@@ -316,7 +316,7 @@ class Rendezvous(Gathering, SessionHandler):
         has_stood_by = self._until is None
         self._wait(PREPARE_S + _LATER_S)
         if has_stood_by and self._health is not None and not self._told_trouble:
-            # Much may have gone wrong here since it joined.
+            # Much may have gone wrong here since this host joined.
             self._ask(self._health, partial(self._plan_if_well, roster))
         else:
             self._plan(roster)
@@ -327,16 +327,16 @@ class Rendezvous(Gathering, SessionHandler):
         if not trouble:
             self._plan(roster)
             return
-        what = f"it was a spare, and {self._redact(trouble)}"[:_LONGEST]
+        reason = f"it was a spare, and {self._redact(trouble)}"[:_LONGEST]
         host = self._bare.named()
-        self._session.planned(Failure(host, what, RendezvousError.exit_code, is_departure=True))
+        self._session.planned(Failure(host, reason, RendezvousError.exit_code, is_departure=True))
 
     def _plan(self, roster: RosterMessage) -> None:
         fault = self._fault
         if fault is None:
             try:
                 self._planned = self._make(roster)
-                # If it cannot start here, it starts nowhere.
+                # If it cannot start here, it must not start anywhere.
                 self.prepare(self._planned, self._attempt)
             except FleetrunError as error:
                 fault = error
@@ -372,13 +372,15 @@ class Rendezvous(Gathering, SessionHandler):
             return
 
         def tried() -> None:
-            self._session.unreached = tuple(f"{one} ({why})" for one, why in ports.failures.items())
+            self._session.unreached = tuple(
+                f"{target} ({why})" for target, why in ports.failures.items()
+            )
             remark = ports.remark()
             if remark:
                 self._log(remark)
             self._session.planned(None)
 
-        me = [one.launcher for one in roster.entries].index(self._session.launcher)
+        me = [target.launcher for target in roster.entries].index(self._session.launcher)
         ports.begin(portcheck.chosen(roster.entries, me), self._waiting, tried)
 
     def _failure(self, fault: FleetrunError) -> Failure:
@@ -389,13 +391,13 @@ class Rendezvous(Gathering, SessionHandler):
         return self._redact(str(error))[:_LONGEST].rstrip(".")
 
     def run(self) -> None:
-        """Answer: all hosts are ready."""
+        """Answer with the plan: all hosts are ready."""
         assert self._planned is not None
         self._settle(has_begun=True)
         self._reply(self._planned)
 
     def stand_by(self) -> None:
-        """Wait for as long as the job runs."""
+        """Wait while the job runs."""
         self._until = None
         self._waiting.timer("unanswered", None, self._unanswered)
         self._log(f"This host waits for {self.missing()}.")
@@ -423,14 +425,14 @@ class Rendezvous(Gathering, SessionHandler):
             self._begin_again()
             return
         failure = verdict.failure
-        what = "the job is done" if failure is None else failure.what
+        reason = "the job is done" if failure is None else failure.what
         where = f" (on {failure.host})" if failure is not None and failure.host else ""
         error = self._fault
         if error is None or (verdict.is_final and verdict.launcher not in self._nobody_else):
-            error = RendezvousError(sentence(f"{what}{where}."))
+            error = RendezvousError(sentence(f"{reason}{where}."))
             error.exit_code = failure.exit_code if failure is not None else self._unused()
         if self._session.serves and not self._attempt and error.exit_code in _EARLY:
-            # A host that starts a moment later would find nobody, and wait for --rdzv_timeout.
+            # A host that starts a moment later would find nobody and wait for --rdzv_timeout.
             self._tell_late(error)
         else:
             self._refuse(error)
@@ -444,11 +446,11 @@ class Rendezvous(Gathering, SessionHandler):
         return 0 if self._until is None else RendezvousError.exit_code
 
 
-# As a shell has it for SIGTERM.
+# The exit code of shells for SIGTERM.
 _INTERRUPTED = 143
-# The codes of jobs that one of their hosts cannot start, or has left before.
+# The exit codes of jobs that a host cannot start or has left before the start.
 _EARLY = (UsageError.exit_code, EnvironmentFault.exit_code, _INTERRUPTED)
 
 
-# Of a failure's text; a list of all hosts may be longer than a message allows.
+# The most of a failure's text; a list of all hosts may be longer than a message allows.
 _LONGEST = 8000

@@ -33,12 +33,12 @@ class Place(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it means this host wherever it is read."""
+        """Whether it is a loopback address."""
         return self.address.startswith(("127.", "::ffff:127.")) or self.address == "::1"
 
 
 def literal(host: str, port: int) -> tuple[Place, ...]:
-    """Return the place that HOST is, if it is an IP address.
+    """Return the place of HOST if that is an IP address.
 
     >>> literal("::1", 80)[0].address, literal("node1", 80)
     ('::1', ())
@@ -47,15 +47,15 @@ def literal(host: str, port: int) -> tuple[Place, ...]:
 
 
 def resolve(host: str, port: int, flags: int = 0) -> tuple[Place, ...]:
-    """Return where PORT of HOST is; blocks, and returns nothing for an unknown name."""
+    """Return the places of PORT on HOST; empty for an unknown name. This blocks."""
     # As bytes: for text, Python would import a codec that takes 20 ms.
     encoded = host.encode()
     try:
-        found = _socket.getaddrinfo(encoded, port, 0, _socket.SOCK_STREAM, 0, flags)
+        entries = _socket.getaddrinfo(encoded, port, 0, _socket.SOCK_STREAM, 0, flags)
     except OSError:
         return ()
-    known = (_socket.AF_INET, _socket.AF_INET6)
-    places = (Place(int(entry[0]), tuple(entry[4])) for entry in found if entry[0] in known)
+    families = (_socket.AF_INET, _socket.AF_INET6)
+    places = (Place(int(entry[0]), tuple(entry[4])) for entry in entries if entry[0] in families)
     return tuple(dict.fromkeys(places))
 
 
@@ -72,11 +72,11 @@ class Lookup:
         self._question: IsolatedCall | None = None
 
     def begin(self) -> None:
-        """Ask."""
+        """Start the lookup."""
         try:
             self._question = IsolatedCall(partial(_ask, self._host, self._port))
         except OSError:
-            # There can be no child now; whoever asks will ask again.
+            # No child can be started now; the caller will retry.
             self._done(())
             return
         self._question.watch(self._waiting, self._answered, _TIMEOUT_S)
@@ -84,11 +84,11 @@ class Lookup:
     def _answered(self, answer: CallResult) -> None:
         self._question = None
         # What the child writes are plain values.
-        found = cast("tuple[tuple[int, tuple[object, ...]], ...]", answer.value or ())
-        self._done(tuple(Place(family, name) for family, name in found))
+        places = cast("tuple[tuple[int, tuple[object, ...]], ...]", answer.value or ())
+        self._done(tuple(Place(family, name) for family, name in places))
 
     def close(self) -> None:
-        """Ask no more."""
+        """Abandon the lookup."""
         question, self._question = self._question, None
         if question is not None:
             with suppress(OSError):

@@ -1,6 +1,6 @@
 """Looks for a second coordinator of the same job, which exists if lists differ in their order.
 
-Each host takes the first of its list for the coordinator, so both would wait for each other.
+Each host considers the first of its list the coordinator, so they would wait for each other.
 """
 
 from __future__ import annotations

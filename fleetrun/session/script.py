@@ -45,12 +45,12 @@ def _files(script: Script, cwd: str, environ: Mapping[str, str]) -> list[str]:
     if script.form != "file":
         here = os.path.join(cwd, script.target.replace(".", "/"))
         return [path for path in (f"{here}.py", f"{here}/__main__.py") if os.path.isfile(path)]
-    found = [os.path.join(cwd, scripts.find(script, cwd, environ) or "")]
+    paths = [os.path.join(cwd, scripts.find(script, cwd, environ) or "")]
     if not is_python(script):
         # If the program is a shell, its first argument is the script.
         first = os.path.join(cwd, *script.args[:1])
-        found += [first] if os.path.isfile(first) else []
-    return found
+        paths += [first] if os.path.isfile(first) else []
+    return paths
 
 
 def _digest_of(path: str) -> str:

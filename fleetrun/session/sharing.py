@@ -1,7 +1,7 @@
 """Whether hosts of a job share a log folder, as on clusters with NFS.
 
-Each launcher puts a file into its log folder before it joins, under a name that nobody can guess. A
-host that finds the first host's file in its own folder shares that folder.
+Before it joins, each launcher puts a file with an unguessable name into its log folder. A host that
+finds the first host's file in its own folder shares that folder.
 
 While a job without a token runs, the folder also keeps this host's secret, so that a launcher that
 is killed and started again is readmitted.
@@ -46,7 +46,7 @@ class LogFolder:
         self._folders: dict[str, str] = {}
 
     def announce(self) -> None:
-        """Let the others see that we have this folder; otherwise it counts as our own."""
+        """Create our file for the others to find; if that fails, the folder counts as our own."""
         with suppress(OSError):
             if not os.path.isdir(self._path):
                 os.makedirs(self._path)
@@ -54,11 +54,11 @@ class LogFolder:
             self._write(names.marker(self._launcher), os.fsencode(self._run), SHARED)
 
     def secret(self, hostname: str) -> str:
-        """Return the secret that a killed launcher of HOSTNAME has left here, else a new one."""
+        """Return the secret that a killed launcher of HOSTNAME has left here, or a new one."""
         self._secret_file = names.host_secret(hostname)
         with suppress(OSError), self._entered() as folder:
-            found = _status(self._secret_file, folder)
-            if found.st_uid == os.geteuid() and found.st_nlink == 1:
+            status = _status(self._secret_file, folder)
+            if status.st_uid == os.geteuid() and status.st_nlink == 1:
                 self._secret = _text(self._secret_file, folder)
         if not _SECRET.fullmatch(self._secret):
             self._secret = os.urandom(_SECRET_BYTES).hex()
@@ -88,7 +88,7 @@ class LogFolder:
             return None
         if not self._own:
             self._add(launchers, generation)
-        known = {rank: self._folders.get(each) for rank, each in enumerate(launchers)}
+        known = {rank: self._folders.get(member) for rank, member in enumerate(launchers)}
         return SharedLogs(
             run_name=self._shared,
             marker=names.marker(self._first),
@@ -98,33 +98,33 @@ class LogFolder:
         )
 
     def _begin(self, launchers: Sequence[str], generation: int) -> None:
-        """Find out whether we share the first host's folder, or as the first who shares ours."""
+        """Find out whether we share the first host's folder, or who shares ours if we are first."""
         self._first = launchers[0]
         if self._first == self._launcher:
             self._add(launchers, generation)
             self._shared = self._run if self._folders else ""
             return
-        found = self._read((self._first,)).get(self._first, "")
-        if _RUN_NAME.fullmatch(found):
-            self._shared = found
+        run = self._read((self._first,)).get(self._first, "")
+        if _RUN_NAME.fullmatch(run):
+            self._shared = run
             self._own = names.node_folder(launchers.index(self._launcher), generation)
 
     def _add(self, launchers: Sequence[str], generation: int) -> None:
         """Note the folders of new launchers."""
-        new = [each for each in launchers if each not in {*self._folders, self._launcher}]
-        for each in self._read(new):
-            self._folders[each] = names.node_folder(launchers.index(each), generation)
+        new = [member for member in launchers if member not in {*self._folders, self._launcher}]
+        for member in self._read(new):
+            self._folders[member] = names.node_folder(launchers.index(member), generation)
 
     def _read(self, launchers: Sequence[str]) -> dict[str, str]:
         """Return what LAUNCHERS have written here as our user."""
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         with suppress(OSError), self._entered() as folder:
             user = _status(names.marker(self._launcher), folder).st_uid
-            for each in launchers:
+            for member in launchers:
                 with suppress(OSError):
-                    if _status(names.marker(each), folder).st_uid == user:
-                        found[each] = _text(names.marker(each), folder)
-        return found
+                    if _status(names.marker(member), folder).st_uid == user:
+                        texts[member] = _text(names.marker(member), folder)
+        return texts
 
     def settle(self) -> None:
         """Remove our file, which all have seen; the first host's stays for newcomers."""
@@ -132,7 +132,7 @@ class LogFolder:
             self._remove(names.marker(self._launcher))
 
     def withdraw(self) -> None:
-        """Leave nothing, as the job does not start."""
+        """Leave no trace, as the job does not start."""
         self._remove(names.marker(self._launcher))
         if self._has_made_folder:
             with suppress(OSError):
@@ -163,10 +163,10 @@ class LogFolder:
 
 
 def _status(name: str, folder: int) -> os.stat_result:
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(name)
-    return found
+    return status
 
 
 def _text(name: str, folder: int) -> str:

@@ -24,7 +24,7 @@ FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
     "ended",
 )
 
-# How a host has ended that no failure was reported of.
+# How a host without a reported failure has ended.
 SUCCEEDED, STOPPED, UNKNOWN = "its ranks succeeded", "its ranks were stopped", "its end is unknown"
 
 
@@ -95,7 +95,7 @@ class State(NamedTuple):
     # Whether too few hosts are left, so that new ones are waited for.
     is_short: bool = False
     phase: str = FORMING
-    # Which job of this name it is.
+    # Identifies the job among others of its name.
     session: str = ""
     generation: int = 0
     restarts: int = 0
@@ -144,11 +144,11 @@ class State(NamedTuple):
     @property
     def remarks(self) -> tuple[str, ...]:
         """The remarks for all hosts about refused ones."""
-        return tuple(one.line for one in self.refused)
+        return tuple(refusal.line for refusal in self.refused)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody has to be told anything any more."""
+        """Whether there is nobody left to inform."""
         others = (host for host in self.hosts.values() if not host.is_local)
         return self.phase == ENDED and not any(True for _ in others)
 
@@ -184,11 +184,15 @@ def resume(
     """
     config = record.config
     lost = [entry for entry in record.entries if entry.launcher == record.coordinator]
-    failure_counts = {(one.host, one.hostname): one.failure_count for one in record.others}
+    failure_counts = {
+        (entry_.host, entry_.hostname): entry_.failure_count for entry_ in record.others
+    }
     if record.coordinator != launcher:
-        failure_counts |= {(one.host, one.hostname): one.failure_count + 1 for one in lost}
+        failure_counts |= {
+            (entry_.host, entry_.hostname): entry_.failure_count + 1 for entry_ in lost
+        }
     failure = Failure(
-        "".join(one.host for one in lost[:1]),
+        "".join(entry_.host for entry_ in lost[:1]),
         "the coordinator of the job was lost",
         LOST,
         is_departure=config.may_change,
@@ -225,10 +229,10 @@ def record(state: State, roster: RosterMessage, coordinator: str) -> JobRecord:
     """Return what another coordinator must know of ROSTER, which COORDINATOR has made."""
     from fleetrun.session.jobrecord import JobRecord, RosterEntry  # only with etcd
 
-    def entry(one: Entry) -> RosterEntry:
-        host = state.hosts.get(one.launcher)
+    def entry(placed: Entry) -> RosterEntry:
+        host = state.hosts.get(placed.launcher)
         count = 0 if host is None else host.failure_count
-        return RosterEntry(one.launcher, one.host, one.hostname, count)
+        return RosterEntry(placed.launcher, placed.host, placed.hostname, count)
 
     return JobRecord(
         state.session,
@@ -237,39 +241,39 @@ def record(state: State, roster: RosterMessage, coordinator: str) -> JobRecord:
         coordinator,
         tuple(map(entry, roster.entries)),
         state.config.told,
-        tuple(RosterEntry("", *who, count) for who, count in state.failure_counts.items()),
+        tuple(RosterEntry("", *host, count) for host, count in state.failure_counts.items()),
         () if state.has_token else tuple(sorted(state.admitted)),
     )
 
 
 def host_ends(state: State) -> tuple[HostEnd, ...]:
     """Return how the hosts of the generation that STATE is in, or ended with, have ended."""
-    found: list[HostEnd] = []
+    ends: list[HostEnd] = []
     reports = {report.launcher: report.failure for report in state.reports.values()}
     verdict = state.verdict
     is_well = verdict is not None and verdict.failure is None
     for node_rank, entry in enumerate(() if state.roster is None else state.roster.entries):
         failure, host = reports.get(entry.launcher), state.hosts.get(entry.launcher)
-        what, code = UNKNOWN, 1
+        outcome, code = UNKNOWN, 1
         if failure is not None:
-            what, code = failure.what, failure.exit_code
+            outcome, code = failure.what, failure.exit_code
         elif is_well or (host is not None and host.is_done):
-            what, code = SUCCEEDED, 0
+            outcome, code = SUCCEEDED, 0
         elif host is not None and host.is_stopped:
-            what, code = STOPPED, 0
-        found.append(
+            outcome, code = STOPPED, 0
+        ends.append(
             HostEnd(
                 node_rank,
                 entry.host,
                 entry.hostname,
                 len(entry.ports),
-                what,
+                outcome,
                 code,
                 is_first=verdict is not None and verdict.launcher == entry.launcher,
                 is_victim=failure is not None and failure.is_victim,
             )
         )
-    return tuple(found)
+    return tuple(ends)
 
 
 def absent(state: State) -> tuple[str, ...]:
@@ -302,8 +306,8 @@ def with_host(state: State, host: Host) -> State:
 
 def without_host(state: State, host: Host) -> State:
     """Return STATE without HOST and its connection."""
-    others = {name: one for name, one in state.hosts.items() if name != host.launcher}
-    state = state._replace(hosts=others)
+    remaining = {name: other for name, other in state.hosts.items() if name != host.launcher}
+    state = state._replace(hosts=remaining)
     if host.connection is None or state.connections.get(host.connection) != host.launcher:
         return state
     return without_connection(state, host.connection)
@@ -318,5 +322,7 @@ def without_connection(state: State, connection: int) -> State:
 
 def to_placed(state: State, message: FromCoordinator) -> Send:
     """Return the action that sends MESSAGE to all connected hosts of the roster."""
-    hosts: Sequence[Host] = [state.hosts[one] for one in state.placed if one in state.hosts]
+    hosts: Sequence[Host] = [
+        state.hosts[launcher] for launcher in state.placed if launcher in state.hosts
+    ]
     return Send(tuple(h.connection for h in hosts if h.connection is not None), message)
