@@ -128,7 +128,7 @@ def examine(
             key=Key(request.job_id, environ.get(TOKEN)),
             timeout_s=timeout_s,
             address=address,
-            say=say,
+            log=say,
         )
         found += peers.judge(met, card)
     measured = None

@@ -349,7 +349,7 @@ def _session(  # noqa: PLR0917 - as join has them
         log=log,
         endpoints=[(point.host, point.port) for point in endpoints],
         is_secure=(request.master or "").strip().startswith("etcds:"),
-        own=own if is_far else (),
+        own_addresses=own if is_far else (),
     )
 
 

@@ -39,7 +39,7 @@ def read(
     *texts: str,
     environ: dict[str, str] | None = None,
     timeout_s: float = 60.0,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     **fields: Any,
 ) -> Facts:
     """Read the machine under ROOT, whose Paddle has the plug-ins of TEXTS."""
@@ -51,7 +51,7 @@ def read(
         a_request(**fields),
         {**known, **(environ or {})},
         root=str(root),
-        log=say,
+        log=log,
         plugins_timeout_s=timeout_s,
     )
 

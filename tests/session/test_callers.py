@@ -45,7 +45,7 @@ def callers(loop: Loop, **limits: float) -> tuple[Callers, list[FromMember | Exc
     lost: list[int] = []
     made = Callers(
         loop,
-        said=lambda _number, _caller, message: said.append(message),
+        received=lambda _number, _caller, message: said.append(message),
         lost=lost.append,
         join_s=limits.get("join_s", 60.0),
         most_pending=int(limits.get("most_pending", 10)),
