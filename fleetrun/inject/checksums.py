@@ -6,6 +6,8 @@ import functools
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from .paddle_api.tensors import made_at
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -46,7 +48,7 @@ def of_tensors(tensors: Sequence[Any]) -> list[int]:
         # numpy needs a tenth of the time.
         return [of_array(tensor.numpy()) for tensor in tensors]
     try:
-        with paddle.no_grad():
+        with paddle.no_grad(), made_at(tensors[0].place):
             sums = paddle.stack([_of_tensor(tensor, paddle) for tensor in tensors]).numpy()
     except RuntimeError:
         # A plug-in for a device may lack a kernel, and `FLAGS_use_stride_kernel=0`, which some set,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import ModuleType
 
-    from .comparison import Differences
+    from .comparison import Differences, OwnSums
     from .evidence import Evidence
     from .parameter_history import WatchedForward
     from .spec import StrategySpec
@@ -277,8 +277,9 @@ class _Check:
         """Compare what FIND returns, parameters of TRAINED: a model, a program or an optimizer."""
         pace = self._paces.setdefault(trained, Pace())
         outcome = None
-        with pace.measured(), _made_with(trained):
+        with pace.measured(), contextlib.ExitStack() as placed:
             own = comparison.own_sums(find, known)
+            placed.enter_context(_made_with(own))
             numbers = [FAILED] * (2 * len(KINDS)) if own is None else own.numbers
             times = [round(time_s * _MICRO) for time_s in (pace.check_s, pace.update_s)]
             gathered = ranks.gather([*numbers, *times])
@@ -417,11 +418,13 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
     )
 
 
-def _made_with(trained: Any) -> AbstractContextManager[None]:
-    """Create tensors where the parameters of TRAINED are, if it is a model."""
-    if not hasattr(trained, "named_parameters"):
+def _made_with(own: OwnSums | None) -> AbstractContextManager[None]:
+    """Create tensors where the parameters are that the checksums OWN are of."""
+    values = [part.value for part in own.parts.values()] if own is not None else []
+    # Those of static programs, which ranks compare through the store, are no eager tensors.
+    if not values or not hasattr(values[0], "place"):
         return contextlib.nullcontext()
-    return tensors.made_at(next(iter(trained.parameters())).place)
+    return tensors.made_at(values[0].place)
 
 
 def _name_of(trained: Any) -> str:

@@ -201,7 +201,7 @@ def _elements(own: Any, value: Any, places: Any) -> tuple[float, Any]:
                 flat = flat.astype("float64" if "64" in str(flat.dtype) else "float32")
             largest = float(flat.abs().max()) if flat.shape[0] else 0.0
             if len(places) < flat.shape[0]:
-                flat = paddle.gather(flat, paddle.to_tensor(places))
+                flat = paddle.gather(flat, paddle.to_tensor(places, place=flat.place))
             own = flat.numpy()
     else:
         own = as_float32(own.reshape(-1))
@@ -235,7 +235,8 @@ def _move_gradients(optimizer: Any) -> None:
             unit = 2.0**-52 if "64" in str(gradient.dtype) else 2.0**-23
         factors = 1.0 + unit * np.resize(pattern, gradient.shape)
         with paddle.no_grad():
-            paddle.assign(gradient * paddle.to_tensor(factors).astype(gradient.dtype), gradient)
+            moved = paddle.to_tensor(factors, place=gradient.place).astype(gradient.dtype)
+            paddle.assign(gradient * moved, gradient)
 
 
 class _MergeByHand:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import device_strategies
 import devices
 import pytest
-from training import PYTHONS, evidence, train, train_as_alone
+from training import PYTHONS, evidence, train
 
 from fleetrun.records import tracefile
 
@@ -104,14 +105,43 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
                 assert more.get("FLEET") or made == communicators(proof, rank, nranks, hosts)
 
 
-def test_a_script_may_choose_another_default_device_for_a_while(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "flags"),
+    [
+        ({}, {}),
+        ({"sharding": 2}, {"FLAGS_use_stride_kernel": "0"}),
+        pytest.param({"sharding": 2, "stage": 3}, {}, marks=pytest.mark.long),
+    ],
+)
+def test_a_script_may_choose_another_default_device_for_a_while(
+    layout: dict[str, int], flags: dict[str, str], tmp_path: Path
+) -> None:
     asked = device_strategies.TOGETHER["overlapped"]["strategy"]
-    more = {"ELSEWHERE": "1", "UNUSED": "1"}
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    updates = 3 if layout else UPDATES
+    verify = {"path": str(seen), "updates": updates, "snapshots": 1, "moves": not layout}
+    # Paddle itself cannot clip the gradients of such parameters there.
+    more = {"LAYOUT": json.dumps(layout), "CLIP": "0", "UNUSED": "1"}
+    if layout:
+        alone = {**more, "LAYOUT": "{}"}
+        with devices.on(""):
+            train(PYTHON, "hybrid.py", tmp_path / "alone", None, nranks=1, more=alone)
+        more["ALONE"] = str(tmp_path / "alone" / "report.0")
+    more |= {"ELSEWHERE": "1", "FLEETRUN_VERIFY": json.dumps(verify), **flags}
     with devices.on("npu", **LATE):
-        train_as_alone("3.3.1", "odd.py", tmp_path, asked, more=more)
-    for rank in range(2):
+        script = "hybrid.py" if layout else "odd.py"
+        ranks = train(PYTHON, script, tmp_path / "ours", asked, check_ranks=1, more=more)
+    for rank, report in enumerate(ranks):
+        if layout:
+            assert report["apart"] < 2e-6
+        else:
+            assert report["weights"] == pytest.approx(report["alone"], abs=2e-6)
         proof = evidence(tmp_path / "ours", rank)
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
+        assert "fail" not in " ".join(proof["notes"])
+        lines = (seen / f"{rank}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["update"] for line in lines][-1] == updates
 
 
 def test_the_report_says_why_buckets_are_not_planned(tmp_path: Path) -> None:

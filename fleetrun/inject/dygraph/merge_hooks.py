@@ -331,7 +331,7 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
                     current.before[clip, tuple(map(id, several))] = lambda: clip(
                         several, *args, **kwargs
                     )
-                    return paddle.zeros([])
+                    return paddle.to_tensor(0.0, place=several[0].place)
                 current.divide()
             result = clip(several, *args, **kwargs)
             for current in merge.owners(several):

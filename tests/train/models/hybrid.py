@@ -16,6 +16,7 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.distributed import fleet
+from twins import elsewhere  # type: ignore[import-not-found, unused-ignore]
 
 fleet_: Any = fleet
 layout = json.loads(os.environ["LAYOUT"])
@@ -144,7 +145,8 @@ def together() -> tuple[dict[str, Any], int]:
             if layout.get("by_hand"):
                 step_by_hand(optimizer)
             else:
-                optimizer.step()
+                with elsewhere():
+                    optimizer.step()
             optimizer.clear_grad()
     if stage == 3:
         model.get_all_parameters()

@@ -8,23 +8,25 @@ CPU is the default device in backwards. Reports both weights and where they are.
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import paddle
 from paddle import nn
 from paddle.distributed import fleet
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    batches,
+    elsewhere,
+    rank,
+    twins,
+    weights,
+    write,
+)
 
 nranks = int(os.environ["PADDLE_TRAINERS_NUM"])
 has_unused = bool(os.environ.get("UNUSED"))
 is_straight = bool(os.environ.get("STRAIGHT"))
 micro_steps = int(os.environ.get("MICRO_STEPS", "1"))
 UPDATES = 4
-# A script may choose the CPU for other things.
-cpu = partial(paddle.base.framework._dygraph_place_guard, paddle.CPUPlace())
-elsewhere: Any = cpu if os.environ.get("ELSEWHERE") else nullcontext
 if os.environ.get("FLEET"):
     fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
 else:

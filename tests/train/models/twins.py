@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 rank = int(os.environ["PADDLE_TRAINER_ID"])
+# A script may choose the CPU for other things: with ELSEWHERE it does for a while.
+cpu = partial(paddle.base.framework._dygraph_place_guard, paddle.CPUPlace())
+elsewhere: Any = cpu if os.environ.get("ELSEWHERE") else nullcontext
 
 
 def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
