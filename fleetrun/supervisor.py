@@ -181,8 +181,8 @@ class Supervisor:
                 self._say_where_it_stands(index)
             self._deliver()
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
-        if closing:
-            self._say(closing)
+        for line in closing.splitlines():
+            self._say(line)
             self._deliver()
         self._observers.close()
         return self._outcome
@@ -328,7 +328,10 @@ class Supervisor:
             self._say(f"The cause could not be examined ({error!r}).")
             found = investigation.Investigation()
         try:
-            investigation.write(self._job.folder, self._plan, outcome, found, self._job.redact)
+            restarts, redact = tuple(self._job.restarts), self._job.redact
+            investigation.write(
+                self._job.folder, self._plan, outcome, found, restarts=restarts, redact=redact
+            )
         except OSError as error:
             self._say(f"{names.REPORT} could not be written ({error.strerror}).")
         return found

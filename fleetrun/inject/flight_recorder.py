@@ -63,7 +63,7 @@ class _Operation(NamedTuple):
 
 
 # By method; each may end in `_on_calc_stream`.
-_OPERATIONS = {
+OPERATIONS = {
     "all_reduce": _Operation("all_reduce", 0, None, 1),
     "allreduce": _Operation("all_reduce", 0, None, 1),
     "broadcast": _Operation("broadcast", 0, 1),
@@ -372,12 +372,20 @@ def _patch_groups(module: Any) -> None:
 
 def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
     kind: Any = core.ProcessGroup
-    for name, operation in _OPERATIONS.items():
-        for method in (name, _ON_STREAM.format(name)):
-            if hasattr(kind, method):
-                setattr(kind, method, _recorded(getattr(kind, method), operation, recorder))
+    for name, operation in methods_of(kind):
+        setattr(kind, name, _recorded(getattr(kind, name), operation, recorder))
     if hasattr(core, "EagerReducer"):
         _patch_backward(recorder, core)
+
+
+def methods_of(kind: Any) -> list[tuple[str, _Operation]]:
+    """Return the names of the methods of a ProcessGroup's class that are collectives, and which."""
+    found = [
+        (method, operation)
+        for name, operation in OPERATIONS.items()
+        for method in (name, _ON_STREAM.format(name))
+    ]
+    return [(name, operation) for name, operation in found if hasattr(kind, name)]
 
 
 def _patch_backward(recorder: FlightRecorder, core: Any) -> None:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.conversion import counted, duration
 from fleetrun.namedtuples import NamedTuple
-from fleetrun.run.events import Exited, Interrupted
+from fleetrun.run.events import Exited, Interrupted, spent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Outcome, Recovered
 
@@ -29,7 +31,7 @@ class Ending(NamedTuple):
 
 
 def line(ending: Ending) -> str:
-    """Return the one line with which a launch closes."""
+    """Return the line with which a launch closes, after one about its restarts, if it had any."""
     outcome = ending.outcome
     if outcome.cause is None:
         word = "Done"
@@ -39,9 +41,29 @@ def line(ending: Ending) -> str:
     if ending.steps is not None:
         steps = f" and {counted(ending.steps, 'step')}"
     attempts = f", {outcome.attempts} attempts" if outcome.attempts > 1 else ""
-    return (
+    return _restarts(ending.restarts) + (
         f"{word} after {duration(ending.seconds)}{steps}{attempts} (exit code {outcome.exit_code})."
     )
+
+
+def _restarts(restarts: Sequence[Recovered]) -> str:
+    r"""Sum up how long RESTARTS took, in each phase.
+
+    >>> from fleetrun.run.events import Recovered
+    >>> one = Recovered(1, 9.0, (("detected", 0.25), ("stopped", 1.0)), None, 12.0)
+    >>> _restarts((one, one._replace(phases=(("detected", 0.5),), lost_steps=3)))
+    '2 restarts took 1.75 s: detected 0.75, stopped 1.00 s; 3 steps lost.\n'
+    """
+    if not restarts:
+        return ""
+    phases: dict[str, float] = {}
+    for one in restarts:
+        for name, seconds in one.phases:
+            phases[name] = phases.get(name, 0.0) + seconds
+    known = [one.lost_steps for one in restarts if one.lost_steps is not None]
+    lost = sum(known) if known else None
+    took = f"{counted(len(restarts), 'restart')} took {sum(phases.values()):.2f} s"
+    return f"{took}: {spent((*phases.items(),), lost)}.\n"
 
 
 def document(ending: Ending, host: str) -> dict[str, Any]:
@@ -70,11 +92,7 @@ def document(ending: Ending, host: str) -> dict[str, Any]:
         "seconds": round(ending.seconds, 3),
         "steps": ending.steps,
         "attempts": outcome.attempts,
-        "restarts": [
-            {"attempt": one.attempt, "seconds": round(one.seconds, 3), "lost_steps": one.lost_steps}
-            | {"phases": {name: round(seconds, 3) for name, seconds in one.phases}}
-            for one in ending.restarts
-        ],
+        "restarts": [one.document() for one in ending.restarts],
         "exit_code": outcome.exit_code,
         "verdict": outcome.describe(),
         "rank": rank,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.postmortem.causes import KnownFailure
     from fleetrun.postmortem.kernelfacts import Baseline
     from fleetrun.records.folder import Folder
-    from fleetrun.run.events import Outcome
+    from fleetrun.run.events import Outcome, Recovered
 
 # The signals that stop ranks.
 _STOPPED_BY = frozenset((2, 9, 15))
@@ -256,6 +256,8 @@ def write(
     plan: LaunchPlan,
     outcome: Outcome,
     findings: Investigation,
+    *,
+    restarts: Sequence[Recovered] = (),
     redact: Callable[[str], str] = str,
 ) -> None:
     """Write report.json into the run directory atomically; raises OSError."""
@@ -272,6 +274,7 @@ def write(
         ),
         evidence=culprit.evidence if culprit else (),
         earlier=tuple(one.describe() for one in outcome.earlier),
+        restarts=tuple(one.document() for one in restarts),
     )
     reportfile.write(folder, report, redact)
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # The kinds of records.
 EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
-TOPOLOGY, IMPORTED = "topology", "imported"
+TOPOLOGY = "topology"
+# What a rank that was started again tells once, in this order; `inject/restarted.py` has the same.
+PROGRESS = IMPORTED, FIRST_COLLECTIVE, FIRST_STEP = "imported", "first collective", "first step"
 # The axes in the order in which they are said; others follow.
 _AXES = ("dp", "mp", "pp", "sharding", "sep")
 _MOST = 1024 * 1024
@@ -118,6 +120,16 @@ def last(path: str, kind: str, restart: int) -> dict[str, Any] | None:
     """Return the last record of KIND in the file PATH that is of the attempt RESTART."""
     known = [one for one in records(path, kind) if one.get("restart") == restart]
     return known[-1] if known else None
+
+
+def progress(path: str, restart: int) -> dict[str, float]:
+    """Return the moments of PROGRESS that the file PATH has of the attempt RESTART: monotonic."""
+    found = {}
+    for record in reading.lines(path) if path else ():
+        kind, at = record.get("kind"), record.get("monotonic")
+        if kind in PROGRESS and record.get("restart") == restart and isinstance(at, float):
+            found[str(kind)] = at
+    return found
 
 
 def path_of(spec: "ProcessSpec") -> str:

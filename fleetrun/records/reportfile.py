@@ -1,8 +1,9 @@
 """`report.json`, what is known about a failed job, for programs; schema 1.
 
 `schema`, `outcome`, `exit_code`, `attempts`, `time`, and where a process is to blame `culprit`,
-`victims` and `evidence`; `earlier` has what ended the attempts before. Nothing of any environment
-is in it. Keys may be added; the schema goes up when one changes its meaning or goes away.
+`victims` and `evidence`; `earlier` has what ended the attempts before, `restarts` how long it took
+until they ran again. Nothing of any environment is in it. Keys may be added; the schema goes up
+when one changes its meaning or goes away.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class ReportRecord(NamedTuple):
     victims: tuple[VictimRecord, ...] = ()
     evidence: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
+    # Each with its attempt, seconds, phases (seconds by name) and lost steps.
+    restarts: tuple[Mapping[str, Any], ...] = ()
 
 
 def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = str) -> None:
@@ -107,6 +110,7 @@ def read(path: str) -> ReportRecord | None:
             reading.record(VictimRecord, one, end=reading.record(EndRecord, one))
             for one in reading.mappings(found.get("victims"))
         ),
+        restarts=tuple(reading.mappings(found.get("restarts"))),
     )
 
 

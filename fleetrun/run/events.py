@@ -202,7 +202,7 @@ class Recovered(NamedTuple):
 
     attempt: int
     failed_at: float
-    # detected, stopped, agreed, started; and, where known, imported and first step.
+    # detected, stopped, agreed, started; and, where known, imported, first collective, first step.
     phases: tuple[tuple[str, float], ...]
     # None: unknown, as the script reports no steps.
     lost_steps: int | None
@@ -213,18 +213,31 @@ class Recovered(NamedTuple):
         """How long it took."""
         return sum(seconds for _, seconds in self.phases)
 
+    def document(self) -> dict[str, object]:
+        """Return it for programs, to a millisecond."""
+        phases = {name: round(seconds, 3) for name, seconds in self.phases}
+        known = {"attempt": self.attempt, "seconds": round(self.seconds, 3)}
+        return {**known, "phases": phases, "lost_steps": self.lost_steps}
+
     def describe(self) -> str:
         """Return one line of text.
 
         >>> Recovered(1, 9.0, (("detected", 0.01), ("first step", 1.2)), 3, 12.0).describe()
         'Attempt 1 runs 1.21 s after the failure: detected 0.01, first step 1.20 s; 3 steps lost'
         """
-        phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.phases)
-        steps = f"{self.lost_steps} step{'s' * (self.lost_steps != 1)}"
-        lost = "" if self.lost_steps is None else f"; {steps} lost"
-        return (
-            f"Attempt {self.attempt} runs {self.seconds:.2f} s after the failure: {phases} s{lost}"
-        )
+        told = f"Attempt {self.attempt} runs {self.seconds:.2f} s after the failure"
+        return f"{told}: {spent(self.phases, self.lost_steps)}"
+
+
+def spent(phases: tuple[tuple[str, float], ...], lost_steps: int | None) -> str:
+    """Return a text with how long PHASES took, and how many steps were lost.
+
+    >>> spent((("detected", 0.01), ("first step", 1.2)), 1)
+    'detected 0.01, first step 1.20 s; 1 step lost'
+    """
+    told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases)
+    steps = f"{lost_steps} step{'s' * (lost_steps != 1)}"
+    return f"{told} s" if lost_steps is None else f"{told} s; {steps} lost"
 
 
 class Judged(NamedTuple):

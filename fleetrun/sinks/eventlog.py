@@ -134,6 +134,7 @@ class EventLog(Sink):
                 return "warning", {"what": what, "who": labels, "text": text}
             case Recovered():
                 fields = _fields(happening, "attempt", "failed_at", "lost_steps")
+                fields["text"] = f"{happening.describe()}."
                 return "recovered", {**fields, "phases": dict(happening.phases)}
             case Judged(silent=silent, ranks_equal=ranks_equal):
                 return "strategy_report", {

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
 
-# Pause between two looks at ranks that start again: their imports, and their first step.
-_LOOK_S = 0.1
+# Pause between two looks at ranks that start again: their imports, and their first step. What has
+# taken long may take longer.
+_LOOK_S, _LOOK_SHARE = 0.1, 0.02
 
 
 class Recovery(Source):
@@ -90,37 +91,37 @@ class Recovery(Source):
 
     def _look(self) -> None:
         """Record how far the ranks that were started again have come."""
-        if "started" not in self._moments:
-            return
-        specs = self._job.plan.processes
-        imports = [
-            rankfile.last(rankfile.path_of(spec), rankfile.IMPORTED, self._attempt)
-            for spec in specs
-        ]
-        moments = [float(record.get("monotonic", 0.0)) for record in imports if record is not None]
-        if moments:
-            self._moments["imported"] = max(moments)
+        now = time.monotonic()
+        if self._read():
+            self._conclude(now)
+        else:
+            pause_s = max(_LOOK_S, _LOOK_SHARE * (now - self._moments["started"]))
+            self._waiting.timer("look", now + pause_s, self._look)
+
+    def _read(self) -> bool:
+        """Record what the ranks have told, and return whether nothing more is to come."""
+        paths = map(rankfile.path_of, self._job.plan.processes)
+        told = [rankfile.progress(path, self._attempt) for path in paths]
+        for name in rankfile.PROGRESS:
+            moments = [one[name] for one in told if name in one]
+            if moments:
+                self._moments[name] = (min if name == rankfile.FIRST_STEP else max)(moments)
         beats = [heartbeat.beat(path, self._since_ns) for path in self._heartbeats()]
         if any(beats):
             age_s = (heartbeat.file_clock_ns() - min(filter(None, beats))) / 1e9
-            self._moments["first step"] = time.monotonic() - max(0.0, age_s)
+            self._moments.setdefault(rankfile.FIRST_STEP, time.monotonic() - max(0.0, age_s))
             self._lost_steps = self._lost()
-        has_steps = self._step_before is not None or self._reports_updates()
-        if any(beats) or (all(imports) and not has_steps):
-            self._conclude(time.monotonic())
-        else:
-            self._waiting.timer("look", time.monotonic() + _LOOK_S, self._look)
+        return rankfile.FIRST_STEP in self._moments
 
     def _conclude(self, at: float) -> None:
         """Declare the restart that is over, if there was one; the next failure begins another."""
-        moments, self._moments = self._moments, {}
-        if "started" not in moments:
+        if "started" not in self._moments:
             # It has not started again yet.
-            self._moments = moments
             return
+        self._read()
         self._waiting.timer("look", None, self._look)
-        before = moments.pop("failed")
-        failed_at = before
+        moments, self._moments = self._moments, {}
+        before = failed_at = moments.pop("failed")
         phases = []
         for name, moment in sorted(moments.items(), key=lambda item: item[1]):
             phases.append((name, max(0.0, moment - before)))
@@ -134,10 +135,6 @@ class Recovery(Source):
     def _heartbeats(self) -> list[str]:
         paths = [one.env.get(variables.HEARTBEAT, "") for one in self._job.plan.processes]
         return [path for path in paths if path]
-
-    def _reports_updates(self) -> bool:
-        names = (variables.REPORT_UPDATES, variables.STRATEGY_FILE)
-        return any(name in one.env for one in self._job.plan.processes for name in names)
 
     def _step(self) -> int | None:
         """Return the last step that a rank of this attempt has reported; None without one."""

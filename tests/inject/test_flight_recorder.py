@@ -236,7 +236,7 @@ made = ours.recorder(Path({str(tmp_path)!r}), group)
 group.all_reduce(ours.Tensor(4), "ReduceOp.SUM", True)
 type(group).wait = lambda group: os.kill(os.getpid(), 9)
 type(group).barrier = ours.flight_recorder._recorded(
-    type(group).wait, ours.flight_recorder._OPERATIONS["barrier"], made)
+    type(group).wait, ours.flight_recorder.OPERATIONS["barrier"], made)
 group.barrier()
 """
     ended = subprocess.run([sys.executable, "-c", code], check=False)

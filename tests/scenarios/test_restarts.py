@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import Command
+from commandline import Command, fleetrun
 from forks import fake_paddle
 from processes import assert_no_survivors
 from waiting import until
+
+from fleetrun.records import rankfile
 
 if TYPE_CHECKING:
     import subprocess
 
 pytestmark = pytest.mark.extended
 
+PHASES = ("detected", "stopped", "agreed", "started", *rankfile.PROGRESS)
 # Rank 0, which is shown, has said it before another ends the attempt.
 COUNT = """
 SAID=said.$PADDLE_RESTART_COUNT
@@ -46,6 +49,8 @@ def test_an_attempt_has_one_number_in_files_sentences_and_variables(tmp_path: Pa
     assert "Attempt 1 of 1 in " in done.said
     assert "It was attempt 1 (counted from 0); the first failed because" in done.said
     assert "\nAttempt 1\nLocal start 2 processes." in (run / "launch.txt").read_text()
+    (restart,) = json.loads((run / "report.json").read_text())["restarts"]
+    assert (restart["attempt"], [*restart["phases"]]) == (1, [*PHASES[:4]])
 
 
 def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
@@ -102,13 +107,13 @@ def test_s53_no_progress_ends_it_early(tmp_path: Path) -> None:
 
 IMPORTS = """
 import paddle
+paddle.base.core.ProcessGroup().barrier()
 attempt = int(os.environ['PADDLE_RESTART_COUNT'])
 with open(os.environ['FLEETRUN_HEARTBEAT'], 'w') as file: file.write(str(41 - attempt))
 open(f"trains.{attempt}.{rank}", "w").close()
 while not os.path.exists(f"end.{attempt}"): time.sleep(0.01)
 sys.exit(0 if attempt else 4 if rank else time.sleep(60))
 """
-PHASES = ("detected", "stopped", "agreed", "started", "imported", "first step")
 
 
 @pytest.mark.slow
@@ -134,7 +139,10 @@ def test_ranks_of_another_attempt_are_forked_and_its_phases_are_told(
     if preload:
         (tmp_path / "end.1").touch()
         done = job.finish(launcher)
-        assert "Attempt 1 runs " in done.said
+        assert done.said.count("Attempt 1 runs ") == 1
+        assert "\nfleetrun: 1 restart took " in done.said
+        page = fleetrun("report", folder=tmp_path).stdout.strip()
+        assert recovered["text"] in Path(page).read_text()
         told = json.loads((tmp_path / "ended.json").read_text())["restarts"]
         assert [(one["attempt"], one["lost_steps"]) for one in told] == [(1, 2)]
     else:

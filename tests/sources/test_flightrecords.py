@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import plans
 from timers import Timers
 
-from fleetrun.inject.flight_recorder import _OPERATIONS, FlightRecorder
+from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
 from fleetrun.sources.flightrecords import FlightRecords
@@ -31,7 +31,7 @@ def record(path: Path, operation: str, monkeypatch: pytest.MonkeyPatch, rank: in
     group = SimpleNamespace(name=lambda: "GLOO")
     recorder = FlightRecorder(str(path))
     recorder.add(group, (0, 1))
-    recorder.begin(group, _OPERATIONS[operation], ())
+    recorder.begin(group, OPERATIONS[operation], ())
 
 
 def test_ranks_of_two_hosts_that_differ_are_named_once(

@@ -49,7 +49,7 @@ _MIB_EACH = 1024
 _SHOWN = frozenset(
     (
         *("warning", "hung", "strategy_rejected", "source_failed", "peer_failed", "interrupted"),
-        *("restarting", "start_failed"),
+        *("restarting", "recovered", "start_failed"),
     )
 )
 _CPU, _MEMORY = ("Processor use", "% of one"), ("Memory", "GiB")

@@ -19,8 +19,6 @@ EXCEPTION, EXIT, STRATEGY = "exception", "exit", "strategy"
 UPDATE = "update"
 # The axes of fleet's topology, and their sizes.
 TOPOLOGY = "topology"
-# A restarted rank has imported Paddle.
-IMPORTED = "imported"
 _READ_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -290,20 +290,12 @@ def _change_paddle():
         import_module(_INJECT + ".gloo_stores").arm(
             lambda text: sys.stderr.write("fleetrun: %s\n" % text)
         )
-    if any(map(os.environ.get, _FOR_PADDLE)):
+    is_armed = any(map(os.environ.get, _FOR_PADDLE))
+    if is_armed:
         spec.loader.exec_module(module)
         module.arm(strategy)
     if _is_restarted():
-        import_module(_INJECT + ".import_hooks").after_import("paddle", _record_import)
-
-
-def _record_import(_):
-    # type: (ModuleType) -> None
-    """Record that Paddle is imported."""
-    try:
-        _rank_records().append(os.environ["FLEETRUN_RECORDS"], "imported", {})
-    except OSError:  # training goes on without
-        pass
+        import_module(_INJECT + ".restarted").watch(_rank_records().append, is_armed=is_armed)
 
 
 def _is_restarted():

@@ -1,0 +1,73 @@
+"""Tells the launcher how far a rank has come that was started again: its import, its first step."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from .import_hooks import after_import, watch_method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    # Appends a record to the file PATH: its kind, and more of it.
+    Append = Callable[[str, str, dict[str, Any]], None]
+
+# In the order in which they come; `records/rankfile.py` has the same.
+IMPORTED, FIRST_COLLECTIVE, FIRST_STEP = "imported", "first collective", "first step"
+
+
+def watch(append: Append, *, is_armed: bool) -> None:
+    """Record each moment once by APPEND; IS_ARMED: optimizers are watched anyway."""
+    after_import("paddle", functools.partial(_record_import, append, is_armed))
+
+
+def _record_import(append: Append, is_armed: bool, paddle: ModuleType) -> None:  # noqa: FBT001
+    def record(kind: str) -> None:
+        # Training goes on without.
+        with suppress(OSError):
+            append(os.environ["FLEETRUN_RECORDS"], kind, {})
+
+    record(IMPORTED)
+    # These modules take a while to load, and a script's first line comes before.
+    after_import("paddle.base.core", functools.partial(_watch_groups, record))
+    from . import updates
+
+    updates.on_update(lambda *_: record(FIRST_STEP), "the first step", is_first_only=True)
+    if not is_armed:
+        updates.watch()
+        _watch_programs(paddle)
+
+
+def _watch_groups(record: Callable[[str], None], core: Any) -> None:
+    """Record the first collective that returns, and leave the methods as they were before."""
+    from .flight_recorder import methods_of
+
+    kind = core.ProcessGroup
+    before = {name: getattr(kind, name) for name, _ in methods_of(kind)}
+
+    def restore(_group: Any) -> None:
+        if before:
+            record(FIRST_COLLECTIVE)
+        while before:
+            setattr(kind, *before.popitem())
+
+    for name in before:
+        watch_method(kind, name, after=restore)
+
+
+def _watch_programs(paddle: Any) -> None:
+    """Watch the updates of static programs, from their second run: the first one only prepares."""
+    kind = paddle.static.Executor
+    run = kind.run
+
+    def begin(_executor: Any) -> None:
+        from . import heartbeats  # a training with dynamic graphs needs none of it
+
+        kind.run = run
+        heartbeats.watch_programs(paddle)
+
+    watch_method(kind, "run", before=begin)
