@@ -208,9 +208,12 @@ def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> 
     knobs = {one["name"]: one for one in proof["knobs"]}
     is_paddles = any("as built" in one["evidence"] for one in knobs.values())
     used = 0 if is_paddles else int(proof["counts"]["communicators"])
+    groups: list[list[int]] = proof["counts"]["groups"]
+    for group in groups:
+        if rank in group:
+            # Two within the group, if it has several ranks, and one among the first ranks.
+            return 1 + used * (2 * (len(group) > 1) + (rank == group[0]))
     leads = rank % (nranks // hosts) == 0
-    if proof["counts"]["groups"]:
-        return 1 + used * (2 + leads)
     measured = knobs.get("use_hierarchical_allreduce", {}).get("reason", "")
     unused = leads if "at least" in measured else 2 + leads if "two levels" in measured else 0
     return 1 + used + unused
