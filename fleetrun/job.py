@@ -125,7 +125,13 @@ class _Attempts:
         if self.request.resume_from is not None:
             from fleetrun.probe import checkpoints  # few launches have it
 
-            facts = facts._replace(checkpoints=checkpoints.find(self.request.resume_from))
+            folder = self.request.resume_from
+            found = (
+                checkpoints.find(folder)
+                if roster.checkpoints is None
+                else checkpoints.agreed(folder, roster.checkpoints)
+            )
+            facts = facts._replace(checkpoints=found)
         plan = planner.plan(self.request, facts, self._share, roster)
         if self.request.debug is None:
             return plan

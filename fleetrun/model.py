@@ -6,7 +6,7 @@ the same reason: NamedTuple compiles each annotation that is a string.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from fleetrun.namedtuples import NamedTuple
 
@@ -243,6 +243,10 @@ class Checkpoints(NamedTuple):
     partial: tuple[tuple[str, str], ...] = ()
 
 
+# A host, and the newest checkpoints in its folder, each with why it is not whole.
+HostListing: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
+
+
 class Task(NamedTuple):
     """The CPUs and the variables that belong to one task of an engine."""
 
@@ -377,6 +381,8 @@ class Roster(NamedTuple):
     shared_logs: SharedLogs | None = None
     # The settings shared by the hosts of the job; None: the job has one host.
     rules: "Rules | None" = None
+    # Of --resume_from, on each host; None: the job has one host.
+    checkpoints: tuple[HostListing, ...] | None = None
 
 
 # Roles, as Paddle's TRAINING_ROLE calls them.

@@ -10,12 +10,17 @@ import json
 import os
 import re
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Checkpoints
+from fleetrun.plan.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from fleetrun.model import HostListing
 
 # Unfinished ones end otherwise, or begin with a dot or `tmp`.
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
@@ -30,38 +35,82 @@ _TRAINERS, _TRAINERS_LAST = "training_args.bin", "trainer_state.json"
 _DONE = ".checkpoint_done"
 _HEADER = 8
 _MOST = 256 * 1024 * 1024
+# What a host tells the others: so many, and so much of why one is incomplete.
+_MOST_LISTED, _LONGEST = 8, 120
 
 
-def find(folder: str) -> Checkpoints:
-    """Return the newest complete checkpoint in FOLDER, and why newer ones are not."""
-    names: list[str] = []
-    with suppress(OSError):
-        names = os.listdir(folder)
-    numbers = {name: int(match[1]) for name in names if (match := _NUMBERED.fullmatch(name))}
-    is_marked = any(os.path.exists(f"{folder}/{name}/{_DONE}") for name in numbers)
+def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
+    """Return the newest complete checkpoint in FOLDER, and why newer ones are not.
+
+    IS_ALONE: no other host has parts of it in a folder of its own.
+    """
     partial: list[tuple[str, str]] = []
-    for name in sorted(numbers, key=lambda entry: (numbers[entry], entry), reverse=True):
+    for name, why in _newest_first(folder, is_alone=is_alone):
         path = os.path.abspath(os.path.join(folder, name))
-        why = fault(path, is_marked=is_marked)
         if not why:
             with suppress(OSError):
                 return Checkpoints(path, os.stat(path).st_mtime, tuple(partial))
-            why = "it is gone"
-        partial.append((path, why))
+        partial.append((path, why or "it is gone"))
     return Checkpoints(None, 0.0, tuple(partial))
 
 
-def fault(path: str, *, is_marked: bool = False) -> str:
+def listed(folder: str) -> tuple[tuple[str, str], ...]:
+    """Return the names of the newest in FOLDER, each with why it is incomplete, for other hosts."""
+    newest = islice(_newest_first(folder, is_alone=False), _MOST_LISTED)
+    return tuple((name, visible(why)[:_LONGEST]) for name, why in newest if name.isprintable())
+
+
+def agreed(folder: str, listings: Sequence[HostListing]) -> Checkpoints:
+    """Return the newest checkpoint that is complete on all hosts, from what each has LISTED.
+
+    Raises EnvironmentFault if it is not complete here, on a host that has come since.
+    """
+    known = [(host, dict(listing)) for host, listing in listings]
+    partial: list[tuple[str, str]] = []
+    for name in sorted({name for _, listing in known for name in listing}, key=_age, reverse=True):
+        path = os.path.abspath(os.path.join(folder, name))
+        faults = [(host, listing.get(name, "it is not there")) for host, listing in known]
+        host, why = next(((host, why) for host, why in faults if why), ("", ""))
+        if why:
+            is_everywhere = all(one == why for _, one in faults)
+            partial.append((path, why if is_everywhere else f"{why} on {host}"))
+            continue
+        why = fault(path, is_alone=False)
+        if why:
+            raise EnvironmentFault(
+                f"{path}, from which the other hosts resume, is not complete on this one ({why}): "
+                "copy it here, or share the folder of --resume_from."
+            )
+        return Checkpoints(path, os.stat(path).st_mtime, tuple(partial))
+    return Checkpoints(None, 0.0, tuple(partial))
+
+
+def _newest_first(folder: str, *, is_alone: bool) -> Iterator[tuple[str, str]]:
+    """Yield each checkpoint's name, and why it is incomplete."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = [name for name in os.listdir(folder) if _NUMBERED.fullmatch(name)]
+    is_marked = any(os.path.exists(f"{folder}/{name}/{_DONE}") for name in names)
+    for name in sorted(names, key=_age, reverse=True):
+        yield name, fault(os.path.join(folder, name), is_marked=is_marked, is_alone=is_alone)
+
+
+def _age(name: str) -> tuple[int, str]:
+    match = _NUMBERED.fullmatch(name)
+    return int(match[1]) if match else -1, name
+
+
+def fault(path: str, *, is_marked: bool = False, is_alone: bool = True) -> str:
     """Return why the checkpoint PATH is incomplete; empty if it is complete.
 
-    IS_MARKED: complete ones have a marker file, as its neighbours do.
+    IS_MARKED: complete ones have a marker file, as its neighbours do. IS_ALONE: as for `find`.
     """
     try:
         if not os.path.isdir(path):
             return _fault_of(path)
         names = sorted(_files(path))
         return (
-            _missing(frozenset(names), is_marked=is_marked)
+            _missing(frozenset(names), is_marked=is_marked, is_alone=is_alone)
             or next(filter(None, (_fault_of(f"{path}/{name}") for name in names)), "")
             or _unlisted(path, names)
         )
@@ -75,7 +124,7 @@ def _files(path: str) -> Iterable[str]:
             yield os.path.relpath(os.path.join(root, name), path)
 
 
-def _missing(names: frozenset[str], *, is_marked: bool) -> str:
+def _missing(names: frozenset[str], *, is_marked: bool, is_alone: bool) -> str:
     """Name the missing file that the other files imply."""
     if not names:
         return "it is empty"
@@ -88,7 +137,9 @@ def _missing(names: frozenset[str], *, is_marked: bool) -> str:
         if not any(n.endswith(".metadata") and os.path.dirname(n) == folder for n in names):
             return f"the .metadata of {folder or 'its parts'} is missing"
     ranks = {int(match[2]) for name in names if (match := _RANKS.fullmatch(name))}
-    absent = set(range(max(ranks, default=-1))) - ranks
+    # A host with a folder of its own has those of its own ranks.
+    first = 0 if is_alone else min(ranks, default=0)
+    absent = set(range(first, max(ranks, default=-1))) - ranks
     return f"rng_state_{min(absent)}.pth is missing" if absent else ""
 
 

@@ -408,6 +408,7 @@ def _entry(state: State, host: Host) -> Entry:
         request.groups,
         request.master_port,
         request.attempt,
+        request.checkpoints,
     )
 
 

@@ -95,6 +95,7 @@ def join(
             ports=own_member.ports,
             groups=own_member.groups,
             attempt=attempt,
+            checkpoints=_checkpoints(request),
             master_port=local.master.port if slots.master == "own" else None,
         )
 
@@ -132,6 +133,15 @@ def join(
     )
     session.closed = logs.forget
     return session, rendezvous
+
+
+def _checkpoints(request: Request) -> tuple[tuple[str, str], ...]:
+    """Return what this host has in the folder of --resume_from."""
+    if request.resume_from is None:
+        return ()
+    from fleetrun.probe import checkpoints  # few launches have it
+
+    return checkpoints.listed(request.resume_from)
 
 
 def _about_token(endpoint: RendezvousEndpoint, engine: SelectedEngine) -> tuple[str, ...]:
@@ -231,6 +241,8 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
     members = tuple(Member(entry.host, entry.ports, entry.groups) for entry in agreed.entries)
     me = [entry.launcher for entry in agreed.entries].index(launcher)
     first = agreed.entries[0]
+    # What a host that comes later has found when it came may be out of date.
+    former = [one for one in agreed.entries if one.attempt] or agreed.entries
     port = first.master_port if first.master_port is not None else first.ports[0]
     return local._replace(
         members=members,
@@ -238,6 +250,7 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
         master=Endpoint(first.host, port),
         generation=agreed.generation,
         rules=agreed.config.rules,
+        checkpoints=tuple((one.host, one.checkpoints) for one in former),
     )
 
 

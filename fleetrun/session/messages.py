@@ -13,7 +13,7 @@ from fleetrun.run.events import LONGEST_TEXT, Failure
 from fleetrun.session.config import RendezvousConfig
 
 # Incremented when launchers of two versions could misunderstand each other.
-PROTOCOL = 9
+PROTOCOL = 10
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -67,6 +67,8 @@ class JoinRequest(NamedTuple):
     remarks: tuple[tuple[str, str], ...] = ()
     # How often it has taken part before.
     attempt: int = 0
+    # Its newest, the newest first, each with why it is not whole; of --resume_from.
+    checkpoints: tuple[tuple[str, str], ...] = ()
     # Why it should stay out, as a sentence without a full stop; empty: it is healthy.
     trouble: str = ""
 
@@ -193,6 +195,7 @@ class Entry(NamedTuple):
     groups: tuple[tuple[Device, ...], ...]
     master_port: int | None = None
     attempt: int = 0
+    checkpoints: tuple[tuple[str, str], ...] = ()
 
     def check(self) -> None:
         """Raise ValueError where no coordinator can have said it."""

@@ -60,7 +60,7 @@ class Resumption(Source):
         """Say whether a checkpoint was written after the ranks were ASKED to stop."""
         from fleetrun.probe import checkpoints  # only at the end
 
-        found = checkpoints.find(self._folder)
+        found = checkpoints.find(self._folder, is_alone=len(self._job.plan.nodes) == 1)
         if found.newest is not None and found.written >= asked:
             return f"After they were asked to stop, ranks wrote {found.newest}."
         when = "" if found.newest is None else f"; the last one, {found.newest}, is older"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fleetrun.errors import EnvironmentFault
 from fleetrun.probe import checkpoints
 
 if TYPE_CHECKING:
@@ -104,3 +105,35 @@ def test_files_and_other_names(tmp_path: Path) -> None:
     assert found.newest == str(tmp_path / "model-7.pdparams")
     assert found.partial == ((str(tmp_path / "model-8.pdparams"), "model-8.pdparams is cut off"),)
     assert checkpoints.find(str(tmp_path / "nowhere")).newest is None
+
+
+@pytest.mark.parametrize(
+    ("listings", "newest", "partial"),
+    [
+        # A folder that the hosts share, and folders of their own.
+        ([{"step-2": "", "step-3": "empty"}] * 2, "step-2", {"step-3": "empty"}),
+        (
+            [{"step-2": "", "step-10": ""}, {"step-2": ""}],
+            "step-2",
+            {"step-10": "it is not there on host1"},
+        ),
+        ([{"step-2": ""}, {}], None, {"step-2": "it is not there on host1"}),
+        ([{}, {}], None, {}),
+    ],
+)
+def test_hosts_agree_on_the_newest_that_is_whole_on_all(
+    tmp_path: Path, listings: list[dict[str, str]], newest: str | None, partial: dict[str, str]
+) -> None:
+    make(tmp_path / "step-2", {"rng_state_2.pth": PICKLED, "rng_state_3.pth": PICKLED})
+    told = [(f"host{place}", tuple(each.items())) for place, each in enumerate(listings)]
+    found = checkpoints.agreed(str(tmp_path), told)
+    assert found.newest == (None if newest is None else str(tmp_path / newest))
+    assert dict(found.partial) == {str(tmp_path / name): why for name, why in partial.items()}
+    # Its ranks are 2 and 3, and the other host has those before.
+    assert checkpoints.listed(str(tmp_path)) == (("step-2", ""),)
+    assert checkpoints.find(str(tmp_path)).newest is None
+
+
+def test_a_host_that_came_since_without_the_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="from which the other hosts resume"):
+        checkpoints.agreed(str(tmp_path), [("host0", (("step-2", ""),))])

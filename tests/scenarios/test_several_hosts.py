@@ -51,6 +51,35 @@ def codes(ended: Sequence[Ended]) -> list[int]:
     return [one.code for one in ended]
 
 
+def test_all_hosts_resume_from_one_checkpoint_that_is_whole_on_each(tmp_path: Path) -> None:
+    # The first attempt writes another one.
+    script = """
+echo "got $*" >>got
+[ $PADDLE_RESTART_COUNT = 1 ] && exit 0
+mkdir out/checkpoint-4; echo {} >out/checkpoint-4/trainer_state.json
+[ $R = 1 ] && exec sleep 60
+until [ -e ../host1/out/checkpoint-4/trainer_state.json ]; do sleep 0.01; done; exit 5
+"""
+    job = by_ips(tmp_path, script, "--max_restart=1", "--resume_from=out")
+    for command in job.commands:
+        command.argv.append("--resume={checkpoint}")
+        for number in (1, 2, 3):
+            (command.folder / f"out/checkpoint-{number}").mkdir(parents=True)
+            (command.folder / f"out/checkpoint-{number}/trainer_state.json").write_text("{}")
+    torn = job.commands[1].folder / "out/checkpoint-3/trainer_state.json"
+    torn.write_text("")
+    ended = job.start_all().finish()
+    assert codes(ended) == [0, 0]
+    for command, one in zip(job.commands, ended, strict=True):
+        out = command.folder / "out"
+        expected = [f"got --resume={out}/checkpoint-{number}" for number in (2, 4)]
+        assert (command.folder / "got").read_text().splitlines() == expected
+        partial = f"{out}/checkpoint-3 (trainer_state.json is empty on 127.0.0.2)"
+        said = f"Resuming from {out}/checkpoint-2. Not whole, and left alone: {partial}."
+        assert said in one.said
+    assert torn.exists()
+
+
 def test_success_is_agreed(tmp_path: Path) -> None:
     # The second host's rank goes on when the first host's is done.
     job = by_ips(tmp_path, "[ $R = 1 ] && until [ -e go ]; do sleep 0.01; done; exit 0").start_all()
