@@ -32,6 +32,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         _PER_HOST,
     ),
     ("gpu_ids gpu_id device cuda_devices visible_devices i", Hint("gpus")),
+    ("ascend_npus", Hint("npus")),
     ("gpus_per_node gpus_per_task", _PER_HOST),
     ("no_virtual_local_rank", Hint(says=f"{_NEEDLESS}each rank sees all devices anyway.")),
     ("multi_gpu", Hint(says=f"{_NEEDLESS}all visible GPUs are used, or those of --gpus.")),
@@ -46,7 +47,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         Hint("rank", "it is this host's place among those of --ips"),
     ),
     (
-        "num_nodes num_machines nodes N nnode",
+        "num_nodes num_machines nodes N nnode host_num num_hosts",
         Hint("nnodes", "it follows from --ips, which names the hosts"),
     ),
     ("H host_list hostlist", Hint("hosts", "as a:8,b:8; they are reached by ssh")),

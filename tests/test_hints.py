@@ -28,6 +28,8 @@ def refusal(*words: str) -> str:
         (["--num_processes=8"], "--nproc_per_node=8"),
         (["--num-processes", "8"], "--nproc_per_node=8"),
         (["--num_gpus=2"], "--nproc_per_node=2"),
+        (["--ascend_npus=0,1"], "here that is --npus=0,1."),
+        (["--host_num", "2"], "here that is --nnodes=2"),
         (["--node_rank=1"], "--rank=1"),
         (["--node-rank", "1"], "--rank=1"),
         (["-H", "a:4,b:4"], "here that is --hosts"),

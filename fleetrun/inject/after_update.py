@@ -33,7 +33,7 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     if stops:
         recorder = _UpdateTimes(os.environ.get("FLEETRUN_RECORDS", ""), proof)
         if paddle_api.has(private_names.LOSSES):
-            after_import("paddle", recorder.watch_losses)
+            after_import("paddle.base.core", recorder.watch_losses)
         updates.on_update(recorder.record, _TIMES)
     verification = snapshots.requested()
     if verification is not None:
@@ -54,13 +54,13 @@ class _UpdateTimes:
         # Recorded one update later: reading its loss now would wait for the device.
         self._newest: tuple[int, float, Any] | None = None
 
-    def watch_losses(self, paddle: Any) -> None:
+    def watch_losses(self, core: Any) -> None:
         """Keep every scalar tensor that a backward starts from."""
-        watch_method(paddle.Tensor, "backward", before=border.watching(_TIMES)(self._keep_loss))
+        watch_method(core.eager, "run_backward", before=border.watching(_TIMES)(self._keep_loss))
 
-    def _keep_loss(self, loss: Any) -> None:
-        if loss.size == 1:
-            self._loss = loss.detach()
+    def _keep_loss(self, tensors: Any) -> None:
+        if len(tensors) == 1 and tensors[0].size == 1:
+            self._loss = tensors[0].detach()
 
     def record(self, _source: Any, number: int) -> None:
         """Record the time of the update NUMBER."""
@@ -78,7 +78,8 @@ class _UpdateTimes:
             return
         number, at, loss = self._newest
         self._newest = None
-        value = None if loss is None else float(loss)
+        # Paddle 3 makes no float of a tensor of shape [1].
+        value = None if loss is None else loss.item()
         record = {"number": number, "at": at, "loss": value}
         rank_records.append(self._path, rank_records.UPDATE, record)
 

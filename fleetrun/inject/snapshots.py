@@ -15,7 +15,8 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import checksums, hybrid_models, rank_check, updates
-from .import_hooks import after_import
+from .dygraph.merge_hooks import reduced_gradients, sharding_optimizers
+from .import_hooks import after_import, watch_method
 from .replicas import Part, as_float32
 
 if TYPE_CHECKING:
@@ -249,6 +250,10 @@ class _MergeByHand:
         # Parameters whose gradients are being added up, by id.
         self._kept: set[int] = set()
         self._is_updating = False
+        # By the ids of optimizers of sharding stages 2 and 3, which reduce in each backward: their
+        # models, and the sums of what this rank keeps.
+        self._models: dict[int, Any] = {}
+        self._sums: dict[int, list[Any]] = {}
 
     def install(self) -> None:
         """Decide about updates, and keep the gradients that the script clears between them."""
@@ -258,6 +263,9 @@ class _MergeByHand:
         updates.on_update(self._end_update, WHAT)
         after_import(f"{updates.DYGRAPH}.dygraph_sharding_optimizer", self._sharing)
         after_import("paddle.distributed.fleet.utils.hybrid_parallel_util", self._summing)
+        for number in (2, 3):
+            name = f"group_sharded_stage{number}"
+            after_import(f"paddle.distributed.fleet.meta_parallel.sharding.{name}", self._later)
         updates.wrap_subclasses(paddle.optimizer.lr.LRScheduler, self._scheduling)
         for name in ("clear_gradient", "clear_grad"):
             setattr(paddle.Tensor, name, self._unless_kept(getattr(paddle.Tensor, name)))
@@ -277,6 +285,15 @@ class _MergeByHand:
     def _summing(self, module: Any) -> None:
         name = "fused_allreduce_gradients_with_group"
         setattr(module, name, self._once(getattr(module, name)))
+
+    def _later(self, module: Any) -> None:
+        for kind in (getattr(module, f"GroupShardedStage{number}", None) for number in (2, 3)):
+            if kind is not None:
+                watch_method(kind, "_redefine_opt_step", after=self._knows)
+
+    def _knows(self, model: Any) -> None:
+        for each in sharding_optimizers(model):
+            self._models[id(each)] = model
 
     def _once(self, average: Callable[..., None]) -> Callable[..., None]:
         """Call AVERAGE for complete sums only: trainers call it themselves before each step."""
@@ -313,6 +330,9 @@ class _MergeByHand:
         """Whether the optimizer STEPPED, perhaps a wrapper, updates now."""
         import paddle
 
+        model = self._models.get(id(stepped))
+        if model is not None:
+            return self._is_share_due(stepped, model)
         parameters = hybrid_models.whole_parameters(stepped) or updates.parameters_of(stepped)
         ids = set(map(id, parameters))
         count = self._counts[id(stepped)] = self._counts.get(id(stepped), 0) + 1
@@ -325,4 +345,22 @@ class _MergeByHand:
             if parameter.grad is not None:
                 with paddle.no_grad():
                     paddle.assign(parameter.grad / self._steps, parameter.grad)
+        return True
+
+    def _is_share_due(self, stepped: Any, model: Any) -> bool:
+        """Add up what this rank keeps of the gradients of MODEL; whether STEPPED updates."""
+        import paddle
+
+        key = id(stepped)
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        gradients = reduced_gradients(model)
+        held = self._sums.pop(key, [0.0] * len(gradients))
+        with paddle.no_grad():
+            sums = [gradient + more for gradient, more in zip(gradients, held)]
+            if count % self._steps:
+                self._sums[key] = sums
+                return False
+            for gradient, whole in zip(gradients, sums):
+                paddle.assign(whole / (self._steps if self._averages else 1), gradient)
+        self._is_updating = True
         return True

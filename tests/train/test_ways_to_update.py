@@ -6,7 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, alone, train
+from training import PYTHONS, SITE, alone, run, told, train
+from warming import WARM
+
+from fleetrun.records import rankfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,12 +164,43 @@ updates.on_update(lambda *_: see("update"), "a test")
 updates.on_skipped(lambda *_: see("skip"), "a test")
 """
     script = SCRIPT.replace("WAYS", proof + watched)
-    told, said = alone(version, tmp_path, script, {"strategy": {"fuse_all_reduce_ops": True}})
-    assert "3 updates were skipped by a GradScaler: gradients were not finite" in told["notes"]
+    proved, said = alone(version, tmp_path, script, {"strategy": {"fuse_all_reduce_ops": True}})
+    assert "3 updates were skipped by a GradScaler: gradients were not finite" in proved["notes"]
     found = [json.loads(line[4:]) for line in said.splitlines() if line.startswith("WAY ")]
     assert {name: tuple(rest) for name, *rest in found} == {
         name: tuple(expected) for name, (_, *expected) in ways.items()
     }
+
+
+LOSSES = """
+import paddle
+net = paddle.nn.Linear(2, 1)
+optimizer = paddle.optimizer.SGD(0.0, parameters=net.parameters())
+net.weight.set_value(paddle.ones([2, 1]))
+for number in range(1, 5):
+    loss = net(paddle.full([1, 2], number)).sum()
+    if number == 1:
+        loss.backward()
+    elif number == 2:
+        loss.reshape([1]).backward()
+    elif number == 3:
+        # As pipelines do.
+        paddle.autograd.backward(loss)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_loss_of_every_kind_of_backward_is_recorded(version: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOSSES)
+    (tmp_path / "strategy.json").write_text(json.dumps(told({"strategy": {}})))
+    records = str(tmp_path / "rank.0.jsonl")
+    more = {"PYTHONPATH": f"{SITE}:{WARM}", "FLEETRUN_STOP_AFTER": "9", "FLEETRUN_RECORDS": records}
+    more["FLEETRUN_STRATEGY_FILE"] = str(tmp_path / "strategy.json")
+    done = run(PYTHONS[version], ["train.py"], tmp_path, **more)
+    assert done.returncode == 0, done.stdout
+    losses = [update["loss"] for update in rankfile.records(records, "update")]
+    assert losses == [2.0, 4.0, 6.0, None], done.stdout
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -53,6 +53,8 @@ class RunSnapshots(NamedTuple):
 
     parameters: Mapping[int, Mapping[tuple[int, int], Sequence[Parameter]]]
     losses: Mapping[int, Mapping[int, float]]
+    # Losses are those that the ranks printed, by their number.
+    are_printed: bool = False
 
     def updates(self) -> list[int]:
         """Return the updates of which any rank has a snapshot."""
@@ -60,7 +62,10 @@ class RunSnapshots(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The difference of a parameter after UPDATE, or, without a name, of the loss of RANK."""
+    """The difference of a parameter after UPDATE, or, without a name, of the loss of RANK.
+
+    IS_PRINTED: of the loss that it printed as the UPDATEth; when is not known.
+    """
 
     update: int
     rank: int
@@ -71,6 +76,7 @@ class Difference(NamedTuple):
     allowed: float = 0.0
     # The rank that RANK differs from, if both are of one run.
     other_rank: int | None = None
+    is_printed: bool = False
 
     @property
     def share(self) -> float:
@@ -119,7 +125,9 @@ def between(one: RunSnapshots, other: RunSnapshots) -> RunDifferences:
     if {*one.parameters} != {*other.parameters}:
         return RunDifferences({}, {}, "not the same ranks have trained in both runs")
     losses = {
-        (update, rank): Difference(update, rank, "", _distance(loss, again), abs(loss))
+        (update, rank): Difference(
+            *(update, rank, "", _distance(loss, again), abs(loss)), is_printed=one.are_printed
+        )
         for rank, own in one.losses.items()
         for update, loss in own.items()
         for again in [other.losses.get(rank, {}).get(update)]

@@ -139,7 +139,7 @@ def _earliest(
     pairs: Iterable[RunDifferences], known: Noise, first: differences.RunSnapshots
 ) -> tuple[Difference, ...]:
     found = [apart for pair in pairs for apart in differences.beyond(pair, known, first)]
-    return tuple(sorted(found, key=lambda apart: apart.update))
+    return tuple(sorted(found, key=lambda apart: (apart.is_printed, apart.update)))
 
 
 def text(spec: VerifySpec, proof: Equivalence) -> str:
@@ -205,7 +205,8 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
         if not first.name and weight is not None:
             held = f"{weight.name} of {_rank(proof, weight.rank)}"
             where += f" The first parameter is {held}: it differs {_after(weight)}."
-        lines = [f"Not equal: {spec.name} and plain Paddle part at update {first.update}: {where}"]
+        at = "" if first.is_printed else f" at update {first.update}"
+        lines = [f"Not equal: {spec.name} and plain Paddle part{at}: {where}"]
         if changing:
             lines.append(f"What {', '.join(changing)} computes is meant to be something else.")
         return lines
@@ -303,6 +304,8 @@ def _memory(
 
 def _where(proof: Equivalence, found: Difference) -> str:
     rank = _rank(proof, found.rank)
+    if found.is_printed:
+        return f"loss {found.update} that {rank} printed differs {_by(found)}"
     if not found.name:
         return f"the loss of {rank} in update {found.update} differs {_by(found)}"
     return f"{found.name} of {rank} differs {_after(found)}"
@@ -328,7 +331,8 @@ def _most(found: Difference | None) -> str:
     if found is None:
         return "not at all"
     name = f"{found.name}, " if found.name else ""
-    return f"{found.apart:.3g} ({name}rank {found.rank}, update {found.update})"
+    at = "printed loss" if found.is_printed else "update"
+    return f"{found.apart:.3g} ({name}rank {found.rank}, {at} {found.update})"
 
 
 def write(spec: VerifySpec, proof: Equivalence) -> None:

@@ -120,7 +120,9 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
     at, losses = trials.read_updates(run_dir)
     timed = sorted(number for number in at if number > spec.snapshots)
     return done._replace(
-        snapshots=RunSnapshots(parameters, losses or _printed(events, run_dir)),
+        snapshots=RunSnapshots(
+            parameters, losses or _printed(events, run_dir), are_printed=not losses
+        ),
         updates=max(at, default=0),
         updates_per_s=trials.updates_per_s(at, timed),
         peak_bytes=trials.peak_bytes(events),

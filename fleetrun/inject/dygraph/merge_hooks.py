@@ -195,20 +195,17 @@ def _later_stage(
     kind = getattr(module, name)
     redefine_step, redefine_clear = kind._redefine_opt_step, kind._redefine_opt_clear
 
-    def optimizers(model: Any) -> list[Any]:
-        return getattr(model, "_sharding_optimizers", None) or [model._optim]
-
     @functools.wraps(redefine_step)
     def _redefine_opt_step(self: Any) -> None:
         redefine_step(self)
-        for optimizer in optimizers(self):
-            merge.keep_reduced(optimizer, functools.partial(_reduced_gradients, self))
+        for optimizer in sharding_optimizers(self):
+            merge.keep_reduced(optimizer, functools.partial(reduced_gradients, self))
             optimizer.step = types.MethodType(stepping(optimizer.step.__func__), optimizer)
 
     @functools.wraps(redefine_clear)
     def _redefine_opt_clear(self: Any) -> None:
         redefine_clear(self)
-        for optimizer in optimizers(self):
+        for optimizer in sharding_optimizers(self):
             clear = _unless_merged(merge, optimizer.clear_grad)
             optimizer.clear_grad = types.MethodType(clear, optimizer)
 
@@ -224,7 +221,12 @@ def _unless_merged(merge: GradientMerge, clear: Callable[..., Any]) -> Callable[
     return clear_grad
 
 
-def _reduced_gradients(model: Any) -> list[Any]:
+def sharding_optimizers(model: Any) -> list[Any]:
+    """Return the optimizers of MODEL (stage 2 or 3)."""
+    return getattr(model, "_sharding_optimizers", None) or [model._optim]
+
+
+def reduced_gradients(model: Any) -> list[Any]:
     """Return the gradients of MODEL (stage 2 or 3) that this rank keeps."""
     gradients = []
     for parameter in model.parameters():

@@ -83,7 +83,7 @@ class PrivateName(NamedTuple):
 _TEXT = """
 # Backward and gradients.
 [paddle.base.core]
-eager.run_backward  BACKWARD REDUCER MERGE SPARSE: every backward calls it
+eager.run_backward  BACKWARD REDUCER MERGE SPARSE LOSSES: every backward calls it
 eager._add_backward_final_hook  BACKWARD REDUCER: what Paddle does at the end of a backward is to
     wait until gradients are averaged
 eager.Tensor._register_backward_hook  REDUCER MERGE: tells that the gradient of a parameter was
@@ -250,8 +250,6 @@ _C_ops.momentum_  FUSED: updates one
 [paddle.optimizer.adam]
 _C_ops.merged_adam_  FUSED: one call updates many
 _C_ops.adam_  FUSED: updates one
-[paddle]
-Tensor.backward(self)  LOSSES: begins at a loss
 # Fleet and its strategy.
 [paddle.distributed.fleet.base.distributed_strategy]
 DistributedStrategy.__init__(self)  STRATEGY: a new strategy gets our values

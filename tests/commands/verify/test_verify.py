@@ -12,7 +12,7 @@ import pytest
 from commandline import fleetrun
 from processes import MARKER, assert_no_survivors
 
-from fleetrun.commands.verify import differences
+from fleetrun.commands.verify import differences, equivalence
 from fleetrun.commands.verify.differences import Parameter, RunSnapshots
 from fleetrun.records.rankfile import RankAxes
 
@@ -209,6 +209,18 @@ def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
     few = RunSnapshots({0: {(0, 1): [*runs[0].parameters[0][0, 1][:2], *held(3.0)]}}, {})
     known = differences.noise([differences.between(runs[0], few)])
     assert [each.apart for each in differences.beyond(found, known, runs[0])] == [0.5, 0.5]
+
+
+def test_losses_that_were_printed_have_no_update() -> None:
+    runs = [
+        RunSnapshots({0: {(0, 9): held(each)}}, {0: {2: each}}, are_printed=True)
+        for each in (1.0, 2.0)
+    ]
+    found = differences.between(*runs)
+    parted = equivalence._earliest([found], differences.noise([]), runs[0])
+    assert [(each.update, each.is_printed) for each in parted] == [(9, False), (2, True)]
+    said = equivalence._where(equivalence.Equivalence(()), parted[1])
+    assert said == "loss 2 that rank 0 printed differs by 1"
 
 
 def test_runs_of_different_updates_are_not_compared() -> None:
