@@ -239,7 +239,7 @@ class Checkpoints(NamedTuple):
     """The newest whole checkpoint and when it was written; newer ones are not whole: each why."""
 
     newest: str | None = None
-    written: float = 0.0
+    written_ns: int = 0
     partial: tuple[tuple[str, str], ...] = ()
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Of several hosts, the one that a job runs on comes first.
 ON = "ON"
-HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "COMMAND", "FOLDER")
+HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "FOLDER", "COMMAND")
 # The seconds a host has to answer, including the start of ssh and Python.
 _ANSWER_S = 60.0
 
@@ -111,14 +111,14 @@ def row(found: Mapping[str, Any], now: float) -> list[str]:
     nodes = len(found["nodes"])
     cells = (
         "killed" if found["pid"] is None else str(found["pid"]),
-        names.job_name(found["name"]) if found["job"] else found["name"],
+        called(found["name"], found["job"]),
         "-"
         if found["started"] is None
         else conversion.duration(now - found["started"], is_short=True),
         processes,
         f"{found['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
-        " ".join(found["command"]) or "-",
         found["folder"] or "-",
+        " ".join(found["command"]) or "-",
     )
     return [visible(cell) for cell in cells]
 
@@ -152,8 +152,16 @@ def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
     if not meant:
         which = "job of yours" if word is None else f"job {word}"
         raise UsageError(f"{what}: no {which} runs on this host; `fleetrun ps` lists what does.")
-    listed = ", ".join(job.name if job.launcher is None else str(job.launcher) for job in meant)
+    listed = ", ".join(
+        job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})"
+        for job in meant
+    )
     raise UsageError(f"{what}: {len(meant)} jobs match; name one by its number: {listed}.")
+
+
+def called(run: str, job: str | None) -> str:
+    """Return what people call the job of RUN, if its records tell the id JOB."""
+    return names.job_name(run) if job else run
 
 
 command = click.Command(

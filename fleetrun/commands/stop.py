@@ -97,7 +97,6 @@ def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
         marker = f"{JOB}={job.name}".encode()
         if not jobprocesses.kill_all(marker, _SWEEP_S, 0):
             raise EnvironmentFault(f"stop: processes of {job.name} do not die; look at `ps -e`.")
-    about, end = jobs.about(job), jobs.end(job)
-    called = about.job_id or job.name
+    called, end = ps.called(job.name, jobs.about(job).job_id), jobs.end(job)
     pid = "" if job.launcher is None else f" (process {job.launcher})"
     remark(f"{called}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")

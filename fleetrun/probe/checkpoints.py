@@ -49,9 +49,9 @@ def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
         path = os.path.abspath(os.path.join(folder, name))
         if not why:
             with suppress(OSError):
-                return Checkpoints(path, os.stat(path).st_mtime, tuple(partial))
+                return Checkpoints(path, os.stat(path).st_mtime_ns, tuple(partial))
         partial.append((path, why or "it is gone"))
-    return Checkpoints(None, 0.0, tuple(partial))
+    return Checkpoints(None, 0, tuple(partial))
 
 
 def listed(folder: str) -> tuple[tuple[str, str], ...]:
@@ -81,8 +81,8 @@ def agreed(folder: str, listings: Sequence[HostListing]) -> Checkpoints:
                 f"{path}, from which the other hosts resume, is not complete on this one ({why}): "
                 "copy it here, or share the folder of --resume_from."
             )
-        return Checkpoints(path, os.stat(path).st_mtime, tuple(partial))
-    return Checkpoints(None, 0.0, tuple(partial))
+        return Checkpoints(path, os.stat(path).st_mtime_ns, tuple(partial))
+    return Checkpoints(None, 0, tuple(partial))
 
 
 def _newest_first(folder: str, *, is_alone: bool) -> Iterator[tuple[str, str]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.records import eventfile, lockfile, names, planfile, reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class LogRecord(NamedTuple):
@@ -210,8 +213,11 @@ def find(word: str, log_dir: str) -> list[str]:
 _APART_S = 3600.0
 
 
-def hosts(run: Run) -> list[Run]:
-    """Return RUN, and those that other hosts of its job have left in the same log folder."""
+def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:
+    """Return RUN, and those that other hosts of its job have left in the same log folder.
+
+    READ reads the launch in a folder, or remembers it.
+    """
     if run.plan is None or len(run.plan.nodes) <= 1 or run.started_at is None:
         return [run]
     above, name = os.path.split(run.path)
@@ -221,7 +227,7 @@ def hosts(run: Run) -> list[Run]:
         return [run if path == run.path else read(path) for path in (whole, *parts)]
     found = {run.node_rank: run}
     for path in listed(os.path.dirname(above)):
-        one = run if path == run.path else _of_host(path, run)
+        one = run if path == run.path else _of_host(path, run, read)
         if one is None or one.started_at is None or one.plan is None:
             continue
         other = found.get(one.node_rank)
@@ -244,7 +250,7 @@ def _parts(whole: str) -> list[str]:
     return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
 
 
-def _of_host(path: str, run: Run) -> Run | None:
+def _of_host(path: str, run: Run, read: Callable[[str], Run]) -> Run | None:
     """Return the launch in PATH if its name is one that another host of RUN's job may have."""
     job = run.name.split("-", 1)[-1].rsplit("-", 2)[0]
     return read(path) if job in os.path.basename(path) and "-node" in path else None

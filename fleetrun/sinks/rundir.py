@@ -189,7 +189,7 @@ class RunDirectory(Sink):
             if fd is not None and pid is not None and lockfile.is_locked(fd):
                 self._job.log(
                     f"{name} (process {pid}) still runs in this folder: {self._log_dir}/latest and "
-                    f"workerlog.N now belong to this launch; its own logs are in "
+                    f"workerlog.N now belong to this launch; the older job's logs are in "
                     f"{self._log_dir}/runs/{name}."
                 )
 

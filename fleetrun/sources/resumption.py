@@ -31,7 +31,7 @@ class Resumption(Source):
     def __init__(self, job: ObservedJob, folder: str) -> None:
         self._job, self._folder = job, folder
         # When the ranks were asked to end, and how many still run.
-        self._asked: float | None = None
+        self._asked_ns: int | None = None
         self._alive = 0
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
@@ -43,25 +43,25 @@ class Resumption(Source):
         """Tell what the ranks were given, and what they leave."""
         match happening:
             case Gathered(plan=plan):
-                self._asked, self._alive = None, len(plan.processes)
+                self._asked_ns, self._alive = None, len(plan.processes)
                 if plan.checkpoints is not None:
                     self._say(_given(plan.checkpoints, self._folder))
-            case SignalAll(signum=signum) if signum != _KILL and self._asked is None:
-                self._asked = heartbeat.file_clock_ns() / 1e9
+            case SignalAll(signum=signum) if signum != _KILL and self._asked_ns is None:
+                self._asked_ns = heartbeat.file_clock_ns()
             case Exited():
                 self._alive -= 1
-                if not self._alive and self._asked is not None:
-                    self._say(self._left(self._asked))
-                    self._asked = None
+                if not self._alive and self._asked_ns is not None:
+                    self._say(self._left(self._asked_ns))
+                    self._asked_ns = None
             case _:
                 pass
 
-    def _left(self, asked: float) -> str:
-        """Say whether a checkpoint was written after the ranks were ASKED to stop."""
+    def _left(self, asked_ns: int) -> str:
+        """Say whether a checkpoint was written after the ranks were asked to stop."""
         from fleetrun.probe import checkpoints  # only at the end
 
         found = checkpoints.find(self._folder, is_alone=len(self._job.plan.nodes) == 1)
-        if found.newest is not None and found.written >= asked:
+        if found.newest is not None and found.written_ns >= asked_ns:
             return f"After they were asked to stop, ranks wrote {found.newest}."
         when = "" if found.newest is None else f"; the last one, {found.newest}, is older"
         return f"No whole checkpoint was written after ranks were asked to stop{when}."
@@ -75,7 +75,7 @@ def _given(found: Checkpoints, folder: str) -> str:
     """Say from which checkpoint ranks resume.
 
     >>> from fleetrun.model import Checkpoints
-    >>> _given(Checkpoints("out/checkpoint-7", 1.0, (("out/checkpoint-8", "it is empty"),)), "out")
+    >>> _given(Checkpoints("out/checkpoint-7", 1, (("out/checkpoint-8", "it is empty"),)), "out")
     'Resuming from out/checkpoint-7. Not whole, and left alone: out/checkpoint-8 (it is empty).'
     >>> _given(Checkpoints(), "out")
     'Starting anew: there is no whole checkpoint in out.'

@@ -60,7 +60,9 @@ def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: 
 
     done = fleetrun("stop", str(launcher.pid))
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.endswith(" has ended: interrupted by SIGTERM\n")
+    script = Path(command.argv[-1]).name
+    ended = f"fleetrun: {script} (process {launcher.pid}) has ended: interrupted by SIGTERM\n"
+    assert done.stderr == ended
     assert command.finish(launcher).code == 128 + signal.SIGTERM
     assert (tmp_path / "asked.0").exists()
     assert not [one for one in jobs.find() if one.launcher == launcher.pid]
@@ -254,9 +256,11 @@ def test_a_process_that_is_no_more_is_never_the_beginning_of_a_name(word: str) -
 
 def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
     same_day = (JOBS[0], JOBS[1]._replace(name="20250101T000001Z-a-12"))
-    with pytest.raises(UsageError, match=r"2 jobs match; .*: 11, 12\."):
+    with pytest.raises(UsageError, match=r"2 jobs match; .*: 11 \(a\), 12 \(a\)\."):
         ps.one("20250101", same_day, "stop")
-    with pytest.raises(UsageError, match=r"3 jobs match; .*: 11, 12, 20250103T000000Z-b-13"):
+    with pytest.raises(
+        UsageError, match=r"3 jobs match; .*: 11 \(.\), 12 \(.\), 20250103T000000Z-b-13"
+    ):
         ps.one(None, JOBS, "stop")
     with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
         ps.one(None, (), "stop")
@@ -274,7 +278,7 @@ def test_what_a_killed_launcher_left_behind_is_not_meant_by_a_bare_stop() -> Non
 def test_a_row_says_which_host_and_attempt() -> None:
     about = JobRecords("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
     assert ps.row(ps.record(JOBS[2], about), now=190.0) == [
-        *("killed", "b", "1m30s", "0 of 4, attempt 2", "2 of 2", "train.py", "/work"),
+        *("killed", "b", "1m30s", "0 of 4, attempt 2", "2 of 2", "/work", "train.py"),
     ]
 
 

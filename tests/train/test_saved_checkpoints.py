@@ -32,7 +32,8 @@ def test_what_paddle_saves_is_whole(tmp_path: Path, version: str) -> None:
     for kind in ("files", "parts"):
         folder = tmp_path / kind
         newest = str(folder / "checkpoint-1")
-        assert checkpoints.find(str(folder)) == (newest, checkpoints.find(str(folder)).written, ())
+        found = checkpoints.find(str(folder))
+        assert found == (newest, found.written_ns, ())
         for file in (folder / "checkpoint-1").iterdir():
             text = file.read_bytes()
             file.write_bytes(text[:-10])

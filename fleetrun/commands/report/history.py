@@ -30,9 +30,12 @@ from fleetrun.records import (
 from fleetrun.records.runs import LogRecord, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from fleetrun.model import FieldVerdict
+
+    # What was seen of a rank or a GPU, by moment.
+    _Seen = dict[int, tuple[float | None, ...]]
 
 # The logs that are searched for steps and losses, and the bytes read of each.
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
@@ -476,27 +479,14 @@ def _uses(
     cells: dict[tuple[str, str], dict[str, dict[int, float]]] = {kind: {} for kind in _KINDS}
     # Hosts do not look at the same moments, so what they saw within one interval is one moment.
     width_s = max((_interval_s(records) for records in metrics), default=1.0)
-
-    def put(kind: tuple[str, str], row: str, at: int, value: float | None) -> None:
-        if value is not None:
-            cells[kind].setdefault(row, {})[at] = round(value, 6)
-
     for run, records in zip(found, metrics, strict=True):
         host = run.host if len(found) > 1 else ""
-        clocks: dict[str, _StepClock] = {}
-        for record in records:
-            at = int((record.time - began) // width_s)
-            for one in record.ranks:
-                label = names.label_of(one.process)
-                put(_CPU, label, at, one.cpu_percent)
-                put(_MEMORY, label, at, one.memory_bytes / _GIB)
-                clock = clocks.setdefault(label, _StepClock())
-                put(_STEP, label, at, clock.see(record.time, one.step))
-            for card in record.gpus:
-                label = f"{host} GPU {card.number}".strip()
-                used = card.memory_used_bytes
-                put(_GPU, label, at, card.use_percent)
-                put(_GPU_MEMORY, label, at, None if used is None else used / _GIB)
+        for label, kinds, seen in _seen(records, host, began, width_s):
+            # Each of thousands of ranks has hundreds of moments.
+            for kind, told in zip(kinds, zip(*seen.values(), strict=True), strict=True):
+                known = {at: one for at, one in zip(seen, told, strict=True) if one is not None}
+                if known:
+                    cells[kind].setdefault(label, {}).update(known)
     for (title, unit), rows in cells.items():
         moments = sorted({at for row in rows.values() for at in row})
         if rows and moments:
@@ -505,14 +495,37 @@ def _uses(
             # As few digits as can be read.
             small = {"GiB": "MiB", "s": "ms"}.get(unit, "") if most < 1 else ""
             times = {"MiB": _MIB_EACH, "ms": 1000}.get(small, 1)
-            values = tuple(
-                tuple(
-                    None if (seen := rows[row].get(at)) is None else seen * times for at in moments
-                )
-                for row in order
-            )
+            values = tuple(_scaled(map(rows[row].get, moments), times) for row in order)
             shown = tuple(at * width_s for at in moments)
             yield Use(title, small or unit, tuple(order), shown, values)
+
+
+def _seen(
+    records: Iterable[metricsfile.MetricsRecord], host: str, began: float, width_s: float
+) -> Iterator[tuple[str, Sequence[tuple[str, str]], _Seen]]:
+    """Yield each rank and GPU that RECORDS of HOST have, and what was seen of which kinds."""
+    ranks: dict[str, tuple[_Seen, _StepClock]] = {}
+    cards: dict[int, _Seen] = {}
+    for record in records:
+        at = int((record.time - began) // width_s)
+        for one in record.ranks:
+            rank = ranks.get(one.process)
+            if rank is None:
+                rank = ranks[one.process] = {}, _StepClock()
+            took_s = rank[1].see(record.time, one.step)
+            rank[0][at] = one.cpu_percent, one.memory_bytes / _GIB, took_s
+        for card in record.gpus:
+            used = card.memory_used_bytes
+            use = card.use_percent, None if used is None else used / _GIB
+            cards.setdefault(card.number, {})[at] = use
+    for process, (seen, _) in ranks.items():
+        yield names.label_of(process), (_CPU, _MEMORY, _STEP), seen
+    for number, seen in cards.items():
+        yield f"{host} GPU {number}".strip(), (_GPU, _GPU_MEMORY), seen
+
+
+def _scaled(row: Iterable[float | None], times: int) -> tuple[float | None, ...]:
+    return tuple(None if value is None else round(value * times, 6) for value in row)
 
 
 def _scalars(

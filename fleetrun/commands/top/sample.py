@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import conversion
+from fleetrun.commands import ps
 from fleetrun.probe import jobs, usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import eventfile, metricsfile, names, progress, rankfile, reading, runs
@@ -157,7 +158,7 @@ class Sampler:
         end = max(ended) if is_over and ended else time.time()
         bad = next((run for run in self._runs if run.exit_code), first)
         return Snapshot(
-            job=first.job_id or first.name,
+            job=ps.called(first.name, first.job_id),
             run=first.path,
             phase=_phase(self._runs, rows, is_over=is_over),
             seconds=max(0.0, end - began),

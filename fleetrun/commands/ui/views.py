@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fleetrun.records.runs import Run
 
 _MOST_RUNS = 200
-# The most columns of a picture.
-_MOST_MOMENTS = 240
+# The columns of a picture, and its cells, all of which a browser gets whenever something changes.
+_LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 17
 # The bytes of each log that are searched for steps and losses whenever it has grown.
 _MOST_SEARCHED = 2 << 20
 # The bytes of logs that are shown, and read unless a pattern is searched for.
@@ -171,7 +171,7 @@ class Views:
         if key not in self._paths:
             self.listed()
         with self._lock:
-            return runs.hosts(self._read(self._paths[key]))
+            return runs.hosts(self._read(self._paths[key]), self._read)
 
     def _read(self, path: str) -> Run:
         size = reading.size(os.path.join(path, names.EVENTS))
@@ -191,7 +191,10 @@ class Views:
     def _measured(self, run: Run) -> Sequence[metricsfile.MetricsRecord]:
         if run.path not in self._metrics:
             path = os.path.join(run.path, names.METRICS)
-            self._metrics[run.path] = metricsfile.MetricsReader(path, _MOST_MOMENTS)
+            plan = run.plan
+            ranks = 1 if plan is None else len(plan.nodes) * max(len(plan.processes), 1)
+            most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
+            self._metrics[run.path] = metricsfile.MetricsReader(path, most)
         return self._metrics[run.path].read()
 
 

@@ -19,8 +19,9 @@ from runfolders import big, measured
 from waiting import LONG_S, until
 
 from fleetrun.commands import parser
+from fleetrun.commands.ui.views import Views
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records import metricsfile
+from fleetrun.records import metricsfile, runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -288,3 +289,30 @@ def test_a_port_that_is_taken_is_a_sentence(tmp_path: Path) -> None:
         port = page.address.rpartition(":")[2].strip("/")
         with pytest.raises(EnvironmentFault, match=f"port {port} of 127.0.0.1 cannot be used"):
             parser.run("ui", [f"--port={port}"])
+
+
+def test_of_a_job_on_many_hosts_only_what_has_changed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [f"10.0.0.{number}" for number in range(1, 5)]
+    whole = tmp_path / "log" / "runs" / "20250101T000000Z-big-7"
+    for folder in (whole, *(whole / f"node{number}" for number in range(1, 4))):
+        big(folder, 8)
+        (folder / "plan.json").write_text(json.dumps({"schema": 1, "nodes": hosts}))
+    views = Views(str(tmp_path / "log"))
+    key = str(views.listed()[0]["key"])
+    version = views.run(key, "")["version"]
+    read: list[str] = []
+    real = runs.read
+
+    def counted(path: str) -> runs.Run:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(runs, "read", counted)
+    assert views.run(key, str(version)).keys() == {"version", "is_running"}
+    assert read == []
+    with (whole / "node2" / "events.jsonl").open("a") as file:
+        file.write("\n")
+    assert views.run(key, str(version))["version"] != version
+    assert read == [str(whole / "node2")]
