@@ -200,8 +200,7 @@ def _absent(rank: int, one: Collective, records: Mapping[int, FlightRecord]) -> 
 
 def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
     """Return the ranks that are waited for and wait for nobody: the one longest awaited first."""
-    # An asynchronous collective that all have entered does not hold the script up.
-    waiting = {wait.rank for wait in waits if wait.missing or wait.collective.state == BLOCKING}
+    waiting = {wait.rank for wait in waits if _holds_up(wait)}
     since: dict[int, float] = {}
     for wait in waits:
         for member in wait.missing:
@@ -209,6 +208,28 @@ def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
                 known = since.get(member, wait.collective.issued_at)
                 since[member] = min(known, wait.collective.issued_at)
     return sorted(since, key=lambda rank: (since[rank], rank))
+
+
+def _holds_up(wait: _OpenCollective) -> bool:
+    """Whether its rank waits: an asynchronous one that all have entered holds nothing up."""
+    return bool(wait.missing) or wait.collective.state == BLOCKING
+
+
+def waiting(
+    records: Mapping[int, FlightRecord], until: float
+) -> dict[int, tuple[Collective, tuple[int, ...]]]:
+    """Return by rank the oldest collective in which it waits, and for which ranks if that is known.
+
+    A collective that was issued after UNTIL may be in progress.
+    """
+    known = {rank: record for rank, record in records.items() if not record.has_failed}
+    found = {}
+    for rank in known:
+        waits = [wait for wait in _waits(rank, known, until) if _holds_up(wait)]
+        if waits:
+            first = min(waits, key=lambda wait: wait.collective.issued_at)
+            found[rank] = first.collective, first.missing
+    return found
 
 
 def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import conversion
 from fleetrun.commands import ps
+from fleetrun.postmortem import flight
 from fleetrun.probe import jobs, usage
 from fleetrun.probe.gpumeter import GpuMeter
-from fleetrun.records import eventfile, metricsfile, names, progress, rankfile, reading, runs
+from fleetrun.records import (
+    eventfile,
+    flightfile,
+    metricsfile,
+    names,
+    progress,
+    rankfile,
+    reading,
+    runs,
+)
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -27,6 +37,8 @@ _STRAGGLER_S = 60.0
 _OLD_S = 60.0
 # The samples in a sparkline.
 _MOST_LOOKS = 16
+# The collectives of larger jobs take too long to read at each look.
+_MOST_RECORDED = 256
 # The least time over which steps are averaged.
 _WINDOW_S = 10.0
 
@@ -61,6 +73,8 @@ class RankRow(NamedTuple):
     use: tuple[float, ...] = ()
     # The number of the last step, as the script prints it.
     total_steps: int | None = None
+    # The collective in which it waits, how long, and for whom.
+    waits: str = ""
     # The files of its output, and of its stacks.
     logs: tuple[str, ...] = ()
     stacks: str = ""
@@ -149,6 +163,7 @@ class Sampler:
         rows: list[RankRow] = []
         for run, alive in zip(self._runs, is_running, strict=True):
             rows += self._placed(run, list(self._rows(run, is_alive=alive)))
+        rows = _waiting(self._runs, rows) if any(is_running) else rows
         rows.sort(key=lambda row: (row.rank is None, not row.label.startswith("rank "), row.rank))
         rows = compared(rows)
         first = self._runs[0]
@@ -381,6 +396,36 @@ def _phase(found: Sequence[runs.Run], rows: Sequence[RankRow], *, is_over: bool)
 
 def _verdict(run: runs.Run) -> str:
     return run.verdict or "its launcher was killed"
+
+
+def _waiting(found: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRow]:
+    """Return ROWS with the collectives in which ranks wait, as far as they are recorded."""
+    # Where all make steps there is nothing to read.
+    if len(rows) > _MOST_RECORDED or not any(row.state.startswith("silent") for row in rows):
+        return rows
+    records: dict[int, flightfile.FlightRecord] = {}
+    for run in found:
+        records.update(flightfile.of_folder(run.path, run.attempt))
+    now = time.time()
+    waits = flight.waiting(records, now - flight.LATE_S)
+    job = flight.JobRanks(sum(row.label.startswith("rank ") for row in rows))
+    return [
+        row._replace(waits=_waited(*waits[row.rank], job, now))
+        if row.rank in waits and row.label.startswith("rank ")
+        else row
+        for row in rows
+    ]
+
+
+def _waited(
+    one: flightfile.Collective, missing: tuple[int, ...], job: flight.JobRanks, now: float
+) -> str:
+    """Return in which collective a rank waits: `all_reduce 3 for rank 2, 12 s`."""
+    group = flight.of(one.channel, job)
+    where = "" if group == "of all ranks" else f" {group}"
+    whom = f" for rank{'s' * (len(missing) > 1)} {conversion.ranges(missing)}" if missing else ""
+    waited_s = max(0.0, now - one.issued_at)
+    return f"{one.operation} {one.sequence}{where}{whom}, {waited_s:.0f} s"
 
 
 def _is_launcher(pid: int) -> bool:

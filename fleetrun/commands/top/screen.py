@@ -49,6 +49,7 @@ _COLUMNS = (
     _Column("step", lambda row: _number(row.step), 2),
     _Column("step/s", lambda row: _rate(row.steps_per_s), 13),
     _Column("loss", lambda row: "" if row.loss is None else f"{row.loss:.4g}", 7),
+    _Column("waits in", lambda row: row.waits, 2, is_right=False),
     _Column("throughput", lambda row: visible(row.throughput), 14),
 )
 _GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"

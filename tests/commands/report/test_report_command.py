@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import browsers
 import pytest
 from commandline import Command, fleetrun
-from runfolders import big, measured
+from runfolders import big, measured, ring
 
 from fleetrun.commands.report import charts, history, page, svg
-from fleetrun.records import flightfile, metricsfile, reportfile, runs
+from fleetrun.records import metricsfile, reportfile, runs
 
 if TYPE_CHECKING:
     import subprocess
@@ -313,19 +313,6 @@ def test_how_long_ranks_waited_in_profiled_steps_is_a_map(tmp_path: Path) -> Non
     assert waited.rows == ("rank 1", "rank 4")
     assert waited.at == (0.0, 2.0)
     assert waited.values == ((100.0, 30.0), (400.0, 30.0))
-
-
-def ring(rank: int, spans: list[tuple[float, float]]) -> bytes:
-    """Make what a rank has recorded of all-reduces, from and until seconds; 0: not done."""
-    names = [["group", 0, [[[0, 5]], 1, 0]], ["channel", 0, [0, "", 0]], ["operation", 0, "sum"]]
-    table = "".join(f"{json.dumps(name)}\n" for name in names).encode()
-    head = flightfile.HEADER.pack(flightfile.MAGIC, 8, 1, len(table), len(table), 0, 1, 0, rank)
-    slots = [bytes(flightfile.SLOT.size)] * 8
-    for number, (begin, end) in enumerate(spans, 1):
-        times = (int(begin * 1e9), int(end * 1e9))
-        slots[number] = flightfile.SLOT.pack(number, number, *times, 4, *(0,) * 6, -1, *(0,) * 6)
-    body = head.ljust(flightfile.HEADER_BYTES, b"\0") + bytes(8) + table
-    return body + b"".join(slots)
 
 
 def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:

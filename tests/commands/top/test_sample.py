@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from metricsrecords import a_record
+from runfolders import ring
 
 from fleetrun.commands.top import sample
 from fleetrun.commands.top.sample import RankRow
@@ -55,6 +56,29 @@ def held(folder: Path) -> Iterator[None]:
     with (folder / names.LOCK).open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def test_where_ranks_stand_still_the_collective_in_which_they_wait_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path)
+    logs = [
+        run.logs[0]._replace(process=f"trainer.{rank}", rank=rank, path=f"{tmp_path}/{rank}")
+        for rank in range(6)
+    ]
+    run = run._replace(logs=tuple(logs))
+    now = time.time()
+    for rank in range(6):
+        late = [] if rank == 4 else [(now - 100, 0)]
+        (tmp_path / f"collectives.{rank}").write_bytes(ring(rank, [(now - 130, now - 129), *late]))
+    with held(tmp_path):
+        sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+        assert {row.waits for row in sampler.sample().rows} == {""}
+        monkeypatch.setattr(sample, "_SILENT_S", 0.0)
+        rows = sampler.sample().rows
+        sampler.close()
+    waits = [row.waits.rpartition(", ")[0] for row in rows]
+    assert waits == ["sum 2 for rank 4"] * 4 + ["", "sum 2 for rank 4"]
 
 
 def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> None:
