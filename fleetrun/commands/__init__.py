@@ -1,4 +1,4 @@
-"""What the command line does besides launching: one module for each command, read by click."""
+"""The commands besides launching: one module each, read by click."""
 
 # NAME is the click command `command` of fleetrun.commands.NAME.
 COMMANDS = (

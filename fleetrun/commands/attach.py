@@ -1,4 +1,4 @@
-"""`fleetrun attach`: shows the console of a job that runs in the background, until it ends."""
+"""`fleetrun attach`: shows the console of a background job until it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _attach(word: str | None, *, lines: int) -> int:
             sys.stdout.buffer.flush()
             if has_ended:
                 break
-            # Read once more what was written last.
+            # Read what was written last, too.
             has_ended = bool(select.select([pidfd], [], [], _PACE_S)[0])
     end = jobs.end(job)
     return _LOST if end is None else end[0]
@@ -66,7 +66,7 @@ def console(job: RunningJob) -> str:
     except OSError:
         pass
     try:
-        logs = sorted(one for one in os.listdir(job.run_dir) if one.startswith("workerlog."))
+        logs = sorted(name for name in os.listdir(job.run_dir) if name.startswith("workerlog."))
     except OSError as error:
         raise EnvironmentFault(
             f"attach: {job.run_dir} cannot be read ({error.strerror})."
@@ -81,20 +81,20 @@ def console(job: RunningJob) -> str:
 def last(fd: int, lines: int) -> int:
     """Return the offset of the last LINES lines of the file FD, including an unfinished one.
 
-    It reads no further back than that, and holds one piece of the file at a time.
+    It reads backwards in chunks, no further than necessary.
     """
     at = os.fstat(fd).st_size
     if not lines:
         return at
-    # That end of a line, counted from the last one, is before them.
-    wanted = lines + 1
+    # The end of the line before them, counted from the last end.
+    ends_left = lines + 1
     while at:
         begin = max(0, at - _CHUNK)
         piece = os.pread(fd, at - begin, begin)
         ends = piece.count(b"\n")
-        if ends >= wanted:
-            return begin + len(piece) - len(piece.split(b"\n", ends - wanted + 1)[-1])
-        wanted -= ends
+        if ends >= ends_left:
+            return begin + len(piece) - len(piece.split(b"\n", ends - ends_left + 1)[-1])
+        ends_left -= ends
         at = begin
     return 0
 

@@ -1,4 +1,4 @@
-"""`fleetrun completion`, and the answers to the shells that have sourced what it prints."""
+"""`fleetrun completion`, and the answers to shells that have sourced its output."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fleetrun.plan import kinds
 from fleetrun.printing import put
 from fleetrun.records.variables import COMPLETE
 
-# What the shells source. Unlike click's own: nothing is put behind a word that ends in =, the
-# command is run as it was typed (.venv/bin/fleetrun), and values may hold commas. Both of its names
-# are completed.
+# The scripts that shells source. Unlike click's, they add no blank after a word that ends in =, run
+# the command as it was typed (.venv/bin/fleetrun), complete both of its names, and allow commas in
+# values.
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' response type value
@@ -106,7 +106,7 @@ _SHELL = options.Option("shell", "choice", "", "", "", words=SHELLS)
 @click.command(
     "completion",
     help="Print the script that makes a shell complete fleetrun's command line.",
-    epilog="\b\n" + "\n".join(f"{shell + ':':<6}{what}" for shell, what in help_text.COMPLETION),
+    epilog="\b\n" + "\n".join(f"{shell + ':':<6}{text}" for shell, text in help_text.COMPLETION),
 )
 @click.argument("shell", type=parser.Typed(_SHELL), metavar="|".join(SHELLS))
 def command(shell: str) -> int:
@@ -115,18 +115,18 @@ def command(shell: str) -> int:
 
 
 def complete(instruction: str) -> int:
-    """Answer a shell's INSTRUCTION, in click's words: bash_complete, zsh_source."""
+    """Answer a shell's INSTRUCTION in click's form: bash_complete, zsh_source."""
     shell, _, task = instruction.partition("_")
     if shell not in _SHELL_CLASSES or task not in ("source", "complete"):
         raise UsageError(
             f"{COMPLETE}={instruction}: give SHELL_source or SHELL_complete, "
             f"where SHELL is one of {', '.join(SHELLS)}."
         )
-    spoken = _SHELL_CLASSES[shell](click.Command(_PROGRAM), {}, _PROGRAM, COMPLETE)
+    shell_class = _SHELL_CLASSES[shell](click.Command(_PROGRAM), {}, _PROGRAM, COMPLETE)
     if task == "source":
-        return put(f"{spoken.source()}\n")
-    words, incomplete = spoken.get_completion_args()
-    # Bash cuts words at = and : where other shells do not, and wants only the last piece back.
+        return put(f"{shell_class.source()}\n")
+    words, incomplete = shell_class.get_completion_args()
+    # Bash splits words at = and : unlike other shells, and replaces only the last piece.
     if shell == "bash":
         words, incomplete = _rejoin(words, incomplete)
         cut = max(map(incomplete.rfind, "=:")) + 1
@@ -134,7 +134,7 @@ def complete(instruction: str) -> int:
         cut = 0
     for item in candidates(words, incomplete):
         item.value = item.value[cut:] if item.type == "plain" else item.value
-        click.echo(spoken.format_completion(item))
+        click.echo(shell_class.format_completion(item))
     return 0
 
 
@@ -148,11 +148,11 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
     if command is not None and not isinstance(command, parser.LaunchCommand):
         return _of_command(command, words, incomplete)
     if command is None:
-        found = _launch(words, incomplete, (*options.TABLE, *_of_kinds()))
+        items = _launch(words, incomplete, (*options.TABLE, *_of_kinds()))
     else:
-        found = _launch(words[1:], incomplete, command.rows())
-    if found is not None:
-        return found
+        items = _launch(words[1:], incomplete, command.rows())
+    if items is not None:
+        return items
     files = [CompletionItem(incomplete, type="file")]
     return files if words or not incomplete else files + values.among(COMMANDS, incomplete)
 
@@ -160,17 +160,17 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
 def _of_command(
     command: click.Command, words: list[str], incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return click's completions after WORDS, the first of which names COMMAND."""
-    click_s = _SHELL_CLASSES["bash"](
+    """Return click's completions after WORDS, the first of which is COMMAND's name."""
+    click_shell = _SHELL_CLASSES["bash"](
         command, dict(parser.SETTINGS), f"{_PROGRAM} {words[0]}", COMPLETE
     )
-    found = click_s.get_completions(words[1:], incomplete)
+    items = click_shell.get_completions(words[1:], incomplete)
     typed, equals, _ = incomplete.partition("=")
     if equals and typed.startswith("-"):
-        # Shells replace the whole word, and click knows of its value only.
-        for item in found:
+        # Shells replace the whole word, and click knows only its value.
+        for item in items:
             item.value = f"{typed}={item.value}"
-    return found
+    return items
 
 
 def _launch(
@@ -194,16 +194,16 @@ def _launch(
 
 
 def _of_kinds() -> list[options.Option]:
-    """Return the options of the known kinds, and of the exported one."""
+    """Return the options of the known device kinds and of the exported one."""
     names = dict.fromkeys((*kinds.VENDORS, os.environ.get(kinds.XCCL, "")))
     known = options.by_name()
-    found = [options.of_kind(f"{kind}s", "all") for kind in names if f"{kind}s" not in known]
-    return [option for option in found if option is not None]
+    rows = [options.of_kind(f"{kind}s", "all") for kind in names if f"{kind}s" not in known]
+    return [row for row in rows if row is not None]
 
 
 def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[CompletionItem[str]]:
-    """Return the options that start with INCOMPLETE, with its kind of hyphens."""
-    found = []
+    """Return the options that start with INCOMPLETE, spelled with its kind of hyphens."""
+    items = []
     for option in table:
         if option.status == "later":
             continue
@@ -211,9 +211,9 @@ def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[Complet
             flag = option.flag if name == option.name else f"--{name}"
             for spelling in dict.fromkeys((flag, f"--{name}", f"--{name.replace('_', '-')}")):
                 if spelling.startswith(incomplete):
-                    found.append(CompletionItem(spelling, help=option.help or None))
+                    items.append(CompletionItem(spelling, help=option.help or None))
                     break
-    return found
+    return items
 
 
 def _rejoin(words: list[str], incomplete: str) -> tuple[list[str], str]:

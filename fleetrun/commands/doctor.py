@@ -23,48 +23,51 @@ if TYPE_CHECKING:
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
     """Return 0, or 3 if there is an error."""
-    words = [f"{given.typed}={given.raw}" for given in launch.options] + list(launch.script)
-    wanted = parser.launch_request(words if launch.script else [*words, CHECK], os.environ)
-    say = checkup.remark(os.environ)
-    if wanted.hosts or wanted.hostfile:
-        wanted = wanted._replace(typed=tuple(words if launch.script else [*words, CHECK]))
+    words = [f"{setting.typed}={setting.raw}" for setting in launch.options] + list(launch.script)
+    request = parser.launch_request(words if launch.script else [*words, CHECK], os.environ)
+    log = checkup.remark(os.environ)
+    if request.hosts or request.hostfile:
+        request = request._replace(typed=tuple(words if launch.script else [*words, CHECK]))
         options = [f"--wait={wait:g}", *(["--allreduce"] if allreduce else [])]
-        return _of_all_hosts(wanted, options, wait, is_json=own["json"])
-    report = checkup.examine(wanted, os.environ, timeout_s=wait, allreduce=allreduce, say=say)
+        return _of_all_hosts(request, options, wait, is_json=own["json"])
+    report = checkup.examine(request, os.environ, timeout_s=wait, allreduce=allreduce, say=log)
     # Processes, variables and paths are quoted.
-    hide = secrets.of_launch(wanted._replace(typed=tuple(words)), os.environ)
+    redact = secrets.of_launch(request._replace(typed=tuple(words)), os.environ)
     shown = tuple(
-        one._replace(seen=visible(hide(one.seen)), fix=visible(hide(one.fix)))
-        for one in report.findings
+        finding._replace(seen=visible(redact(finding.seen)), fix=visible(redact(finding.fix)))
+        for finding in report.findings
     )
     code = findings.exit_code(shown)
     if own["json"]:
         document = output.document(os.uname().nodename, shown, report.measured)
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_coloured = colors.on_stream(wanted.color, os.environ, sys.stdout)
+    is_coloured = colors.on_stream(request.color, os.environ, sys.stdout)
     put(output.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
     return code
 
 
-def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: bool) -> int:
+def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json: bool) -> int:
     """Check all hosts of --hosts at once; return 0, or 3 if one has an error."""
     from fleetrun.remote import checkups  # only for them
 
-    say = checkup.remark(os.environ)
-    reports = checkups.examine(wanted, os.environ, options, timeout_s=wait, log=say)
-    shown = checkups.merged(reports)
-    code = findings.exit_code(shown)
+    log = checkup.remark(os.environ)
+    reports = checkups.examine(request, os.environ, options, timeout_s=wait, log=log)
+    merged = checkups.merged(reports)
+    code = findings.exit_code(merged)
     if is_json:
         hosts = {
-            one.host: one.document or output.document(one.host, one.findings) for one in reports
+            report.host: report.document or output.document(report.host, report.findings)
+            for report in reports
         }
         document = {"schema": output.SCHEMA, "exit_code": code, "hosts": hosts}
         put(json.dumps(document, indent=2) + "\n")
         return code
-    is_coloured = colors.on_stream(wanted.color, os.environ, sys.stdout)
-    visible_ones = [one._replace(seen=visible(one.seen), fix=visible(one.fix)) for one in shown]
-    put(output.text(visible_ones, width=tables.width(), is_coloured=is_coloured))
+    is_coloured = colors.on_stream(request.color, os.environ, sys.stdout)
+    shown = [
+        finding._replace(seen=visible(finding.seen), fix=visible(finding.fix)) for finding in merged
+    ]
+    put(output.text(shown, width=tables.width(), is_coloured=is_coloured))
     return code
 
 

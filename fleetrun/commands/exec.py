@@ -1,4 +1,4 @@
-"""`fleetrun exec`: runs a command, and launches wherever it would start Paddle's launcher."""
+"""`fleetrun exec`: runs a command, and launches where it would start Paddle's launcher."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
         raise UsageError(
             "exec: give the command to run: `fleetrun exec [options] COMMAND [its arguments]`."
         )
-    defaults = [_as_word(given) for given in launch.options]
+    defaults = [_as_word(setting) for setting in launch.options]
     program = shutil.which(words[0])
     if program is None:
         raise UsageError(
@@ -48,7 +48,7 @@ def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
     environ[EXEC] = sys.executable
     environ[EXEC_OPTIONS] = json.dumps([*outer, *defaults])
     environ["PYTHONPATH"] = with_island(environ.get("PYTHONPATH"))
-    # Python ignores these two, and a program that is started so would, too.
+    # Python ignores these two, and the program would inherit that.
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
     try:
@@ -57,16 +57,16 @@ def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
         raise EnvironmentFault(f"exec: {program} cannot be run ({error.strerror}).") from None
 
 
-def _as_word(given: RawOption) -> str:
-    """Return GIVEN as a word of a command line that is valid in every folder."""
-    option, raw = given.option, given.raw
+def _as_word(setting: RawOption) -> str:
+    """Return SETTING as a word of a command line that is valid in every folder."""
+    option, raw = setting.option, setting.raw
     if option.name in _NOT_HERE:
-        raise UsageError(f"exec: {given.typed} cannot be the default of launches; leave it out.")
-    given.value()
+        raise UsageError(f"exec: {setting.typed} cannot be the default of launches; leave it out.")
+    setting.value()
     if option.name in _PATHS:
         raw = os.path.abspath(raw)
     elif option.name == "strategy":
-        # Presets have names, which are no files here.
+        # Presets are names, not files here.
         parts = raw.split(",")
         raw = ",".join(os.path.abspath(part) if os.path.exists(part) else part for part in parts)
     return f"{option.flag}={raw}"

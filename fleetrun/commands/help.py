@@ -1,4 +1,4 @@
-"""`fleetrun --help`: one screen without click, and sections that click's formatter lays out."""
+"""`fleetrun --help`: one screen without click, and sections laid out by click's formatter."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
@@ -92,7 +92,7 @@ NOTES = (
 
 DOMAIN = "fleetrun"
 LOCALES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "locale")
-# Of a help text, besides those of options.
+# The texts of the help besides those of options.
 WORDS = ("Usage: ", "Examples", "Exit codes", "Presets", "Completion by Tab", "[default: {}]")
 _LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
@@ -107,9 +107,9 @@ def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
 
 def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
     """Return a function that translates texts if the locale is Chinese; messages stay English."""
-    asked = next((environ[name] for name in _LANGUAGES if environ.get(name)), "")
-    # Of `a:b` only the first counts: English needs no translation.
-    language = asked.partition(":")[0]
+    locale = next((environ[name] for name in _LANGUAGES if environ.get(name)), "")
+    # Only the first of `a:b` counts: English needs no translation.
+    language = locale.partition(":")[0]
     if not language.startswith("zh"):
         return str
     import gettext  # needed only in Chinese
@@ -118,7 +118,7 @@ def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
-    """Return the help text, or one SECTION, as wide as the terminal, translated by TRANSLATE."""
+    """Return the help text, or one SECTION, as wide as the terminal."""
     from click import HelpFormatter  # slow, and the screen lacks it
 
     from fleetrun import options
@@ -133,10 +133,10 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
     for name, group in options.SECTIONS.items():
         if section not in {"all", name}:
             continue
-        rows = [row(each, translate) for each in options.TABLE if each.group == group]
+        rows = [row(option, translate) for option in options.TABLE if option.group == group]
         if group == options.LATER:
             with formatter.section(translate(group)):
-                # Listed only so that people find the name; these options have no effect yet.
+                # Listed only so that people find the name; these options have no effect.
                 formatter.write_text(", ".join(term for term, _ in rows))
         else:
             _write_rows(formatter, translate(group), rows)
@@ -158,26 +158,26 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
 def _translated(
     rows: Iterable[tuple[str, str]], translate: Callable[[str], str]
 ) -> list[tuple[str, str]]:
-    return [(term, translate(said)) for term, said in rows]
+    return [(term, translate(meaning)) for term, meaning in rows]
 
 
 def _write_rows(
     formatter: "HelpFormatter", title: str, rows: Sequence[tuple[str, str]], col_max: int = 30
 ) -> None:
-    """Write ROWS of terms and what they mean as the section TITLE."""
-    # As wide as click has it.
+    """Write ROWS of terms and their meanings as the section TITLE."""
+    # click's own width of the second column.
     room = formatter.width - min(max(len(term) for term, _ in rows), col_max) - 4
     with formatter.section(title):
-        formatter.write_dl([(term, _lines(meant, room)) for term, meant in rows], col_max=col_max)
+        formatter.write_dl([(term, _lines(text, room)) for term, text in rows], col_max=col_max)
 
 
-def _lines(said: str, room: int) -> str:
-    """Break SAID into lines for click, which does not know characters of two columns."""
-    return "\n".join(("\b", *wrapped(said, room)))
+def _lines(text: str, room: int) -> str:
+    """Break TEXT into lines for click, which does not know double-width characters."""
+    return "\n".join(("\b", *wrapped(text, room)))
 
 
 def row(option: "Option", translate: Callable[[str], str] = str) -> tuple[str, str]:
-    """Return OPTION's line of a help text: its spelling and its meaning."""
+    """Return OPTION's spelling and meaning for a help text."""
     spellings = [option.flag, *(f"--{alias}" for alias in option.aliases)]
     if option.kind == "flag":
         value = ""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from fleetrun.plan.hostfile import HostEntry
 
-# Runs a command in a folder, if that is there, and ends it when the connection does: without a
-# terminal sshd lets it run on. Whatever it has started is in one session; what the shell was just
-# forking when that got TERM is killed.
+# Runs a command in a folder, if it exists, and ends it when the connection ends: without a terminal
+# sshd lets it run on. Everything that it has started is in one session; what the shell was just
+# forking when it got TERM is killed.
 _REMOTE = """\
 exec 3<&0
 cd "$1" 2>/dev/null || cd
@@ -49,7 +49,7 @@ _HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout")
 
 
 class _OnHosts(Fanout[SshConnection]):
-    """Runs a command on hosts by ssh, on MOST of them at the same time."""
+    """Runs a command on hosts by ssh, on at most MOST of them at the same time."""
 
     def __init__(
         self, hosts: Sequence[HostEntry], ssh: Sequence[str], text: str, most: int
@@ -61,42 +61,42 @@ class _OnHosts(Fanout[SshConnection]):
     @property
     def code(self) -> int:
         """The first nonzero exit code, in the order of the hosts."""
-        codes = [self._codes.get(one, 0) for one in self._all]
+        codes = [self._codes.get(connection, 0) for connection in self._all]
         return 128 + self.signum if self.signum else next(filter(None, codes), 0)
 
-    def _heard(self, one: SshConnection, fd: int, part: bytes) -> None:
-        self._show(one, fd, part, has_name=len(self._all) > 1)
+    def _heard(self, connection: SshConnection, fd: int, part: bytes) -> None:
+        self._show(connection, fd, part, has_name=len(self._all) > 1)
 
-    def _ended(self, one: SshConnection) -> None:
-        code, said = one.code or 0, f"it ended with {one.status}"
-        if code == SSH_FAULT or one.status == -signal.SIGHUP:
-            code, said = EnvironmentFault.exit_code, one.why()
+    def _ended(self, connection: SshConnection) -> None:
+        code, outcome = connection.code or 0, f"it ended with {connection.status}"
+        if code == SSH_FAULT or connection.status == -signal.SIGHUP:
+            code, outcome = EnvironmentFault.exit_code, connection.why()
         if code and not self.signum:
-            self._log(f"on: {one.host.name}  {said}")
-        self._codes[one] = code
+            self._log(f"on: {connection.host.name}  {outcome}")
+        self._codes[connection] = code
 
     def _interrupted(self, number: int) -> None:  # noqa: ARG002 - each ends the command
-        """End the command on all hosts: first by hanging up, then by ending the ssh."""
+        """End the command on all hosts: first by hanging up, then by killing ssh."""
         self._unstarted.clear()
-        for one in self._all:
-            if one.is_open:
-                one.hang_up()
+        for connection in self._all:
+            if connection.is_open:
+                connection.hang_up()
             else:
-                one.give_up("interrupted")
+                connection.give_up("interrupted")
 
 
-def _on(words: tuple[str, ...], **given: object) -> int:
+def _on(words: tuple[str, ...], **values: object) -> int:
     """Run the command WORDS on the hosts that the options name."""
     if not words:
         raise UsageError("on: give the command to run: `fleetrun on --hosts=a,b -- nvidia-smi`.")
-    told = [f"--{name}={given[name]}" for name in _HOST_OPTIONS if given[name] is not None]
-    wanted = parser.launch_request([*told, CHECK], os.environ)
-    if not (wanted.hosts or wanted.hostfile):
+    options = [f"--{name}={values[name]}" for name in _HOST_OPTIONS if values[name] is not None]
+    request = parser.launch_request([*options, CHECK], os.environ)
+    if not (request.hosts or request.hostfile):
         raise UsageError("on: name the hosts with --hosts or --hostfile.")
-    # One word is the shell's, as with ssh: `fleetrun on --hosts=a,b -- 'df -h | tail -1'`.
+    # One word is for the shell, as with ssh: `fleetrun on --hosts=a,b -- 'df -h | tail -1'`.
     text = words[0] if len(words) == 1 else shlex.join(words)
     sys.stdout.flush()
-    fanout = _OnHosts(sshjob.listed(wanted), ssh_command(wanted), text, wanted.ssh_fanout)
+    fanout = _OnHosts(sshjob.listed(request), ssh_command(request), text, request.ssh_fanout)
     fanout.run()
     return fanout.code
 

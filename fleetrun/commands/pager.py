@@ -1,4 +1,4 @@
-"""Long texts on a terminal: coloured if requested, and paged if they do not fit."""
+"""Prints long texts on a terminal: coloured if requested, and paged if they do not fit."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
@@ -31,10 +31,10 @@ def _pagers(environ: Mapping[str, str]) -> list[str]:
     """Return the pagers to try, in order; none on a dumb terminal."""
     if environ.get("TERM", "") in {"", "dumb"}:
         return []
-    wanted = environ.get("PAGER")
-    if wanted is None:
+    requested = environ.get("PAGER")
+    if requested is None:
         return ["less", "more"]
-    return [] if wanted.strip() in {"", "cat"} else [wanted]
+    return [] if requested.strip() in {"", "cat"} else [requested]
 
 
 def _paged(text: str, pager: str, environ: Mapping[str, str]) -> bool:
@@ -42,7 +42,7 @@ def _paged(text: str, pager: str, environ: Mapping[str, str]) -> bool:
     import signal  # only for long texts on a terminal
     import subprocess
 
-    # As git has it: quit if it fits, take colours, leave the screen as it was.
+    # As git does: quit if it fits, keep colours, leave the screen as it was.
     with_colors = {**environ, "LESS": environ.get("LESS", "FRX")}
     # Ctrl-C is for the pager.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

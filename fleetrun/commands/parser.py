@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The metavar of a command that takes a launch after its own options.
 LAUNCH = "-- ARGUMENTS..."
-# Of every command's context.
+# The settings of every command's context.
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 
 
@@ -65,9 +65,9 @@ class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
 
 
 def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa: ANN401 - Option checks
-    """Return the option --NAME of a KIND of options.Option, helped by TEXT; ROW is the rest of it.
+    """Return the option --NAME of a KIND of options.Option, with the help TEXT; ROW has the rest.
 
-    Its value is None, or empty where it can be repeated, if it is not given and has no default.
+    Without a value and default it is None, or empty if it is repeatable.
     """
     row = {"metavar": "", "own_default": row.pop("default", None), **row}
     typed = Typed(options.Option(name, kind, "", help=text, **row))
@@ -123,8 +123,8 @@ class CommandGroup(click.Group):
         """Return the subcommand that ARGS begin with; UsageError if there is none."""
         if not ctx.resilient_parsing and args[0] not in self.commands:
             listed = f"there are {', '.join(self.commands)}."
-            meant = suggestions.ending(args[0], self.commands, listed)
-            raise UsageError(f"{_where(ctx)}no such command: {args[0]}{meant}")
+            ending = suggestions.ending(args[0], self.commands, listed)
+            raise UsageError(f"{_where(ctx)}no such command: {args[0]}{ending}")
         return super().resolve_command(ctx, args)
 
 
@@ -132,7 +132,7 @@ class Launch(NamedTuple):
     """A launch's command line: its options with values, and the script with its arguments."""
 
     options: tuple[RawOption, ...]
-    # With the `--` before it, if there was one: what comes after it may look like an option.
+    # With the `--` before it, if there was one: the words after it may look like options.
     script: tuple[str, ...]
 
 
@@ -143,7 +143,7 @@ def rows(command: click.Command) -> list[options.Option]:
 
 
 class LaunchCommand(click.Command):
-    """A command before a launch's command line; its callback gets a Launch as the context's obj."""
+    """A command before a launch's command line; its callback gets a Launch from the context."""
 
     def rows(self) -> tuple[options.Option, ...]:
         """Return the options allowed before the script: our own, and those of a launch."""
@@ -153,33 +153,33 @@ class LaunchCommand(click.Command):
         """Extract our own options from ARGS, parsed as a launch's, and keep the rest."""
         own = {param.name for param in self.params}
         head = argv.scan(args, self.rows())
-        if any(given.option.name == "help" for given in head.settings):
+        if any(setting.option.name == "help" for setting in head.settings):
             return super().parse_args(ctx, ["--help"])
         if head.pending is not None:
             row = head.pending.option
             raise UsageError(f"{head.pending.typed} needs a value: {options.wanted(row)}")
         at = len(args) if head.script_at is None else head.script_at
         dashes = ("--",) if args[at - 1 : at] == ["--"] else ()
-        theirs = tuple(given for given in head.settings if given.option.name not in own)
-        ctx.obj = Launch(theirs, (*dashes, *args[at:]) if args[at:] else ())
-        ours = [given for given in head.settings if given.option.name in own]
-        return super().parse_args(ctx, [word for one in ours for word in _for_click(one)])
+        of_launch = tuple(setting for setting in head.settings if setting.option.name not in own)
+        ctx.obj = Launch(of_launch, (*dashes, *args[at:]) if args[at:] else ())
+        ours = [setting for setting in head.settings if setting.option.name in own]
+        return super().parse_args(ctx, [word for setting in ours for word in _for_click(setting)])
 
 
-def _for_click(given: RawOption) -> tuple[str, ...]:
-    """Return GIVEN in click's syntax: a flag has no value there."""
-    if given.option.kind != "flag":
-        return (f"{given.option.flag}={given.raw}",)
-    return (given.option.flag,) if given.value() is True else ()
+def _for_click(setting: RawOption) -> tuple[str, ...]:
+    """Return SETTING in click's syntax, where a flag has no value."""
+    if setting.option.kind != "flag":
+        return (f"{setting.option.flag}={setting.raw}",)
+    return (setting.option.flag,) if setting.value() is True else ()
 
 
 def load(name: str) -> click.Command:
     """Return the command NAME of COMMANDS."""
-    found: click.Command = import_module(f"fleetrun.commands.{name}").command
-    views = found.commands.values() if isinstance(found, click.Group) else ()
-    for each in (found, *views):
-        each.context_class = _Context
-    return found
+    command: click.Command = import_module(f"fleetrun.commands.{name}").command
+    views = command.commands.values() if isinstance(command, click.Group) else ()
+    for loaded in (command, *views):
+        loaded.context_class = _Context
+    return command
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -196,7 +196,7 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 def _where(context: click.Context | None) -> str:
-    """Return the command in which a mistake was made; `fleetrun: ` precedes it anyway."""
+    """Return the command in which a mistake was made, to follow `fleetrun: `."""
     return "" if context is None else f"{context.command_path.removeprefix('fleetrun ')}: "
 
 
@@ -205,18 +205,18 @@ def _sentence(error: click.UsageError) -> str:
     context = error.ctx
     where = _where(context)
     if isinstance(error, click.NoSuchOption) and context is not None:
-        known = [name for each in context.command.get_params(context) for name in each.opts]
-        # Without hyphens, which would make all of them similar.
+        known = [name for param in context.command.get_params(context) for name in param.opts]
+        # Without hyphens, which would make all names similar.
         bare = [name.lstrip("-") for name in known if name.startswith("--")]
         otherwise = f"see `{context.command_path} --help`."
         if any(getattr(param, "metavar", "") == LAUNCH for param in context.command.params):
             otherwise = f"the launch and its options stand after --; {otherwise}"
-        meant = suggestions.ending(error.option_name.lstrip("-"), bare, otherwise, "--")
-        return f"{where}no such option: {error.option_name}{meant}"
+        ending = suggestions.ending(error.option_name.lstrip("-"), bare, otherwise, "--")
+        return f"{where}no such option: {error.option_name}{ending}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{where}give {error.param.human_readable_name}."
     if "Missing command" in error.format_message() and isinstance(context, click.Context):
         views = context.command.commands if isinstance(context.command, click.Group) else ()
         return f"{where}give one of {', '.join(views)}."
-    said = error.format_message().rstrip(".")
-    return f"{where}{said[:1].lower()}{said[1:]}."
+    message = error.format_message().rstrip(".")
+    return f"{where}{message[:1].lower()}{message[1:]}."

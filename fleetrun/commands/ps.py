@@ -1,4 +1,4 @@
-"""`fleetrun ps`: the jobs that run on this host, or on those of --hosts, as this user."""
+"""`fleetrun ps`: lists this user's running jobs, on this host or on those of --hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fleetrun.probe.jobs import JobRecords, RunningJob
 
-# Of several hosts, the one that a job runs on comes first.
+# With several hosts, the first column is the host.
 ON = "ON"
 HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "FOLDER", "COMMAND")
 # The seconds a host has to answer, including the start of ssh and Python.
@@ -45,38 +45,39 @@ def complete(
 
 def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
     """Print the jobs that WORDS name, or all."""
-    told = [f"--{name}={value}" for name, value in hosts.items() if value is not None]
-    if told:
-        return _on_hosts(told, words, is_json=is_json)
-    found = jobs.find()
+    options = [f"--{name}={value}" for name, value in hosts.items() if value is not None]
+    if options:
+        return _on_hosts(options, words, is_json=is_json)
+    running = jobs.find()
     if words:
-        found = tuple(job for job in found if any(job in jobs.named(found, one) for one in words))
-    return _show([record(job, jobs.about(job)) for job in found], is_json=is_json)
+        named = [jobs.named(running, word) for word in words]
+        running = tuple(job for job in running if any(job in several for several in named))
+    return _show([record(job, jobs.about(job)) for job in running], is_json=is_json)
 
 
-def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
-    """Print the jobs on the hosts that TOLD lists; return 3 if one does not answer."""
+def _on_hosts(options: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
+    """Print the jobs on the hosts of OPTIONS; return 3 if a host does not answer."""
     from fleetrun.remote import sshjob  # only for them
     from fleetrun.remote.everywhere import Everywhere
     from fleetrun.remote.protocol import Inquiry
     from fleetrun.remote.sshconnection import ssh_command
 
-    wanted = parser.launch_request([*told, CHECK], os.environ)
-    if not (wanted.hosts or wanted.hostfile):
-        raise UsageError(f"ps: {told[0]} reaches the hosts of --hosts or --hostfile: give one.")
-    hosts = sshjob.listed(wanted)
+    request = parser.launch_request([*options, CHECK], os.environ)
+    if not (request.hosts or request.hostfile):
+        raise UsageError(f"ps: {options[0]} reaches the hosts of --hosts or --hostfile: give one.")
+    hosts = sshjob.listed(request)
     order = ("ps", "--json", *words)
     everywhere = Everywhere(
-        hosts, ssh_command(wanted), Inquiry("/"), lambda _addresses, _me: order, _ANSWER_S
+        hosts, ssh_command(request), Inquiry("/"), lambda _addresses, _me: order, _ANSWER_S
     )
     results = everywhere.results()
-    found = [
-        {"on": host.name, **one}
+    records = [
+        {"on": host.name, **parsed}
         for host, (output, _) in zip(hosts, results, strict=True)
         for line in output.splitlines()
-        if (one := reading.parse(line)) is not None and "run_dir" in one
+        if (parsed := reading.parse(line)) is not None and "run_dir" in parsed
     ]
-    code = _show(found, is_json=is_json, where="these hosts")
+    code = _show(records, is_json=is_json, where="these hosts")
     for host, (_, failure) in zip(hosts, results, strict=True):
         if failure:
             remark(f"ps: {host.name}  {failure}")
@@ -84,47 +85,47 @@ def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> 
     return code
 
 
-def _show(found: Sequence[Mapping[str, Any]], *, is_json: bool, where: str = "this host") -> int:
-    """Print the records FOUND, each of one job, on the hosts WHERE."""
+def _show(records: Sequence[Mapping[str, Any]], *, is_json: bool, where: str = "this host") -> int:
+    """Print RECORDS of jobs, on the hosts WHERE."""
     if is_json:
-        return put("".join(json.dumps(one) + "\n" for one in found))
-    if not found:
+        return put("".join(json.dumps(job) + "\n" for job in records))
+    if not records:
         return put(f"No job of yours runs on {where}.\n")
-    heads = (ON, *HEADS) if ON.lower() in found[0] else HEADS
+    heads = (ON, *HEADS) if ON.lower() in records[0] else HEADS
     now, width = time.time(), tables.width()
     cut = [heads.index("COMMAND"), heads.index("FOLDER")]
-    rows = [[*([visible(one["on"])] if heads[0] == ON else []), *row(one, now)] for one in found]
+    rows = [[*([visible(job["on"])] if heads[0] == ON else []), *row(job, now)] for job in records]
     rows = tables.fitted(rows, heads, cut=cut, width=width)
     whole = range(len(heads))
     numbers = 0 if heads[0] == ON else 1
     return put(tables.layout(rows, heads=heads, numbers=numbers, width=width, whole=whole) + "\n")
 
 
-def row(found: Mapping[str, Any], now: float) -> list[str]:
-    """Return the row of the table for the record FOUND, at the time NOW."""
-    # The head of a job by ssh has none of its own.
-    processes = str(len(found["processes"]) or ("0" if found["wanted"] else "-"))
-    if found["wanted"]:
-        processes += f" of {found['wanted']}"
-    if found["attempt"]:
-        processes += f", attempt {found['attempt']}"
-    nodes = len(found["nodes"])
+def row(job: Mapping[str, Any], now: float) -> list[str]:
+    """Return the row of the table for the record JOB at the time NOW."""
+    # The head of a job by ssh has no processes.
+    processes = str(len(job["processes"]) or ("0" if job["wanted"] else "-"))
+    if job["wanted"]:
+        processes += f" of {job['wanted']}"
+    if job["attempt"]:
+        processes += f", attempt {job['attempt']}"
+    nodes = len(job["nodes"])
     cells = (
-        "killed" if found["pid"] is None else str(found["pid"]),
-        called(found["name"], found["job"]),
+        "killed" if job["pid"] is None else str(job["pid"]),
+        called(job["name"], job["job"]),
         "-"
-        if found["started"] is None
-        else conversion.duration(now - found["started"], is_short=True),
+        if job["started"] is None
+        else conversion.duration(now - job["started"], is_short=True),
         processes,
-        f"{found['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
-        found["folder"] or "-",
-        " ".join(found["command"]) or "-",
+        f"{job['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
+        job["folder"] or "-",
+        " ".join(job["command"]) or "-",
     )
     return [visible(cell) for cell in cells]
 
 
 def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
-    """Return the record of JOB, for programs."""
+    """Return the record of JOB for other programs."""
     return {
         "job": about.job_id,
         "name": job.name,
@@ -141,22 +142,22 @@ def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
     }
 
 
-def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
-    """Return the job of FOUND that WORD names, for the command WHAT; else UsageError."""
-    meant = tuple(found) if word is None else jobs.named(found, word)
-    if word is None and len(meant) > 1:
+def one(word: str | None, running: Sequence[RunningJob], command: str) -> RunningJob:
+    """Return the job of RUNNING that WORD names, for COMMAND; UsageError if there is not one."""
+    matches = tuple(running) if word is None else jobs.named(running, word)
+    if word is None and len(matches) > 1:
         here = os.getcwd()
-        meant = tuple(job for job in meant if jobs.about(job).cwd == here) or meant
-    if len(meant) == 1:
-        return meant[0]
-    if not meant:
-        which = "job of yours" if word is None else f"job {word}"
-        raise UsageError(f"{what}: no {which} runs on this host; `fleetrun ps` lists what does.")
+        matches = tuple(job for job in matches if jobs.about(job).cwd == here) or matches
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        name = "job of yours" if word is None else f"job {word}"
+        raise UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
     listed = ", ".join(
         job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})"
-        for job in meant
+        for job in matches
     )
-    raise UsageError(f"{what}: {len(meant)} jobs match; name one by its number: {listed}.")
+    raise UsageError(f"{command}: {len(matches)} jobs match; name one by its number: {listed}.")
 
 
 def called(run: str, job: str | None) -> str:

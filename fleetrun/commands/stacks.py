@@ -1,4 +1,4 @@
-"""`fleetrun stacks`: where the ranks of a living job stand, and in which collectives."""
+"""`fleetrun stacks`: shows where the ranks of a running job stand, and their collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetrun.printing import put, remark
 from fleetrun.probe import jobs
 from fleetrun.records import eventfile, names, reading, runs
 
-# Ranks answer one after the other, and one that does not keeps us waiting for 13 s.
+# Ranks answer one after the other, and an unresponsive one takes 13 s.
 _ANSWER_S = 120.0
 _AGAIN_S = 0.1
 
@@ -29,23 +29,23 @@ _AGAIN_S = 0.1
 @click.argument("word", required=False, metavar="[JOB]", shell_complete=ps.complete)
 def command(word: str | None) -> int:
     """Ask the launcher of the job that WORD names for the stacks, and print them."""
-    found = tuple(job for job in jobs.find() if job.launcher is not None)
-    job = ps.one(word, found, "stacks")
+    running = tuple(job for job in jobs.find() if job.launcher is not None)
+    job = ps.one(word, running, "stacks")
     run = job.run_dir
     events = os.path.join(run, names.EVENTS)
     before = _answers(events)
     if not jobs.ask_for_stacks([run]):
         raise EnvironmentFault(f"{job.name} has just ended.")
-    until = time.monotonic() + _ANSWER_S
+    deadline = time.monotonic() + _ANSWER_S
     while _answers(events) == before:
-        if time.monotonic() > until or not runs.is_running(run):
+        if time.monotonic() > deadline or not runs.is_running(run):
             raise EnvironmentFault(f"{job.name} has not answered; its console says why.")
         time.sleep(_AGAIN_S)
     for name in sorted(os.listdir(run)):
         if name.startswith("stacks.") and name.endswith(".txt"):
-            whole = reading.content(os.path.join(run, name)) or b""
-            # A file has the stacks of each time; the last begins with its own heading.
-            put(visible_lines(newest(whole.decode(errors="replace"))))
+            content = reading.content(os.path.join(run, name)) or b""
+            # A file has the stacks of each request, each with a heading.
+            put(visible_lines(newest(content.decode(errors="replace"))))
     try:
         put(collectives.text(runs.hosts(runs.read(run)), None))
     except EnvironmentFault as error:
@@ -54,13 +54,13 @@ def command(word: str | None) -> int:
 
 
 def _answers(events: str) -> int:
-    """Count how often the launcher has said that stacks were collected."""
-    said = (one for one in eventfile.read(events) if one.event == "warning")
-    return sum(one.more.get("what") == "stacks" for one in said)
+    """Count how often the launcher has reported collected stacks."""
+    warnings = (event for event in eventfile.read(events) if event.event == "warning")
+    return sum(event.more.get("what") == "stacks" for event in warnings)
 
 
 def newest(text: str) -> str:
-    r"""Return what was added last to a file of stacks.
+    r"""Return the newest entry of a file of stacks.
 
     >>> newest("# 2026-01-02 03:04:05 rank 1: a\nx\n\n# 2026-01-02 03:04:06 rank 1: b\ny\n")
     '# 2026-01-02 03:04:06 rank 1: b\ny\n'

@@ -34,13 +34,13 @@ _AGAIN_S = 0.1
 @click.argument("word", required=False, metavar="[JOB]", shell_complete=ps.complete)
 def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     """Stop the job that WORD names."""
-    found = jobs.find()
+    running = jobs.find()
     if is_all and word is not None:
         raise UsageError("stop: give a JOB or --all, not both.")
-    chosen = found if is_all else (meant(word, found),)
+    chosen = running if is_all else (meant(word, running),)
     # Ask all before waiting for any.
-    asked = [(job, _ask(job)) for job in chosen]
-    for job, pidfd in asked:
+    asked_jobs = [(job, _ask(job)) for job in chosen]
+    for job, pidfd in asked_jobs:
         _wait(job, pidfd, is_now=is_now)
     if not chosen:
         remark("no job of yours runs on this host.")
@@ -48,9 +48,9 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
 
 
 def meant(word: str | None, found: tuple[RunningJob, ...]) -> RunningJob:
-    """Return the job of FOUND that WORD names; the rest of a killed launcher must be named.
+    """Return the job of FOUND that WORD names; one whose launcher was killed must be named.
 
-    Its processes are killed without grace, and a shell that was opened in a job is one of them.
+    Its processes are killed without grace, and a shell that was opened in the job is one of them.
     """
     running = tuple(job for job in found if job.launcher is not None)
     if word is not None or running or not found:
@@ -63,15 +63,15 @@ def meant(word: str | None, found: tuple[RunningJob, ...]) -> RunningJob:
 
 
 def _ask(job: RunningJob) -> int | None:
-    """Send SIGTERM to the launcher of JOB; return a descriptor that is readable at its end."""
+    """Send SIGTERM to the launcher of JOB; return a descriptor that becomes readable at its end."""
     if job.launcher is None:
         return None
     try:
         pidfd = os.pidfd_open(job.launcher)
     except ProcessLookupError:
         return None
-    # Its number may have become another's before it was held.
-    if not any(one.name == job.name and one.launcher == job.launcher for one in jobs.find()):
+    # The pid may have been reused before the descriptor was opened.
+    if not any(other.name == job.name and other.launcher == job.launcher for other in jobs.find()):
         os.close(pidfd)
         return None
     _send(pidfd)
@@ -86,17 +86,17 @@ def _send(pidfd: int) -> None:
 def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
     """Wait until nothing of JOB is left, and print how it ended."""
     if pidfd is not None:
-        # Asked again, a launcher kills at once; two signals that wait for it are one.
+        # A second signal makes a launcher kill at once; two pending signals would be one.
         while not select.select([pidfd], [], [], _AGAIN_S if is_now else None)[0]:
             _send(pidfd)
         os.close(pidfd)
     elif job.launcher is None:
-        # Its launcher was killed, and so was the guard, which would have done this.
+        # Its launcher and its guard, which would have done this, were killed.
         from fleetrun.run import jobprocesses
 
         marker = f"{JOB}={job.name}".encode()
         if not jobprocesses.kill_all(marker, _SWEEP_S, 0):
             raise EnvironmentFault(f"stop: processes of {job.name} do not die; look at `ps -e`.")
-    called, end = ps.called(job.name, jobs.about(job).job_id), jobs.end(job)
+    name, end = ps.called(job.name, jobs.about(job).job_id), jobs.end(job)
     pid = "" if job.launcher is None else f" (process {job.launcher})"
-    remark(f"{called}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")
+    remark(f"{name}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")

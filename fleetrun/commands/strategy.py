@@ -37,7 +37,7 @@ def _presets(
 def _names(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    names = (*load.PRESETS, *(one.name for one in fields.TABLE), *VARIABLE_SECTIONS)
+    names = (*load.PRESETS, *(field.name for field in fields.TABLE), *VARIABLE_SECTIONS)
     return values.files(incomplete) + values.among(dict.fromkeys(names), incomplete)
 
 
@@ -59,8 +59,8 @@ def _list(*, is_fields: bool) -> int:
 @command.command("show", help="Show a preset file, or all about one field.")
 @click.argument("name", metavar="PRESET|FIELD", shell_complete=_names)
 def _show(name: str) -> int:
-    # A preset alone, so that it can be kept as a file.
-    code = _say(shown(name))
+    # A preset's text alone, so that it can be saved as a file.
+    code = _put_visible(shown(name))
     if name in load.PRESETS and name in fields.by_name(fields.STRATEGY):
         remark(f"{name} is a field, too: `fleetrun strategy show strategy.{name}`.")
     return code
@@ -69,7 +69,7 @@ def _show(name: str) -> int:
 @command.command("validate", help="Check strategy files; the exit code is 2 if there is an error.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=_presets)
 def _validate(files: tuple[str, ...]) -> int:
-    """Return all errors of each of FILES."""
+    """Print the errors of all FILES."""
     worst = 0
     for name in files:
         layer, faults = _checked(name)
@@ -87,7 +87,7 @@ def _validate(files: tuple[str, ...]) -> int:
 
 @command.command("schema", help="Print the JSON Schema of strategy files, for editors.")
 def _schema() -> int:
-    return _say(json.dumps(schema.schema(), indent=2) + "\n")
+    return _put_visible(json.dumps(schema.schema(), indent=2) + "\n")
 
 
 def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | None) -> int:
@@ -98,7 +98,7 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
         devices=[device] if device else fields.DEVICES,
         width=tables.width(),
     )
-    return _say(text)
+    return _put_visible(text)
 
 
 command.add_command(
@@ -116,7 +116,7 @@ command.add_command(
 )
 
 
-def _say(text: str) -> int:
+def _put_visible(text: str) -> int:
     """Print TEXT, with control characters made visible."""
     return put(visible_lines(text))
 
@@ -159,7 +159,7 @@ def listed_fields(width: int = 0) -> str:
 
 
 def shown(name: str) -> str:
-    """Return the text of the preset or file NAME, or everything about the field NAME."""
+    """Return the text of the preset or file NAME, or a page about the field NAME."""
     # amp and gradient_merge are fields, too: write strategy.amp for those.
     if name in load.PRESETS:
         return _text(load.preset_path(name))
@@ -171,11 +171,11 @@ def shown(name: str) -> str:
     for kind, prefix in fields.PREFIXES.items():
         if prefix and name.startswith(prefix):
             return explanation.variables(kind)
-    found = _fields(rest if dot and section in fields.FIELD_SECTIONS else name)
-    if not found:
+    matches = _fields(rest if dot and section in fields.FIELD_SECTIONS else name)
+    if not matches:
         return _text(load.find(name))
     presets = {preset: load.read(preset) for preset in load.PRESETS}
-    return "\n".join(explanation.page(field, presets) for field in found)
+    return "\n".join(explanation.page(field, presets) for field in matches)
 
 
 def _fields(name: str) -> list[fields.Field]:
@@ -187,7 +187,7 @@ def _fields(name: str) -> list[fields.Field]:
 
 
 def _has_part(field: fields.Field, name: str) -> bool:
-    """Whether NAME is a part of FIELD, as --set has it or alone."""
+    """Whether NAME is a part of FIELD, in the form of --set or alone."""
     return any(name in (key.name, f"{field.name}.{key.name}") for key in field.keys)
 
 
@@ -205,7 +205,7 @@ def _fault_prefix() -> str:
 
 
 def _checked(name: str) -> tuple[Layer | None, list[UsageError]]:
-    """Read NAME as far as possible, and report what a launch would refuse, line by line."""
+    """Read NAME as far as possible; return its layer, and what a launch would refuse."""
     faults: list[UsageError] = []
     try:
         layer = load.read(name, faults.append)
@@ -213,7 +213,7 @@ def _checked(name: str) -> tuple[Layer | None, list[UsageError]]:
         # It cannot be parsed at all.
         return None, [error]
     faults += load.refusals(layer.knobs)
-    # Of one file all; so the numbers of lines are what differs.
+    # All are of one file, so only the line numbers differ.
     faults.sort(key=lambda fault: _line(str(fault)))
     return layer, faults
 
@@ -224,8 +224,8 @@ def _line(message: str) -> int:
     >>> _line("my.yaml:12: no such field: ampp; did you mean amp?")
     12
     """
-    found = re.match(r".*?:(\d+): ", message)
-    return int(found[1]) if found else 0
+    match = re.match(r".*?:(\d+): ", message)
+    return int(match[1]) if match else 0
 
 
 # -- explain ---------------------------------------------------------------------------------------
@@ -239,16 +239,16 @@ def explained(
     devices: Sequence[str],
     width: int = 0,
 ) -> str:
-    """Return the outcome of each knob of NAME, with equal places in one row."""
+    """Return the outcome of each knob of NAME, places with the same outcome in one row."""
     layer = load.read(name)
-    # Refused as by a launch.
+    # Raises what a launch would raise.
     notes = load.combine([layer]).notes
     places = [
         (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
     ]
     if not layer.knobs:
         return f"{name} sets nothing.\n"
-    # A field with parts has one verdict.
+    # A field with parts has a single verdict.
     knobs: dict[tuple[str, str], Knob] = {}
     for knob in layer.knobs:
         knobs.setdefault((knob.section, knob.name.partition(".")[0]), knob)
@@ -267,15 +267,15 @@ def explained(
 def _explained(
     knob: Knob, section: str, name: str, places: list[tuple[str, str, str]]
 ) -> list[tuple[str, ...]]:
-    """Return the rows of the field NAME, of which KNOB may be a part; the first has its name."""
+    """Return the rows of the field NAME, of which KNOB may be a part; the first names it."""
     if section in VARIABLE_SECTIONS:
         value = secrets.redact(name, str(knob.value))
         return [(f"{name}: {value}", "set", "everywhere", "in every rank; what is exported wins")]
     is_part = "." in knob.name
-    named = name if is_part else f"{name}: {explanation.written(knob.value)}"
+    title = name if is_part else f"{name}: {explanation.written(knob.value)}"
     field = fields.find(section, name)
     outcomes = explanation.outcomes(field, places, is_off=knob.value is False and not is_part)
     return [
-        ("" if place else named, status, where, reason)
+        ("" if place else title, status, where, reason)
         for place, ((status, reason), where) in enumerate(outcomes.items())
     ]

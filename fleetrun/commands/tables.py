@@ -1,4 +1,4 @@
-"""Columns laid out by rich: as wide as the terminal, and in a pipe never wrapped or cut."""
+"""Lays out columns by rich: as wide as the terminal, and never wrapped or cut in a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import JustifyMethod
 
-# Wider than any row; rich makes columns only as wide as needed.
+# Wider than any row; rich makes columns only as wide as necessary.
 _UNLIMITED = 1 << 16
 _GAP = 2
 # A narrower column is useless.
@@ -42,8 +42,8 @@ def layout(
 ) -> str:
     """Return ROWS in columns under HEADS, within WIDTH if words allow; 0: no limit.
 
-    The first NUMBERS columns are aligned at their right, and no cell of the columns WHOLE is
-    broken. No line ends in blanks.
+    The first NUMBERS columns are right-aligned, and cells of the columns WHOLE are never broken. No
+    line ends in blanks.
 
     >>> print(layout([["1", "a b"], ["10", "[c]"]], heads=["n", "what"], numbers=1, indent=2))
        n  what
@@ -52,19 +52,19 @@ def layout(
     """
     table = Table(box=None, show_header=bool(heads), padding=(0, _GAP, 0, 0), header_style="")
     count = max(map(len, (heads, *rows)))
-    taken = sum(_widest(rows, heads, place) + _GAP for place in whole)
-    if taken + (_NARROWEST + _GAP) * (count - len(whole)) > width - indent and whole:
-        # There is no room for the others: the terminal may break the lines.
+    whole_width = sum(_widest(rows, heads, place) + _GAP for place in whole)
+    if whole_width + (_NARROWEST + _GAP) * (count - len(whole)) > width - indent and whole:
+        # No room for the other columns: let the terminal break the lines.
         width = 0
     for place in range(count):
         head = heads[place] if heads else ""
         justify: JustifyMethod = "right" if place < numbers else "left"
         table.add_column(head, justify=justify, overflow="fold", no_wrap=place in whole)
     for row in rows:
-        # As Text: brackets and colons are not rich markup.
+        # As Text, so that brackets and colons are no rich markup.
         table.add_row(*map(Text, row))
     out = io.StringIO()
-    # Nothing of the environment counts: a file gets what a terminal shows, without its colours.
+    # Independent of the environment: a file gets what a terminal shows, without its colours.
     console = Console(
         file=out, width=max(width - indent, 1) if width else _UNLIMITED, color_system=None
     )
@@ -84,15 +84,15 @@ def fitted(
     >>> fitted([["7", "python train.py", "/home/me/job"]], ["n", "a", "b"], cut=[1, 2], width=28)
     [['7', 'pyth...n.py', '/ho.../job']]
     """
-    found = [list(row) for row in rows]
+    cells = [list(row) for row in rows]
     if not width:
-        return found
+        return cells
     widths = [_widest(rows, heads, place) for place in range(len(heads))]
     room = width - sum(size + _GAP for place, size in enumerate(widths) if place not in cut)
-    # What the narrower ones do not need is left to the wider ones.
+    # What narrow columns do not need is left to wider ones.
     for count, place in enumerate(sorted(cut, key=lambda place: widths[place])):
         share = max(room // (len(cut) - count) - _GAP, _NARROWEST)
-        for row in found:
+        for row in cells:
             row[place] = elided(row[place], share)
         room -= min(widths[place], share) + _GAP
-    return found
+    return cells

@@ -1,4 +1,4 @@
-"""`fleetrun logs`: shows the output of the ranks of a run, merged, filtered or followed."""
+"""`fleetrun logs`: shows the output of a run's ranks, merged, filtered or followed."""
 
 from __future__ import annotations
 
@@ -54,26 +54,27 @@ def _logs(
         return put(collectives.text(chosen, ranks))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     pick = partial(choose.find_logs, rank=rank, attempt=attempt, failed=failed)
-    wanted = show.LogFilter(
+    log_filter = show.LogFilter(
         pattern=pattern,
         since=since_s,
         is_coloured=colors.is_wanted(color, os.environ, is_terminal=is_terminal),
         tells_attempt=attempt is None,
         is_clean=is_terminal and not raw,
     )
-    viewer = show.Viewer(chosen, pick, wanted)
-    if follow and any(runs.is_running(each.path) for each in chosen):
+    viewer = show.Viewer(chosen, pick, log_filter)
+    if follow and any(runs.is_running(chosen_run.path) for chosen_run in chosen):
         named = set() if rank is None else choose.processes(rank)
-        viewer.follow(is_one=len(named) == 1 or sum(each.processes for each in chosen) == 1)
+        is_one = len(named) == 1 or sum(chosen_run.processes for chosen_run in chosen) == 1
+        viewer.follow(is_one=is_one)
         return 0
     if not viewer.show():
-        _say_why_nothing(chosen, failed=failed)
+        _explain_nothing(chosen, failed=failed)
     return 0
 
 
-def _say_why_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
+def _explain_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
     """Print why nothing is shown; raise EnvironmentFault if there should be something."""
-    if failed and any(each.logs for each in chosen):
+    if failed and any(run.logs for run in chosen):
         still = "it still runs" if runs.is_running(chosen[0].path) else ""
         verdict = chosen[0].verdict or still
         reported = f" ({verdict})" if verdict else ""
@@ -85,7 +86,7 @@ def _say_why_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
 
 
 def listed(log_dir: str) -> str:
-    """Return the runs in LOG_DIR, the newest first; EnvironmentFault if there are none."""
+    """Return the runs in LOG_DIR, newest first; EnvironmentFault if there are none."""
     from fleetrun.commands import tables  # rich takes as long as a million lines
 
     rows = []
@@ -97,7 +98,7 @@ def listed(log_dir: str) -> str:
     if not rows:
         raise EnvironmentFault(f"There is no launch in {log_dir}; name its log folder: --log_dir.")
     return (
-        # A run is named by copying it.
+        # Names are whole, to be copied.
         tables.layout(
             rows, heads=("run", "began", "processes", "state"), width=tables.width(), whole=(0,)
         )
@@ -118,8 +119,8 @@ def _runs(
     from click.shell_completion import CompletionItem  # only for completion
 
     log_dir = str(context.params.get("log_dir") or "log")
-    found = [os.path.basename(path) for path in runs.listed(log_dir)]
-    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+    run_names = [os.path.basename(path) for path in runs.listed(log_dir)]
+    return [CompletionItem(name) for name in run_names if name.startswith(incomplete)]
 
 
 command = click.Command(

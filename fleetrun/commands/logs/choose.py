@@ -1,4 +1,4 @@
-"""Which logs of which runs to show."""
+"""Chooses which logs of which runs to show."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _CLOCKS = ("%H:%M", "%H:%M:%S")
 
 
 def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
-    """Return the runs that WORDS name, the latest into LOG_DIR if there are none.
+    """Return the runs that WORDS name, or the latest in LOG_DIR.
 
-    What other hosts of a job have left in the same log folder comes with it. Raises UsageError for
-    a word that means none or several, EnvironmentFault where there is no run at all,
-    or one of another user.
+    Each comes with the runs of the job's other hosts in the same folder. Raises UsageError for a
+    word that names none or several, EnvironmentFault if there is no run or it is another user's.
     """
     if not words:
         newest = runs.latest(log_dir)
@@ -46,7 +45,7 @@ def is_hidden(path: str) -> bool:
 
 
 def state(run: runs.Run) -> str:
-    """Return how RUN is, or how it ended."""
+    """Return the state of RUN, or how it ended."""
     if runs.is_running(run.path):
         return "running"
     if is_hidden(run.path):
@@ -55,7 +54,7 @@ def state(run: runs.Run) -> str:
 
 
 def _read(path: str) -> runs.Run:
-    """Return the run in PATH; EnvironmentFault for one of another user."""
+    """Return the run in PATH; EnvironmentFault if it is another user's."""
     if is_hidden(path):
         raise EnvironmentFault(
             f"{path} is another user's: only who started the job can read its {names.EVENTS}."
@@ -77,42 +76,44 @@ def _one(word: str, log_dir: str) -> str:
 
 
 def find_logs(
-    found: Sequence[runs.Run], *, rank: str | None, attempt: int | None, failed: bool
+    chosen: Sequence[runs.Run], *, rank: str | None, attempt: int | None, failed: bool
 ) -> list[runs.LogRecord]:
-    """Return the requested logs of FOUND, ranks in order; UsageError for a missing rank."""
-    logs = [log for run in found for log in run.logs]
+    """Return the requested logs of CHOSEN, ranks in order; UsageError for a missing rank."""
+    logs = [log for run in chosen for log in run.logs]
     logs.sort(key=lambda log: (log.attempt, _order(log)))
     if rank is not None:
         logs = _of_ranks(logs, rank)
     if attempt is not None:
         attempts = sorted({log.attempt for log in logs})
         if attempts and attempt not in attempts:
-            there = "only attempt 0" if len(attempts) == 1 else f"attempts 0-{attempts[-1]}"
-            raise UsageError(f"--attempt={attempt}: there is no such attempt; the job has {there}.")
+            existing = "only attempt 0" if len(attempts) == 1 else f"attempts 0-{attempts[-1]}"
+            raise UsageError(
+                f"--attempt={attempt}: there is no such attempt; the job has {existing}."
+            )
         logs = [log for log in logs if log.attempt == attempt]
     return [log for log in logs if log.has_failed] if failed else logs
 
 
 def _order(log: runs.LogRecord) -> tuple[bool, int, str]:
-    """Trainers first, by rank."""
+    """Return the sort key of LOG: trainers first, by rank."""
     return not log.process.startswith("trainer."), log.rank or 0, log.process
 
 
 def _of_ranks(logs: list[runs.LogRecord], text: str) -> list[runs.LogRecord]:
-    """Return the LOGS that TEXT names; if there are none at all, nothing has started."""
-    wanted = processes(text)
+    """Return the LOGS of the processes in TEXT; UsageError if some of several are missing."""
+    requested = processes(text)
     known = {log.process for log in logs}
-    missing = sorted(wanted - known, key=lambda name: (len(name), name))
+    missing = sorted(requested - known, key=lambda name: (len(name), name))
     if missing and known:
-        there = names.listed([names.label_of(name) for name in known])
+        existing = names.listed([names.label_of(name) for name in known])
         raise UsageError(
-            f"--rank={text}: there is no {names.label_of(missing[0])}; the job has {there}."
+            f"--rank={text}: there is no {names.label_of(missing[0])}; the job has {existing}."
         )
-    return [log for log in logs if log.process in wanted]
+    return [log for log in logs if log.process in requested]
 
 
 def processes(text: str) -> set[str]:
-    """Return the processes that TEXT names: ranks, ranges of them, and names of others.
+    """Return the processes that TEXT names: ranks, ranges of ranks, and other names.
 
     >>> sorted(processes("0,3-4,server.1"))
     ['server.1', 'trainer.0', 'trainer.3', 'trainer.4']
@@ -155,7 +156,7 @@ def since(text: str, now: datetime) -> float:
         # Yesterday's, if it is later than now.
         return moment.timestamp() - (86400 if moment > now else 0)
     try:
-        # As events.jsonl and people write it; before Python 3.11 it knows no Z.
+        # The formats of events.jsonl and of people; before Python 3.11 it knows no Z.
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", word)).timestamp()
     except ValueError:
         raise UsageError(
@@ -174,6 +175,6 @@ def pattern(text: str, option: str = "--grep", groups: Sequence[str] = ()) -> re
     except ValueError as error:
         raise UsageError(f"{option}={text}: {error}") from None
     if groups and not set(groups) & set(compiled.groupindex):
-        wanted = " or ".join(f"(?P<{group}>...)" for group in groups)
-        raise UsageError(f"{option}={text}: it has no group {wanted}.")
+        expected = " or ".join(f"(?P<{group}>...)" for group in groups)
+        raise UsageError(f"{option}={text}: it has no group {expected}.")
     return compiled

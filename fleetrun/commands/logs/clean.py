@@ -1,11 +1,11 @@
-"""The output of ranks without control sequences: colours, titles, cursor moves, bells."""
+"""Removes control sequences from the output of ranks: colours, titles, cursor moves, bells."""
 
 from __future__ import annotations
 
 import re
 
-# ECMA-48: control sequences, strings (of a title, say, up to their end or that of the line), other
-# escapes, and control characters but for tab, newline and return. C1 is as UTF-8 has it.
+# ECMA-48: control sequences, strings (such as a title, to their end or the end of the line), other
+# escapes, and control characters except tab, newline and return. C1 in UTF-8.
 _ACTS = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
     rb"|\xc2[\x80-\x9f]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"

@@ -1,4 +1,4 @@
-"""`fleetrun logs --collectives`: what the ranks of a run have recorded of their collectives."""
+"""`fleetrun logs --collectives`: what a run's ranks have recorded of their collectives."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from fleetrun.records.flightfile import Collective, FlightRecord
 
-# Of each rank.
+# The most collectives shown of each rank.
 _MOST = 12
 
 
-def text(found: Sequence[runs.Run], wanted: Container[str] | None) -> str:
-    """Return what the records of the runs FOUND say, and the newest collectives of those WANTED.
+def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
+    """Return what the records of the runs CHOSEN show, and the newest collectives of RANKS.
 
     Raises EnvironmentFault if there are no records.
     """
@@ -31,50 +31,52 @@ def text(found: Sequence[runs.Run], wanted: Container[str] | None) -> str:
 
     records = {
         rank: record
-        for run in found
+        for run in chosen
         for rank, record in flightfile.of_folder(run.path, run.attempt).items()
     }
-    if not any(one.last for one in records.values()):
+    if not any(record.last for record in records.values()):
         raise EnvironmentFault(
-            f"No collectives were recorded in {found[0].path}: launch with --flight_recorder or "
+            f"No collectives were recorded in {chosen[0].path}: launch with --flight_recorder or "
             "--hang_timeout."
         )
     # The group of all ranks is the largest.
-    total = max(max(one.ranks) + 1 for each in records.values() for one in each.last)
+    total = max(max(last.ranks) + 1 for record in records.values() for last in record.last)
     files = [
-        os.path.join(run.path, names.rank_records(str(rank))) for run in found for rank in records
+        os.path.join(run.path, names.rank_records(str(rank))) for run in chosen for rank in records
     ]
     states = {
         log.rank: flight.RankState(has_ended=True)
-        for run in found
+        for run in chosen
         for log in run.logs
         if log.rank is not None and log.ended_at is not None and not log.signal
     }
     job = flight.JobRanks(total, rankfile.topology(files), states)
-    is_over = not any(runs.is_running(run.path) for run in found)
+    is_over = not any(runs.is_running(run.path) for run in chosen)
     until = math.inf if is_over else time.time() - flight.LATE_S
-    said = flight.verdict(records, job, has_failed=is_over, until=until)
+    verdicts = flight.verdict(records, job, has_failed=is_over, until=until)
     shown = [
-        one
-        for rank, one in sorted(records.items())
-        if wanted is None or f"trainer.{rank}" in wanted
+        record
+        for rank, record in sorted(records.items())
+        if ranks is None or f"trainer.{rank}" in ranks
     ]
-    rows = [_row(record, one, job) for record, one in flight.table(shown, _MOST)]
+    rows = [_row(record, collective, job) for record, collective in flight.table(shown, _MOST)]
     heads = ("called", "rank", "operation", "of", "tensor", "took", "line")
     table = tables.layout(rows, heads=heads, width=tables.width(), whole=(0,))
-    return visible_lines("".join((*(f"{sentence(one.text)}.\n" for one in said), table, "\n")))
+    sentences = (f"{sentence(verdict.text)}.\n" for verdict in verdicts)
+    return visible_lines("".join((*sentences, table, "\n")))
 
 
-def _row(record: FlightRecord, one: Collective, job: flight.JobRanks) -> list[str]:
-    state = "raised" if one.state == flightfile.RAISED else "open"
+def _row(record: FlightRecord, collective: Collective, job: flight.JobRanks) -> list[str]:
+    issued_at, done_at = collective.issued_at, collective.done_at
+    state = "raised" if collective.state == flightfile.RAISED else "open"
     return [
-        datetime.fromtimestamp(one.issued_at).astimezone().strftime("%H:%M:%S.%f")[:-3],
+        datetime.fromtimestamp(issued_at).astimezone().strftime("%H:%M:%S.%f")[:-3],
         str(record.rank),
-        f"{one.operation} {one.sequence}",
-        flight.of(one.channel, job).removeprefix("of "),
-        one.tensor,
-        state if one.done_at is None else f"{(one.done_at - one.issued_at) * 1e3:.1f} ms",
-        _line(one.site),
+        f"{collective.operation} {collective.sequence}",
+        flight.of(collective.channel, job).removeprefix("of "),
+        collective.tensor,
+        state if done_at is None else f"{(done_at - issued_at) * 1e3:.1f} ms",
+        _line(collective.site),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Lines of several logs in the order in which they came, each with its prefix."""
+"""Merges the lines of several logs in the order of their output, each with its prefix."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fleetrun.commands.logs.clean import cleaned
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Read in one go, and shown in one go.
+# Bytes that are read, or written, at a time.
 _CHUNK = 1024 * 1024
-# Pieces that are joined: a generator's step per line would take as long as the rest.
+# The most pieces that are joined: a generator's step per line would take as long as the rest.
 _PIECES = 1000
 # What a rank has overwritten on its line, as progress bars do.
 _OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
 
 
 class MergedLog(Protocol):
-    """What is read: see records/logfile.py."""
+    """The log that is read: see records/logfile.py."""
 
     @property
     def begin(self) -> int: ...  # noqa: D102
@@ -28,9 +28,9 @@ class MergedLog(Protocol):
 
 
 class Stream:
-    """The lines of LOG from the offset AT on, with PREFIX; only those that PATTERN is found in.
+    """The lines of LOG from the offset AT on, with PREFIX; only those that PATTERN matches.
 
-    A prefix of nothing leaves what progress bars wrote over. IS_CLEAN: without escape sequences.
+    Without a prefix, overwritten text of progress bars stays. IS_CLEAN: without escape sequences.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Stream:
         is_clean: bool = False,
     ) -> None:
         self._log = log
-        # Where the next line begins, and what has been read from there on.
+        # Where the next line begins, and what has been read from there.
         self.at = max(at, log.begin)
         self._ahead = b""
         self._ahead_at = self.at
-        # Lines of what has been read are shown as they are.
+        # Lines are shown as they were read.
         self._is_simple = False
         self._prefix = prefix
         self._pattern = pattern
@@ -55,9 +55,9 @@ class Stream:
 
     def lines(self, until: int) -> Iterator[bytes]:
         """Yield the lines that end before UNTIL, many at a time."""
-        while self.at < until and (taken := self.take(until)) is not None:
-            if taken:
-                yield taken
+        while self.at < until and (piece := self.take(until)) is not None:
+            if piece:
+                yield piece
 
     def take(self, until: int) -> bytes | None:
         """Return lines that end before UNTIL, as far as they are read; None if there are none."""
@@ -72,7 +72,7 @@ class Stream:
                 return self._shown(self._ahead[begin:end])
             have = self._ahead_at + len(self._ahead)
             if have >= until:
-                # The line goes on behind UNTIL.
+                # The line continues beyond UNTIL.
                 return None
             piece = self._log.read(have, _CHUNK)
             if not piece:
@@ -82,7 +82,7 @@ class Stream:
             begin = 0
 
     def rest(self, until: int) -> bytes:
-        """Return what is left before UNTIL as a line, whole or not."""
+        """Return the rest before UNTIL as a line, complete or not."""
         body = b""
         while self.at < until and (piece := self._log.read(self.at, until - self.at)):
             self.at += len(piece)
@@ -96,9 +96,9 @@ class Stream:
         if b"\r" in body and self._prefix:
             body = _OVERWRITTEN.sub(b"", body)
         if self._pattern is not None:
-            found = self._pattern.search
-            kept = [line for line in body[:-1].split(b"\n") if found(line)]
-            body = b"\n".join(kept) + b"\n" if kept else b""
+            matches = self._pattern.search
+            matching = [line for line in body[:-1].split(b"\n") if matches(line)]
+            body = b"\n".join(matching) + b"\n" if matching else b""
         if not self._prefix or not body:
             return body
         between = b"\n" + self._prefix
@@ -111,32 +111,32 @@ def history(
 ) -> Iterator[bytes]:
     """Yield the lines of STREAMS in the order of their NOTES: times and offsets of each.
 
-    Lines that came within the same note of a log stay together.
+    Lines within the same note of a log stay together.
     """
     marks = [
         (at, place, offset)
-        for place, each in enumerate(notes)
-        for at, offset in zip(*each, strict=True)
+        for place, noted in enumerate(notes)
+        for at, offset in zip(*noted, strict=True)
     ]
-    # The notes of each log are in order, which makes sorting cheap.
+    # The notes of each log are sorted already, which makes this cheap.
     marks.sort()
-    # So that there is a last one of each.
+    # A sentinel, so that the last note counts.
     marks.append((0, -1, -1))
     pieces: list[bytes] = []
     size = 0
     place = until = -1
-    for _, other, offset in marks:
+    for _, next_place, offset in marks:
         # Of consecutive notes of one log only the last counts.
-        if other != place and place >= 0:
+        if next_place != place and place >= 0:
             stream = streams[place]
-            while stream.at < until and (taken := stream.take(until)) is not None:
-                pieces.append(taken)
-                size += len(taken)
+            while stream.at < until and (piece := stream.take(until)) is not None:
+                pieces.append(piece)
+                size += len(piece)
             if size >= _CHUNK or len(pieces) >= _PIECES:
                 yield b"".join(pieces)
                 pieces.clear()
                 size = 0
-        place, until = other, offset
+        place, until = next_place, offset
     yield b"".join(pieces)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 18
 _PACE_S = 0.1
 _LONGEST_LINE = 65536
-# Cyan, yellow, green, magenta, blue; red is for what failed.
+# Cyan, yellow, green, magenta, blue; red means failure.
 _COLORS = (36, 33, 32, 35, 34)
 
 
@@ -32,16 +32,16 @@ class LogFilter(NamedTuple):
     # Wall clock, in seconds; None: from the beginning.
     since: float | None
     is_coloured: bool
-    # Whether the prefix has the attempt.
+    # Whether the prefix shows the attempt.
     tells_attempt: bool
     # Whether control sequences are removed.
     is_clean: bool = False
-    # Of each file its end only, so many bytes; None: all of it.
+    # Only the end of each file, of so many bytes; None: all of it.
     most_bytes: int | None = None
 
 
 class OpenLog(NamedTuple):
-    """A file that is shown, and its lines."""
+    """An open log and its lines."""
 
     file: LogFile
     times: outputtimes.LogTimes
@@ -50,25 +50,25 @@ class OpenLog(NamedTuple):
 
 
 class Viewer:
-    """Shows logs of the runs FOUND that CHOOSE picks from them, merged ones by OUT."""
+    """Shows the logs of the runs CHOSEN that CHOOSE selects; merged ones are written by OUT."""
 
     def __init__(
         self,
-        found: Sequence[runs.Run],
+        chosen: Sequence[runs.Run],
         choose: Callable[[Sequence[runs.Run]], list[runs.LogRecord]],
-        wanted: LogFilter,
+        log_filter: LogFilter,
         out: Callable[[bytes], None] = write,
     ) -> None:
         self._out = out
-        self._runs = list(found)
+        self._runs = list(chosen)
         self._choose = choose
-        self._wanted = wanted
+        self._filter = log_filter
         self._readers: dict[str, outputtimes.Reader] = {}
         self._sizes: dict[str, int] = {}
         self._shown: dict[str, OpenLog] = {}
         self._missing: set[str] = set()
         self._is_prefixed = True
-        # Whether standard error is in files of its own.
+        # Whether standard error has its own files.
         self._is_split = False
 
     def show(self) -> int:
@@ -86,14 +86,14 @@ class Viewer:
         """Write all lines to OUT, each with its prefix, and close the files."""
         self._open(self._choose(self._runs))
         merge.joined(self._history(is_last=True), self._out)
-        for one in self._shown.values():
-            one.file.close()
+        for log in self._shown.values():
+            log.file.close()
         self._shown.clear()
 
     def follow(self, *, is_one: bool) -> int:
         """Show the logs and follow them until the launchers end; return their number.
 
-        IS_ONE: there will never be more than one process to show.
+        IS_ONE: there is never more than one process to show.
         """
         self._is_prefixed = not is_one
         self._open(self._choose(self._runs))
@@ -118,7 +118,7 @@ class Viewer:
     @property
     def _is_plain(self) -> bool:
         """Whether logs are shown as they are."""
-        return not self._is_prefixed and self._wanted.pattern is None and not self._is_split
+        return not self._is_prefixed and self._filter.pattern is None and not self._is_split
 
     def _refresh(self) -> None:
         """Update the list of processes."""
@@ -135,7 +135,7 @@ class Viewer:
     def _copy(self, *, is_over: bool) -> None:
         """Show new output unchanged.
 
-        Unless all IS_OVER a launcher may cut a log between two calls, which only reading notices.
+        Until all IS_OVER a launcher may truncate a log at any time, which only reading detects.
         """
         for log in self._shown.values():
             end = log.file.end()
@@ -162,14 +162,14 @@ class Viewer:
                 yield log.stream.rest(end)
 
     def _history(self, *, is_last: bool) -> Iterator[bytes]:
-        """Yield all lines there are, in order; at the last also those without an end."""
+        """Yield all lines so far, in order; if IS_LAST also unfinished ones."""
         shown = list(self._shown.values())
         ends = [log.file.end() for log in shown]
         notes = []
         for log, end in zip(shown, ends, strict=True):
             at, offsets = [*log.times.at_ms], [*log.times.offsets]
             if not offsets or offsets[-1] < end:
-                # Not noted yet, or never: the launcher was gone, or the disk full.
+                # Not noted yet, or never: the launcher was killed, or the disk is full.
                 written_ms = int(log.file.written_at() * 1000)
                 at.append(max(written_ms, at[-1] if at else 0))
                 offsets.append(end)
@@ -180,14 +180,14 @@ class Viewer:
                 yield log.stream.rest(end)
 
     def _open(self, logs: Sequence[runs.LogRecord]) -> None:
-        """Open those of LOGS that are not open yet."""
+        """Open the LOGS that are not open yet."""
         self._is_split = any(log.error_path for log in logs)
         files = [
-            (place, log, path, of)
+            (place, log, path, stream_name)
             for place, log in enumerate(logs)
-            for path, of in zip(log.paths, ("", " stderr"), strict=False)
+            for path, stream_name in zip(log.paths, ("", " stderr"), strict=False)
         ]
-        for place, log, path, of in files:
+        for place, log, path, stream_name in files:
             if path in self._shown or path in self._missing:
                 continue
             folder, name = os.path.split(path)
@@ -208,36 +208,38 @@ class Viewer:
                 continue
             prefix = b""
             if self._is_prefixed:
-                again = log.attempt and self._wanted.tells_attempt
-                name = f"{log.label}{of}" + (f", attempt {log.attempt}" if again else "")
+                shows_attempt = log.attempt and self._filter.tells_attempt
+                name = f"{log.label}{stream_name}" + (
+                    f", attempt {log.attempt}" if shows_attempt else ""
+                )
                 prefix = self._prefix(name, log.rank if log.rank is not None else place)
             noted = times()
-            since = self._wanted.since
+            since = self._filter.since
             begin = 0 if since is None else file.end()
             if since is not None and file.written_at() >= since:
                 begin = self._line_at(file, noted.offset_at(since * 1000))
-            if self._wanted.most_bytes is not None:
-                begin = max(begin, self._line_at(file, file.end() - self._wanted.most_bytes))
+            if self._filter.most_bytes is not None:
+                begin = max(begin, self._line_at(file, file.end() - self._filter.most_bytes))
             stream = merge.Stream(
                 file,
                 at=begin,
                 prefix=prefix,
-                pattern=self._wanted.pattern,
-                is_clean=self._wanted.is_clean,
+                pattern=self._filter.pattern,
+                is_clean=self._filter.is_clean,
             )
-            cleaner = Cleaner() if self._wanted.is_clean else None
+            cleaner = Cleaner() if self._filter.is_clean else None
             self._shown[path] = OpenLog(file, noted, stream, cleaner)
 
     @staticmethod
     def _line_at(file: LogFile, at: int) -> int:
-        """Return where the line begins that has the offset AT, or is the first one later."""
+        """Return the offset of the line that contains AT, or of the first later one."""
         before = max(file.begin, at - _LONGEST_LINE)
         if before >= at:
             return max(at, file.begin)
         piece = file.read(before, at - before)
         return before + piece.rfind(b"\n") + 1 if b"\n" in piece else at
 
-    def _prefix(self, which: str, number: int) -> bytes:
-        if not self._wanted.is_coloured:
-            return f"[{which}] ".encode()
-        return f"\x1b[{_COLORS[number % len(_COLORS)]}m[{which}]\x1b[0m ".encode()
+    def _prefix(self, name: str, number: int) -> bytes:
+        if not self._filter.is_coloured:
+            return f"[{name}] ".encode()
+        return f"\x1b[{_COLORS[number % len(_COLORS)]}m[{name}]\x1b[0m ".encode()

@@ -1,4 +1,4 @@
-"""`fleetrun report`: a run, or two side by side, as one HTML file that needs no network."""
+"""`fleetrun report`: writes one HTML file about a run, or two side by side, for offline use."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SIDE_BY_SIDE = 2
 
 
 def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
-    """Write the page; UsageError for what is not there."""
+    """Write the page; UsageError if a run is missing."""
     if len(run) > _SIDE_BY_SIDE:
         raise UsageError("report: give one run, or two to compare.")
     # The hosts of a job are one run.
-    found = [choose.find_runs([word], log_dir) for word in run] or [choose.find_runs([], log_dir)]
-    # With its run, or here where it is about two.
-    place = Path(found[0][0].path) if len(found) == 1 else Path()
+    chosen = [choose.find_runs([word], log_dir) for word in run] or [choose.find_runs([], log_dir)]
+    # In the folder of a single run, or here for two.
+    place = Path(chosen[0][0].path) if len(chosen) == 1 else Path()
     path = (Path(out) if out else place / names.PAGE).absolute()
-    text = page.page([history.read(each) for each in found], str(path.parent))
+    text = page.page([history.read(several) for several in chosen], str(path.parent))
     try:
-        # As private as what it was made from.
+        # As private as its sources.
         path.touch(PRIVATE)
         path.write_text(text, encoding="utf-8")
     except OSError as error:

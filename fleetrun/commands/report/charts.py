@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fleetrun.records.tracefile import TraceRecord
 
 COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#a3a8b0", ALIVE: "#3b7dd8", OPEN: "#7fa9de"}
-# Of a step: what people read, and the colour.
+# The parts of a step: label and colour.
 _SPANS = {
     "data": ("data loading", "#7a6a4f"),
     "forward": ("forward", "#3b7dd8"),
@@ -30,12 +30,12 @@ _PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#
 _SIDES = (("#1f5fb8", "#4a8ae0", "#86b4f0"), ("#c2690c", "#e9973f", "#f3bd82"))
 _MIB = 1 << 20
 _MOST_LINES = 8
-# Of so many points the single ones tell less than their average.
+# From so many points on the average says more than the points.
 _MANY_POINTS = 60
 
 
 def timeline(run: RunHistory) -> str:
-    """Return when each attempt of each process ran, by how it ended."""
+    """Return the timeline of each process' attempts, coloured by how they ended."""
     titles = {bar.label: bar.title for bar in run.bars}
     place = {label: index for index, label in enumerate(titles)}
     spans = [
@@ -57,28 +57,28 @@ def timeline(run: RunHistory) -> str:
 
 
 def losses(stories: Sequence[RunHistory]) -> str | None:
-    """Return the losses that ranks printed, by step; None where none did."""
+    """Return the chart of printed losses by step; None without any."""
     return _lines(stories, "loss")
 
 
 def steps(stories: Sequence[RunHistory]) -> str | None:
-    """Return the steps that ranks printed, by time; None where none did."""
+    """Return the chart of printed steps by time; None without any."""
     return _lines(stories, "step")
 
 
-def _lines(stories: Sequence[RunHistory], what: str) -> str | None:
+def _lines(stories: Sequence[RunHistory], quantity: str) -> str | None:
     lines: list[svg.Line] = []
     for number, run in enumerate(stories):
         colors = _SIDES[number] if len(stories) > 1 else _PALETTE
         drawn = 0
         for curve in run.curves:
             has_losses = any(loss is not None for loss in curve.losses)
-            if not (has_losses if what == "loss" else curve.has_steps):
+            if not (has_losses if quantity == "loss" else curve.has_steps):
                 continue
             name = f"{'AB'[number]}: {curve.label}" if len(stories) > 1 else curve.label
             color = colors[drawn % len(colors)]
             drawn += 1
-            if what == "step":
+            if quantity == "step":
                 lines.append(svg.Line(name, curve.at, curve.steps, color))
                 continue
             lines += _smooth(name, curve.steps, _finite(curve.losses), color)
@@ -87,14 +87,14 @@ def _lines(stories: Sequence[RunHistory], what: str) -> str | None:
     is_stepped = all(curve.has_steps for run in stories for curve in run.curves)
     below = "step" if is_stepped else "step, or number of the loss"
     return svg.lines(
-        lines, *((below, "loss") if what == "loss" else ("seconds since the start", "step"))
+        lines, *((below, "loss") if quantity == "loss" else ("seconds since the start", "step"))
     )
 
 
 def _smooth(
     name: str, steps: Sequence[int], values: list[float | None], color: str
 ) -> list[svg.Line]:
-    """Return VALUES as a line; many are a faint line below that of their average."""
+    """Return VALUES as a line; if they are many, a faint one below their average."""
     if len(values) < _MANY_POINTS:
         return [svg.Line(name, steps, values, color)]
     faint = svg.Line(name, steps, values, color, faint=True)
@@ -102,28 +102,31 @@ def _smooth(
 
 
 def scalars(run: RunHistory) -> list[tuple[str, str]]:
-    """Return each tag that the script wrote scalars of, with a chart: a line for each folder."""
-    found = []
-    for tag in dict.fromkeys(one.tag for one in run.scalars):
-        own = [one for one in run.scalars if one.tag == tag]
+    """Return each scalar tag of the script with a chart: a line for each folder."""
+    drawn = []
+    for tag in dict.fromkeys(series.tag for series in run.scalars):
+        tagged = [series for series in run.scalars if series.tag == tag]
         lines = [
             line
-            for number, one in enumerate(own)
+            for number, series in enumerate(tagged)
             for line in _smooth(
-                one.folder, one.steps, _finite(one.values), _PALETTE[number % len(_PALETTE)]
+                series.folder,
+                series.steps,
+                _finite(series.values),
+                _PALETTE[number % len(_PALETTE)],
             )
         ]
-        found.append((tag, svg.lines(lines, "step", "")))
-    return found
+        drawn.append((tag, svg.lines(lines, "step", "")))
+    return drawn
 
 
 def _finite(losses: Sequence[float | None]) -> list[float | None]:
-    """Return LOSSES with gaps where they are no number."""
+    """Return LOSSES with gaps in place of infinities and NaN."""
     return [loss if loss is not None and abs(loss) < float("inf") else None for loss in losses]
 
 
 def use(used: Use) -> str:
-    """Return what each row used over time: as lines, or of many rows as a map of colours."""
+    """Return what each row used over time: as lines, or as a heat map of many rows."""
     below = "seconds since the start"
     if len(used.rows) > _MOST_LINES:
         return svg.shades(used.rows, used.at, used.values, below, used.unit)
@@ -135,25 +138,25 @@ def use(used: Use) -> str:
 
 
 def memory(run: RunHistory) -> str | None:
-    """Return the most memory that each process ever held, in its last attempt that is known."""
+    """Return the peak memory of each process in its last known attempt."""
     peaks = {bar.label: bar.peak_bytes for bar in run.bars if bar.peak_bytes}
     rows = [(label, round(peak / _MIB, 1)) for label, peak in peaks.items()]
     return svg.columns(rows, "MiB", COLORS[OPEN]) if rows else None
 
 
 def buckets(run: RunHistory) -> str | None:
-    """Return the size of each bucket of gradients, in the order in which they are sent."""
+    """Return the size of each bucket of gradients, in the order of sending."""
     rows = [(f"bucket {index}", round(size / _MIB, 3)) for index, size in enumerate(run.buckets)]
     return svg.columns(rows, "MiB", _PALETTE[1]) if rows else None
 
 
 def step(trace: TraceRecord) -> str:
-    """Return when a rank did what in the last step that it recorded, each bucket in its lane."""
+    """Return the spans of a rank's last recorded step, each bucket in its lane."""
     steps = [span for span in trace.spans if span.kind == "step"]
     begin = steps[-1].begin if steps else 0.0
     spans = [span for span in trace.spans if span.begin >= begin and span.kind != "step"]
     tracks = list(dict.fromkeys(["training", *(span.track for span in spans)]))
-    # What stands inside another is drawn after it.
+    # Nested spans are drawn after the outer ones.
     kinds = [kind for kind in _SPANS if any(span.kind == kind for span in spans)]
     kinds += sorted({span.kind for span in spans} - set(kinds))
     return svg.lanes(

@@ -1,4 +1,4 @@
-"""Collects what the files of a run record, for a page."""
+"""Collects what the files of a run record for a page."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
 # The pieces that are read of a longer log.
 _PIECES = 64
-# A chart has fewer columns than that.
+# The most columns of a chart.
 _MOST_POINTS = 2000
-# Of 1,024 ranks, each moment is 1,024 numbers.
+# With 1,024 ranks, each moment has 1,024 numbers.
 _MOST_MOMENTS = 500
 # The ranks whose last step is drawn, and those whose waiting is read.
 _MOST_TRACES, _MOST_PROFILED = 4, 256
@@ -59,9 +59,9 @@ _CPU, _MEMORY = ("Processor use", "% of one"), ("Memory", "GiB")
 _GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
 _STEP = ("Time of a step", "s")
 _WAITING, _COLLECTIVES = "Waiting in profiled steps", "Time in collectives"
-# The columns of a map of single moments.
+# The columns of a heat map.
 _MOST_COLUMNS = 120
-# More are for VisualDL itself.
+# The most series: more are for VisualDL itself.
 _MOST_SERIES = 48
 _KINDS = (_STEP, _CPU, _MEMORY, _GPU, _GPU_MEMORY)
 WELL, FIRST, ALONG = "succeeded", "failed first", "stopped with it"
@@ -78,7 +78,7 @@ class AttemptSpan(NamedTuple):
     kind: str
     how: str
     host: str
-    # The first one's standard error may be in a second one.
+    # Standard error may have a second file.
     logs: tuple[str, ...]
     peak_bytes: int | None = None
     # Its place in fleet's topology: dp 1, mp 0.
@@ -86,7 +86,7 @@ class AttemptSpan(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The label, and where it is."""
+        """The label with its place."""
         return f"{self.label} ({self.place})" if self.place else self.label
 
 
@@ -101,7 +101,7 @@ class Moment(NamedTuple):
 class Curve(NamedTuple):
     """What a rank printed: steps, when (seconds since the job began), and losses (None: none).
 
-    Where it printed no steps, its losses are numbered, and `has_steps` is false.
+    If it printed no steps, its losses are numbered, and `has_steps` is false.
     """
 
     label: str
@@ -109,11 +109,11 @@ class Curve(NamedTuple):
     at: tuple[float, ...]
     losses: tuple[float | None, ...]
     has_steps: bool = True
-    # Tokens, samples or images a second, as it printed them last; empty: it did not.
+    # Tokens, samples or images a second, as last printed; empty if never.
     throughput: str = ""
 
     def steps_per_second(self) -> float | None:
-        """Return the steps a second from the first that was printed to the last."""
+        """Return the steps per second from the first printed step to the last."""
         if not self.has_steps or len(self.steps) < 2 or self.at[-1] <= self.at[0]:  # between two
             return None
         made = self.steps[-1] - self.steps[0]
@@ -121,7 +121,7 @@ class Curve(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A scalar that the script wrote for VisualDL or TensorBoard; FOLDER is the end of its path."""
+    """A scalar that the script wrote for VisualDL or TensorBoard; FOLDER ends its path."""
 
     tag: str
     folder: str
@@ -130,7 +130,7 @@ class Series(NamedTuple):
 
 
 class Use(NamedTuple):
-    """What rows (ranks, GPUs) used over time: `values[row][moment]`; None: nobody measured."""
+    """What rows (ranks, GPUs) used over time: `values[row][moment]`; None: not measured."""
 
     title: str
     unit: str
@@ -141,7 +141,7 @@ class Use(NamedTuple):
 
 
 class RunHistory(NamedTuple):
-    """All that a page shows of a run."""
+    """Everything that a page shows of a run."""
 
     name: str
     # The script's file name; empty if unknown.
@@ -160,44 +160,44 @@ class RunHistory(NamedTuple):
     uses: tuple[Use, ...]
     report: reportfile.ReportRecord | None
     fields: tuple[FieldVerdict, ...]
-    # Bytes of each bucket of gradients, as rank 0 sends them.
+    # Bytes of each bucket of gradients on rank 0, in the order of sending.
     buckets: tuple[int, ...]
-    # Versions, git, command and settings that are not defaults: name and value.
+    # Names and values: versions, git, command and settings other than defaults.
     facts: tuple[tuple[str, str], ...]
     attempts: int
-    # Steps that the first ranks have recorded (--profile).
+    # The steps that the first ranks recorded (--profile).
     traces: tuple[tracefile.TraceRecord, ...] = ()
     is_running: bool = False
     scalars: tuple[Series, ...] = ()
 
 
-# Returns what the host of a run has measured, thinned out.
+# Returns what a run's host has measured, thinned out.
 Measured = Callable[[Run], Sequence[metricsfile.MetricsRecord]]
 
 
 def measured(run: Run) -> Sequence[metricsfile.MetricsRecord]:
-    """Return what the host of RUN has measured by now."""
+    """Return what the host of RUN has measured so far."""
     return metricsfile.MetricsReader(os.path.join(run.path, names.METRICS), _MOST_MOMENTS).read()
 
 
 def read(
-    found: Sequence[Run], *, measured: Measured = measured, most_bytes: int = _MOST_BYTES
+    job_runs: Sequence[Run], *, measured: Measured = measured, most_bytes: int = _MOST_BYTES
 ) -> RunHistory:
-    """Return the run of a job, whose hosts have left the runs FOUND.
+    """Return the history of a job, whose hosts have left JOB_RUNS.
 
-    Of each log MOST_BYTES are searched for steps and losses.
+    At most MOST_BYTES of each log are searched for steps and losses.
     """
-    first = found[0]
-    began = min((run.started_at for run in found if run.started_at is not None), default=0.0)
+    first = job_runs[0]
+    began = min((run.started_at for run in job_runs if run.started_at is not None), default=0.0)
     bars: list[AttemptSpan] = []
     moments: list[Moment] = []
     fields: tuple[FieldVerdict, ...] = ()
-    last = max((run.finished_at or 0.0 for run in found), default=0.0)
-    running = {run.path for run in found if runs.is_running(run.path)}
+    last = max((run.finished_at or 0.0 for run in job_runs), default=0.0)
+    running = {run.path for run in job_runs if runs.is_running(run.path)}
     if running and began:
         last = time.time()
-    for run in found:
-        host = run.host if len(found) > 1 else ""
+    for run in job_runs:
+        host = run.host if len(job_runs) > 1 else ""
         peaks: dict[tuple[str, int], int | None] = {}
         for event in eventfile.read(os.path.join(run.path, names.EVENTS)):
             last = max(last, event.time)
@@ -218,10 +218,10 @@ def read(
                 bar = bar._replace(kind=ALIVE, how="running")
             bars.append(bar)
     bars.sort(key=lambda bar: (_number(bar.label), bar.attempt))
-    failed = next((run for run in found if run.exit_code), first)
+    failed = next((run for run in job_runs if run.exit_code), first)
     manifest = reading.document(os.path.join(first.path, names.MANIFEST)) or {}
-    metrics = [measured(run) for run in found]
-    traces = tuple(_traces(found))
+    metrics = [measured(run) for run in job_runs]
+    traces = tuple(_traces(job_runs))
     return RunHistory(
         name=first.name,
         script=_script(reading.texts(manifest.get("command"))),
@@ -233,27 +233,27 @@ def read(
         hosts=tuple(first.plan.nodes) if first.plan else (),
         bars=tuple(bars),
         moments=tuple(sorted(moments)),
-        curves=tuple(_curves(found, began, metrics, most_bytes)),
+        curves=tuple(_curves(job_runs, began, metrics, most_bytes)),
         uses=(
-            *_uses(found, began, metrics),
+            *_uses(job_runs, began, metrics),
             *_waiting(traces, began),
-            *_in_collectives(found, began, last),
+            *_in_collectives(job_runs, began, last),
         ),
         report=reportfile.read(os.path.join(failed.path, names.REPORT)),
         fields=fields,
         buckets=_buckets(first.path),
         facts=(("run", first.name), *_facts(manifest)),
-        attempts=max(run.attempt for run in found) + 1,
+        attempts=max(run.attempt for run in job_runs) + 1,
         traces=traces[:_MOST_TRACES],
         is_running=bool(running),
-        scalars=tuple(_scalars(found, metrics, began, last)),
+        scalars=tuple(_scalars(job_runs, metrics, began, last)),
     )
 
 
-def _traces(found: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
-    """Yield the profiles of the first ranks that have any."""
+def _traces(job_runs: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
+    """Yield the profiles of the first ranks that have one."""
     count = 0
-    for run in found:
+    for run in job_runs:
         labels = {log.file_key: log.label for log in run.logs}
         for key in sorted(labels, key=lambda key: _number(labels[key])):
             trace = tracefile.read(os.path.join(run.path, names.trace(key)))
@@ -265,7 +265,7 @@ def _traces(found: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
 
 
 def _waiting(traces: Sequence[tracefile.TraceRecord], began: float) -> Iterator[Use]:
-    """Yield how long each rank waited for collectives in the steps that it recorded."""
+    """Yield how long each rank waited for collectives in its recorded steps."""
     rows: dict[str, dict[int, float]] = {}
     begins: dict[int, float] = {}
     for trace in traces:
@@ -274,7 +274,7 @@ def _waiting(traces: Sequence[tracefile.TraceRecord], began: float) -> Iterator[
         row = rows[f"rank {trace.rank}"] = {}
         for number, step in enumerate(steps, trace.first_step):
             end = step.begin + step.seconds
-            waited_s = sum(one.seconds for one in waits if step.begin <= one.begin < end)
+            waited_s = sum(wait.seconds for wait in waits if step.begin <= wait.begin < end)
             row[number] = round(waited_s * 1e3, 3)
             begins.setdefault(number, step.begin - began)
     order = sorted(begins)
@@ -283,36 +283,36 @@ def _waiting(traces: Sequence[tracefile.TraceRecord], began: float) -> Iterator[
         yield Use(_WAITING, "ms", tuple(rows), tuple(begins[number] for number in order), values)
 
 
-def _in_collectives(found: Sequence[Run], began: float, last: float) -> Iterator[Use]:
-    """Yield how much of the time ranks were in collectives that they wait for.
+def _in_collectives(job_runs: Sequence[Run], began: float, last: float) -> Iterator[Use]:
+    """Yield the share of time that ranks spent in blocking collectives.
 
-    The flight recorder has the newest ones. Whom all the others wait for is in none. A collective
-    that is not done lasts until LAST.
+    The flight recorder keeps the newest ones. The rank that all others wait for is in none. An
+    unfinished collective lasts until LAST.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
-    for run in found:
+    for run in job_runs:
         records = flightfile.of_folder(run.path, run.attempt)
         for rank, record in [*records.items()][:_MOST_PROFILED]:
-            for one in record.collectives:
-                if one.state == flightfile.BLOCKING or one.is_open:
-                    end = last if one.is_open else one.done_at or one.issued_at
-                    span = one.issued_at, max(end, one.issued_at)
-                    spans.setdefault(f"rank {rank}", []).append(span)
+            for collective in record.collectives:
+                if collective.state == flightfile.BLOCKING or collective.is_open:
+                    issued = collective.issued_at
+                    end = last if collective.is_open else collective.done_at or issued
+                    spans.setdefault(f"rank {rank}", []).append((issued, max(end, issued)))
     if not spans:
         return
-    # What all rings reach back to.
-    begin = max(min(issued for issued, _ in each) for each in spans.values())
-    length = max(max(done for _, done in each) for each in spans.values()) - begin
+    # The time that all rings reach back to.
+    begin = max(min(issued for issued, _ in of_rank) for of_rank in spans.values())
+    length = max(max(done for _, done in of_rank) for of_rank in spans.values()) - begin
     width_s = max(length, 1e-6) / _MOST_COLUMNS
     rows = {}
-    for label, each in sorted(spans.items(), key=lambda row: _number(row[0])):
+    for label, of_rank in sorted(spans.items(), key=lambda row: _number(row[0])):
         row = rows[label] = [0.0] * _MOST_COLUMNS
-        for issued, done in each:
+        for issued, done in of_rank:
             left, right = (max(at - begin, 0.0) / width_s for at in (issued, done))
             for at in range(int(left), min(int(right) + 1, _MOST_COLUMNS)):
                 row[at] += max(min(right, at + 1) - max(left, at), 0.0) * 100
     shown = tuple(begin - began + at * width_s for at in range(_MOST_COLUMNS))
-    values = tuple(tuple(round(min(one, 100.0), 2) for one in row) for row in rows.values())
+    values = tuple(tuple(round(min(share, 100.0), 2) for share in row) for row in rows.values())
     yield Use(_COLLECTIVES, "%", tuple(rows), shown, values)
 
 
@@ -331,7 +331,7 @@ def _bar(log: LogRecord, began: float, last: float, host: str) -> AttemptSpan:
 
 
 def _number(label: str) -> tuple[str, int]:
-    """Return what orders labels as people do.
+    """Return the key that sorts labels naturally.
 
     >>> sorted(["rank 10", "rank 9", "server 0"], key=_number)
     ['rank 9', 'rank 10', 'server 0']
@@ -341,31 +341,33 @@ def _number(label: str) -> tuple[str, int]:
 
 
 def _description(event: eventfile.EventRecord) -> str:
-    """Return what EVENT says in a few words."""
+    """Return a short description of EVENT."""
     more = event.more
     for key in ("text", "why", "what", "signal"):
         if more.get(key):
             return reading.text(more[key])
     if event.event == "hung":
-        said = [reading.text(one.get("text")) for one in reading.mappings(more.get("collectives"))]
-        said += [
-            f"{names.listed(reading.texts(one.get('who')))}: {reading.text(one.get('where'))}"
-            for one in reading.mappings(more.get("places"))
+        parts = [
+            reading.text(entry.get("text")) for entry in reading.mappings(more.get("collectives"))
         ]
-        return "; ".join((f"{more.get('seconds')} s without a sign of life", *said))
+        parts += [
+            f"{names.listed(reading.texts(place.get('who')))}: {reading.text(place.get('where'))}"
+            for place in reading.mappings(more.get("places"))
+        ]
+        return "; ".join((f"{more.get('seconds')} s without a sign of life", *parts))
     if event.event == "strategy_rejected":
         return " ".join(reading.texts(more.get("faults")))
     return f"attempt {event.attempt}"
 
 
 def _curves(
-    found: Sequence[Run],
+    job_runs: Sequence[Run],
     began: float,
     metrics: Sequence[Sequence[metricsfile.MetricsRecord]],
     most_bytes: int,
 ) -> list[Curve]:
-    """Return what some ranks print of steps and losses, the first ones and those that failed."""
-    logs = [(run, log) for run in found for log in run.logs]
+    """Return the printed steps and losses of failed ranks and the first others."""
+    logs = [(run, log) for run in job_runs for log in run.logs]
     logs.sort(key=lambda pair: (not pair[1].has_failed, _number(pair[1].label), pair[1].attempt))
 
     @functools.cache
@@ -385,15 +387,16 @@ def _curves(
 def _heartbeats(
     metrics: Sequence[Sequence[metricsfile.MetricsRecord]], began: float
 ) -> list[Curve]:
-    """Return the steps that ranks have reported, as metrics.jsonl has them; a strategy does it."""
+    """Return the steps that ranks reported to metrics.jsonl, as a strategy makes them do."""
     rows: dict[str, list[tuple[float, int]]] = {}
     for records in metrics:
         for record in records:
-            for one in record.ranks:
-                if one.step is not None:
-                    label = names.label_of(one.process)
+            for usage in record.ranks:
+                if usage.step is not None:
+                    label = names.label_of(usage.process)
                     label += f", attempt {record.attempt}" if record.attempt else ""
-                    rows.setdefault(label, []).append((round(record.time - began, 3), one.step))
+                    point = round(record.time - began, 3), usage.step
+                    rows.setdefault(label, []).append(point)
     picked = sorted(rows.items(), key=lambda row: _number(row[0]))[:_MOST_LOGS]
     return [
         Curve(
@@ -407,10 +410,10 @@ def _heartbeats(
 
 
 def lines(path: str, most: int = _MOST_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of the log PATH, each with the offset at which it ends.
+    """Yield the lines of the log PATH, each with the offset of its end.
 
-    Of a log of more than MOST bytes there are the lines of pieces that are spread evenly over it,
-    the first at its beginning and the last at its end.
+    Of a log larger than MOST bytes, pieces that are spread evenly are read, from its beginning to
+    its end.
     """
     try:
         size = os.stat(path).st_size
@@ -422,7 +425,7 @@ def lines(path: str, most: int = _MOST_BYTES) -> Iterator[tuple[int, bytes]]:
         begin = place * (size - length) // max(1, count - 1)
         piece = reading.piece(path, begin, length)
         if begin:
-            # It begins within a line, most likely.
+            # It most likely begins within a line.
             cut = piece.find(b"\n") + 1
             begin, piece = begin + cut, piece[cut:]
         if begin + len(piece) < size:
@@ -435,7 +438,7 @@ def lines(path: str, most: int = _MOST_BYTES) -> Iterator[tuple[int, bytes]]:
 def _curve(
     log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: float, most_bytes: int
 ) -> Curve | None:
-    """Return what one log tells; None where it tells of no steps, or nobody noted when."""
+    """Return the curve of one log; None without steps and losses, or without their times."""
     rows: dict[int, tuple[float, float | None]] = {}
     has_steps = False
     throughput = ""
@@ -459,7 +462,7 @@ def _curve(
     points = sorted(rows.items())
     if not points:
         return None
-    # With the last one, which people look for.
+    # Keep the last one, which people look for.
     picked = [*points[:-1:every], points[-1]]
     label = f"{log.label}, attempt {log.attempt}" if log.attempt else log.label
     return Curve(
@@ -473,18 +476,18 @@ def _curve(
 
 
 def _uses(
-    found: Sequence[Run], began: float, metrics: Sequence[Sequence[metricsfile.MetricsRecord]]
+    job_runs: Sequence[Run], began: float, metrics: Sequence[Sequence[metricsfile.MetricsRecord]]
 ) -> Iterator[Use]:
-    """Yield what ranks and GPUs used, as METRICS of each host has it, and how long a step took."""
+    """Yield what ranks and GPUs used by METRICS of each host, and how long steps took."""
     cells: dict[tuple[str, str], dict[str, dict[int, float]]] = {kind: {} for kind in _KINDS}
-    # Hosts do not look at the same moments, so what they saw within one interval is one moment.
+    # Hosts sample at different times, so samples within one interval are one moment.
     width_s = max((_interval_s(records) for records in metrics), default=1.0)
-    for run, records in zip(found, metrics, strict=True):
-        host = run.host if len(found) > 1 else ""
-        for label, kinds, seen in _seen(records, host, began, width_s):
+    for run, records in zip(job_runs, metrics, strict=True):
+        host = run.host if len(job_runs) > 1 else ""
+        for label, kinds, samples in _sampled(records, host, began, width_s):
             # Each of thousands of ranks has hundreds of moments.
-            for kind, told in zip(kinds, zip(*seen.values(), strict=True), strict=True):
-                known = {at: one for at, one in zip(seen, told, strict=True) if one is not None}
+            for kind, values in zip(kinds, zip(*samples.values(), strict=True), strict=True):
+                known = {at: v for at, v in zip(samples, values, strict=True) if v is not None}
                 if known:
                     cells[kind].setdefault(label, {}).update(known)
     for (title, unit), rows in cells.items():
@@ -492,7 +495,7 @@ def _uses(
         if rows and moments:
             order = sorted(rows, key=_number)
             most = max(value for row in rows.values() for value in row.values())
-            # As few digits as can be read.
+            # A unit with few digits.
             small = {"GiB": "MiB", "s": "ms"}.get(unit, "") if most < 1 else ""
             times = {"MiB": _MIB_EACH, "ms": 1000}.get(small, 1)
             values = tuple(_scaled(map(rows[row].get, moments), times) for row in order)
@@ -500,28 +503,28 @@ def _uses(
             yield Use(title, small or unit, tuple(order), shown, values)
 
 
-def _seen(
+def _sampled(
     records: Iterable[metricsfile.MetricsRecord], host: str, began: float, width_s: float
 ) -> Iterator[tuple[str, Sequence[tuple[str, str]], _Seen]]:
-    """Yield each rank and GPU that RECORDS of HOST have, and what was seen of which kinds."""
+    """Yield each rank and GPU in RECORDS of HOST, the kinds of usage, and their samples."""
     ranks: dict[str, tuple[_Seen, _StepClock]] = {}
     cards: dict[int, _Seen] = {}
     for record in records:
         at = int((record.time - began) // width_s)
-        for one in record.ranks:
-            rank = ranks.get(one.process)
+        for usage in record.ranks:
+            rank = ranks.get(usage.process)
             if rank is None:
-                rank = ranks[one.process] = {}, _StepClock()
-            took_s = rank[1].see(record.time, one.step)
-            rank[0][at] = one.cpu_percent, one.memory_bytes / _GIB, took_s
+                rank = ranks[usage.process] = {}, _StepClock()
+            took_s = rank[1].see(record.time, usage.step)
+            rank[0][at] = usage.cpu_percent, usage.memory_bytes / _GIB, took_s
         for card in record.gpus:
             used = card.memory_used_bytes
             use = card.use_percent, None if used is None else used / _GIB
             cards.setdefault(card.number, {})[at] = use
-    for process, (seen, _) in ranks.items():
-        yield names.label_of(process), (_CPU, _MEMORY, _STEP), seen
-    for number, seen in cards.items():
-        yield f"{host} GPU {number}".strip(), (_GPU, _GPU_MEMORY), seen
+    for process, (samples, _) in ranks.items():
+        yield names.label_of(process), (_CPU, _MEMORY, _STEP), samples
+    for number, samples in cards.items():
+        yield f"{host} GPU {number}".strip(), (_GPU, _GPU_MEMORY), samples
 
 
 def _scaled(row: Iterable[float | None], times: int) -> tuple[float | None, ...]:
@@ -529,21 +532,22 @@ def _scaled(row: Iterable[float | None], times: int) -> tuple[float | None, ...]
 
 
 def _scalars(
-    found: Sequence[Run],
+    job_runs: Sequence[Run],
     metrics: Sequence[Sequence[metricsfile.MetricsRecord]],
     began: float,
     last: float,
 ) -> Iterator[Series]:
-    """Yield what the script has written of scalars between BEGAN and LAST, by tag."""
+    """Yield the scalars that the script wrote between BEGAN and LAST, by tag."""
     places = {path for records in metrics for record in records[-1:] for path in record.scalars}
-    for folder in {run.plan.cwd for run in found if run.plan is not None}:
+    for folder in {run.plan.cwd for run in job_runs if run.plan is not None}:
         places |= scalarfile.below(folder, began)
     series: dict[tuple[str, str], dict[int, float]] = {}
     for path in sorted(places):
-        for one in scalarfile.read(path):
+        for scalar in scalarfile.read(path):
             # Other runs may have written there.
-            if began - 1 <= one.at <= last + 1:
-                series.setdefault((one.tag, os.path.basename(path)), {})[one.step] = one.value
+            if began - 1 <= scalar.at <= last + 1:
+                points_of = series.setdefault((scalar.tag, os.path.basename(path)), {})
+                points_of[scalar.step] = scalar.value
     for (tag, folder), points in sorted(series.items())[:_MOST_SERIES]:
         steps = sorted(points)
         picked = [*steps[: -1 : max(1, len(steps) // _MOST_POINTS)], steps[-1]]
@@ -551,23 +555,23 @@ def _scalars(
 
 
 def _interval_s(records: Sequence[metricsfile.MetricsRecord]) -> float:
-    """Return how far apart the moments of RECORDS are, most of them."""
-    apart = sorted(after.time - before.time for before, after in pairwise(records))
-    return max(apart[len(apart) // 2] if apart else 1.0, 1.0)
+    """Return the median interval between RECORDS in seconds."""
+    intervals = sorted(after.time - before.time for before, after in pairwise(records))
+    return max(intervals[len(intervals) // 2] if intervals else 1.0, 1.0)
 
 
 class _StepClock:
-    """How long the steps of a rank take; one under way took at least as long as it lasts."""
+    """Measures the time of a rank's steps; an unfinished step takes at least until now."""
 
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
 
     def see(self, at: float, step: int | None) -> float | None:
-        """Return the seconds of a step by now, AT which the rank was at STEP."""
+        """Return the seconds of a step, given that the rank was at STEP at the time AT."""
         if step is None:
             return None
         if self._last is None or step < self._last[1]:
-            # The first, and that of another epoch or attempt.
+            # The first step, also of another epoch or attempt.
             self._last = at, step
             return None
         took_s = (at - self._last[0]) / max(step - self._last[1], 1)
@@ -584,7 +588,7 @@ def _buckets(path: str) -> tuple[int, ...]:
 
 
 def _script(command: Sequence[str]) -> str:
-    """Return the name of what COMMAND runs.
+    """Return the name of the script that COMMAND runs.
 
     >>> _script(["--gpus", "0,1", "sub/train.py", "--epochs=3"])
     'train.py'
@@ -597,7 +601,7 @@ def _script(command: Sequence[str]) -> str:
 
 
 def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what MANIFEST says of where the run came from."""
+    """Return the origin of the run by MANIFEST."""
     facts = [("command", " ".join(("fleetrun", *reading.texts(manifest.get("command")))))]
     facts += [("folder", reading.text(manifest.get("cwd")))]
     facts += [
@@ -610,8 +614,8 @@ def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
         dirty = " and changes" if git.get("dirty") or git.get("is_dirty") else ""
         facts.append(("git", f"{reading.text(git.get('commit'))}{dirty}"))
     facts += [
-        (f"--{reading.text(one.get('name'))}", reading.text(one.get("value")))
-        for one in reading.mappings(manifest.get("settings"))
-        if one.get("source") != "default"
+        (f"--{reading.text(setting.get('name'))}", reading.text(setting.get("value")))
+        for setting in reading.mappings(manifest.get("settings"))
+        if setting.get("source") != "default"
     ]
     return [(name, value) for name, value in facts if value]

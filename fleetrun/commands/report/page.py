@@ -1,4 +1,4 @@
-"""A run, or two side by side, as one HTML file that needs no network."""
+"""Writes a run, or two side by side, as one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MOST_MOMENTS = 200
 
 
 def page(stories: Sequence[RunHistory], folder: str) -> str:
-    """Return the page of STORIES, one or two.
+    """Return the page of one or two STORIES.
 
-    Links lead from FOLDER, where the page is kept, to the logs.
+    Links to logs are relative to FOLDER, where the page is kept.
     """
 
     def link(path: str, text: str) -> str:
@@ -46,7 +46,7 @@ def page(stories: Sequence[RunHistory], folder: str) -> str:
 
 
 def part(name: str) -> str:
-    """Return the file NAME of what pages are made of."""
+    """Return the file NAME, a part of pages."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
@@ -57,7 +57,7 @@ def _chart(title: str, key: str, drawn: str | None) -> str:
 
 
 def _run(run: RunHistory, number: int, link: Callable[[str, str], str]) -> str:
-    """Return all about one run."""
+    """Return everything about one run."""
     parts = sections(run, number, link, _uses(run, number))
     return f'<div class="run" id="run-{"AB"[number]}">{"".join(parts.values())}</div>'
 
@@ -72,7 +72,7 @@ def _uses(run: RunHistory, number: int) -> str:
 def sections(
     run: RunHistory, number: int, link: Callable[[str, str], str], uses: str = ""
 ) -> dict[str, str]:
-    """Return what a page says of a run, by what people look for; USES is what it used over time."""
+    """Return the sections of a page about RUN, by topic; USES are the charts of its usage."""
 
     def chart(title: str, name: str, drawn: str | None) -> str:
         return _chart(title, f"{name}-{'AB'[number]}", drawn)
@@ -97,7 +97,7 @@ def sections(
         "uses": uses,
         "origin": "".join(
             (
-                # Where it was measured over time, that has its peak.
+                # Charts over time show the peak, too.
                 chart("Most memory held", "memory", None if run.uses else charts.memory(run)),
                 _strategy(run),
                 chart("Buckets of gradients", "buckets", charts.buckets(run)),
@@ -110,7 +110,7 @@ def sections(
 
 
 def _scalars(run: RunHistory) -> str:
-    """Return what the script wrote for VisualDL or TensorBoard, two charts in a row."""
+    """Return the charts of VisualDL and TensorBoard scalars, two in a row."""
     drawn = "".join(
         f'<div class="card"><b>{escaped(tag)}</b>{chart}</div>'
         for tag, chart in charts.scalars(run)
@@ -119,13 +119,13 @@ def _scalars(run: RunHistory) -> str:
 
 
 def title(run: RunHistory) -> str:
-    """Return what people call the run: its script, and when it began."""
+    """Return the title of the run: its script, and when it began."""
     began = datetime.fromtimestamp(run.began, timezone.utc).strftime("%Y-%m-%d %H:%M")
     return f"{run.script or run.name}, {began} UTC"
 
 
 def result(run: RunHistory) -> tuple[str, str]:
-    """Return how it ended, and the class of that for the style sheet."""
+    """Return how the run ended, and the style class of that."""
     if run.exit_code is None:
         return "running" if run.is_running else "its launcher was killed", "open"
     if run.exit_code:
@@ -143,31 +143,33 @@ def _head(run: RunHistory) -> str:
 
 
 def numbers(run: RunHistory) -> list[tuple[str, str]]:
-    """Return what people ask of a run first."""
+    """Return the key figures of a run."""
     speeds = [speed for curve in run.curves if (speed := curve.steps_per_second()) is not None]
     final = [loss for curve in run.curves for loss in curve.losses[-1:] if loss is not None]
     peaks = [bar.peak_bytes for bar in run.bars if bar.peak_bytes]
-    found = [
+    figures = [
         ("duration", duration(run.seconds)),
         ("processes", str(len({bar.label for bar in run.bars}))),
     ]
-    found += [
+    figures += [
         (name, str(count))
         for name, count in (("hosts", len(run.hosts)), ("attempts", run.attempts))
         if count > 1
     ]
     if speeds:
-        found.append(("steps a second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
-    found += [("last throughput", one.throughput) for one in run.curves if one.throughput][:1]
+        figures.append(("steps a second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
+    figures += [("last throughput", curve.throughput) for curve in run.curves if curve.throughput][
+        :1
+    ]
     if final:
-        found.append(("last loss", f"{final[0]:.4g}"))
+        figures.append(("last loss", f"{final[0]:.4g}"))
     if peaks:
-        found.append(("most memory of a process", f"{max(peaks) / (1 << 20):.0f} MiB"))
-    return found
+        figures.append(("most memory of a process", f"{max(peaks) / (1 << 20):.0f} MiB"))
+    return figures
 
 
 def _cause(run: RunHistory, link: Callable[[str, str], str]) -> str:
-    """Return why the run ended badly, as its report has it."""
+    """Return why the run failed, by its report."""
     report = run.report
     if report is None or not run.exit_code:
         return ""
@@ -181,35 +183,36 @@ def _cause(run: RunHistory, link: Callable[[str, str], str]) -> str:
         words = culprit.stack or "\n".join(culprit.last_words)
         if words:
             lines.append(f"<pre>{html.escape(visible_lines(words))}</pre>")
-        # Each attempt has one that failed first; the report is about the last of them.
+        # The report is about the last attempt's first failure.
         firsts = [(bar.attempt, bar.logs) for bar in run.bars if bar.kind == FIRST]
         _, logs = max(firsts, default=(0, ()))
         for log, name in zip(logs, ("Its log", "Its standard error"), strict=False):
             lines.append(f"<p>{link(log, name)}</p>")
-    lines += [f"<p>{escaped(one)}</p>" for one in report.evidence]
+    lines += [f"<p>{escaped(text)}</p>" for text in report.evidence]
     earlier = enumerate(report.earlier)
-    lines += [f"<p>Attempt {attempt}: {escaped(one)}</p>" for attempt, one in earlier]
+    lines += [f"<p>Attempt {attempt}: {escaped(outcome)}</p>" for attempt, outcome in earlier]
     return f'<h2>Cause</h2><div class="card" id="cause">{"".join(lines)}</div>'
 
 
 def _moments(run: RunHistory) -> str:
     if not run.moments:
         return ""
-    rows = [(f"{one.at:.1f} s", one.what, one.text) for one in run.moments[:_MOST_MOMENTS]]
+    shown = run.moments[:_MOST_MOMENTS]
+    rows = [(f"{moment.at:.1f} s", moment.what, moment.text) for moment in shown]
     more = len(run.moments) - len(rows)
     tail = f"<p>and {more} more, in events.jsonl</p>" if more > 0 else ""
     return f'<h2>Events</h2><div class="card">{_table(("at", "what", ""), rows)}{tail}</div>'
 
 
 def _strategy(run: RunHistory) -> str:
-    """Return what was asked of the strategy, and what of it was in effect."""
+    """Return the requested strategy and what of it was in effect."""
     if not run.fields:
         return ""
     rows = "".join(
-        f'<tr class="{escaped(one.status)}"><td>{escaped(one.name)}</td>'
-        f"<td>{escaped(one.asked)}</td><td>{escaped(one.in_effect)}</td>"
-        f"<td>{escaped(one.status.replace('_', ' '))}</td><td>{escaped(one.why)}</td></tr>"
-        for one in run.fields
+        f'<tr class="{escaped(field.status)}"><td>{escaped(field.name)}</td>'
+        f"<td>{escaped(field.asked)}</td><td>{escaped(field.in_effect)}</td>"
+        f"<td>{escaped(field.status.replace('_', ' '))}</td><td>{escaped(field.why)}</td></tr>"
+        for field in run.fields
     )
     heads = "".join(f"<th>{head}</th>" for head in ("field", "asked", "in effect", "", "why"))
     return f'<h2>Strategy</h2><div class="card"><table><tr>{heads}</tr>{rows}</table></div>'
@@ -221,27 +224,27 @@ def _facts(run: RunHistory) -> str:
 
 def _logs(run: RunHistory, link: Callable[[str, str], str]) -> str:
     links = "".join(
-        f"<div>{link(log, f'{bar.title}{stream}{again}')}</div>"
+        f"<div>{link(log, f'{bar.title}{stream}{attempt}')}</div>"
         for bar in run.bars
-        for again in (f", attempt {bar.attempt}" if bar.attempt else "",)
+        for attempt in (f", attempt {bar.attempt}" if bar.attempt else "",)
         for log, stream in zip(bar.logs, ("", " stderr"), strict=False)
     )
     return f'<h2>Logs</h2><div class="card logs">{links}</div>'
 
 
 def comparison(stories: Sequence[RunHistory]) -> str:
-    """Return the two STORIES beside each other: numbers, what differs, losses and steps."""
+    """Return the two STORIES side by side: key figures, differences, losses and steps."""
     first, second = stories
-    rows = []
+    rows: list[Sequence[str]] = []
     for pairs in (
         [dict(numbers(run)) for run in stories],
-        [{f"strategy: {one.name}": one.in_effect for one in run.fields} for run in stories],
+        [{f"strategy: {field.name}": field.in_effect for field in run.fields} for run in stories],
         [dict(run.facts) for run in stories],
     ):
         for name in dict.fromkeys((*pairs[0], *pairs[1])):
-            mine, theirs = (pair.get(name, "-") for pair in pairs)
-            if mine != theirs:
-                rows.append((name, mine, theirs))
+            values = [pair.get(name, "-") for pair in pairs]
+            if values[0] != values[1]:
+                rows.append((name, *values))
     parts = [
         f"<h1>A: {escaped(title(first))}<br>B: {escaped(title(second))}</h1>",
         '<h2>What differs</h2><div class="card" id="differs">',
@@ -256,13 +259,13 @@ def comparison(stories: Sequence[RunHistory]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escaped(one)}</th>" for one in heads)
+    head = "".join(f"<th>{escaped(title)}</th>" for title in heads)
     body = "".join(
         "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table>{f'<tr>{head}</tr>' if heads else ''}{body}</table>"
 
 
-def escaped(said: str) -> str:
-    """Return SAID, which may be anything, as text of a page."""
-    return html.escape(visible(said))
+def escaped(text: str) -> str:
+    """Return TEXT of any origin as text of a page."""
+    return html.escape(visible(text))

@@ -1,4 +1,4 @@
-"""Charts as SVG: lanes, lines, columns and maps, which a page's style sheet colours; pure."""
+"""Draws charts as SVG: lanes, lines, columns and heat maps, coloured by a style sheet; pure."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fleetrun.plan.visible import visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Of every chart, in units of the picture; the page scales it to the room that there is.
+# The size of every chart in units of the picture; the page scales it.
 _WIDTH, _RIGHT, _TOP, _BOTTOM = 800, 12, 8, 38
 _CHARACTER, _WIDEST = 6.5, 30
-# A lane's height where there is room, of all lanes together, and of one that has gaps beside it.
+# The largest height of a lane, of all lanes together, and the smallest of a lane with gaps.
 _LANE, _MOST, _GAPPED = 20, 800, 3
 _TICKS = 6
 _LINES = 260
 _FEW_POINTS = 30
-# The anchors of matplotlib's viridis: dark is little, in print and for the colour-blind, too.
+# The anchors of matplotlib's viridis: dark is low, also in print and for colour-blind people.
 _SHADES = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 _MOST_COLUMNS = 400
 
 
 class Segment(NamedTuple):
-    """A piece of a lane, from BEGIN to END; TIP is shown where the mouse is."""
+    """A piece of a lane, from BEGIN to END; TIP is its tooltip."""
 
     lane: int
     begin: float
@@ -51,7 +51,7 @@ class Line(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """An axis: from its numbers to units of the picture."""
+    """An axis: maps its numbers to units of the picture."""
 
     low: float
     high: float
@@ -90,7 +90,7 @@ def lanes(
     longest = max((piece.end for piece in segments), default=0.0)
     x = _Scale(0.0, max(longest, *(at for at, _ in moments), 1e-9), left, _WIDTH - _RIGHT)
     parts = [_below(x, top, bottom, unit), _names(labels, left, top, lane)]
-    # Where lanes are that narrow, gaps between them only shimmer.
+    # Between very narrow lanes gaps only flicker.
     gap = lane * 0.1 if lane >= _GAPPED else 0.0
     for piece in segments:
         wide = max(round(x(piece.end) - x(piece.begin), 2), 0.5)
@@ -107,9 +107,9 @@ def lanes(
 
 
 def lines(curves: Sequence[Line], below: str, beside: str, *, from_zero: bool = False) -> str:
-    """Return CURVES over an axis called BELOW, beside one called BESIDE.
+    """Return CURVES over an axis titled BELOW and beside one titled BESIDE.
 
-    The page's script shows the values where the mouse is, by `data-scale`.
+    The page's script shows the values under the mouse, by `data-scale`.
     """
     across = [at for line in curves for at in line.x]
     values = [value for line in curves for value in line.y if value is not None]
@@ -163,7 +163,7 @@ def shades(
     below: str,
     unit: str,
 ) -> str:
-    """Return VALUES[label][moment] as colours: a row of pixels for each of LABELS, over AT."""
+    """Return VALUES[label][moment] as a heat map: a row of pixels for each of LABELS, over AT."""
     known = [value for row in values for value in row if value is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
     wide = min(len(at), _MOST_COLUMNS)
@@ -193,7 +193,7 @@ def shades(
 
 
 def smoothed(values: Sequence[float | None]) -> list[float | None]:
-    """Return the average of each of VALUES and its neighbours, so many of them on both sides.
+    """Return the moving average of VALUES, over a fiftieth of them on both sides.
 
     >>> smoothed([1.0, None, 3.0, 5.0])
     [1.0, None, 4.0, 4.0]
@@ -210,7 +210,7 @@ def smoothed(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _path(line: Line, x: _Scale, y: _Scale) -> str:
-    """Return the path of LINE, which begins anew after each gap."""
+    """Return the path of LINE, interrupted by its gaps."""
     path, is_down = [], False
     for at, value in zip(line.x, line.y, strict=True):
         if value is not None:
@@ -262,18 +262,18 @@ def _shade(level: int) -> str:
 
 @functools.cache
 def _palette() -> list[tuple[int, ...]]:
-    """Return 256 colours: 0 stands for no value, the others go from little to much."""
-    found: list[tuple[int, ...]] = [(0, 0, 0)]
+    """Return 256 colours: 0 means no value, the others go from low to high."""
+    colors: list[tuple[int, ...]] = [(0, 0, 0)]
     for level in range(255):
         place, share = divmod(level / 254 * (len(_SHADES) - 1), 1)
         near = _SHADES[int(place)]
         far = _SHADES[min(int(place) + 1, len(_SHADES) - 1)]
-        found.append(tuple(round(a + (b - a) * share) for a, b in zip(near, far, strict=True)))
-    return found
+        colors.append(tuple(round(a + (b - a) * share) for a, b in zip(near, far, strict=True)))
+    return colors
 
 
 def _png(rows: Sequence[bytes]) -> str:
-    """Return ROWS of palette numbers as an address that holds the picture (PNG, third edition)."""
+    """Return ROWS of palette numbers as the data URL of a PNG picture."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         body = kind + content
@@ -291,5 +291,5 @@ def _tip(text: str) -> str:
     return f"<title>{_text(text)}</title>"
 
 
-def _text(said: str) -> str:
-    return html.escape(visible(said))
+def _text(text: str) -> str:
+    return html.escape(visible(text))

@@ -1,6 +1,6 @@
-"""The texts of pages, and their Chinese: a browser whose language is Chinese shows that.
+"""The texts of pages and their Chinese translation, which browsers in Chinese show.
 
-What a run says (verdicts, events, logs) stays as it is, as on the console.
+What a run reports (verdicts, events, logs) stays in English, as on the console.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TEXTS = (
 
 def script() -> str:
     """Return the script that translates a page: the texts in Chinese, then words.js."""
-    meant = gettext.translation(DOMAIN, LOCALES, ["zh_CN"], fallback=True).gettext
-    chinese = json.dumps({text: meant(text) for text in TEXTS}, ensure_ascii=False)
+    translate = gettext.translation(DOMAIN, LOCALES, ["zh_CN"], fallback=True).gettext
+    chinese = json.dumps({text: translate(text) for text in TEXTS}, ensure_ascii=False)
     code = Path(__file__).with_name("words.js").read_text(encoding="utf-8")
     return f"const CHINESE = {chinese};\n{code}"

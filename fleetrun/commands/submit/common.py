@@ -1,4 +1,4 @@
-"""What all queues share: the launch after `--`, and the site's settings."""
+"""What all queues share: the launch after `--`, and site settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS = (
 
 
 def config() -> click.Option:
-    """Return the option that names the config file; `launch` hands it on."""
+    """Return the option for the config file, which `launch` passes on."""
     row = options.find("config")
     return click.Option([row.flag], metavar=row.metavar, help="The config file.", is_eager=True)
 
@@ -33,15 +33,15 @@ def config() -> click.Option:
 def command_line() -> click.Argument:
     """Return the argument for the words after `--`: the `fleetrun` command on each host.
 
-    It also makes `submit:` of the config file, which --config names before or after `--`, the
-    defaults of the other options; the launch reads the rest of that file.
+    It also sets the defaults of the other options from `submit:` of the config file, which --config
+    names before or after `--`; the launch reads the rest of that file.
     """
     return click.Argument(
         ["words"],
         nargs=-1,
         type=click.UNPROCESSED,
         metavar=parser.LAUNCH,
-        # Before options take their defaults.
+        # Before options get their defaults.
         is_eager=True,
         callback=_with_site,
     )
@@ -52,7 +52,7 @@ def _with_site(
     _param: click.Parameter,
     words: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Return WORDS with the site's settings as defaults."""
+    """Return WORDS, with the site's settings as defaults of the context."""
     named = [ctx.params.get("config"), configfile.named(argv.scan(words).settings)]
     named = [path for path in named if path]
     if len(named) > 1:
@@ -65,57 +65,57 @@ def _with_site(
 
 
 def launch(
-    given: Sequence[str], what: str, config: object = None, *, most: int | None = None
+    words: Sequence[str], command: str, config: object = None, *, most: int | None = None
 ) -> argv.ParsedCommand:
-    """Return GIVEN, the words of `fleetrun` on each host, parsed as they will be there.
+    """Return WORDS, those of `fleetrun` on each host, parsed as on the hosts.
 
-    CONFIG is the config file that was named before them. A job of MOST hosts may be elastic:
+    CONFIG is the config file named before them. A job of MOST hosts may be elastic:
     --nnodes=MIN:MOST.
     """
-    if not given:
+    if not words:
         raise UsageError(
-            f"{what}: nothing to run: write `fleetrun {what} [its options] -- [fleetrun's "
+            f"{command}: nothing to run: write `fleetrun {command} [its options] -- [fleetrun's "
             "options] train.py [its arguments]`."
         )
-    parsed = argv.split(given if config is None else (f"--config={config}", *given))
+    parsed = argv.split(words if config is None else (f"--config={config}", *words))
     for setting in parsed.settings:
         if setting.option.target == "nnodes" and most is not None:
             if not setting.raw.endswith(f":{most}"):
                 raise UsageError(
-                    f"{what}: {setting.typed}={setting.raw}: the job has --nodes={most}; "
+                    f"{command}: {setting.typed}={setting.raw}: the job has --nodes={most}; "
                     f"--nnodes=MIN:{most} lets the job continue with fewer."
                 )
         elif setting.option.name == "dry_run":
             raise UsageError(
-                f"{what}: {setting.typed} after -- starts nothing there: write it before --."
+                f"{command}: {setting.typed} after -- starts nothing there: write it before --."
             )
         elif setting.option.target in _OURS:
-            raise UsageError(f"{what}: {setting.typed} is what the queue says; leave it out.")
+            raise UsageError(f"{command}: {setting.typed} is what the queue says; leave it out.")
         setting.value()
     if parsed.script is None:
-        raise UsageError(f"{what}: {given[-1]} runs nothing; give a script.")
+        raise UsageError(f"{command}: {words[-1]} runs nothing; give a script.")
     return parsed
 
 
 def name(parsed: argv.ParsedCommand) -> str:
-    """Return the job's name, that of the script."""
+    """Return the job's name, which is that of the script."""
     target = parsed.script.target if parsed.script else ""
     return os.path.splitext(os.path.basename(target))[0] or "fleetrun"
 
 
-def matching(pattern: str, wanted: str) -> Callable[[str], str]:
-    """Return a reader of texts that PATTERN matches as a whole; its error says what is WANTED."""
+def matching(pattern: str, expected: str) -> Callable[[str], str]:
+    """Return a reader of texts that PATTERN matches completely; its error says EXPECTED."""
 
     def read(text: str) -> str:
         if re.fullmatch(pattern, text, re.DOTALL) is None:
-            raise ValueError(f"{wanted}.")
+            raise ValueError(f"{expected}.")
         return text
 
     return read
 
 
 def word(text: str) -> str:
-    """Return TEXT, which is one word; else ValueError."""
+    """Return TEXT if it is one word; else ValueError."""
     if not text.isprintable() or text.split() != [text]:
         raise ValueError("give one word without blanks.")
     return text
@@ -124,27 +124,27 @@ def word(text: str) -> str:
 def site(named: str | None, command: click.Command) -> dict[str, str | list[str]]:
     """Return the settings for COMMAND in the file NAMED, under `submit:` and its name.
 
-    None is fleetrun.yaml, if it is there. What it lacks is taken from the user's own. Raises
-    UsageError as file:line.
+    None means fleetrun.yaml, if it exists. The user's own file fills in what is missing. Raises
+    UsageError with file:line.
     """
     here = configfile.DEFAULT if os.path.exists(configfile.DEFAULT) else None
     rows = {row.name: row for row in parser.rows(command)}
     settings: dict[str, str | list[str]] = {}
     for path in filter(None, (configfile.of_user(os.environ), named or here)):
-        given: dict[str, list[str]] = {}
+        texts_of: dict[str, list[str]] = {}
         for setting in configfile.of_command(path, str(command.name), rows):
-            given.setdefault(setting.option.name, []).append(setting.raw)
-        for key, texts in given.items():
+            texts_of.setdefault(setting.option.name, []).append(setting.raw)
+        for key, texts in texts_of.items():
             settings[key] = texts if rows[key].kind in options.REPEATABLE else texts[-1]
     return settings
 
 
 def shown(words: Sequence[str]) -> tuple[str, ...]:
-    """Return WORDS without the values of secrets, as they may be seen."""
+    """Return WORDS with the values of secrets concealed."""
     return tuple(arguments.conceal(words)[0])
 
 
 def remark_on_secrets(words: Sequence[str]) -> None:
-    """Remark if `shown` has hidden a part of WORDS."""
+    """Print a remark if `shown` has concealed a part of WORDS."""
     if shown(words) != tuple(words):
         remark("secret values are shown as ***; without --dry-run they are handed in.")

@@ -1,4 +1,4 @@
-"""`fleetrun submit k8s`: an Indexed Job with its resources, or Kubeflow's PaddleJob."""
+"""`fleetrun submit k8s`: creates an Indexed Job with its resources, or Kubeflow's PaddleJob."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _quantity = common.matching(
     r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?", "give a quantity, as 8, 500m or 64Gi"
 )
 _queue = common.matching(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", "give the name of a queue")
-# A label of DNS (RFC 1035, as names of services are); names of pods add "-" and a number, which
-# have to fit into 63, too.
+# A DNS label (RFC 1035, as service names are); pod names add "-" and a number, within 63
+# characters.
 _dns_label = common.matching(
     r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?",
     "give small letters, digits and hyphens, a letter first, 52 at most",
@@ -49,12 +49,12 @@ _taint = common.matching(
 # The rendezvous port.
 _PORT = 6070
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "kubernetes.yaml")
-# In arguments Kubernetes replaces $(NAME), and takes $$ for a $.
+# Kubernetes expands $(NAME) in arguments, and takes $$ for a $.
 _EXPANDED = re.compile(r"\$(?=[$(])")
 
 
 def documents(given: Mapping[str, Any]) -> tuple[Document, ...]:
-    """Return the resources of the job GIVEN, dependencies first."""
+    """Return the resources of the job with the options GIVEN, dependencies first."""
     import yaml  # only to write
 
     with open(_TEMPLATE, encoding="utf-8") as file:
@@ -78,7 +78,7 @@ def _filled(node: Any, values: Document) -> Any:  # noqa: ANN401 - YAML
 
 
 def _values(given: Mapping[str, Any]) -> Document:
-    """Return the values of the template for the job GIVEN; None: omit the entry."""
+    """Return the values of the template for the options GIVEN; None: omit the entry."""
     name, nodes, retries, volcano = (given[key] for key in ("name", "nodes", "retries", "volcano"))
     is_indexed = given["kind"] == "job"
     hosts = {
@@ -139,7 +139,7 @@ def _entry(name: str, value: str) -> Document:
 
 
 def _toleration(text: str) -> Document:
-    """Return what a pod tolerates.
+    """Return the toleration for a taint.
 
     >>> _toleration("nvidia.com/gpu:NoSchedule")
     {'key': 'nvidia.com/gpu', 'operator': 'Exists', 'effect': 'NoSchedule'}
@@ -158,24 +158,26 @@ def text(resources: Sequence[Document]) -> str:
     """Return RESOURCES as one YAML file."""
     import yaml  # only to write
 
-    return "---\n".join(yaml.safe_dump(one, sort_keys=False, width=100) for one in resources)
+    return "---\n".join(
+        yaml.safe_dump(resource, sort_keys=False, width=100) for resource in resources
+    )
 
 
 def apply(resources: Sequence[Document]) -> int:
-    """Create RESOURCES with kubectl, first the job that owns the rest; return its code."""
+    """Create RESOURCES with kubectl, the owning job first; return its exit code."""
     if shutil.which("kubectl") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no kubectl on this host; without --apply the resources are printed."
         )
-    *others, job = resources
+    *owned_resources, job = resources
     done = _kubectl("create", job, "-o", "json")
     if done.returncode:
         return done.returncode
     owner = {name: job[name] for name in ("apiVersion", "kind")}
     owner |= {"name": job["metadata"]["name"], "uid": json.loads(done.stdout)["metadata"]["uid"]}
     put(f"{job['kind'].lower()}/{owner['name']} created\n")
-    for one in others:
-        owned = {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}}
+    for resource in owned_resources:
+        owned = {**resource, "metadata": {**resource["metadata"], "ownerReferences": [owner]}}
         done = _kubectl("create", owned)
         put(done.stdout)
         if done.returncode:
@@ -210,8 +212,8 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
     name = given["name"] or parser.value(_NAME, common.name(parsed).lower().replace("_", "-"))
     ttl = None if given["ttl"] is None else int(given["ttl"])
     own = {"name": name, "ttl": ttl, "words": parsed.words, "token": new_token()}
-    found = documents({**given, **own})
-    return apply(found) if is_applied else put(text(found))
+    resources = documents({**given, **own})
+    return apply(resources) if is_applied else put(text(resources))
 
 
 _NAME = parser.option(

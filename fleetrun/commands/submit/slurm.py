@@ -39,14 +39,14 @@ $again""")
 # Slurm 22.05 requeues a preempted job only if it had to kill it.
 _AGAIN = """\
 code=$?
-# Who is preempted and ends within the partition's GraceTime has failed for Slurm, and would
-# not begin again.
+# A preempted job that ends within the partition's GraceTime has failed for Slurm, and would
+# not be requeued.
 case "$code $(scontrol show job "$SLURM_JOB_ID")" in
 143*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
 esac
 exit "$code"
 """
-# What sbatch calls the options that it is given where they are.
+# sbatch's names of the options.
 _DIRECTIVES = {
     "name": "job-name",
     "nodes": "nodes",
@@ -61,14 +61,14 @@ _DIRECTIVES = {
 
 
 def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
-    """Return the script that runs `fleetrun WORDS` in FOLDER, with the options GIVEN."""
+    """Return the script that runs `fleetrun WORDS` in FOLDER, by the options GIVEN."""
     directives = [f"{flag}={given[name]}" for name, flag in _DIRECTIVES.items() if given[name]]
     # A requeued job appends to the same file.
     directives += ["requeue", "open-mode=append"] if given["requeue"] else ["no-requeue"]
     directives += ["no-kill"] if given["no_kill"] else []
     directives += [directive.lstrip("-") for directive in given["sbatch"]]
     srun = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
-    # srun has not taken it from the job since Slurm 22.05.
+    # srun does not inherit it from the job since Slurm 22.05.
     srun += [f"--cpus-per-task={given['cpus']}"] if given["cpus"] else []
     srun += ["--no-kill"] if given["no_kill"] else []
     modules = given["module"]
@@ -92,7 +92,7 @@ def submit(text: str) -> int:
             f"{WHAT}: there is no sbatch on this host; use a host with Slurm, or "
             "--dry-run's script there."
         )
-    # The environment is handed on to the launchers, unseen; the script is not.
+    # The environment, but not the script, is passed on unseen.
     env = with_token(os.environ)
     return subprocess.run(["sbatch"], input=text, text=True, check=False, env=env).returncode  # noqa: S607 - the user's own
 

@@ -1,4 +1,4 @@
-"""`fleetrun top`: the state of a running job's ranks, on the whole screen of any terminal."""
+"""`fleetrun top`: shows the state of a running job's ranks on the whole screen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Processor use needs two samples; in a pipe they are this far apart.
 _APART_S = 0.5
-# The most that is shown of the end of a log, or of stacks.
+# The most bytes shown of the end of a log, or of stacks.
 _MOST_TEXT = 64 * 1024
 
 
@@ -48,15 +48,17 @@ def _top(
     *,
     once: bool,
 ) -> int:
-    """Show the job; UsageError for what is not there."""
-    reported = None if pattern is None else choose.pattern(pattern, "--pattern", ("step", "loss"))
-    found = choose.find_runs(run, log_dir)
+    """Show the job; UsageError if it does not exist."""
+    log_pattern = (
+        None if pattern is None else choose.pattern(pattern, "--pattern", ("step", "loss"))
+    )
+    chosen = choose.find_runs(run, log_dir)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     is_coloured = colors.is_wanted(color, os.environ, is_terminal=is_terminal)
-    sampler = Sampler(found, pattern=reported, period_s=interval)
+    sampler = Sampler(chosen, pattern=log_pattern, period_s=interval)
     try:
         is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
-        if is_screen and any(runs.is_running(one.path) for one in found):
+        if is_screen and any(runs.is_running(chosen_run.path) for chosen_run in chosen):
             return _watch(sampler, interval, is_coloured=is_coloured)
         snapshot = sampler.sample()
         if not snapshot.verdict:
@@ -69,7 +71,7 @@ def _top(
 
 
 def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
-    """Show the job until it ends or q is pressed; the last state stays on the screen."""
+    """Show the job until it ends or q is pressed; leave the last state on the screen."""
     console = _console(is_coloured=is_coloured)
     view = View(has_bars="utf" in (sys.stdout.encoding or "").lower())
     with console.screen(hide_cursor=True), _keys(), _terminated():
@@ -79,7 +81,7 @@ def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
             if snapshot.verdict:
                 break
             _draw(console, snapshot, view)
-            # A slow sample delays the next one only.
+            # A slow sample delays only the next one.
             due = max(due + interval, time.monotonic() + 0.05)
             while (typed := _wait(due - time.monotonic())) != b"":
                 before = view
@@ -113,17 +115,18 @@ def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
     """Show VIEW of SNAPSHOT on the whole screen."""
     width, height = os.get_terminal_size(sys.stdout.fileno())
     room = max(1, height - 1)
-    row = next((one for one in snapshot.rows if one.label == view.selected), None)
+    row = next((row for row in snapshot.rows if row.label == view.selected), None)
     if row is not None and view.what in (LOG, STACKS):
         paths = row.logs if view.what == LOG else (row.stacks,)
-        said = b"".join(reading.content(path, _MOST_TEXT, from_end=True) or b"" for path in paths)
-        text = cleaned(said).decode(errors="replace").replace("\r", "\n").rstrip("\n")
+        content = b"".join(
+            reading.content(path, _MOST_TEXT, from_end=True) or b"" for path in paths
+        )
+        text = cleaned(content).decode(errors="replace").replace("\r", "\n").rstrip("\n")
         if view.what == STACKS:
             text = newest(text) or "The launcher has been asked for the stacks; they appear here."
-        # The newest lines of a log say most, of stacks the first ones, where the ranks are.
-        own = text.split("\n")
+        # The newest lines of a log matter most; of stacks the first ones, the innermost frames.
         title = f"{view.what} of {row.label}: {paths[0]}"
-        lines = screen.text_of(own, title, width, room)
+        lines = screen.text_of(text.split("\n"), title, width, room)
     else:
         lines = screen.frame(snapshot, width, room, view)
     lines += [Text(" " * width)] * (height - 1 - len(lines))
@@ -133,7 +136,7 @@ def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
 
 
 def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
-    """Print SNAPSHOT on the terminal, or into a pipe, where nothing is cut."""
+    """Print SNAPSHOT on the terminal, or uncut into a pipe."""
     width = 0
     if sys.stdout is not None:
         with suppress(OSError):
@@ -152,7 +155,7 @@ def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
 def _wait(seconds: float) -> bytes | None:
     """Return the keys pressed within SECONDS, or None if the terminal is gone."""
     deadline = time.monotonic() + seconds
-    # A launcher's own may be closed.
+    # Standard input may be closed.
     keys = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
     while (left := deadline - time.monotonic()) > 0:
         for fd in select.select(keys, [], [], left)[0]:
@@ -179,16 +182,16 @@ def _keys() -> Iterator[None]:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end us as Ctrl-C does, so that the terminal is restored."""
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does, so that the terminal is restored."""
 
     def end(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    kept = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 

@@ -1,4 +1,4 @@
-"""Samples the state of a run's ranks: from its run directory, /proc and the GPUs' driver."""
+"""Samples the state of a run's ranks: from its run directory, /proc and the GPU driver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TOTAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 # A rank without a new step or line for this long is silent.
 _SILENT_S = 10.0
-# How long a straggler stays marked: the launcher reports it only now and then.
+# How long a straggler stays marked: the launcher reports it only from time to time.
 _STRAGGLER_S = 60.0
 # Older measurements of other hosts are not shown.
 _OLD_S = 60.0
@@ -44,7 +44,7 @@ _WINDOW_S = 10.0
 
 
 class RankRow(NamedTuple):
-    """One process; None: not known, or not visible from this host."""
+    """One process; None: unknown, or not visible from this host."""
 
     label: str
     rank: int | None
@@ -61,15 +61,15 @@ class RankRow(NamedTuple):
     step: int | None = None
     steps_per_s: float | None = None
     loss: float | None = None
-    # As the script prints it: tokens, samples or images a second.
+    # As the script prints it: tokens, samples or images per second.
     throughput: str = ""
     line: str = ""
-    # Whether somebody should look at it.
+    # Whether it needs attention.
     is_odd: bool = False
-    # Where fleet's topology has it: `dp 1, mp 0`.
+    # Its place in fleet's topology: `dp 1, mp 0`.
     place: str = ""
     gpu_memory_total_bytes: int | None = None
-    # Of its GPU, or else of the processors, in percent: the last samples, oldest first.
+    # Use of its GPU, else of processors, in percent: the last samples, oldest first.
     use: tuple[float, ...] = ()
     # The number of the last step, as the script prints it.
     total_steps: int | None = None
@@ -92,49 +92,49 @@ class Snapshot(NamedTuple):
     max_restarts: int | None
     hosts: int
     rows: tuple[RankRow, ...]
-    # The last warning, and how the job ended.
+    # The newest warning, and how the job ended.
     notice: str = ""
     verdict: str = ""
     exit_code: int | None = None
     # Seconds to the last step, if the number of steps and the speed are known.
     eta_s: float | None = None
-    # Of this host.
+    # The memory of this host.
     memory_total_bytes: int | None = None
 
 
 class _LogState:
-    """What is kept of one log between samples."""
+    """The state of one log between samples."""
 
     def __init__(self) -> None:
         self.size = -1
         self.progress = progress.Progress()
-        # Monotonic: when the last sign of life was seen.
+        # Monotonic time of the last sign of life.
         self.lived_at = time.monotonic()
-        # Steps with the times at which they were written, the oldest of the window first.
+        # Steps with their times of writing, oldest first, within the window.
         self.steps: list[tuple[float, int]] = []
-        # Monotonic: when the last of them was seen. Clocks of other hosts may differ from ours.
+        # Monotonic time at which the last step was seen, as clocks of other hosts may differ.
         self.stepped_at = self.lived_at
         self.cpu: tuple[float, float] | None = None
         self.use: tuple[float, ...] = ()
 
 
 class Sampler:
-    """Samples the runs FOUND of one job; PATTERN extracts step and loss from log lines."""
+    """Samples the runs CHOSEN of one job; PATTERN extracts step and loss from log lines."""
 
     def __init__(
         self,
-        found: Sequence[runs.Run],
+        chosen: Sequence[runs.Run],
         *,
         pattern: re.Pattern[bytes] | None,
         period_s: float,
         read: Callable[[str], runs.Run] = runs.read,
     ) -> None:
-        self._runs = list(found)
+        self._runs = list(chosen)
         self._read = read
         self._pattern = pattern
         self._sizes: dict[str, int] = {}
         self._notices: dict[str, list[eventfile.EventRecord]] = {}
-        self._seen: dict[str, _LogState] = {}
+        self._logs: dict[str, _LogState] = {}
         self._period_s = period_s
         self._meter: GpuMeter | None = None
         self._here = socket.gethostname()
@@ -148,14 +148,14 @@ class Sampler:
             self._meter = None
 
     def ask_for_stacks(self) -> int:
-        """Ask the launchers here for the stacks of their ranks; return how many there are."""
+        """Ask the launchers on this host for stacks of their ranks; return their number."""
         return jobs.ask_for_stacks([run.path for run in self._runs])
 
     def sample(self) -> Snapshot:
         """Return the current state of the job."""
         has_launcher = [runs.is_running(run.path) for run in self._runs]
         self._refresh()
-        # The launcher may still have something to say.
+        # The launcher may still write something.
         is_running = [
             alive and run.finished_at is None
             for alive, run in zip(has_launcher, self._runs, strict=True)
@@ -189,7 +189,7 @@ class Sampler:
         )
 
     def _refresh(self) -> None:
-        """Read again what has changed in the run directories."""
+        """Read changed run directories again."""
         for place, run in enumerate(self._runs):
             path = os.path.join(run.path, names.EVENTS)
             size = reading.size(path)
@@ -198,7 +198,7 @@ class Sampler:
             self._sizes[run.path] = size
             self._runs[place] = self._read(run.path)
             self._notices[run.path] = [
-                one for one in eventfile.read(path) if one.event == "warning"
+                event for event in eventfile.read(path) if event.event == "warning"
             ]
 
     def _placed(self, run: runs.Run, rows: list[RankRow]) -> list[RankRow]:
@@ -206,9 +206,9 @@ class Sampler:
         ranks = [row.rank for row in rows if row.rank is not None and row.label[:5] == "rank "]
         if ranks and run.path not in self._topologies:
             # All ranks record the same.
-            told = rankfile.topology([os.path.join(run.path, names.rank_records(f"{ranks[0]}"))])
-            if told is not None:
-                self._topologies[run.path] = told
+            axes = rankfile.topology([os.path.join(run.path, names.rank_records(f"{ranks[0]}"))])
+            if axes is not None:
+                self._topologies[run.path] = axes
         known = self._topologies.get(run.path)
         return [
             row._replace(place=known.place(row.rank)) if known and row.rank in ranks else row
@@ -216,13 +216,14 @@ class Sampler:
         ]
 
     def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterable[RankRow]:
-        """Return how the processes of RUN are, each in its newest attempt."""
+        """Yield the row of each process of RUN, in its newest attempt."""
         newest = {log.process: log for log in run.logs}
-        specs = {one.name: one for one in run.plan.processes} if run.plan is not None else {}
+        specs = {spec.name: spec for spec in run.plan.processes} if run.plan is not None else {}
         is_here = is_alive and run.launcher_pid is not None and _is_launcher(run.launcher_pid)
         alive = [log.pid for log in newest.values() if log.ended_at is None and log.pid is not None]
         used = usage.of(alive) if is_here else {}
-        gpus = self._gpus([one for spec in specs.values() for one in spec.devices], is_here=is_here)
+        planned = [device for spec in specs.values() for device in spec.devices]
+        gpus = self._gpus(planned, is_here=is_here)
         host = run.host or self._here
         reported = None if is_here or not is_alive else _other_hosts(run)
         for name, log in newest.items():
@@ -235,7 +236,7 @@ class Sampler:
                 host=host,
                 devices=devices,
                 used=used.get(log.pid) if log.pid is not None and log.ended_at is None else None,
-                gpus=[gpus[one] for one in devices if one in gpus and log.ended_at is None],
+                gpus=[gpus[name] for name in devices if name in gpus and log.ended_at is None],
             )
             yield row if reported is None or log.ended_at is not None else _with(row, reported)
         for name, spec in specs.items():
@@ -257,23 +258,23 @@ class Sampler:
         gpus: Sequence[metricsfile.GpuUsage],
     ) -> RankRow:
         now = time.monotonic()
-        seen = self._seen.setdefault(log.path, _LogState())
+        state_of_log = self._logs.setdefault(log.path, _LogState())
         size = sum(map(reading.size, log.paths))
-        if size != seen.size:
-            seen.size = size
-            said = progress.of(progress.tail(log), self._pattern)
+        if size != state_of_log.size:
+            state_of_log.size = size
+            printed = progress.of(progress.tail(log), self._pattern)
             # Values that have left the tail are still the newest.
-            seen.progress = progress.Progress(
-                seen.progress.step if said.step is None else said.step,
-                seen.progress.loss if said.loss is None else said.loss,
-                said.line,
-                seen.progress.total if said.step is None else said.total,
-                said.throughput or seen.progress.throughput,
+            state_of_log.progress = progress.Progress(
+                state_of_log.progress.step if printed.step is None else printed.step,
+                state_of_log.progress.loss if printed.loss is None else printed.loss,
+                printed.line,
+                state_of_log.progress.total if printed.step is None else printed.total,
+                printed.throughput or state_of_log.progress.throughput,
             )
-            seen.lived_at = now
-        self._see_step(run, log, seen)
+            state_of_log.lived_at = now
+        self._see_step(run, log, state_of_log)
         is_over = log.ended_at is not None
-        state, is_odd = _state(log, used, is_alive=is_alive, quiet_s=now - seen.lived_at)
+        state, is_odd = _state(log, used, is_alive=is_alive, quiet_s=now - state_of_log.lived_at)
         if not is_over and state == "running" and self._lags(run, log):
             state, is_odd = "slow", True
         row = RankRow(
@@ -283,74 +284,74 @@ class Sampler:
             host=host,
             device=",".join(devices) or "cpu",
             pid=log.pid,
-            cpu_percent=None if used is None else _percent(seen, used.cpu_s, now),
+            cpu_percent=None if used is None else _percent(state_of_log, used.cpu_s, now),
             memory_bytes=None if used is None else used.resident_bytes,
-            step=seen.steps[-1][1] if seen.steps else seen.progress.step,
-            steps_per_s=rate(seen.steps, now - seen.stepped_at)
+            step=state_of_log.steps[-1][1] if state_of_log.steps else state_of_log.progress.step,
+            steps_per_s=rate(state_of_log.steps, now - state_of_log.stepped_at)
             if is_alive and not is_over
             else None,
-            loss=seen.progress.loss,
-            throughput=seen.progress.throughput,
-            line=seen.progress.line,
+            loss=state_of_log.progress.loss,
+            throughput=state_of_log.progress.throughput,
+            line=state_of_log.progress.line,
             is_odd=is_odd,
-            total_steps=seen.progress.total,
+            total_steps=state_of_log.progress.total,
             logs=log.paths,
             stacks=os.path.join(run.path, names.stacks(log.file_key)),
         )
         row = _with_gpus(row, gpus)
         used_percent = row.cpu_percent if row.gpu_percent is None else row.gpu_percent
         if used_percent is not None:
-            seen.use = (*seen.use, used_percent)[-_MOST_LOOKS:]
-        return row._replace(use=seen.use)
+            state_of_log.use = (*state_of_log.use, used_percent)[-_MOST_LOOKS:]
+        return row._replace(use=state_of_log.use)
 
     @staticmethod
-    def _see_step(run: runs.Run, log: runs.LogRecord, seen: _LogState) -> None:
-        """Record a rank's newest step, from its heartbeat or else from what it printed."""
+    def _see_step(run: runs.Run, log: runs.LogRecord, state: _LogState) -> None:
+        """Record a rank's newest step, from its heartbeat or else from its output."""
         beat = progress.beaten(run.path, log)
         written_at = max(map(reading.written_at, log.paths)) or time.time()
-        at, step = (written_at, seen.progress.step) if beat is None else beat
-        if step is None or (seen.steps and seen.steps[-1][1] == step):
+        at, step = (written_at, state.progress.step) if beat is None else beat
+        if step is None or (state.steps and state.steps[-1][1] == step):
             return
-        seen.lived_at = seen.stepped_at = time.monotonic()
-        if seen.steps and step < seen.steps[-1][1]:
-            # Another epoch counts from the beginning.
-            seen.steps.clear()
-        seen.steps.append((at, step))
-        while len(seen.steps) > 2 and at - seen.steps[1][0] >= _WINDOW_S:  # of two there is a rate
-            seen.steps.pop(0)
+        state.lived_at = state.stepped_at = time.monotonic()
+        if state.steps and step < state.steps[-1][1]:
+            # A new epoch starts over.
+            state.steps.clear()
+        state.steps.append((at, step))
+        while len(state.steps) > 2 and at - state.steps[1][0] >= _WINDOW_S:  # two give a rate
+            state.steps.pop(0)
 
     def _lags(self, run: runs.Run, log: runs.LogRecord) -> bool:
-        """Whether the launcher has recently reported it as a straggler."""
+        """Whether the launcher has recently reported this rank as a straggler."""
         since = time.time() - _STRAGGLER_S
         return any(
-            one.time >= since
-            and one.more.get("what") == "straggler"
-            and log.label in reading.texts(one.more.get("who"))
-            for one in self._notices.get(run.path, ())
+            event.time >= since
+            and event.more.get("what") == "straggler"
+            and log.label in reading.texts(event.more.get("who"))
+            for event in self._notices.get(run.path, ())
         )
 
     def _notice(self) -> str:
         """Return the text of the newest warning."""
-        found = [one for notices in self._notices.values() for one in notices]
-        found.sort(key=lambda one: one.time)
-        return reading.text(found[-1].more.get("text")) if found else ""
+        events = [event for notices in self._notices.values() for event in notices]
+        newest = max(events, key=lambda event: event.time, default=None)
+        return "" if newest is None else reading.text(newest.more.get("text"))
 
     def _gpus(self, devices: Sequence[str], *, is_here: bool) -> dict[str, metricsfile.GpuUsage]:
-        """Return the GPUs by the names that plans have for them."""
-        if not is_here or not any(one.startswith("gpu:") for one in devices):
+        """Return the GPUs by their names in plans."""
+        if not is_here or not any(name.startswith("gpu:") for name in devices):
             return {}
         if self._meter is None:
             self._meter = GpuMeter(self._period_s)
-        found: dict[str, metricsfile.GpuUsage] = {}
-        for one in self._meter.newest():
-            found[f"gpu:{one.number}"] = found[f"gpu:{one.uuid}"] = one
-        return found
+        by_name: dict[str, metricsfile.GpuUsage] = {}
+        for gpu in self._meter.newest():
+            by_name[f"gpu:{gpu.number}"] = by_name[f"gpu:{gpu.uuid}"] = gpu
+        return by_name
 
 
 def _state(
     log: runs.LogRecord, used: usage.Usage | None, *, is_alive: bool, quiet_s: float
 ) -> tuple[str, bool]:
-    """Return how a process is in one or two words, and whether that is odd."""
+    """Return the state of a process in one or two words, and whether it is odd."""
     if log.ended_at is not None:
         if log.signal:
             return ("failed" if log.has_failed else "ended", log.has_failed)
@@ -374,21 +375,21 @@ def compared(rows: Sequence[RankRow]) -> list[RankRow]:
     if ahead - behind <= 1:
         # Ranks report at different moments.
         return list(rows)
-    found = []
+    marked = []
     for row in rows:
         if row.state.startswith("silent") and row.step == behind:
-            found.append(row._replace(state=row.state.replace("silent", "behind"), is_odd=True))
+            marked.append(row._replace(state=row.state.replace("silent", "behind"), is_odd=True))
         elif row.state.startswith("silent") and row.step == ahead:
-            found.append(row._replace(state=row.state.replace("silent", "waits")))
+            marked.append(row._replace(state=row.state.replace("silent", "waits")))
         else:
-            found.append(row)
-    return found
+            marked.append(row)
+    return marked
 
 
-def _phase(found: Sequence[runs.Run], rows: Sequence[RankRow], *, is_over: bool) -> str:
+def _phase(job_runs: Sequence[runs.Run], rows: Sequence[RankRow], *, is_over: bool) -> str:
     if is_over:
         return "over"
-    if not any(log for run in found for log in run.logs):
+    if not any(log for run in job_runs for log in run.logs):
         return "starting"
     alive = [row for row in rows if row.state not in {"done", "failed", "ended", "lost"}]
     return "running" if any(not row.state.startswith("exit ") for row in alive) else "stopping"
@@ -429,20 +430,20 @@ def _waited(
 
 
 def _is_launcher(pid: int) -> bool:
-    """Whether PID is alive on this host; a launcher elsewhere has a number that means nothing."""
+    """Whether PID is a launcher on this host; a pid of another host means nothing here."""
     return any("fleetrun" in word for word in proc.argv(pid))
 
 
 def _other_hosts(run: runs.Run) -> metricsfile.MetricsRecord | None:
-    """Return what the host of RUN has measured itself, if that is recent."""
-    found = metricsfile.newest(os.path.join(run.path, names.METRICS))
-    return found if found is not None and found.time >= time.time() - _OLD_S else None
+    """Return what the host of RUN has measured, if that is recent."""
+    newest = metricsfile.newest(os.path.join(run.path, names.METRICS))
+    return newest if newest is not None and newest.time >= time.time() - _OLD_S else None
 
 
 def _with(row: RankRow, reported: metricsfile.MetricsRecord) -> RankRow:
-    """Return ROW with what its host has REPORTED of it."""
-    used = [one for one in reported.ranks if one.pid == row.pid]
-    gpus = [one for one in reported.gpus if row.rank is not None and row.rank in one.ranks]
+    """Return ROW with the usage that its host has REPORTED."""
+    used = [rank for rank in reported.ranks if rank.pid == row.pid]
+    gpus = [gpu for gpu in reported.gpus if row.rank is not None and row.rank in gpu.ranks]
     row = row._replace(
         cpu_percent=used[0].cpu_percent if used else None,
         memory_bytes=used[0].memory_bytes if used else None,
@@ -451,28 +452,28 @@ def _with(row: RankRow, reported: metricsfile.MetricsRecord) -> RankRow:
 
 
 def _with_gpus(row: RankRow, gpus: Sequence[metricsfile.GpuUsage]) -> RankRow:
-    """Return ROW with what its GPUs use in all."""
+    """Return ROW with the total usage of its GPUs."""
     return row._replace(
-        gpu_percent=_total(one.use_percent for one in gpus),
-        gpu_memory_bytes=_whole(_total(one.memory_used_bytes for one in gpus)),
-        gpu_memory_total_bytes=_whole(_total(one.memory_total_bytes for one in gpus)),
-        power_w=_total(one.power_w for one in gpus),
+        gpu_percent=_total(gpu.use_percent for gpu in gpus),
+        gpu_memory_bytes=_whole(_total(gpu.memory_used_bytes for gpu in gpus)),
+        gpu_memory_total_bytes=_whole(_total(gpu.memory_total_bytes for gpu in gpus)),
+        power_w=_total(gpu.power_w for gpu in gpus),
     )
 
 
-def _percent(seen: _LogState, cpu_s: float, now: float) -> float | None:
+def _percent(log: _LogState, cpu_s: float, now: float) -> float | None:
     """Return the processor use since the last sample, in percent."""
-    before, seen.cpu = seen.cpu, (now, cpu_s)
+    before, log.cpu = log.cpu, (now, cpu_s)
     if before is None or now <= before[0]:
         return None
     return max(0.0, 100 * (cpu_s - before[1]) / (now - before[0]))
 
 
 def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:
-    """Return the steps per second by STEPS, which are times in seconds with the step of each.
+    """Return the steps per second by STEPS: times in seconds, and the step at each.
 
-    WAITED_S are the seconds since the last of them. A step that is late lowers the speed. It is 0
-    after ten seconds without a step, or twice the time of the last one if that is longer.
+    WAITED_S are the seconds since the last one. A late step lowers the rate, which is 0 after ten
+    seconds without a step, or after twice the time of the last one if that is longer.
 
     >>> steps = [(0.0, 0), (5.0, 10), (10.0, 20)]
     >>> [rate(steps, waited_s) for waited_s in (1.0, 5.0, 10.0)]
@@ -485,7 +486,7 @@ def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:
     (first_at, first), (before_at, before), (last_at, last) = steps[0], steps[-2], steps[-1]
     if waited_s >= max(_SILENT_S, 2 * (last_at - before_at)):
         return 0.0
-    # As if as many steps as the last time were made just now.
+    # As if the same number of steps as last time were made just now.
     at_best = (2 * last - before - first) / (last_at - first_at + waited_s)
     return min((last - first) / (last_at - first_at), at_best)
 
@@ -501,22 +502,22 @@ def eta_s(rows: Sequence[RankRow]) -> float | None:
 
 
 def totals(rows: Sequence[RankRow]) -> list[RankRow]:
-    """Return the total of the ROWS of each host, in the order of their first ranks.
+    """Return the totals of ROWS per host, in the order of their first ranks.
 
-    Utilisation of GPUs is their average.
+    The use of GPUs is averaged.
     """
-    found = []
+    sums = []
     hosts = dict.fromkeys(row.host for row in rows)
     for host in hosts:
         own = [row for row in rows if row.host == host]
         gpus = [row.gpu_percent for row in own if row.gpu_percent is not None]
         looks = min((len(row.use) for row in own if row.use), default=0)
         use = [row.use[-looks:] for row in own if row.use]
-        found.append(
+        sums.append(
             RankRow(
                 label=host if len(hosts) > 1 else "total",
                 rank=None,
-                # Of the host as a whole, which the label names.
+                # The label names the host.
                 host="",
                 state=f"{len(own)} {'process' if len(own) == 1 else 'processes'}",
                 device="",
@@ -532,14 +533,14 @@ def totals(rows: Sequence[RankRow]) -> list[RankRow]:
                     (row.steps_per_s for row in own if row.steps_per_s is not None), default=None
                 ),
                 is_odd=any(row.is_odd for row in own),
-                use=tuple(sum(each) / len(use) for each in zip(*use, strict=True)),
+                use=tuple(sum(sample) / len(use) for sample in zip(*use, strict=True)),
             )
         )
-    return found
+    return sums
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 

@@ -1,4 +1,4 @@
-"""What `fleetrun top` shows: a snapshot as lines of a given width; pure."""
+"""Renders a snapshot for `fleetrun top` as lines of a given width; pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from fleetrun.commands.top.sample import Snapshot
 
 _GAP = 2
-# The last line of a log is left out if it would be narrower.
+# The last line of a log is omitted if it would be narrower.
 _NARROWEST_LINE = 12
 _WIDEST_DEVICE = 24
 
 
 class _Column(NamedTuple):
-    """A column: its head and cells; on a narrow screen the highest ranks are left out first."""
+    """A column: its head and cells; on a narrow screen those with the highest rank go first."""
 
     head: str
     cell: Callable[[RankRow], str]
@@ -56,7 +56,7 @@ _GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
 # The widths of bars and sparklines.
 _BAR, _SPARK = 8, 16
 _EIGHTHS, _LEVELS = " ▏▎▍▌▋▊▉█", "▁▂▃▄▅▆▇█"
-# Totals of more hosts are shown on their own screen only.
+# The most hosts whose totals are shown below the ranks.
 _MOST_TOTALS = 4
 _BARS = {"gpu use": "cyan", "cpu use": "cyan", "mem use": "magenta", "gmem use": "magenta"}
 _BARS["lately"] = "cyan"
@@ -65,10 +65,9 @@ _BARS["lately"] = "cyan"
 def frame(
     snapshot: Snapshot, width: int, height: int | None, view: View | None = None
 ) -> list[Text]:
-    """Return the lines that show SNAPSHOT, WIDTH columns wide, at most HEIGHT; None: all of them.
+    """Return SNAPSHOT as lines of WIDTH columns, at most HEIGHT; None: all of them.
 
-    A width of 0 cuts nothing, for a file. VIEW is what the keys have selected; None, for a file:
-    without bars.
+    Width 0 cuts nothing, for a file. VIEW is the selection by keys; None, for a file: without bars.
     """
     top = [_headline(snapshot, width), _counts(snapshot)]
     if snapshot.notice and not snapshot.verdict:
@@ -78,7 +77,7 @@ def frame(
         style = _GOOD if snapshot.exit_code == 0 else _BAD
         code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
         end = [Text(f"{visible(snapshot.verdict)}{code}", style)]
-    # Without the heads and the line that counts hidden rows.
+    # Without the heads and the count of hidden rows.
     room = None if height is None else max(1, height - len(top) - len(end) - 2)
     rows, hidden, sums = list(snapshot.rows), list[RankRow](), list[RankRow]()
     if view is not None:
@@ -102,7 +101,7 @@ def frame(
 def _window(
     rows: Sequence[RankRow], room: int | None, selected: str
 ) -> tuple[list[RankRow], list[RankRow]]:
-    """Return the ROWS for which there is ROOM, with the one SELECTED among them, and the others."""
+    """Return as many ROWS as fit into ROOM, including the one SELECTED, and the others."""
     at = next((place for place, row in enumerate(rows) if row.label == selected), 0)
     size = len(rows) if room is None else room
     begin = min(max(0, at - size // 2), max(0, len(rows) - size))
@@ -123,13 +122,13 @@ def bar(share: float | None, width: int = _BAR) -> str:
 
 
 def spark(values: Sequence[float], top: float) -> str:
-    """Return VALUES as a line of which TOP is the height.
+    """Return VALUES as a sparkline whose height is TOP.
 
     >>> spark([0, 50, 100], 100)
     '▁▅█'
     """
     steps = len(_LEVELS) - 1
-    return "".join(_LEVELS[round(min(max(one / (top or 1), 0), 1) * steps)] for one in values)
+    return "".join(_LEVELS[round(min(max(value / (top or 1), 0), 1) * steps)] for value in values)
 
 
 def _share(value: float | None, total: float | None) -> float | None:
@@ -137,21 +136,24 @@ def _share(value: float | None, total: float | None) -> float | None:
 
 
 def _bars(snapshot: Snapshot, rows: Sequence[RankRow]) -> tuple[_Column, ...]:
-    """Return the columns of bars: of GPUs where there are any, else of processors."""
+    """Return the columns of bars: of GPUs if there are any, else of processors."""
     has_gpus = any(row.gpu_percent is not None for row in rows)
     # A rank may use several processors.
-    top = max((100.0, *(one for row in rows for one in row.use)))
+    top = max((100.0, *(sample for row in rows for sample in row.use)))
 
     def held(row: RankRow) -> float | None:
         if has_gpus:
             return _share(row.gpu_memory_bytes, row.gpu_memory_total_bytes)
         return _share(row.memory_bytes, snapshot.memory_total_bytes)
 
-    of = "gpu" if has_gpus else "cpu"
+    device = "gpu" if has_gpus else "cpu"
     memory = "gmem" if has_gpus else "mem"
     return (
         _Column(
-            f"{of} use", lambda row: bar(row.use[-1] / top if row.use else None), 8, is_right=False
+            f"{device} use",
+            lambda row: bar(row.use[-1] / top if row.use else None),
+            8,
+            is_right=False,
         ),
         _Column(f"{memory} use", lambda row: bar(held(row)), 14, is_right=False),
         _Column("lately", lambda row: spark(row.use, top), 12, is_right=False),
@@ -159,7 +161,7 @@ def _bars(snapshot: Snapshot, rows: Sequence[RankRow]) -> tuple[_Column, ...]:
 
 
 def text_of(lines: Sequence[str], title: str, width: int, height: int) -> list[Text]:
-    """Return the last of LINES, output of a rank, below a TITLE."""
+    """Return the last of a rank's output LINES below a TITLE."""
     shown = [Text(visible(line.expandtabs())) for line in lines[-(height - 1) :]]
     return [cut(line, width) for line in (Text(visible(title), "bold"), *shown)]
 
@@ -172,26 +174,26 @@ def footer(view: View) -> str:
         return "arrows another rank  l log  t stacks  q back"
     words = f"[{view.words}]" if view.words else ""
     order = f"[{view.order}{' reversed' * view.is_reversed}]"
-    other = "ranks" if view.what == HOSTS else "hosts"
+    toggle = "ranks" if view.what == HOSTS else "hosts"
     sort = f"s sort{order} r reverse  /{words} filter  o odd"
-    return f"q quit  l log  t stacks  {sort}  h {other}  arrows"
+    return f"q quit  l log  t stacks  {sort}  h {toggle}  arrows"
 
 
 def cut(line: Text, width: int) -> Text:
-    """Return LINE made exactly WIDTH columns wide."""
+    """Return LINE cut or padded to exactly WIDTH columns."""
     line.truncate(width, overflow="crop", pad=True)
     return line
 
 
 def chosen(rows: Sequence[RankRow], room: int | None) -> tuple[list[RankRow], list[RankRow]]:
-    """Return the ROWS for which there is ROOM, the odd ones first of all, and the others."""
+    """Return as many ROWS as fit into ROOM, odd ones first, and the others."""
     if room is None or len(rows) <= room:
         return list(rows), []
     by_need = sorted(range(len(rows)), key=lambda place: (not rows[place].is_odd, place))
-    kept = set(by_need[:room])
+    visible_places = set(by_need[:room])
     return (
-        [row for place, row in enumerate(rows) if place in kept],
-        [row for place, row in enumerate(rows) if place not in kept],
+        [row for place, row in enumerate(rows) if place in visible_places],
+        [row for place, row in enumerate(rows) if place not in visible_places],
     )
 
 
@@ -220,7 +222,7 @@ def _counts(snapshot: Snapshot) -> Text:
     speeds = [row.steps_per_s for row in snapshot.rows if row.steps_per_s is not None]
     if speeds:
         line.append(f"; {_rate(min(speeds))} steps/s")
-    # Nobody but their vendors' tools can read them.
+    # Only their vendors' tools can read them.
     unread = sorted({row.device.partition(":")[0] for row in snapshot.rows} - {"", "cpu", "gpu"})
     if unread:
         line.append(f"; use of {' and '.join(f'{label(kind)}s' for kind in unread)} is not known")
@@ -228,7 +230,7 @@ def _counts(snapshot: Snapshot) -> Text:
 
 
 def _described(rows: Sequence[RankRow]) -> str:
-    """Return how many of ROWS are in which state."""
+    """Return how many of ROWS are in each state."""
     words = (row.state.partition(" ")[0] for row in rows)
     counted = Counter("failed" if word == "exit" else word for word in words)
     return ", ".join(f"{count} {state}" for state, count in counted.most_common())
@@ -247,7 +249,7 @@ def _fitting(
         return telling
     kept: list[_Column] = []
     left = width
-    for column in sorted(telling, key=lambda one: one.rank):
+    for column in sorted(telling, key=lambda column: column.rank):
         needed = _width(column, rows) + (_GAP if kept else 0)
         if needed <= left:
             kept.append(column)
@@ -269,13 +271,15 @@ def _table(
     widths = [_width(column, [*rows, *sums]) for column in columns]
     room = width - sum(widths) - _GAP * len(widths)
     has_line = (not width or room >= _NARROWEST_LINE) and any(row.line for row in rows)
-    heads = [_padded(one.head, each, one) for one, each in zip(columns, widths, strict=True)]
+    heads = [
+        _padded(column.head, size, column) for column, size in zip(columns, widths, strict=True)
+    ]
     lines = [Text((" " * _GAP).join([*heads, *(["last line"] if has_line else [])]), _DIM)]
     for row in (*rows, *sums):
         line = Text(style="reverse" if view is not None and row.label == view.selected else "")
-        for column, each in zip(columns, widths, strict=True):
+        for column, size in zip(columns, widths, strict=True):
             style = style_of(row) if column.head == "state" else _BARS.get(column.head, "")
-            line.append(_padded(column.cell(row), each, column) + " " * _GAP, style)
+            line.append(_padded(column.cell(row), size, column) + " " * _GAP, style)
         lines.append(line.append(visible(row.line), _DIM) if has_line else line)
     return lines
 
@@ -301,7 +305,7 @@ def _size(value: float | None) -> str:
 
 
 def _rate(value: float | None) -> str:
-    """Return a speed with about three digits."""
+    """Return a rate with about three digits."""
     if value is None:
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What `fleetrun top` shows, as chosen by keys: order, filter, a row, its log; pure."""
+"""The view of `fleetrun top` that keys have chosen: order, filter, a row, its log; pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ORDERS: dict[str, Callable[[RankRow], float | None]] = {
 }
 ORDERS = ("rank", *_ORDERS)
 RANKS, HOSTS, LOG, STACKS = "ranks", "hosts", "log", "stacks"
-# The sequences of a terminal, and their keys.
+# The escape sequences and control characters of keys.
 _KEYS = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",
@@ -43,7 +43,7 @@ _KEY = re.compile(
 
 
 class View(NamedTuple):
-    """What is shown: `selected` is the label of a row, empty before the first arrow key."""
+    """What is shown; `selected` is the label of a row, empty before the first arrow key."""
 
     what: str = RANKS
     order: str = "rank"
@@ -57,7 +57,7 @@ class View(NamedTuple):
 
 
 def keys(typed: bytes) -> list[bytes]:
-    r"""Split what was TYPED into keys.
+    r"""Split TYPED into keys.
 
     >>> keys(b"s\x1b[Bq")
     [b's', b'\x1b[B', b'q']
@@ -66,20 +66,20 @@ def keys(typed: bytes) -> list[bytes]:
 
 
 def ordered(rows: Sequence[RankRow], view: View) -> list[RankRow]:
-    """Return the ROWS that match VIEW's filter, in its order; unknown values come last."""
+    """Return the ROWS that match VIEW's filter in its order; unknown values come last."""
     words = view.words.lower().split()
-    kept = [row for row in rows if all(word in _about(row) for word in words)]
+    matching = [row for row in rows if all(word in _about(row) for word in words)]
     measure = _ORDERS.get(view.order)
     if measure is None:
-        return kept[::-1] if view.is_reversed else kept
+        return matching[::-1] if view.is_reversed else matching
     known, unknown = [], []
-    for row in kept:
+    for row in matching:
         value = measure(row)
         if value is None or isnan(value):
             unknown.append(row)
         else:
             known.append((value, row))
-    # The largest first, which people look for.
+    # The largest first, as people look for these.
     known.sort(key=lambda pair: pair[0], reverse=not view.is_reversed)
     return [row for _, row in known] + unknown
 
@@ -90,7 +90,7 @@ def _about(row: RankRow) -> str:
 
 
 def after(view: View, key: bytes, rows: Sequence[RankRow], page: int) -> View:
-    """Return VIEW of ROWS after KEY was pressed; a PAGE has that many lines."""
+    """Return VIEW of ROWS after KEY was pressed; PAGE is the number of lines of a page."""
     name = _KEYS.get(key, "")
     if view.is_typing:
         return _typed(view, key, name)
@@ -103,7 +103,7 @@ def after(view: View, key: bytes, rows: Sequence[RankRow], page: int) -> View:
 
 
 def _back(view: View) -> View:
-    """Return to the table, and then leave."""
+    """Return to the table, or leave it."""
     return view._replace(what=RANKS) if view.what in (LOG, STACKS) else view._replace(is_over=True)
 
 
@@ -112,15 +112,15 @@ def _sorted(view: View, step: int) -> View:
     return view._replace(order=ORDERS[place], is_reversed=False)
 
 
-def _opened(view: View, what: str, rows: Sequence[RankRow]) -> View:
-    """Return VIEW with the log or the stacks of the selected row of ROWS, else of an odd one.
+def _opened(view: View, text_kind: str, rows: Sequence[RankRow]) -> View:
+    """Return VIEW with the log or stacks of the selected row of ROWS, else of an odd one.
 
-    Of a selected host those of one of its ROWS.
+    If a host is selected, those of one of its rows.
     """
-    found = [row for row in rows if view.selected in (row.label, row.host)] or rows
+    candidates = [row for row in rows if view.selected in (row.label, row.host)] or rows
     # Stable: an odd one, else the first.
-    chosen = sorted(found, key=lambda row: not row.is_odd)[:1]
-    return view._replace(what=what, selected=chosen[0].label if chosen else "")
+    chosen = sorted(candidates, key=lambda row: not row.is_odd)[:1]
+    return view._replace(what=text_kind, selected=chosen[0].label if chosen else "")
 
 
 _ACTIONS: dict[bytes, Callable[[View, Sequence[RankRow]], View]] = {
@@ -144,7 +144,7 @@ _ACTIONS: dict[bytes, Callable[[View, Sequence[RankRow]], View]] = {
 
 
 def _typed(view: View, key: bytes, name: str) -> View:
-    """Return VIEW whose filter is being typed after KEY."""
+    """Return VIEW, whose filter is being typed, after KEY."""
     if name in ("enter", "escape"):
         return view._replace(is_typing=False, words="" if name == "escape" else view.words)
     if name == "backspace":

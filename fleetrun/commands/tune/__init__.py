@@ -1,4 +1,4 @@
-"""`fleetrun tune`: find the fastest values of a strategy's fields, or what scaling is lost to."""
+"""`fleetrun tune`: finds the fastest values of a strategy's fields, or the losses of scaling."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fleetrun.printing import say
 
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.make has them
     """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
-    wanted = candidates.make(launch, **own)
+    study = candidates.make(launch, **own)
     probe.current_folder()
-    sizes = scaling.sizes(own["scaling"], wanted) if own["scaling"] else ()
-    wanted = candidates.settle(wanted, os.environ)
+    sizes = scaling.sizes(own["scaling"], study) if own["scaling"] else ()
+    study = candidates.settle(study, os.environ)
 
-    make_folder(wanted.out)
+    make_folder(study.out)
     if sizes:
-        return scaling.run(wanted, sizes, say, tables.width())
-    say(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
-    results = halving.run(wanted, partial(trials.run, wanted), say=say)
+        return scaling.run(study, sizes, say, tables.width())
+    say(f"fleetrun tune: {len(study.candidates)} candidates; everything is kept in {study.out}")
+    results = halving.run(study, partial(trials.run, study), say=say)
     say(summary.table(results, tables.width()))
-    best = summary.write(wanted, results)
+    best = summary.write(study, results)
     if best is None:
         say("No candidate works, so there is nothing to choose.")
         return 1
     for doubt in summary.doubts(results):
         say(doubt)
-    say(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{summary.BEST}.")
+    say(f"Fastest: {best.candidate}. Launch with --strategy={study.out}/{summary.BEST}.")
     return 0
 
 

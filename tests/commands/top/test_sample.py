@@ -119,7 +119,7 @@ def test_who_makes_no_more_steps_slows_down_and_then_stands_still(tmp_path: Path
             beat.write_text(f"{20 * second}\n")
             os.utime(beat, (second, second))
             speeds.append(sampler.sample().rows[0].steps_per_s)
-        (seen,) = sampler._seen.values()
+        (seen,) = sampler._logs.values()
         for waited_s in (2.0, 10.0):
             seen.stepped_at = time.monotonic() - waited_s
             speeds.append(sampler.sample().rows[0].steps_per_s)
