@@ -21,10 +21,10 @@ def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]
     """
     match option.name:
         case "strategy":
-            # Files first: bash would forget what came before them.
+            # Files first: bash would drop what precedes them.
             earlier, comma, last = incomplete.rpartition(",")
-            found = among(load.PRESETS, last, before=before + earlier + comma)
-            return [CompletionItem(before + incomplete, type=option.path), *found]
+            presets = among(load.PRESETS, last, before=before + earlier + comma)
+            return [CompletionItem(before + incomplete, type=option.path), *presets]
         case "set":
             return _knobs(incomplete, before)
         case "vary":
@@ -41,7 +41,7 @@ def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]
 
 
 def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionItem[str]]:
-    """Return fields as KEY=, or the values of one; BETWEEN stands between its = and the last."""
+    """Return fields as KEY=, or the values of one; BETWEEN precedes the last value."""
     key, equals, value = incomplete.partition("=")
     known = _settable()
     if not equals:
@@ -56,12 +56,12 @@ def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionIt
 
 def _settable() -> dict[str, fields.Field]:
     """Return the keys of --set: fields, and the parts of fields that have parts."""
-    found: dict[str, fields.Field] = {}
+    settable: dict[str, fields.Field] = {}
     for field in fields.TABLE:
-        # A field of the strategy's sections needs no name of its section.
+        # Fields need no section, as their names are unique.
         parts = {f"{field.name}.{key.name}": key for key in field.keys}
-        found |= parts or {field.name: field}
-    return found
+        settable |= parts or {field.name: field}
+    return settable
 
 
 def files(incomplete: str) -> list[CompletionItem[str]]:

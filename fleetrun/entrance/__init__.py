@@ -1,1 +1,1 @@
-"""What other programs' Pythons run when they start, so that launches below them are ours."""
+"""Loaded by other programs' Pythons at start, so that launches below them are fleetrun's."""

@@ -1,4 +1,4 @@
-"""Makes this fleetrun what a program meets where it starts Paddle's launcher.
+"""Puts this fleetrun in the place of Paddle's launcher in other programs.
 
 Every Python below `fleetrun exec` loads this when it starts (`inject/site` does), and after
 `fleetrun exec --install` every Python of one environment (a .pth file does). It may be older than
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType  # noqa: F401
     from typing import Any, NoReturn  # noqa: F401
 
-# The Python that has fleetrun; `off` where Paddle's launcher is to be Paddle's.
+# The Python that has fleetrun; `off` leaves Paddle's launcher alone.
 _SWITCH = "FLEETRUN_EXEC"
 _OFF = "off"
-# The Python of the ranks, where that is another one.
+# The Python of the ranks, if it is another one.
 _RANKS = "FLEETRUN_PYTHON"
 _NEW = "paddle.distributed.launch"
 _OLD = "paddle.distributed.fleet.launch"
-# What `python -m` or runpy runs, and what has a function `launch`.
+# The modules that `python -m` or runpy runs, or that have a function `launch`.
 _MODULES = (_NEW, _NEW + ".__main__", _NEW + ".main", _OLD)
 # The options of Python that take a value, as one letter.
 _WITH_VALUE = "WXQ"
@@ -31,8 +31,8 @@ _WITH_VALUE = "WXQ"
 
 def begin():
     # type: () -> None
-    """Replace this process where it is Paddle's launcher; else wait for an import of it."""
-    # It is found by this module alone.
+    """Replace this process if it is Paddle's launcher; else wait for an import of the launcher."""
+    # Only this module is in its folder.
     here = os.path.dirname(__file__)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     if os.environ.get(_SWITCH) == _OFF:
@@ -42,14 +42,14 @@ def begin():
     if args is not None and sys.executable:
         command = _command(args)
         os.execve(command[0], command, _environment())  # noqa: S606 - what the command line asks for
-    # Both `fleetrun exec` and a .pth file may have been here.
+    # Both `fleetrun exec` and a .pth file may have loaded this module.
     if not any(isinstance(finder, _LauncherFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _LauncherFinder())
 
 
 def launcher_arguments(words):
     # type: (Sequence[str]) -> list[str] | None
-    """Return the arguments of Paddle's launcher if WORDS, a command line of Python, start it."""
+    """Return the arguments of Paddle's launcher if WORDS, Python's command line, start it."""
     at = 1
     while at < len(words):
         word = words[at]
@@ -77,7 +77,7 @@ def launcher_arguments(words):
 
 def _is_paddles_script(path):
     # type: (str) -> bool
-    """Whether the file at PATH is the `fleetrun` that comes with Paddle, or its launcher itself."""
+    """Whether the file at PATH is Paddle's `fleetrun` script or its launcher."""
     if path.endswith(("paddle/distributed/launch/main.py", "paddle/distributed/fleet/launch.py")):
         return True
     if os.path.basename(path) != "fleetrun":
@@ -91,7 +91,7 @@ def _is_paddles_script(path):
 
 def _command_line():
     # type: () -> list[str]
-    """Return how this process was started; a Python before 3.10 does not say."""
+    """Return the command line of this process, which a Python before 3.10 does not provide."""
     try:
         with open("/proc/self/cmdline", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
@@ -107,7 +107,7 @@ def _command(args):
 
 def _environment():
     # type: () -> dict[str, str]
-    """Return the environment of a launch: its ranks run in this Python."""
+    """Return the environment of a launch, whose ranks run in this Python."""
     environ = dict(os.environ)
     if environ.get(_SWITCH, sys.executable) != sys.executable:
         environ[_RANKS] = sys.executable
@@ -116,7 +116,7 @@ def _environment():
 
 def launch():
     # type: () -> NoReturn
-    """Launch what sys.argv says, and end as the launch does; Paddle's function ends so, too."""
+    """Launch what sys.argv says, and exit as the launch does, like Paddle's function."""
     import ctypes
     import signal
     import subprocess
@@ -152,7 +152,7 @@ def launch():
 
 
 class _LauncherFinder:
-    """Lets Paddle's launcher be loaded by a loader of ours; finds nothing else."""
+    """Lets our loader load Paddle's launcher; finds nothing else."""
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
@@ -179,23 +179,23 @@ class _LauncherLoader:
 
     def __getattr__(self, name):
         # type: (str) -> Any
-        """Return what the module's own loader has."""
+        """Return an attribute of the module's own loader."""
         return getattr(self._loader, name)
 
     def create_module(self, spec):
         # type: (ModuleSpec) -> ModuleType | None
-        """Create the module as its own loader does."""
+        """Create the module by its own loader."""
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module):
         # type: (Any) -> None
-        """Run the module, and replace its `launch`."""
+        """Execute the module, and replace its `launch`."""
         self._loader.exec_module(module)
         if hasattr(module, "launch"):
             module.launch = launch
 
     def get_code(self, name):
         # type: (str) -> CodeType
-        """Return what runpy runs in place of the module: our launch."""
+        """Return the code that runpy runs in place of the module: our launch."""
         source = "import sys\nsys.modules[%r].launch()\n" % (__name__,)
         return compile(source, "<%s>" % (name,), "exec")

@@ -1,4 +1,4 @@
-"""Modes: which processes a job has and which variables each gets; pure, behind one protocol."""
+"""Modes define a job's processes and the variables of each; pure, behind one protocol."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ModeRules(Protocol):
-    """What the module of a mode provides."""
+    """The interface of a mode's module."""
 
     @abstractmethod
     def places(self, request: "Request") -> "ModeHosts":
@@ -48,7 +48,7 @@ class Mode(NamedTuple):
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     feature: Feature | None = None
-    # Whether all ranks do the same; a single rank of a host then gets all its devices.
+    # Whether all ranks do the same; the only rank of a host then gets all its devices.
     is_uniform: bool = True
 
     @property
@@ -76,7 +76,7 @@ MODES = (
             "coordinator_num",
             "coordinators",
         ),
-        # Kubernetes and PaddleCloud start one process on each node, and tell it its role by these.
+        # Kubernetes and PaddleCloud start one process per node, and set its role by these.
         variables=("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
         feature=Feature("parameter servers", "them", b"DistFleetWrapper\0"),
         is_uniform=False,

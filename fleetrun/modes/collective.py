@@ -27,7 +27,7 @@ def slots(_request: Request, share: Share) -> Slots:
 
 def layout(_request: Request, _facts: Facts, share: Share, roster: Roster) -> Layout:
     """Return all ranks of the job, and the processes that this host starts."""
-    found = ranks(roster)
+    all_ranks = ranks(roster)
     processes = [
         LocalProcess(
             spec,
@@ -35,32 +35,34 @@ def layout(_request: Request, _facts: Facts, share: Share, roster: Roster) -> La
             log=f"workerlog.{spec.local_rank}",
             identity=_rank(share, spec),
         )
-        for spec in found
+        for spec in all_ranks
         if spec.node_rank == roster.me
     ]
-    return Layout(found, tuple(processes), _job(share, roster, found))
+    return Layout(all_ranks, tuple(processes), _job(share, roster, all_ranks))
 
 
 def ranks(roster: Roster) -> tuple[RankSpec, ...]:
     """Return every rank of the job, host by host in the roster's order."""
-    found: list[RankSpec] = []
+    specs: list[RankSpec] = []
     for node_rank, member in enumerate(roster.members):
         for local_rank, (port, devices) in enumerate(zip(member.ports, member.groups, strict=True)):
             endpoint = Endpoint(member.host, port)
-            found.append(RankSpec(TRAINER, len(found), local_rank, node_rank, devices, endpoint))
-    return tuple(found)
+            specs.append(RankSpec(TRAINER, len(specs), local_rank, node_rank, devices, endpoint))
+    return tuple(specs)
 
 
-def _job(share: Share, roster: Roster, found: tuple[RankSpec, ...]) -> dict[str, str]:
+def _job(share: Share, roster: Roster, all_ranks: tuple[RankSpec, ...]) -> dict[str, str]:
     """Return the variables of the job, which all ranks of this host share."""
     return {
-        "PADDLE_TRAINERS_NUM": str(len(found)),
-        "PADDLE_TRAINER_ENDPOINTS": ",".join([str(spec.endpoint) for spec in found]),
-        "PADDLE_GLOBAL_SIZE": str(len(found)),
+        "PADDLE_TRAINERS_NUM": str(len(all_ranks)),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join([str(spec.endpoint) for spec in all_ranks]),
+        "PADDLE_GLOBAL_SIZE": str(len(all_ranks)),
         "PADDLE_LOCAL_SIZE": str(len(roster.members[roster.me].ports)),
         "PADDLE_NNODES": str(len(roster.members)),
         "PADDLE_MASTER": str(roster.master),
-        "PADDLE_WORLD_DEVICE_IDS": ",".join([_indexes(spec.devices, ":", share) for spec in found]),
+        "PADDLE_WORLD_DEVICE_IDS": ",".join(
+            [_indexes(spec.devices, ":", share) for spec in all_ranks]
+        ),
         "PADDLE_DISTRI_BACKEND": share.backend,
     }
 

@@ -1,4 +1,4 @@
-"""Parameter servers: servers hold the parameters; the job is done when its trainers are."""
+"""Parameter servers: servers hold the parameters; the job ends with its trainers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from fleetrun.plan.devices import Share
     from fleetrun.plan.layout import Slot
 
-# Their common names, which are also those of the processes.
+# The common names of roles, also those of the processes.
 NAMES = {SERVER: "server", TRAINER: "trainer", HETER: "heter", COORDINATOR: "coordinator"}
 
 # The roles that compute with devices; the others must not see any.
 _COMPUTES = (TRAINER, HETER)
-# Paddle sets both to the same, whichever kind of device there is.
+# Paddle sets both to the same value, whatever the kind of device.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES")
 _GLOO = ("0", "1", "2")
 
@@ -46,7 +46,7 @@ class Ranks(NamedTuple):
         return tuple(spec.endpoint for spec in self.ranks if spec.role == role)
 
     def stage_endpoints(self, stage: int) -> tuple[Endpoint, ...]:
-        """Return the endpoints of a stage: the trainers are the first, then HETER_TRAINERs."""
+        """Return the endpoints of STAGE: trainers are stage 1, HETER_TRAINERs the later ones."""
         if stage == 1:
             return self.endpoints(TRAINER)
         pairs = zip(self.endpoints(HETER), self.stages, strict=True)
@@ -63,8 +63,8 @@ def places(request: Request) -> ModeHosts:
             f"{origin.option(request, 'nnodes')}: the lists of servers and trainers name "
             f"{counted(len(named), 'host')}; leave --nnodes out."
         )
-    given = [name for name in ("servers", "trainers", "heter_workers") if getattr(request, name)]
-    return ModeHosts(named, tuple(given) if named else (), has_roles=True)
+    lists = [name for name in ("servers", "trainers", "heter_workers") if getattr(request, name)]
+    return ModeHosts(named, tuple(lists) if named else (), has_roles=True)
 
 
 def slots(request: Request, share: Share) -> Slots:
@@ -72,41 +72,41 @@ def slots(request: Request, share: Share) -> Slots:
 
     A host's first trainer gets the first group of SHARE, and so on, cyclically.
     """
-    found = roles.roles(request).slots
+    slots_of_job = roles.roles(request).slots
     before: Counter[tuple[str, str | None]] = Counter()
     equipped: list[Slot] = []
-    for slot in found.slots:
+    for slot in slots_of_job.slots:
         groups = share.groups if slot.role in _COMPUTES else ()
         place = before[slot.role, slot.host]
         before[slot.role, slot.host] += 1
         equipped.append(slot._replace(devices=groups[place % len(groups)] if groups else ()))
-    return found._replace(slots=tuple(equipped))
+    return slots_of_job._replace(slots=tuple(equipped))
 
 
 def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layout:
     """Return all ranks of the job, and the processes that this host starts."""
     if roster.assigned is not None:
         return _assigned(roster.assigned, facts, share, roster)
-    wanted = roles.roles(request)
-    roles.check_stages(request, wanted)
-    found = ranks(wanted.slots, roster)
-    gloo = with_gloo(request, facts.environ, found)
+    job_roles = roles.roles(request)
+    roles.check_stages(request, job_roles)
+    all_ranks = ranks(job_roles.slots, roster)
+    gloo = with_gloo(request, facts.environ, all_ranks)
     processes = tuple(
         LocalProcess(
             spec,
             name=name(spec),
             log=log(spec),
             identity=variables(
-                wanted, found, spec, kind=share.kind, gloo=gloo, environ=facts.environ
+                job_roles, all_ranks, spec, kind=share.kind, gloo=gloo, environ=facts.environ
             ),
             essential=is_essential(spec),
-            awaits=awaited(spec, found),
+            awaits=awaited(spec, all_ranks),
         )
-        for spec in found.ranks
+        for spec in all_ranks.ranks
         if spec.node_rank == roster.me
     )
     return Layout(
-        found.ranks,
+        all_ranks.ranks,
         processes,
         notes=roles.supplied(request),
     )
@@ -119,7 +119,7 @@ def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) ->
     (here,) = roster.members
     spec = RankSpec(role, assigned.rank, 0, 0, devices, Endpoint(here.host, here.ports[0]))
     identity = {} if not devices and role in _COMPUTES else _devices(spec, share.kind, {})
-    # Older and newer Paddles know the role by either name.
+    # Older and newer Paddles use either name.
     identity["PADDLE_ROLE"] = facts.environ.get("PADDLE_ROLE") or role
     return Layout((spec,), (LocalProcess(spec, name(spec), log(spec), identity),))
 
@@ -130,8 +130,8 @@ def name(spec: RankSpec) -> str:
 
 
 def ranks(slots: Slots, roster: Roster) -> Ranks:
-    """Give each of SLOTS its rank; the hosts of ROSTER have a port for each slot of theirs."""
-    found: list[RankSpec] = []
+    """Assign a rank to each of SLOTS; the hosts of ROSTER have a port for each of their slots."""
+    specs: list[RankSpec] = []
     stages: list[int] = []
     meetings: list[Endpoint] = []
     in_job: Counter[str] = Counter()
@@ -141,31 +141,31 @@ def ranks(slots: Slots, roster: Roster) -> Ranks:
             meetings.append(endpoint)
             continue
         rank, local_rank = in_job[slot.role], on_host[slot.role, node_rank]
-        found.append(RankSpec(slot.role, rank, local_rank, node_rank, devices, endpoint))
+        specs.append(RankSpec(slot.role, rank, local_rank, node_rank, devices, endpoint))
         in_job[slot.role] += 1
         on_host[slot.role, node_rank] += 1
         if slot.role == HETER:
             stages.append(slot.stage)
-    # Where hosts have slots by number, the first server is on the first of them.
-    return Ranks(tuple(found), meetings[0], tuple(stages))
+    # If slots are counted, the first server is on the first host.
+    return Ranks(tuple(specs), meetings[0], tuple(stages))
 
 
 def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tuple[Device, ...]]]:
-    """Return each slot with its rank order: that of the lists, or by host within a role."""
-    free = [iter(zip(one.ports, one.groups, strict=True)) for one in roster.members]
+    """Return each slot with its host, endpoint and devices, in rank order."""
+    free = [iter(zip(member.ports, member.groups, strict=True)) for member in roster.members]
     nodes = {member.host: node_rank for node_rank, member in enumerate(roster.members)}
     order = [(nodes[slot.host], slot) for slot in slots.slots if slot.host is not None]
-    # By numbers, each host has all slots; several launchers may be at one address.
-    each = order or [(node_rank, slot) for node_rank in range(len(free)) for slot in slots.slots]
-    found: list[tuple[int, Slot, Endpoint, tuple[Device, ...]]] = []
-    for node_rank, slot in each:
+    # By numbers, each host has all slots; several launchers may share an address.
+    pairs = order or [(node_rank, slot) for node_rank in range(len(free)) for slot in slots.slots]
+    placed: list[tuple[int, Slot, Endpoint, tuple[Device, ...]]] = []
+    for node_rank, slot in pairs:
         port, devices = next(free[node_rank])
         endpoint = Endpoint(roster.members[node_rank].host, port)
-        found.append((node_rank, slot, endpoint, devices))
+        placed.append((node_rank, slot, endpoint, devices))
     if not order:
         kinds = list(dict.fromkeys((slot.role, slot.stage) for slot in slots.slots))
-        found.sort(key=lambda one: kinds.index((one[1].role, one[1].stage)))
-    return found
+        placed.sort(key=lambda entry: kinds.index((entry[1].role, entry[1].stage)))
+    return placed
 
 
 def is_essential(spec: RankSpec) -> bool:
@@ -174,36 +174,36 @@ def is_essential(spec: RankSpec) -> bool:
 
 
 def log(spec: RankSpec) -> str:
-    """Return the name of SPEC's log: each host counts each role from 0, as Paddle does."""
+    """Return the name of SPEC's log; like Paddle, each host counts each role from 0."""
     return f"{names.LOGS[spec.role]}.{spec.local_rank}"
 
 
-def awaited(spec: RankSpec, found: Ranks) -> tuple[tuple[Endpoint, ...], ...]:
-    """Return the endpoints that must listen before SPEC starts: one of each group.
+def awaited(spec: RankSpec, all_ranks: Ranks) -> tuple[tuple[Endpoint, ...], ...]:
+    """Return the endpoints that must listen before SPEC starts: any one of each group.
 
     With gloo the first server does not listen before the trainers have met at its other port.
     """
     if spec.role == SERVER:
         return ()
-    first, *others = found.endpoints(SERVER)
-    return ((first, found.meeting), *((endpoint,) for endpoint in others))
+    first, *others = all_ranks.endpoints(SERVER)
+    return ((first, all_ranks.meeting), *((endpoint,) for endpoint in others))
 
 
-def with_gloo(request: Request, environ: Mapping[str, str], found: Ranks) -> str:
-    """Return PADDLE_WITH_GLOO: 1 lets the trainers wait for each other, 2 the servers too."""
+def with_gloo(request: Request, environ: Mapping[str, str], all_ranks: Ranks) -> str:
+    """Return PADDLE_WITH_GLOO: with 1 trainers wait for each other, with 2 servers do, too."""
     if request.with_gloo is not None and request.with_gloo not in _GLOO:
         raise UsageError(f"{origin.option(request, 'with_gloo')}: give one of {', '.join(_GLOO)}.")
-    # Without it a trainer may begin with weights of zero, before the first one has sent its own.
-    # But heterogeneous trainers call gloo without ever having started it; and on several hosts it
-    # knows each by its hostname only, which Debian resolves to 127.0.1.1.
-    hosts = {spec.node_rank for spec in found.ranks if spec.role == TRAINER}
-    default = "0" if found.stages or len(hosts) > 1 else "1"
+    # Without it a trainer may start with zero weights before the first one has sent its own. But
+    # heterogeneous trainers call gloo without having started it, and on several hosts gloo
+    # identifies them only by hostname, which Debian resolves to 127.0.1.1.
+    hosts = {spec.node_rank for spec in all_ranks.ranks if spec.role == TRAINER}
+    default = "0" if all_ranks.stages or len(hosts) > 1 else "1"
     return request.with_gloo or environ.get("PADDLE_WITH_GLOO") or default
 
 
 def variables(
-    wanted: Roles,
-    found: Ranks,
+    job_roles: Roles,
+    all_ranks: Ranks,
     spec: RankSpec,
     *,
     kind: str,
@@ -214,64 +214,64 @@ def variables(
 
     KIND is the kind of device that this host trains on.
     """
-    nodes = {one.node_rank for one in found.ranks}
+    nodes = {peer.node_rank for peer in all_ranks.ranks}
     identity = {
         "TRAINING_ROLE": spec.role,
         "PADDLE_ROLE": spec.role,
         "POD_IP": spec.endpoint.host,
         "PADDLE_PORT": str(spec.endpoint.port),
-        "PADDLE_PSERVERS_IP_PORT_LIST": _join(found.endpoints(SERVER)),
-        "PADDLE_TRAINER_ENDPOINTS": _join(found.endpoints(TRAINER)),
-        "PADDLE_TRAINERS_NUM": str(len(found.endpoints(TRAINER))),
-        "PADDLE_HETER_TRAINER_IP_PORT_LIST": _join(found.endpoints(HETER)),
-        "PADDLE_COORDINATOR_ENDPOINTS": _join(found.endpoints(COORDINATOR)),
+        "PADDLE_PSERVERS_IP_PORT_LIST": _join(all_ranks.endpoints(SERVER)),
+        "PADDLE_TRAINER_ENDPOINTS": _join(all_ranks.endpoints(TRAINER)),
+        "PADDLE_TRAINERS_NUM": str(len(all_ranks.endpoints(TRAINER))),
+        "PADDLE_HETER_TRAINER_IP_PORT_LIST": _join(all_ranks.endpoints(HETER)),
+        "PADDLE_COORDINATOR_ENDPOINTS": _join(all_ranks.endpoints(COORDINATOR)),
         "PADDLE_NNODES": str(len(nodes)),
         "PADDLE_WITH_GLOO": gloo,
         "PADDLE_GLOO_RENDEZVOUS": "3",
-        "PADDLE_GLOO_HTTP_ENDPOINT": str(found.meeting),
+        "PADDLE_GLOO_HTTP_ENDPOINT": str(all_ranks.meeting),
     }
     if spec.role in {TRAINER, COORDINATOR}:
         identity["PADDLE_TRAINER_ID"] = str(spec.rank)
     if spec.role == COORDINATOR:
-        identity["PADDLE_COORDINATOR_NUM"] = str(len(found.endpoints(COORDINATOR)))
-    if found.stages:
-        identity |= _stages(wanted, found, spec, kind)
+        identity["PADDLE_COORDINATOR_NUM"] = str(len(all_ranks.endpoints(COORDINATOR)))
+    if all_ranks.stages:
+        identity |= _stages(job_roles, all_ranks, spec, kind)
     return identity | _devices(spec, kind, environ)
 
 
-def _stages(wanted: Roles, found: Ranks, spec: RankSpec, kind: str) -> dict[str, str]:
+def _stages(job_roles: Roles, all_ranks: Ranks, spec: RankSpec, kind: str) -> dict[str, str]:
     """Return the variables of SPEC's stage of heterogeneous training."""
-    shared = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": _join(found.endpoints(HETER))}
+    shared = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": _join(all_ranks.endpoints(HETER))}
     if spec.role not in _COMPUTES:
         return shared
-    stage = 1 if spec.role == TRAINER else found.stages[spec.rank]
+    stage = 1 if spec.role == TRAINER else all_ranks.stages[spec.rank]
     computes_on = "cpu"
     if stage > 1:
-        # By default on the devices that there are, as in Paddle 2.0.
-        there = kind if kind in {"gpu", "xpu"} else "cpu"
-        computes_on = wanted.heter_devices[stage - 2] if wanted.heter_devices else there
-    sizes = [len(found.stage_endpoints(each)) for each in range(1, wanted.stages + 1)]
+        # By default on the available devices, as in Paddle 2.0.
+        available = kind if kind in {"gpu", "xpu"} else "cpu"
+        computes_on = job_roles.heter_devices[stage - 2] if job_roles.heter_devices else available
+    sizes = [len(all_ranks.stage_endpoints(number)) for number in range(1, job_roles.stages + 1)]
     return shared | {
         "STAGE_ID": str(stage),
-        "STAGE_NUM": str(wanted.stages),
-        # Written as Python writes a list.
+        "STAGE_NUM": str(job_roles.stages),
+        # Formatted as a Python list.
         "PADDLE_STAGE_TRAINERS_NUM": str(sizes),
-        "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": _join(found.stage_endpoints(stage - 1)),
-        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": _join(found.stage_endpoints(stage + 1)),
+        "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": _join(all_ranks.stage_endpoints(stage - 1)),
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": _join(all_ranks.stage_endpoints(stage + 1)),
         "HETER_DEVICE_TYPE": computes_on,
     }
 
 
 def _devices(spec: RankSpec, kind: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that show SPEC only its devices, by their names in the mask."""
+    """Return the variables that show SPEC only its own devices, by their names in the mask."""
     own = () if kind == "cpu" else kinds.masks(kind)
     masks = tuple(dict.fromkeys((*_VISIBLE, *own)))
     if spec.role not in _COMPUTES:
-        # A server built for GPUs would take memory on the first one for nothing.
+        # A server built for GPUs would waste memory on the first one.
         return dict.fromkeys(masks, "")
     flags = dict.fromkeys(("FLAGS_selected_gpus", "FLAGS_selected_xpus"), "0")
     if not spec.devices:
-        # As Paddle; but a mask that the user set, hiding them all, say, stays.
+        # As Paddle does; but a mask set by the user, which may hide all devices, stays.
         return {name: "0" for name in masks if name not in environ} | flags
     # Within the narrowed mask, devices count from 0 again.
     places = ",".join(str(place) for place in range(len(spec.devices)))
@@ -280,5 +280,5 @@ def _devices(spec: RankSpec, kind: str, environ: Mapping[str, str]) -> dict[str,
 
 
 def _join(endpoints: Sequence[Endpoint]) -> str:
-    """Write a list as Paddle reads it."""
+    """Join ENDPOINTS for Paddle."""
     return ",".join(str(endpoint) for endpoint in endpoints)

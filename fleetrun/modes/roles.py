@@ -9,7 +9,7 @@ from fleetrun.model import COORDINATOR, HETER, SERVER, TRAINER, Request
 from fleetrun.plan import hosts, origin
 from fleetrun.plan.layout import LAST_PORT, Slot, Slots
 
-# A port without a process: the first server's, where the gloo of the trainers meets.
+# A port without a process, at the first server, where the trainers' gloo meets.
 MEETING = "MEETING"
 
 # Where Paddle counts from when a list has no ports and there is no --start_port.
@@ -20,10 +20,10 @@ _KINDS_OF_DEVICE = ("cpu", "gpu", "xpu")
 
 
 class Roles(NamedTuple):
-    """A slot for each process, and one for the port where gloo meets."""
+    """A slot for each process, and one for gloo's port."""
 
     slots: Slots
-    # What the heterogeneous trainers of each stage run on, from the second stage on.
+    # The devices of the heterogeneous trainers, by stage from the second on.
     heter_devices: tuple[str, ...] = ()
 
     @property
@@ -36,7 +36,7 @@ def roles(request: Request) -> Roles:
     """Return the slots of REQUEST; UsageError if its options contradict each other."""
     servers = _slots(request, SERVER, "server_num", "servers")
     trainers = _slots(request, TRAINER, "trainer_num", "trainers")
-    # As in Paddle, a side without number and list is one process, on the other's first host.
+    # As in Paddle, a side without number and list is one process on the other's first host.
     first = next((slot.host for slot in (*servers, *trainers)), None)
     servers = servers or (Slot(SERVER, 0, first),)
     trainers = trainers or (Slot(TRAINER, 1, first),)
@@ -44,13 +44,13 @@ def roles(request: Request) -> Roles:
     devices = _heter_devices(request, max((slot.stage for slot in heter), default=1) - 1)
     coordinators = _slots(request, COORDINATOR, "coordinator_num", "coordinators")
     meeting = Slot(MEETING, host=servers[0].host, port=_meeting_port(request))
-    found = (*servers, *trainers, *heter, meeting, *coordinators)
-    return Roles(Slots(_housed(request, found), FIRST_PORT, master="none"), devices)
+    all_slots = (*servers, *trainers, *heter, meeting, *coordinators)
+    return Roles(Slots(_housed(request, all_slots), FIRST_PORT, master="none"), devices)
 
 
-def check_stages(request: Request, found: Roles) -> None:
-    """Raise UsageError if the mode needs heterogeneous trainers and FOUND has none."""
-    if request.run_mode in _HETER_MODES and found.stages == 1:
+def check_stages(request: Request, job_roles: Roles) -> None:
+    """Raise UsageError if the mode needs heterogeneous trainers and JOB_ROLES has none."""
+    if request.run_mode in _HETER_MODES and job_roles.stages == 1:
         raise UsageError(
             f"{origin.option(request, 'run_mode')} needs heterogeneous trainers: give "
             "--heter_worker_num or --heter_workers."
@@ -64,8 +64,8 @@ def supplied(request: Request) -> tuple[str, ...]:
         ("trainers", "trainer_num", "trainers"),
     )
     return tuple(
-        f"no number of {what} is given, so one is started; --{number} sets it."
-        for what, number, listed in sides
+        f"no number of {side} is given, so one is started; --{number} sets it."
+        for side, number, listed in sides
         if getattr(request, number) is None and not getattr(request, listed)
     )
 
@@ -78,9 +78,9 @@ def _slots(request: Request, role: str, number: str, listed: str) -> tuple[Slot,
     stage = 1 if role == TRAINER else 0
     slots = tuple(_slot(request, listed, text, role, stage) for text in getattr(request, listed))
     if count == 0 and not slots and role in {SERVER, TRAINER}:
-        what = "parameter servers" if role == SERVER else "trainers"
+        side = "parameter servers" if role == SERVER else "trainers"
         raise UsageError(
-            f"{origin.option(request, number)}: such a job needs {what}; leave it out to get one."
+            f"{origin.option(request, number)}: such a job needs {side}; leave it out to get one."
         )
     if not slots:
         return (Slot(role, stage),) * (count or 0)
@@ -105,11 +105,11 @@ def _slot(request: Request, listed: str, text: str, role: str, stage: int) -> Sl
 
 
 def _heter(request: Request) -> tuple[Slot, ...]:
-    """Return the heterogeneous trainers, stage by stage; stages are parted by `;`."""
+    """Return the heterogeneous trainers, stage by stage; `;` separates stages."""
     counts = _stage_counts(request)
     if request.heter_workers is None:
         return tuple(
-            Slot(HETER, stage) for stage, each in enumerate(counts, 2) for _ in range(each)
+            Slot(HETER, stage) for stage, count in enumerate(counts, 2) for _ in range(count)
         )
     stages = [stage.split(",") for stage in request.heter_workers.split(";")]
     if counts and counts != tuple(len(stage) for stage in stages):
@@ -200,8 +200,8 @@ def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
 
 def _check_distinct(slots: tuple[Slot, ...]) -> None:
     """Raise UsageError if two slots have the same endpoint."""
-    given = [(slot.host, slot.port) for slot in slots if slot.port is not None]
-    for host, port in given:
-        if given.count((host, port)) > 1:
+    endpoints = [(slot.host, slot.port) for slot in slots if slot.port is not None]
+    for host, port in endpoints:
+        if endpoints.count((host, port)) > 1:
             where = f"The endpoint {host}:{port}" if host else f"Port {port}"
             raise UsageError(f"{where} is given twice; servers, trainers and gloo need their own.")

@@ -19,18 +19,18 @@ def places(_request: Request) -> ModeHosts:
 
 def slots(request: Request, share: Share) -> Slots:
     """Return one worker for each group of devices, and a port where they meet."""
-    # The first endpoint is a worker's own here, so it cannot be the store's.
+    # The first endpoint is a worker's here, so it cannot be the store's.
     return collective.slots(request, share)._replace(master="own")
 
 
 def layout(_request: Request, _facts: Facts, _share: Share, roster: Roster) -> Layout:
-    """Return every rank of the job; this host's get the variables of paddle.distributed.rpc."""
+    """Return every rank of the job; local ones get the variables of paddle.distributed.rpc."""
     ranks = collective.ranks(roster)
     processes = [
         LocalProcess(
             spec,
             name=f"trainer.{spec.rank}",
-            # Paddle counts these over all hosts.
+            # Paddle numbers these over all hosts.
             log=f"workerlog.{spec.rank}",
             identity={
                 "PADDLE_MASTER_ENDPOINT": str(roster.master),

@@ -1,4 +1,4 @@
-"""`strategy.json`, which tells the training process what is requested; schema 1."""
+"""Writes `strategy.json`, the requested strategy for the training process; schema 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
     """Return the document of STRATEGY for RANKS; ENVIRONMENT has the values of its variables."""
     import json  # needed only with a strategy
 
-    asked = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
+    requested = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
     document = {
         "schema": DOCUMENT_SCHEMA,
         "mode": strategy.mode,
@@ -28,8 +28,8 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
         "merge_tail": strategy.merge_tail,
         "sources": strategy.sources,
         "digest": strategy.digest,
-        **asked,
-        "verdicts": known(asked),
+        **requested,
+        "verdicts": known(requested),
         "environment": {name: secrets.redact(name, value) for name, value in environment.items()},
         "reasons": {knob.name: knob.reason for knob in strategy.knobs if knob.reason},
         "topology": {
@@ -58,18 +58,18 @@ def nested(strategy: Strategy, section: str) -> dict[str, object]:
     return settings
 
 
-def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
-    """Return the outcomes of each field ASKED for by section, and of the switches of details.
+def known(requested: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
+    """Return the outcomes of each REQUESTED field by section, and of the switches of its configs.
 
-    The training process, which has no such table, reads from them what it cannot measure. Each
-    field has lines for what it is when on and, if it is true or false, when off; the first that
-    fits the graph, Paddle and device counts.
+    The training process, which has no such table, reads what it cannot measure from them. Each
+    field has lines for when it is on and, if it is a bool, for when it is off; the first one that
+    matches the graph, Paddle and device counts.
 
     >>> known({"strategy": {"dgc": True}})["dgc"]["off"]
     [{'status': 'no_difference', 'reason': 'off, as without it'}]
     """
     table = fields.by_name(fields.STRATEGY)
-    names = [name for section in fields.FIELD_SECTIONS for name in _mapping(asked.get(section))]
+    names = [name for section in fields.FIELD_SECTIONS for name in _mapping(requested.get(section))]
     names += [name.removesuffix("_configs") for name in names]
     outcomes: dict[str, dict[str, list[dict[str, object]]]] = {}
     for name in dict.fromkeys(names):
@@ -83,8 +83,8 @@ def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, obj
 
 def _line(outcome: fields.FieldOutcome) -> dict[str, object]:
     """Return OUTCOME as JSON: empty values are omitted, and a status is one word."""
-    said: dict[str, object] = {key: value for key, value in outcome._asdict().items() if value}
-    return {**said, "status": outcome.status.replace(" ", "_")}
+    line: dict[str, object] = {key: value for key, value in outcome._asdict().items() if value}
+    return {**line, "status": outcome.status.replace(" ", "_")}
 
 
 def _mapping(section: object) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""Everything about a strategy field, as text; pure."""
+"""Describes everything about a strategy field as text; pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAMPLES: dict[str, KnobValue] = {
     "texts": ("name_0", "name_1"),
     "text": "name",
 }
-# The number of parts that an example shows.
+# The most parts shown in an example.
 _PARTS = 2
 EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
@@ -98,16 +98,16 @@ def kind(field: Field) -> str:
     """Return FIELD's type, range and default in a few words."""
     if field.kind == "configs":
         return "with these parts"
-    said = fields.wanted(field).removeprefix("give ")
-    return said + ("" if field.default in ("", ()) else f" [default: {written(field.default)}]")
+    allowed = fields.wanted(field).removeprefix("give ")
+    return allowed + ("" if field.default in ("", ()) else f" [default: {written(field.default)}]")
 
 
 def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> list[str]:
     """Return the outcomes of FIELD in PLACES (Paddle, graph, device), equal ones together."""
-    found = outcomes(field, places, is_off=is_off)
+    by_outcome = outcomes(field, places, is_off=is_off)
     return [
         line
-        for (status, reason), where in found.items()
+        for (status, reason), where in by_outcome.items()
         for line in (f"  {status}: {reason}", f"    {where}")
     ]
 
@@ -115,7 +115,7 @@ def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> 
 def outcomes(
     field: Field, places: Sequence[Place], *, is_off: bool = False
 ) -> dict[tuple[str, str], str]:
-    """Map each status and reason of FIELD to the PLACES (Paddle, graph, device) of it."""
+    """Return the places (Paddle, graph, device) among PLACES by status and reason of FIELD."""
     places_of: dict[tuple[str, str], list[str]] = {}
     for paddle, graph, device in places:
         outcome = fields.outcome(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
@@ -150,7 +150,7 @@ def example(field: Field) -> list[str]:
     for name, value in _settings(field).items():
         if isinstance(value, dict):
             lines.append(f"  {name}:")
-            lines += [f"    {part}: {written(each)}" for part, each in value.items()]
+            lines += [f"    {part}: {written(item)}" for part, item in value.items()]
         else:
             hint = "    # or auto" if field.auto and name == field.name else ""
             lines.append(f"  {name}: {written(value)}{hint}")
@@ -158,12 +158,12 @@ def example(field: Field) -> list[str]:
 
 
 def sets(field: Field) -> list[str]:
-    """Return the same for --set."""
+    """Return the same settings for --set."""
     prefix = "" if field.section == fields.STRATEGY else f"{field.section}."
     words = []
     for name, value in _settings(field).items():
         if isinstance(value, dict):
-            words += [f"{prefix}{name}.{part}={_word(each)}" for part, each in value.items()]
+            words += [f"{prefix}{name}.{part}={_word(item)}" for part, item in value.items()]
         else:
             words.append(f"{prefix}{name}={_word(value)}")
     return words

@@ -1,4 +1,4 @@
-"""The fields of strategies: type, unit, range, default and outcomes, as `table` has them; pure."""
+"""The fields of strategies: type, unit, range, default and outcomes, read from `table`; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import re
@@ -21,29 +21,29 @@ PREFIXES = {FLAGS: "FLAGS_", NCCL: "NCCL_", ENV: ""}
 
 AUTO = "auto"
 PLAN = "plan"
-# Updates after which buckets have been planned, at most: a test holds it to the planner.
+# The most updates until buckets are planned; a test compares it with the planner.
 PLAN_UPDATES = 50
 PADDLES = ("2.6.2", "3.3.1")
 GRAPHS = ("dygraph", "static")
 DEVICES = ("cpu", "gpu")
 EFFECTIVE, NO_EFFECT, REFUSED = "effective", "no effect", "refused"
-# It is as without it.
+# The job trains the same without it.
 NO_DIFFERENCE = "no difference"
 # It needs a GPU, and has not run on one.
 UNTESTED = "untested"
-# The reservation about everything that is known of GPUs.
+# The caveat about everything that concerns GPUs.
 GPUS = "GPUs: not yet run on one; derived from the programs that Paddle's GPU build generates."
 LEGACY_IR = (
     "Paddle 3.3.1 supports static strategies only in its older program representation: "
     "FLAGS_enable_pir_api=0, and networks without paddle.matmul and similar operators."
 )
 _LARGEST_INT = 2**31 - 1
-# What each item of a list is.
+# The kind of each item of a list.
 _ITEMS = {"ints": "int", "floats": "float", "texts": "text"}
 
 
 class FieldOutcome(NamedTuple):
-    """The outcome of a field and its reason in some places; an empty place stands for all."""
+    """The outcome of a field and its reason in some places; an empty place means all."""
 
     status: str
     reason: str
@@ -58,11 +58,11 @@ class Field(NamedTuple):
     """One field: a row of the table.
 
     `kind` is one of bool, int, float, choice, text, ints, floats, texts, configs (with `keys`).
-    `auto` and `plan` say what these words stand for; without it a word is not allowed.
-    `refused` is the value that is never passed on, and why.
-    `only` is the one Paddle that knows the field, where the others do not; `is_own`: none does,
-    as fleetrun alone puts it into effect.
-    `on` is what it comes to, of which the first that fits counts, and `off` where it is false.
+    `auto` and `plan` are the meanings of these words; without one, the word is not allowed.
+    `refused` is a value that is never passed on, and why.
+    `only` is the one Paddle that has the field, if others lack it; `is_own`: none has it, as only
+    fleetrun implements it.
+    `on` are its outcomes, of which the first match counts, and `off` those when it is false.
     """
 
     name: str
@@ -163,24 +163,24 @@ def _headed(text: str, section: str) -> Field:
 
 def _with(field: Field, line: str, known: dict[str, Field]) -> Field:
     """Return FIELD with a LINE below it applied."""
-    what, _, text = line.partition(": ")
+    keyword, _, text = line.partition(": ")
     changes: dict[str, object]
-    match what:
+    match keyword:
         case _ if line.startswith("."):
             changes = {"keys": (*field.keys, _headed(line[1:], STRATEGY))}
         case "also":
             changes = {"aliases": tuple(text.split(", "))}
         case "auto" | "plan" | "only":
-            changes = {what: text}
+            changes = {keyword: text}
         case "own":
             changes = {"is_own": True}
         case "as":
             changes = {"on": known[text].on, "off": known[text].off}
         case "never true" | "never false":
-            changes = {"refused": (what == "never true", text)}
+            changes = {"refused": (keyword == "never true", text)}
         case _:
-            kind = "off" if what.startswith("false") else "on"
-            changes = {kind: (*getattr(field, kind), _outcome(what.split(), text))}
+            kind = "off" if keyword.startswith("false") else "on"
+            changes = {kind: (*getattr(field, kind), _outcome(keyword.split(), text))}
     return field._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -233,10 +233,10 @@ def outcome(
     >>> outcome(nccl, paddle="3.3.1", graph="dygraph", device="cpu").status
     'effective'
     """
-    for one in outcomes(field, is_off=is_off):
-        places = ((one.graph, graph), (one.paddle, paddle), (one.device, device))
-        if all(there in ("", here) for there, here in places):
-            return one
+    for candidate in outcomes(field, is_off=is_off):
+        asked = ((candidate.graph, graph), (candidate.paddle, paddle), (candidate.device, device))
+        if all(place in ("", here) for place, here in asked):
+            return candidate
     raise KeyError(field.name)
 
 
@@ -261,8 +261,8 @@ def find(section: str, name: str) -> Field:
     'steps'
     """
     first, _, key = name.partition(".")
-    field = next(one for one in TABLE if one.section == section and one.name == first)
-    return next(one for one in field.keys if one.name == key) if key else field
+    field = next(row for row in TABLE if row.section == section and row.name == first)
+    return next(part for part in field.keys if part.name == key) if key else field
 
 
 def wanted(field: Field) -> str:
@@ -316,12 +316,12 @@ def convert(field: Field, value: object) -> KnobValue:
     if isinstance(value, str) and value in special_values(field):
         return value
     items = _ITEMS.get(field.kind)
-    given = list(value) if items and isinstance(value, list | tuple) else [value]
-    found = [_single(field, items or field.kind, each) for each in given]
-    known = tuple(each for each in found if each is not None)
-    if len(known) < len(found):
+    entries = list(value) if items and isinstance(value, list | tuple) else [value]
+    converted = [_single(field, items or field.kind, entry) for entry in entries]
+    valid = tuple(entry for entry in converted if entry is not None)
+    if len(valid) < len(converted):
         raise ValueError(wanted(field))
-    return known if items else known[0]
+    return valid if items else valid[0]
 
 
 def _single(field: Field, kind: str, value: object) -> bool | int | float | str | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from yaml import Node, SafeLoader
 
 
-# What each preset does. The first one is what to begin with.
+# The purpose of each preset, the one to begin with first.
 PRESETS = {
     "recommended": "fewer, overlapped allreduces, in two levels where that is faster; same results",
     "comm_fusion": "send many small gradients in one allreduce",
@@ -29,14 +29,14 @@ PRESETS = {
 SET = "--set"
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# What YAML makes of the key <<.
+# YAML's tag of the key <<.
 _MERGE = "tag:yaml.org,2002:merge"
-# Shown in the place of a part that is missing; no field is called that.
+# Shown in place of a missing part; no field has this name.
 _NOTHING = "null"
 
 
 class UnplacedStrategy(NamedTuple):
-    """A strategy before its hosts and ranks are known, and remarks about it."""
+    """A strategy before its hosts and ranks are known, with remarks."""
 
     strategy: Strategy
     notes: tuple[str, ...]
@@ -71,7 +71,7 @@ def _stop(error: UsageError) -> None:
 def read(name: str, report: Callable[[UsageError], None] = _stop) -> Layer:
     """Read the preset or file NAME; UsageError with file:line if it is invalid.
 
-    TELL gets each error; if it returns, the other lines are read.
+    REPORT gets each error; if it returns, the other lines are still read.
     """
     path = find(name)
     # Messages name a preset, and the path of a file.
@@ -81,14 +81,14 @@ def read(name: str, report: Callable[[UsageError], None] = _stop) -> Layer:
 
 
 def parse(text: str, path: str, report: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
-    """Yield the settings of TEXT, the YAML of PATH; TELL its errors."""
+    """Yield the settings of TEXT, the YAML of PATH; REPORT gets its errors."""
     loaded = _load(text, path)
     if loaded is None:
         return
     root, values = loaded
     document = _Document(path, values, report)
-    wanted = "write sections: " + ", ".join(fields.SECTIONS)
-    for section, node in document.pairs(root, wanted):
+    expected = "write sections: " + ", ".join(fields.SECTIONS)
+    for section, node in document.pairs(root, expected):
         name = str(section.value)
         if name not in fields.SECTIONS:
             report(UsageError(f"{document.at(section)}: {_unknown_section(name)}"))
@@ -189,7 +189,7 @@ def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
             # Mappings are read pair by pair; everything else is a value.
             values[id(node)] = None
             if isinstance(node, MappingNode):
-                pending += [each for pair in node.value for each in pair]
+                pending += [item for pair in node.value for item in pair]
             elif node.tag == _MERGE:
                 at = yamlfile.at(path, node.start_mark)
                 raise UsageError(
@@ -219,22 +219,22 @@ class _Document:
         self._report = report
 
     def at(self, node: "Node") -> str:
-        """Return where NODE is."""
+        """Return the position of NODE."""
         return f"{self._path}:{node.start_mark.line + 1}"
 
-    def pairs(self, node: "Node", wanted: str) -> "Iterator[tuple[Node, Node]]":
-        """Yield the entries of the mapping NODE without duplicates; WANTED says what is allowed."""
+    def pairs(self, node: "Node", expected: str) -> "Iterator[tuple[Node, Node]]":
+        """Yield the entries of the mapping NODE without duplicates; EXPECTED is for the error."""
         from yaml import MappingNode
 
         if not isinstance(node, MappingNode):
-            self._report(UsageError(f"{self.at(node)}: {wanted}."))
+            self._report(UsageError(f"{self.at(node)}: {expected}."))
             return
         lines: dict[str, int] = {}
         for key, value in node.value:
             name = str(key.value)
             if name in lines:
-                said = f"{name} is already set in line {lines[name]}."
-                self._report(UsageError(f"{self.at(key)}: {said}"))
+                message = f"{name} is already set in line {lines[name]}."
+                self._report(UsageError(f"{self.at(key)}: {message}"))
                 continue
             lines[name] = key.start_mark.line + 1
             yield key, value
@@ -280,11 +280,11 @@ class _Document:
             at = self.at(key)
             try:
                 part = _key(field, str(key.value), at)
-                given = _converted(part, self._value(value), at)
+                converted = _converted(part, self._value(value), at)
             except UsageError as error:
                 self._report(error)
                 continue
-            yield Knob(field.section, f"{field.name}.{part.name}", given, at)
+            yield Knob(field.section, f"{field.name}.{part.name}", converted, at)
 
     def _value(self, node: "Node") -> object:
         from yaml import MappingNode
@@ -299,10 +299,12 @@ def _field(section: str, name: str, where: str) -> Field:
     known = fields.by_name(section)
     if name in known:
         return known[name]
-    for other in fields.FIELD_SECTIONS:
-        if name in fields.by_name(other):
-            raise UsageError(f"{where}: {name} belongs to the section {other}, not to {section}.")
-    parts = [f"{each.name}.{key.name}" for each in fields.TABLE for key in each.keys]
+    for other_section in fields.FIELD_SECTIONS:
+        if name in fields.by_name(other_section):
+            raise UsageError(
+                f"{where}: {name} belongs to the section {other_section}, not to {section}."
+            )
+    parts = [f"{field.name}.{key.name}" for field in fields.TABLE for key in field.keys]
     inside = [part for part in parts if part.partition(".")[2] == name]
     if inside:
         raise UsageError(f"{where}: {name} is a part: did you mean {' or '.join(inside)}?")
@@ -360,8 +362,8 @@ def _converted(field: Field, value: object, where: str) -> KnobValue:
         if isinstance(value, bool):
             shown = shown.lower()
         # --set names the field already.
-        what = f"{where}=" if where.startswith(SET) else f"{where}: {field.name}: "
-        raise UsageError(f"{what}{shown:.60}: {error}.") from None
+        prefix = f"{where}=" if where.startswith(SET) else f"{where}: {field.name}: "
+        raise UsageError(f"{prefix}{shown:.60}: {error}.") from None
 
 
 def _variable(section: str, name: str, where: str) -> str:

@@ -1,13 +1,13 @@
-"""Whether a strategy can reach a script, as far as its command line tells; pure."""
+"""Checks whether a strategy can reach a script, by its command line; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
 
 from fleetrun.model import Script
 
-# With any of these Python reads neither PYTHONPATH nor our start-up file.
+# With any of these Python ignores PYTHONPATH or our start-up file.
 _DEAF = {"I": "isolated", "E": "without its environment", "S": "without the module site"}
-# These take the next word.
+# These options take the next word.
 _WITH_VALUE = frozenset("WX")
 # Words after these are not options of Python.
 _LAST = frozenset("cm")

@@ -1,4 +1,4 @@
-"""The strategy of a command line: files, --set and options, and how they are shown."""
+"""The requested strategy of a command line: files, --set and options, and their display."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,46 +17,46 @@ class NamedStrategy(NamedTuple):
     given: RawOption
 
 
-def names(given: Iterable[RawOption]) -> list[NamedStrategy]:
-    """Return the names in GIVEN, all from one tier; separated by commas, in a variable colons."""
+def names(raw_options: Iterable[RawOption]) -> list[NamedStrategy]:
+    """Return the names in RAW_OPTIONS of one source; separated by commas, in a variable colons."""
     named = []
-    for each in given:
-        raw = each.raw.replace(":", ",") if each.source.startswith("$") else each.raw
-        named += [NamedStrategy(name.strip(), each) for name in raw.split(",") if name.strip()]
+    for option in raw_options:
+        raw = option.raw.replace(":", ",") if option.source.startswith("$") else option.raw
+        named += [NamedStrategy(name.strip(), option) for name in raw.split(",") if name.strip()]
     return named
 
 
 def strategy(
-    wanted: Sequence[NamedStrategy], sets: Iterable[RawOption], known: Mapping[str, Layer]
+    requests: Sequence[NamedStrategy], sets: Iterable[RawOption], known: Mapping[str, Layer]
 ) -> load.UnplacedStrategy:
-    """Combine WANTED and SETS; a layer that is already KNOWN is not read again."""
-    layers = [known.get(each.name) or _read(each) for each in wanted]
-    return load.combine(layers, [_set(each) for each in sets])
+    """Combine REQUESTS and SETS; a layer that is already KNOWN is not read again."""
+    layers = [known.get(request.name) or _read(request) for request in requests]
+    return load.combine(layers, [_set(option) for option in sets])
 
 
-def _read(wanted: NamedStrategy) -> Layer:
+def _read(request: NamedStrategy) -> Layer:
     try:
-        load.find(wanted.name)
+        load.find(request.name)
     except UsageError as error:
-        given = wanted.given._replace(raw=wanted.name)
-        raise UsageError(given.blame(str(error))) from None
-    return load.read(wanted.name)
+        option = request.given._replace(raw=request.name)
+        raise UsageError(option.blame(str(error))) from None
+    return load.read(request.name)
 
 
-def _set(given: RawOption) -> Knob:
-    knob = load.parse_set(given.raw)
-    # In a config file it has a line.
-    return knob if given.source == "command line" else knob._replace(source=given.source)
+def _set(option: RawOption) -> Knob:
+    knob = load.parse_set(option.raw)
+    # In a config file the source has a line.
+    return knob if option.source == "command line" else knob._replace(source=option.source)
 
 
-def settings(wanted: Sequence[NamedStrategy], sets: Iterable[RawOption]) -> list[Setting]:
+def settings(requests: Sequence[NamedStrategy], sets: Iterable[RawOption]) -> list[Setting]:
     """Return the lines of the settings: all names together, and each field that was set."""
-    source = wanted[-1].given.source if wanted else "default"
-    named = ",".join(each.name for each in wanted) or "None"
+    source = requests[-1].given.source if requests else "default"
+    named = ",".join(request.name for request in requests) or "None"
     lines = [Setting("strategy", named, source)]
-    for given in sets:
-        key, _, value = given.raw.partition("=")
-        lines.append(Setting(f"set.{key.strip()}", value, given.source))
+    for option in sets:
+        key, _, value = option.raw.partition("=")
+        lines.append(Setting(f"set.{key.strip()}", value, option.source))
     return lines
 
 
@@ -68,7 +68,7 @@ def settle(
     check_ranks: int | str | None,
     merge_tail: str,
 ) -> Strategy:
-    """Return the strategy ASKED for, with the options that apply to it."""
+    """Return the requested strategy, with the options that apply to it."""
     return asked.strategy._replace(
         mode=mode,
         is_strict=is_strict,

@@ -17,18 +17,18 @@ _COMMUNICATORS = "nccl_comm_num"
 
 
 class HostTopology(NamedTuple):
-    """How many ranks each host has, in the order of the hosts."""
+    """The number of ranks of each host, in the order of the hosts."""
 
     ranks: tuple[int, ...]
 
     @property
     def nranks(self) -> int:
-        """All ranks of the job."""
+        """The number of ranks of the job."""
         return sum(self.ranks)
 
     @property
     def nnodes(self) -> int:
-        """The hosts that have ranks."""
+        """The number of hosts with ranks."""
         return len(self.ranks)
 
     @property
@@ -48,7 +48,7 @@ def topology(ranks: Sequence[RankSpec]) -> HostTopology:
 
 
 def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
-    """Return STRATEGY with every auto resolved that depends on RANKS, each with its reason."""
+    """Return STRATEGY with `auto` resolved where that depends on RANKS, with reasons."""
     values = {(knob.section, knob.name): knob.value for knob in strategy.knobs}
     knobs = [_resolved(knob, ranks, values) for knob in strategy.knobs]
     on = next(
@@ -72,8 +72,8 @@ def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], Kno
             value = _communicators(ranks)
             reason = f"{value} on {hosts}"
         case "num_threads":
-            asked = values.get((STRATEGY, _COMMUNICATORS), AUTO)
-            number = asked if isinstance(asked, int) else _communicators(ranks)
+            communicators = values.get((STRATEGY, _COMMUNICATORS), AUTO)
+            number = communicators if isinstance(communicators, int) else _communicators(ranks)
             value = 1 if ranks.nnodes == 1 else number + 1
             reason = "1 on 1 host" if value == 1 else f"{_COMMUNICATORS} + 1 on {hosts}"
         case "use_hierarchical_allreduce":

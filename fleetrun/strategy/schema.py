@@ -1,4 +1,4 @@
-"""The table of fields as a JSON Schema, for editors; pure."""
+"""Generates a JSON Schema from the table of fields, for editors; pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ITEMS = {"ints": "integer", "floats": "number", "texts": "string"}
 
 
 def schema() -> dict[str, object]:
-    """Return the schema of a strategy file; values that reading converts are allowed, too."""
+    """Return the schema of a strategy file, including values that are converted when read."""
     sections: dict[str, object] = {
         section: _mapping(fields.by_name(section)) for section in fields.FIELD_SECTIONS
     }

@@ -1,17 +1,17 @@
-"""The one table of strategies: every field, and what it comes to by graph, Paddle and device.
+"""The table of strategies: every field, and its outcomes by graph, Paddle and device.
 
-A field has a line: its name, its default (which tells its kind), unit and range, and what it does.
-Below it stand, as far as there are any, the parts of a mapping (`.k_steps`), other spellings
-(`also`), what the words `auto` and `plan` stand for, the `only` Paddle that has it, whether no
-Paddle does as it is fleetrun's `own`, and the value that is `never` passed on. All other lines are
-outcomes: `static 2.6.2 gpu: effective: WHY`, of which the first that fits a place counts, and
-those that begin with `false` where the field is switched off. `as` takes those of another field;
-a field `x_configs` has, after its own, those of `x`. Where a run does not show it, a reason may say
-so (`unseen`). Whole numbers are 1 or more, others 0 or more, unless a range says otherwise.
+A field's line has its name, its default (which implies its kind), unit and range, and its purpose.
+Below it are, if any, the parts of a mapping (`.k_steps`), other spellings (`also`), the meanings of
+the words `auto` and `plan`, the `only` Paddle that has it, `own` if only fleetrun implements it,
+and the value that is `never` passed on. All other lines are outcomes: `static 2.6.2 gpu: effective:
+WHY`, of which the first match counts, and those that begin with `false` apply when the field is
+off. `as` copies those of another field; a field `x_configs` has, after its own, those of `x`. A
+reason may continue with `unseen`, for a run that does not show it. Whole numbers are at least 1,
+others at least 0, unless a range says otherwise.
 
 Names and defaults were read from `fleet.DistributedStrategy` of Paddle 2.6.2 and 3.3.1.
-`tests/train/test_verdicts.py` measures what is said of CPUs again; what is said of GPUs was read in
-the programs of a GPU build, or holds wherever it holds on CPUs. `fields.py` reads the table.
+`tests/train/test_verdicts.py` measures the outcomes on CPUs again; those on GPUs were read from the
+programs of a GPU build, or are the same as on CPUs. `fields.py` reads the table.
 """
 
 # Phrases that several lines share.

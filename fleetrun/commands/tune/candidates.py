@@ -56,12 +56,12 @@ class TuneSpec(NamedTuple):
     plans: bool = False
 
     def planning(self, candidate: Candidate) -> int:
-        """Return how many updates CANDIDATE needs to plan its buckets; they come before all others.
+        """Return how many updates CANDIDATE needs to plan its buckets, before all others.
 
-        >>> own = Candidate((("fuse_grad_size_in_MB", "plan"),))
-        >>> other = Candidate((("nccl_comm_num", "2"),))
+        >>> planned = Candidate((("fuse_grad_size_in_MB", "plan"),))
+        >>> plain = Candidate((("nccl_comm_num", "2"),))
         >>> spec = TuneSpec((), 30, 5, 2, 600.0, "tune", (), ())
-        >>> spec.planning(own), spec.planning(other)
+        >>> spec.planning(planned), spec.planning(plain)
         (50, 0)
         """
         value = dict(candidate.values).get(_BUCKETS)
@@ -100,16 +100,17 @@ def make(
         repeats=repeats,
         timeout_s=timeout,
         out=out or "tune",
-        launch=tuple(f"{given.typed}={given.raw}" for given in launch.options),
+        launch=tuple(f"{setting.typed}={setting.raw}" for setting in launch.options),
         script=launch.script,
     )
 
 
 def refuse_taken(launch: Launch, command: str) -> None:
     """Refuse options of LAUNCH that COMMAND, which launches several times, sets itself."""
-    for given in launch.options:
-        if given.option.name in _TAKEN:
-            raise UsageError(f"{command} takes no {given.typed}: {_TAKEN[given.option.name]}.")
+    for setting in launch.options:
+        if setting.option.name in _TAKEN:
+            why = _TAKEN[setting.option.name]
+            raise UsageError(f"{command} takes no {setting.typed}: {why}.")
 
 
 def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
@@ -138,9 +139,9 @@ def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
 
 
 def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
-    """Return SPEC with full names, every value tried on its field; nothing has run yet.
+    """Return SPEC with full names after trying every value on its field; nothing runs yet.
 
-    VARIABLES are the environment's, where a strategy may be asked for, too.
+    VARIABLES are the environment's, which may request a strategy, too.
     """
     base = _base(spec, variables)
     switches = {knob.name for knob in base if knob.value is True}
@@ -157,12 +158,12 @@ def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
 def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
     """Return the settings that are not varied."""
     head = argv.scan(spec.launch, options.TABLE)
-    given = [setting for setting in head.settings if setting.option.name == "strategy"]
-    if not given and variables.get(STRATEGY):
+    strategies = [setting for setting in head.settings if setting.option.name == "strategy"]
+    if not strategies and variables.get(STRATEGY):
         option = next(setting for setting in options.TABLE if setting.name == "strategy")
         name = f"${STRATEGY}"
-        given = [RawOption(option, variables[name[1:]], name, name)]
-    layers = [load.read(each.name) for each in requested.names(given)]
+        strategies = [RawOption(option, variables[name[1:]], name, name)]
+    layers = [load.read(strategy.name) for strategy in requested.names(strategies)]
     sets = [
         load.parse_set(setting.raw) for setting in head.settings if setting.option.name == "set"
     ]

@@ -41,7 +41,7 @@ class Trial(NamedTuple):
 
     updates_per_s: float = 0.0
     loss: float | None = None
-    # Of the rank that held most.
+    # The peak of the rank that held most.
     peak_bytes: int | None = None
     fault: str = ""
     # Micro-steps in an update, where gradients were seen to be merged.
@@ -68,25 +68,25 @@ class Result(NamedTuple):
     @property
     def fault(self) -> str:
         """Why it cannot be chosen."""
-        return next((one.fault for one in self.trials if one.fault), "")
+        return next((trial.fault for trial in self.trials if trial.fault), "")
 
     @property
     def speed(self) -> float:
         """The median of its runs; none if one of them failed."""
-        return 0.0 if self.fault else median(one.speed for one in self.trials)
+        return 0.0 if self.fault else median(trial.speed for trial in self.trials)
 
     @property
     def spread(self) -> float:
         """The spread of its runs, as a share of the median."""
         if self.fault or not self.speed:
             return 0.0
-        speeds = [one.speed for one in self.trials]
+        speeds = [trial.speed for trial in self.trials]
         return (max(speeds) - min(speeds)) / self.speed
 
     @property
     def peak_bytes(self) -> int | None:
         """The peak memory of a rank in any run."""
-        return max((one.peak_bytes for one in self.trials if one.peak_bytes), default=None)
+        return max((trial.peak_bytes for trial in self.trials if trial.peak_bytes), default=None)
 
 
 def rounds(count: int, steps: int, warmup: int) -> list[int]:
@@ -142,9 +142,9 @@ def run(
 
 
 def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]]) -> list[Result]:
-    """Add remarks about fields without effect, and about losses that differ from equal candidates'.
+    """Add remarks about fields without effect, and about losses unlike those of equal candidates.
 
-    Losses are compared within each of ROUNDS_RUN, because other numbers of updates give others.
+    Losses are compared within each of ROUNDS_RUN, as other numbers of updates give other losses.
     """
     strange: dict[Candidate, str] = {}
     for results in rounds_run:
@@ -166,37 +166,44 @@ def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]
 
 def _strange(group: Sequence[Result]) -> dict[Candidate, str]:
     """Return a sentence for each of GROUP whose loss differs from the others'."""
-    found = {
-        one.candidate: [trial.loss for trial in one.trials if trial.loss is not None]
-        for one in group
+    losses_of = {
+        result.candidate: [trial.loss for trial in result.trials if trial.loss is not None]
+        for result in group
     }
-    losses = {candidate: median(each) for candidate, each in found.items() if each}
+    losses = {candidate: median(several) for candidate, several in losses_of.items() if several}
     # A diverged training cannot be compared.
-    said = {one: f"its loss is {loss:g}" for one, loss in losses.items() if not isfinite(loss)}
-    losses = {one: loss for one, loss in losses.items() if one not in said}
+    remarks = {
+        candidate: f"its loss is {loss:g}"
+        for candidate, loss in losses.items()
+        if not isfinite(loss)
+    }
+    losses = {candidate: loss for candidate, loss in losses.items() if candidate not in remarks}
     if len(losses) < _FINALISTS:
-        return said
-    noise = max(max(found[one]) - min(found[one]) for one in losses)
+        return remarks
+    noise = max(max(losses_of[candidate]) - min(losses_of[candidate]) for candidate in losses)
 
-    def agree(one: float, other: float) -> bool:
-        return abs(one - other) <= max(
-            _SAME_LOSS * abs(one), _SAME_LOSS * abs(other), _NOISE * noise
-        )
+    def agree(first: float, second: float) -> bool:
+        rounding = _SAME_LOSS * max(abs(first), abs(second))
+        return abs(first - second) <= max(rounding, _NOISE * noise)
 
     # Not the median, which may be the loss of no candidate or of any.
     like = {
-        one: [each for each in losses if agree(loss, losses[each])] for one, loss in losses.items()
+        candidate: [peer for peer in losses if agree(loss, losses[peer])]
+        for candidate, loss in losses.items()
     }
-    usual = max(like, key=lambda one: len(like[one]))
-    rest = [one for one in losses if one not in like[usual]]
-    if len(like[usual]) > max((len(like[one]) for one in rest), default=0):
-        theirs = f"that of {len(like[usual])} others {losses[usual]:.6g}"
-        return said | {one: f"its loss is {losses[one]:.6g}, {theirs}" for one in rest}
-    for one, loss in losses.items():
-        others = [each for each in losses if each != one]
-        listed = ", ".join(f"{losses[each]:.6g}" for each in others)
-        if len(others) == 1:
-            said[one] = f"its loss is {loss:.6g}, that of {others[0]} is {listed}: {_ONE_IS_WRONG}"
-        else:
-            said[one] = f"its loss is {loss:.6g}, those of the others {listed}: {_UNKNOWN}"
-    return said
+    usual = max(like, key=lambda candidate: len(like[candidate]))
+    odd = [candidate for candidate in losses if candidate not in like[usual]]
+    if len(like[usual]) > max((len(like[candidate]) for candidate in odd), default=0):
+        common = f"that of {len(like[usual])} others {losses[usual]:.6g}"
+        return remarks | {
+            candidate: f"its loss is {losses[candidate]:.6g}, {common}" for candidate in odd
+        }
+    for candidate, loss in losses.items():
+        peers = [peer for peer in losses if peer != candidate]
+        listed = ", ".join(f"{losses[peer]:.6g}" for peer in peers)
+        remarks[candidate] = (
+            f"its loss is {loss:.6g}, that of {peers[0]} is {listed}: {_ONE_IS_WRONG}"
+            if len(peers) == 1
+            else f"its loss is {loss:.6g}, those of the others {listed}: {_UNKNOWN}"
+        )
+    return remarks

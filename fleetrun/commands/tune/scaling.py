@@ -1,4 +1,4 @@
-"""`fleetrun tune --scaling`: how speed grows with devices or hosts, and what limits it.
+"""`fleetrun tune --scaling`: measures how speed grows with devices or hosts, and its limits.
 
 The sizes run in turns, profiled on all ranks. A rank does the same work per step at every size
 (weak scaling), so a step that takes longer than at the smallest size loses time, to one of CAUSES.
@@ -49,12 +49,12 @@ class StepTimes(NamedTuple):
     seconds: float
     data: float = 0.0
     forward: float = 0.0
-    # Without waiting for buckets, where those are told apart.
+    # Without waiting for buckets, if that is recorded separately.
     backward: float = 0.0
     update: float = 0.0
     # A static graph's program, which is computation and communication at once.
     program: float = 0.0
-    # Handing buckets over and waiting for them.
+    # Passing buckets on and waiting for them.
     buckets: float = 0.0
     # Until the slowest rank begins its backward.
     waiting: float = 0.0
@@ -95,32 +95,32 @@ def sizes(text: str, spec: TuneSpec) -> tuple[JobSize, ...]:
             "--hosts, numbers of hosts."
         )
     counts = sorted({int(part) for part in parts})
-    for given in argv.scan(spec.launch, options.TABLE).settings:
-        name = given.option.name
+    for setting in argv.scan(spec.launch, options.TABLE).settings:
+        name = setting.option.name
         if name in ("nproc_per_node", "nnodes"):
-            raise UsageError(f"--scaling={text} gives {given.typed} itself; leave that out.")
-        if name != "hosts" and "devices" not in (name, given.option.slot):
+            raise UsageError(f"--scaling={text} gives {setting.typed} itself; leave that out.")
+        if name != "hosts" and "devices" not in (name, setting.option.slot):
             continue
-        listed = _listed(given.raw, "hosts" if name == "hosts" else "devices")
+        listed = _listed(setting.raw, "hosts" if name == "hosts" else "devices")
         if counts[-1] > len(listed):
-            raise UsageError(f"--scaling={text}: {given.typed}={given.raw} has {len(listed)}.")
-        return tuple(JobSize(n, (f"{given.typed}={','.join(listed[:n])}",)) for n in counts)
+            raise UsageError(f"--scaling={text}: {setting.typed}={setting.raw} has {len(listed)}.")
+        return tuple(JobSize(n, (f"{setting.typed}={','.join(listed[:n])}",)) for n in counts)
     return tuple(JobSize(count, (f"--nproc_per_node={count}",)) for count in counts)
 
 
-def _listed(text: str, what: str) -> list[str]:
+def _listed(text: str, kind: str) -> list[str]:
     """Return the single hosts or devices of a list.
 
     >>> _listed("node[1-2]:4,gpu:8", "hosts"), _listed("0-2,5", "devices")
     (['node1:4', 'node2:4', 'gpu:8'], ['0', '1', '2', '5'])
     """
-    if what == "hosts":
+    if kind == "hosts":
         return list(hostlist.expand(text))
-    found: list[str] = []
+    devices: list[str] = []
     for word in filter(None, text.split(",")):
         span = conversion.parse_range(word)
-        found += [word] if span is None else map(str, span)
-    return found
+        devices += [word] if span is None else map(str, span)
+    return devices
 
 
 def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
@@ -129,7 +129,7 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     replaced = {word.partition("=")[0] for word in size.words}
     options = [word for word in spec.launch if word.partition("=")[0] not in replaced]
     options += [*size.words, f"--profile=all:{spec.warmup + 1}-{spec.steps}"]
-    # One more: the last that is recorded ends with what comes after it.
+    # One more, as the last recorded step ends when the next begins.
     environ = {variables.STOP_AFTER: str(spec.steps + 1)}
     code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
     run_dir = folder / "log" / names.LATEST
@@ -142,18 +142,18 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
 
 
 def in_turns(
-    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], object], prefix: str = ""
+    spec: TuneSpec, job_sizes: Sequence[JobSize], log: Callable[[str], object], prefix: str = ""
 ) -> dict[JobSize, list[ScaledRun]]:
-    """Run each size WANTED `spec.repeats` times, in turns; a size that fails is not run again."""
-    runs: dict[JobSize, list[ScaledRun]] = {size: [] for size in wanted}
+    """Run each of JOB_SIZES `spec.repeats` times, in turns; a size that fails is not run again."""
+    runs: dict[JobSize, list[ScaledRun]] = {size: [] for size in job_sizes}
     for repeat in range(spec.repeats):
-        for place, size in enumerate(wanted):
+        for place, size in enumerate(job_sizes):
             if any(run.fault for run in runs[size]):
                 continue
             run = measure(spec, size, f"scaling-{prefix}{place}-{repeat}")
             runs[size].append(run)
             shown = run.fault or f"{run.step.seconds * 1e3:.1f} ms a step"
-            tell(f"  {' '.join(size.words)}: {shown}")
+            log(f"  {' '.join(size.words)}: {shown}")
     return runs
 
 
@@ -163,7 +163,8 @@ def in_turns(
 def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     """Return the parts of a step, from the profiles of all ranks.
 
-    A rank is ready when its data and forward are done; in the backward the first wait for the last.
+    A rank is ready when its data and forward are done; in the backward, ranks wait for the last
+    one.
 
     >>> from fleetrun.records.tracefile import SpanRecord, TraceRecord
     >>> def rank(number, forward):
@@ -183,8 +184,8 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
 
     ready = [_ready(trace) for trace in traces]
     together = list(zip(*ready, strict=False))
-    waiting = fmean(max(each) - fmean(each) for each in together) if together else 0.0
-    means = [fmean(each) if each else 0.0 for each in ready]
+    waiting = fmean(max(times) - fmean(times) for times in together) if together else 0.0
+    means = [fmean(times) if times else 0.0 for times in ready]
     latest = max(range(len(means)), key=means.__getitem__)
     late = means[latest] - median(means)
     step = of("step")
@@ -205,7 +206,7 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
 def _ready(trace: TraceRecord) -> list[float]:
     """Return the seconds of data and forward of each step of TRACE."""
     steps = [span for span in trace.spans if span.kind == "step"]
-    found = []
+    ready_s = []
     for step in steps:
         inside = [
             span.seconds
@@ -213,12 +214,12 @@ def _ready(trace: TraceRecord) -> list[float]:
             if span.kind in ("data", "forward")
             and step.begin <= span.begin < step.begin + step.seconds
         ]
-        found.append(sum(inside))
-    return found
+        ready_s.append(sum(inside))
+    return ready_s
 
 
 def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
-    """Return by cause the seconds that a step of LARGE takes longer than one of SMALL.
+    """Return, by cause, the additional seconds of a step of LARGE over one of SMALL.
 
     The backward of one rank is computation; that of many also has communication. Its computation
     is assumed to slow down as the forward does.
@@ -232,18 +233,18 @@ def lost(small: StepTimes, large: StepTimes) -> dict[str, float]:
     computed = small.backward * slower
     computation = (large.forward - small.forward) + (large.update - small.update)
     computation += computed - small.backward
-    rest = large.backward + large.buckets - small.buckets - computed
-    # One program has all of it; who waits is not seen either.
-    rest += large.program - small.program
-    waiting = min(large.waiting, max(0.0, rest))
-    found = {
+    communication = large.backward + large.buckets - small.buckets - computed
+    # A program contains all of it; its waiting ranks are not visible either.
+    communication += large.program - small.program
+    waiting = min(large.waiting, max(0.0, communication))
+    by_cause = {
         _DATA: large.data - small.data,
         _COMPUTATION: computation,
         _WAITING: waiting,
-        _COMMUNICATION: rest - waiting,
+        _COMMUNICATION: communication - waiting,
     }
-    found[_OTHER] = large.seconds - small.seconds - sum(found.values())
-    return found
+    by_cause[_OTHER] = large.seconds - small.seconds - sum(by_cause.values())
+    return by_cause
 
 
 def typical(runs: Sequence[ScaledRun]) -> StepTimes:
@@ -257,30 +258,30 @@ def efficiency(
     """Return the least, median and largest efficiency of the turns: 1.0 is no loss.
 
     >>> def of(*seconds):
-    ...     return [ScaledRun(StepTimes(each)) for each in seconds]
+    ...     return [ScaledRun(StepTimes(seconds_of_step)) for seconds_of_step in seconds]
     >>> efficiency(of(1.0, 1.1), of(1.25, 1.1))
     (0.8, 0.9, 1.0)
     """
-    found = [
-        mine.step.seconds / theirs.step.seconds
-        for mine, theirs in zip(small, large, strict=False)
-        if theirs.step.seconds
+    ratios = [
+        before.step.seconds / after.step.seconds
+        for before, after in zip(small, large, strict=False)
+        if after.step.seconds
     ]
-    return min(found), median(found), max(found)
+    return min(ratios), median(ratios), max(ratios)
 
 
 # -- what to change -------------------------------------------------------------------------------
 
 
 def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[Change]:
-    """Return the changes that would save most of a step of LARGE; LAUNCH are the launch options.
+    """Return the changes that would save most of a step of LARGE, launched with LAUNCH options.
 
-    >>> [one] = changes(StepTimes(1.0, backward=1.0), StepTimes(1.5, backward=1.5), [])
-    >>> one.cause, round(one.share, 2), one.words
+    >>> [change] = changes(StepTimes(1.0, backward=1.0), StepTimes(1.5, backward=1.5), [])
+    >>> change.cause, round(change.share, 2), change.words
     ('communication', 0.33, ('--strategy=recommended',))
     """
-    given = {word.partition("=")[0] for word in launch}
-    found = []
+    used = {word.partition("=")[0] for word in launch}
+    advice = []
     for cause, seconds in lost(small, large).items():
         share = seconds / large.seconds if large.seconds else 0.0
         if share < _WORTH:
@@ -293,10 +294,10 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
             )
         elif cause == _COMPUTATION:
             text = "ranks share processors or memory: bind each to its own (--bind=cores)"
-            words = () if "--bind" in given else ("--bind=cores",)
+            words = () if "--bind" in used else ("--bind=cores",)
         elif cause == _WAITING:
             text = f"give all ranks the same work; {_slowest(large)}"
-        elif cause == _COMMUNICATION and not given & {"--strategy", "--set"}:
+        elif cause == _COMMUNICATION and not used & {"--strategy", "--set"}:
             text = "fuse gradients and overlap their allreduce (--strategy=recommended)"
             words = ("--strategy=recommended",)
         elif cause == _COMMUNICATION:
@@ -309,8 +310,8 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
                 "the script itself: prints, checkpoints, `.numpy()` and `.item()` of tensors "
                 "between steps"
             )
-        found.append(Change(cause, share, text, words))
-    return sorted(found, key=lambda one: -one.share)[:_MOST_ADVICE]
+        advice.append(Change(cause, share, text, words))
+    return sorted(advice, key=lambda change: -change.share)[:_MOST_ADVICE]
 
 
 def _slowest(step: StepTimes) -> str:
@@ -344,53 +345,54 @@ def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
 
 
 def run(
-    spec: TuneSpec, wanted: Sequence[JobSize], tell: Callable[[str], object], width: int = 0
+    spec: TuneSpec, job_sizes: Sequence[JobSize], log: Callable[[str], object], width: int = 0
 ) -> int:
-    """Measure the sizes WANTED, report the results, and return the exit code."""
-    tell(f"{len(wanted)} sizes, {spec.steps} updates, {spec.repeats} runs each, in turns")
-    runs = in_turns(spec, wanted, tell)
-    tell(table(runs, width))
-    sound = [size for size in wanted if not any(one.fault for one in runs[size])]
+    """Measure JOB_SIZES, report the results, and return the exit code."""
+    log(f"{len(job_sizes)} sizes, {spec.steps} updates, {spec.repeats} runs each, in turns")
+    runs = in_turns(spec, job_sizes, log)
+    log(table(runs, width))
+    sound = [size for size in job_sizes if not any(result.fault for result in runs[size])]
     tried: list[dict[str, object]] = []
     if len(sound) > 1:
-        tell(
+        log(
             f"From {CAUSES[0]} on: how many milliseconds longer a step takes than at the smallest "
             "size. Speedup and efficiency assume that each rank keeps its batch size."
         )
         small, large = typical(runs[sound[0]]), typical(runs[sound[-1]])
-        found = changes(small, large, spec.launch)
-        if not found:
-            tell(f"Nothing is lost that is worth a change ({_WORTH:.0%} of a step).")
-        for number, one in enumerate(found, 1):
-            tell(
-                f"{number}. {one.cause}, {one.share:.0%} of a step: {one.text}; at most "
-                f"{1 / (1 - min(one.share, 0.99)):.2f} times as fast."
+        advice = changes(small, large, spec.launch)
+        if not advice:
+            log(f"Nothing is lost that is worth a change ({_WORTH:.0%} of a step).")
+        for number, change in enumerate(advice, 1):
+            log(
+                f"{number}. {change.cause}, {change.share:.0%} of a step: {change.text}; at most "
+                f"{1 / (1 - min(change.share, 0.99)):.2f} times as fast."
             )
-            times = _tried(spec, sound[-1], one, f"try{number}-", tell) if one.words else None
-            tried.append({**one._asdict(), "tried": times})
+            prefix = f"try{number}-"
+            times = _tried(spec, sound[-1], change, prefix, log) if change.words else None
+            tried.append({**change._asdict(), "tried": times})
     document = {
         "schema": 1,
-        "sizes": [_row(size, runs[size]) for size in wanted],
+        "sizes": [_row(size, runs[size]) for size in job_sizes],
         "changes": tried,
     }
     trials.write(spec.out, {DATA: json.dumps(document, indent=1) + "\n"})
-    return 0 if len(sound) == len(wanted) else 1
+    return 0 if len(sound) == len(job_sizes) else 1
 
 
 def _tried(
-    spec: TuneSpec, size: JobSize, change: Change, prefix: str, tell: Callable[[str], object]
+    spec: TuneSpec, size: JobSize, change: Change, prefix: str, log: Callable[[str], object]
 ) -> float | None:
     """Run SIZE with and without CHANGE in turns, and return how many times as fast it is."""
-    other = JobSize(size.number, (*size.words, *change.words))
-    runs = in_turns(spec, (size, other), lambda _: None, prefix)
+    changed = JobSize(size.number, (*size.words, *change.words))
+    runs = in_turns(spec, (size, changed), lambda _: None, prefix)
     shown = " ".join(change.words)
-    fault = next((run.fault for each in runs.values() for run in each if run.fault), "")
+    fault = next((run.fault for several in runs.values() for run in several if run.fault), "")
     if fault:
-        tell(f"   Tried {shown}: {fault}")
+        log(f"   Tried {shown}: {fault}")
         return None
-    least, middle, most = efficiency(runs[size], runs[other])
+    least, middle, most = efficiency(runs[size], runs[changed])
     spread = f" ({least:.2f} to {most:.2f})" if spec.repeats > 1 else ""
-    tell(f"   Tried {shown}: {middle:.2f} times as fast{spread}.")
+    log(f"   Tried {shown}: {middle:.2f} times as fast{spread}.")
     return middle
 
 

@@ -1,4 +1,4 @@
-"""The results of a tuning: a ranking, best.yaml, tune.json and tune.html."""
+"""Writes the results of a tuning: a ranking, best.yaml, tune.json and tune.html."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def table(results: Sequence[Result], width: int = 0) -> str:
 
 
 def best_of(results: Sequence[Result]) -> Result | None:
-    """Return the first that works."""
-    return next((one for one in results if not one.fault), None)
+    """Return the first result that works."""
+    return next((result for result in results if not result.fault), None)
 
 
 def doubts(results: Sequence[Result]) -> list[str]:
-    """Return why the first may not be the best."""
-    finished = [one for one in results if not one.fault]
+    """Return why the first result may not be the best."""
+    finished = [result for result in results if not result.fault]
     sentences = []
     if len(finished) > 1 and finished[0].round == finished[1].round:
         best, second = finished[:2]
@@ -105,7 +105,7 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
     best = best_of(results)
     texts = {DATA: _data(spec, results, best), PAGE: page(results)}
     if best is None:
-        # Not the best of an earlier tune.
+        # Remove the best of an earlier tuning.
         (Path(spec.out) / BEST).unlink(missing_ok=True)
     else:
         texts[BEST] = yaml_of(best, strategy_of(best))
@@ -114,13 +114,13 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
 
 
 def strategy_of(best: Result) -> dict[str, Any]:
-    """Return the whole strategy that BEST was launched with; empty if it is missing."""
+    """Return the complete strategy that BEST was launched with; empty if it is missing."""
     path = Path(best.trials[-1].folder) / "log" / names.LATEST / names.STRATEGY
     return reading.document(str(path)) or {}
 
 
 def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
-    """Return BEST as a strategy file that needs no other: all of STRATEGY, with its values.
+    """Return BEST as a self-contained strategy file: all of STRATEGY, with its values.
 
     >>> from fleetrun.commands.tune.halving import Result, Trial
     >>> from fleetrun.commands.tune.candidates import Candidate
@@ -140,27 +140,28 @@ def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
     """
     runs = f"{counted(len(best.trials), 'run')} of {best.steps} updates"
     how = f"{best.speed:.2f} steps/s, spread {best.spread:.1%}, {runs}"
-    whole = yaml.safe_dump(_whole(best.candidate, strategy), sort_keys=False, allow_unicode=True)
-    return f"# fleetrun tune: {how}.\n{whole}"
+    document = _merged(best.candidate, strategy)
+    body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return f"# fleetrun tune: {how}.\n{body}"
 
 
-def _whole(candidate: Candidate, strategy: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return STRATEGY by sections, completed from CANDIDATE."""
-    whole: dict[str, dict[str, Any]] = {section: {} for section in fields.SECTIONS}
+def _merged(candidate: Candidate, strategy: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return STRATEGY by section, with the values of CANDIDATE."""
+    document: dict[str, dict[str, Any]] = {section: {} for section in fields.SECTIONS}
     for section in fields.FIELD_SECTIONS:
-        whole[section] |= copy.deepcopy(strategy.get(section, {}))
+        document[section] |= copy.deepcopy(strategy.get(section, {}))
     for name, value in strategy.get("environment", {}).items():
-        # What stands for a secret is no value.
+        # The placeholder of a secret is no value.
         if secrets.HIDDEN not in value:
-            whole[_section_of(name)][name] = value
+            document[_section_of(name)][name] = value
     for key, text in candidate.values:
         knob = load.parse_set(f"{key}={text}")
         configs, dot, part = knob.name.partition(".")
-        home = whole[knob.section].setdefault(configs, {}) if dot else whole[knob.section]
+        home = document[knob.section].setdefault(configs, {}) if dot else document[knob.section]
         home.setdefault(
             part or configs, list(knob.value) if isinstance(knob.value, tuple) else knob.value
         )
-    return {section: values for section, values in whole.items() if values}
+    return {section: values for section, values in document.items() if values}
 
 
 def _section_of(variable: str) -> str:

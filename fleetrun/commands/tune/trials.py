@@ -1,4 +1,4 @@
-"""One run of a candidate: a launch in a process of its own, and its results."""
+"""Runs a candidate: a launch in a separate process, and its results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNSEEN = "it succeeded, but no update was seen: does it train with Paddle?"
 
 
 def run(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
-    """Launch CANDIDATE in the folder NAME for STEPS updates and those in which it plans."""
+    """Launch CANDIDATE in the folder NAME for its planning updates and STEPS more."""
     folder = new_folder(spec.out, "trials", name)
     planning = spec.planning(candidate)
     options = [*spec.launch, *(f"--set={key}={value}" for key, value in candidate.values)]
@@ -48,7 +48,7 @@ def run(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
     verdicts = verdicts_of(events)
     return Trial(
         updates_per_s=speed,
-        # After as many updates as the other candidates have made.
+        # After as many updates as the other candidates.
         loss=losses.get(0, {}).get(timed[-1] - planning),
         peak_bytes=peak_bytes(events),
         merged=_merged(candidate, verdicts),
@@ -58,7 +58,7 @@ def run(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
 
 
 def new_folder(*parts: str) -> Path:
-    """Return the folder of PARTS, empty: a launch must not be judged by what another has left."""
+    """Return the folder of PARTS, emptied of what another launch has left."""
     folder = Path(*parts).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -90,7 +90,7 @@ def launch(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            # Also when somebody presses Ctrl-C: the ranks end before we do.
+            # Also on Ctrl-C: the ranks end before this process.
             if process.poll() is None:
                 process.terminate()
                 try:
@@ -111,7 +111,7 @@ def outcome(
 
 
 def updates_per_s(at: Mapping[int, float], timed: Sequence[int]) -> float | None:
-    """Return the speed by the times AT of the updates TIMED, in order; None if they are too few."""
+    """Return the speed by the times AT of the updates TIMED, sorted; None if they are too few."""
     if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
         return None
     return (timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]])
@@ -126,32 +126,31 @@ def write(out: str, texts: Mapping[str, str]) -> None:
 
 
 def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, float]]]:
-    """Return when each update was made by the last rank that made it, and each rank's losses."""
+    """Return the time of each update on the last rank, and the losses of each rank."""
     at: dict[int, float] = {}
     losses: dict[int, dict[int, float]] = {}
     for path in run_dir.glob(names.rank_records("*")):
         rank = path.name.split(".")[1]
-        for one in rankfile.updates(str(path)):
-            at[one.number] = max(at.get(one.number, one.at), one.at)
-            if one.loss is not None and rank.isdigit():
-                losses.setdefault(int(rank), {})[one.number] = one.loss
+        for update in rankfile.updates(str(path)):
+            at[update.number] = max(at.get(update.number, update.at), update.at)
+            if update.loss is not None and rank.isdigit():
+                losses.setdefault(int(rank), {})[update.number] = update.loss
     return at, losses
 
 
 def peak_bytes(events: Iterable[EventRecord]) -> int | None:
-    """Return the most memory of the host that a process held."""
-    return (
-        max((reading.whole(one.more.get("peak_bytes")) or 0 for one in events), default=0) or None
-    )
+    """Return the peak host memory of any process, None if unknown."""
+    peaks = (reading.whole(event.more.get("peak_bytes")) or 0 for event in events)
+    return max(peaks, default=0) or None
 
 
 def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) -> str:
     """Return why a run failed, in one line; its output is in FOLDER."""
     verdict = reading.text(events[-1].more.get("verdict")) if events else ""
     parts = [verdict] if verdict else []
-    found = reportfile.read(str(run_dir / names.REPORT))
-    if found is not None and found.culprit is not None:
-        culprit = found.culprit
+    report = reportfile.read(str(run_dir / names.REPORT))
+    if report is not None and report.culprit is not None:
+        culprit = report.culprit
         words = [line for line in culprit.last_words if line.strip()]
         parts += [f"{culprit.kind}: {culprit.message}"] if culprit.kind else words[-1:]
     if not parts:
@@ -161,7 +160,7 @@ def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) 
 
 
 def verdicts_of(events: Iterable[EventRecord]) -> dict[str, FieldVerdict]:
-    """Return what became of each field; where ranks disagree, the worst verdict."""
+    """Return the verdict of each field; the worst one if ranks disagree."""
     reports = [event for event in events if event.event == "strategy_report"]
     verdicts: dict[str, FieldVerdict] = {}
     for verdict in eventfile.verdicts(reports[-1]) if reports else ():
@@ -192,7 +191,7 @@ def _merged(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> int:
 
 
 def _idle(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> tuple[str, ...]:
-    """Return which varied fields change nothing, as far as the evidence says."""
+    """Return the varied fields that change nothing, by the evidence."""
     sentences = []
     for key, _ in candidate.values:
         verdict = verdicts.get(_field(key))

@@ -1,4 +1,4 @@
-"""`fleetrun ui`: a live page about the runs of a log folder, for the browser of this machine."""
+"""`fleetrun ui`: serves a live page about the runs of a log folder, on this machine only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fleetrun.commands import parser
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import put
 
-# No other machine reaches it.
+# Unreachable from other machines.
 _ADDRESS = "127.0.0.1"
 _NEEDED = ("starlette", "uvicorn")
 _NICE = 10
 
 
 def _ui(log_dir: str, port: int) -> int:
-    """Serve the page until Ctrl-C; EnvironmentFault if that cannot be."""
+    """Serve the page until Ctrl-C; EnvironmentFault if that is impossible."""
     from importlib.util import find_spec
 
     if any(find_spec(name) is None for name in _NEEDED):
@@ -30,28 +30,28 @@ def _ui(log_dir: str, port: int) -> int:
         )
     from fleetrun.commands.ui import server  # only with what it needs
 
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((_ADDRESS, port))
-            # Who opens the address at once waits for the answer.
-            listening.listen()
+            listener.bind((_ADDRESS, port))
+            # A browser that opens the address at once waits for the answer.
+            listener.listen()
         except OSError as error:
             raise EnvironmentFault(
                 f"ui: port {port} of {_ADDRESS} cannot be used ({error.strerror}): leave --port "
                 "out to get a free one."
             ) from None
         token = secrets.token_urlsafe(32)
-        port = listening.getsockname()[1]
+        port = listener.getsockname()[1]
         put(
             f"http://{_ADDRESS}:{port}/#token={token}\n"
             "Open this address in a browser of this machine; whoever has it can read the runs.\n"
             f"From another machine: ssh -L {port}:{_ADDRESS}:{port} {socket.gethostname()}. "
             "Ctrl-C ends it.\n"
         )
-        # The jobs beside it come first.
+        # Jobs on this host go first.
         os.nice(_NICE)
-        server.serve(listening, token, log_dir)
+        server.serve(listener, token, log_dir)
     return 0
 
 

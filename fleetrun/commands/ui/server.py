@@ -1,8 +1,8 @@
-"""What `fleetrun ui` answers, and to whom.
+"""The web server of `fleetrun ui`, and its access control.
 
 Everything about a run needs the token, in a header that no page of another origin can send: there
-is no cookie, and no answer to CORS. A request whose Host is another name than this machine's own
-was led here by somebody else's DNS, and gets nothing at all.
+are no cookies and no CORS headers. A request for another host name than this machine's was led here
+by foreign DNS (rebinding), and gets nothing at all.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _FILES = (
 
 
 def serve(listening: socket.socket, token: str, log_dir: str) -> None:
-    """Answer at the socket LISTENING, about the runs in LOG_DIR, until a signal ends it."""
-    # Each log that is merged is open, and there may be thousands.
+    """Answer at the socket LISTENING about the runs in LOG_DIR until a signal ends it."""
+    # Every merged log is an open file, and there may be thousands.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     config = uvicorn.Config(
@@ -73,7 +73,7 @@ def application(token: str, views: Views) -> ASGIApp:
 
     def answer(path: str, get: Callable[[Request], object], *, method: str = "GET") -> Route:
         def endpoint(request: Request) -> Response:
-            # It runs in a thread, so that a long search holds up nobody else.
+            # In a thread, so that a long search delays no other request.
             try:
                 return JSONResponse(get(request))
             except KeyError:
@@ -83,7 +83,7 @@ def application(token: str, views: Views) -> ASGIApp:
 
         return Route(path, endpoint, methods=[method])
 
-    def asked(request: Request) -> dict[str, str]:
+    def query(request: Request) -> dict[str, str]:
         return dict(request.query_params)
 
     run = "/api/runs/{run}"
@@ -94,22 +94,24 @@ def application(token: str, views: Views) -> ASGIApp:
         ),
         _fixed("/words.js", words.script(), "text/javascript"),
         answer("/api/runs", lambda _: views.listed()),
-        answer(run, lambda it: views.run(it.path_params["run"], asked(it).get("seen", ""))),
-        answer(f"{run}/logs", lambda it: views.logs(it.path_params["run"], asked(it))),
-        answer(f"{run}/stacks", lambda it: views.stacks(it.path_params["run"])),
-        answer(f"{run}/stacks", lambda it: views.take_stacks(it.path_params["run"]), method="POST"),
-        answer(f"{run}/beside/{{other}}", lambda it: views.beside(**it.path_params)),
+        answer(run, lambda req: views.run(req.path_params["run"], query(req).get("seen", ""))),
+        answer(f"{run}/logs", lambda req: views.logs(req.path_params["run"], query(req))),
+        answer(f"{run}/stacks", lambda req: views.stacks(req.path_params["run"])),
+        answer(
+            f"{run}/stacks", lambda req: views.take_stacks(req.path_params["run"]), method="POST"
+        ),
+        answer(f"{run}/beside/{{other}}", lambda req: views.beside(**req.path_params)),
     ]
     return _guarded(Starlette(routes=routes), token)
 
 
 def _fixed(path: str, text: str, kind: str) -> Route:
-    """Return the route of a file, which needs no token: it says nothing about any run."""
+    """Return the route of a file; it needs no token, as it is about no run."""
     return Route(path, lambda _: Response(text, media_type=kind))
 
 
 def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
-    """Return INNER behind a check of each request, with headers that lock its pages in."""
+    """Return INNER behind a check of each request, with security headers on each response."""
     expected = f"Bearer {token}".encode()
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,8 +120,8 @@ def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
 
         async def locked(message: Any) -> None:  # noqa: ANN401 - as ASGI has it
             if message["type"] == "http.response.start":
-                given = [(name.lower().encode(), text.encode()) for name, text in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *given]
+                added = [(name.lower().encode(), text.encode()) for name, text in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         await (inner if refusal is None else refusal)(scope, receive, locked)

@@ -1,4 +1,4 @@
-"""What the page of `fleetrun ui` shows: runs, ranks over time, logs, stacks, as JSON."""
+"""The data of the page of `fleetrun ui` as JSON: runs, ranks over time, logs, stacks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _MOST_RUNS = 200
 # The columns of a picture, and its cells, all of which a browser gets whenever something changes.
 _LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 17
-# The bytes of each log that are searched for steps and losses whenever it has grown.
+# The bytes of each log that are searched for steps and losses when it has grown.
 _MOST_SEARCHED = 2 << 20
-# The bytes of logs that are shown, and read unless a pattern is searched for.
+# The bytes of logs that are shown, and read unless a pattern is given.
 _MOST_SHOWN = 256 << 10
 _LEAST_OF_EACH = 4 << 10
 _MOST_STACKS = 1 << 20
@@ -38,22 +38,22 @@ class Views:
 
     def __init__(self, log_dir: str) -> None:
         self._log_dir = os.path.abspath(log_dir)
-        # By the keys in addresses: no path from a request is ever opened.
+        # By the keys in addresses, so that no path from a request is ever opened.
         self._paths: dict[str, str] = {}
         self._runs: dict[str, tuple[int, Run]] = {}
-        # By key: the version that was read last, and its story.
+        # By key: the version that was last read, and its story.
         self._watched: dict[str, tuple[str, history.RunHistory]] = {}
         self._metrics: dict[str, metricsfile.MetricsReader] = {}
-        # Requests are answered by threads.
+        # Threads answer requests.
         self._lock = threading.Lock()
 
     def listed(self) -> list[dict[str, object]]:
-        """Return the runs in the log folder, then those elsewhere; the newest first."""
+        """Return the runs in the log folder, then those elsewhere, newest first."""
         here = [os.path.realpath(path) for path in runs.listed(self._log_dir)[:_MOST_RUNS]]
-        others = [os.path.realpath(job.run_dir) for job in jobs.find() if job.run_dir]
+        elsewhere = [os.path.realpath(job.run_dir) for job in jobs.find() if job.run_dir]
         rows: list[dict[str, object]] = []
         with self._lock:
-            for path in dict.fromkeys((*here, *reversed(others))):
+            for path in dict.fromkeys((*here, *reversed(elsewhere))):
                 if choose.is_hidden(path) or not os.path.exists(os.path.join(path, names.LOCK)):
                     continue
                 key = sha256(os.fsencode(path)).hexdigest()[:16]
@@ -77,13 +77,14 @@ class Views:
         return rows
 
     def run(self, key: str, seen: str) -> dict[str, object]:
-        """Return all but the logs of the run KEY; only its state if it is still at version SEEN."""
-        found = self._hosts(key)
-        version = _version(found)
-        state = {"version": version, "is_running": any(runs.is_running(one.path) for one in found)}
+        """Return everything but the logs of the run KEY; only its state if SEEN is its version."""
+        hosts = self._hosts(key)
+        version = _version(hosts)
+        is_running = any(runs.is_running(run.path) for run in hosts)
+        state: dict[str, object] = {"version": version, "is_running": is_running}
         if version == seen:
             return state
-        story = self._story(key, found, version)
+        story = self._story(key, hosts, version)
         shown = page.sections(story, 0, _unlinked)
         return {
             **state,
@@ -94,31 +95,31 @@ class Views:
             "processes": [bar.label for bar in story.bars if not bar.attempt],
         }
 
-    def logs(self, key: str, asked: Mapping[str, str]) -> dict[str, object]:
-        """Return the last lines of the run KEY, merged and filtered by the parameters ASKED."""
-        found = self._hosts(key)
-        pattern = choose.pattern(asked["grep"], "grep") if asked.get("grep") else None
-        attempt = int(asked["attempt"]) if asked.get("attempt", "").isdecimal() else None
+    def logs(self, key: str, query: Mapping[str, str]) -> dict[str, object]:
+        """Return the last lines of the run KEY, merged and filtered by the parameters QUERY."""
+        hosts = self._hosts(key)
+        pattern = choose.pattern(query["grep"], "grep") if query.get("grep") else None
+        attempt = int(query["attempt"]) if query.get("attempt", "").isdecimal() else None
 
-        def pick(found: Sequence[Run]) -> list[runs.LogRecord]:
+        def pick(chosen: Sequence[Run]) -> list[runs.LogRecord]:
             logs = choose.find_logs(
-                found, rank=asked.get("rank") or None, attempt=attempt, failed="failed" in asked
+                chosen, rank=query.get("rank") or None, attempt=attempt, failed="failed" in query
             )
             return [log for log in logs if os.path.exists(log.path)]
 
-        count = max(len(pick(found)), 1)
-        kept = bytearray()
+        count = max(len(pick(hosts)), 1)
+        tail = bytearray()
         is_cut = False
 
         def keep(piece: bytes) -> None:
             nonlocal is_cut
-            kept.extend(piece)
-            if len(kept) > _MOST_SHOWN:
+            tail.extend(piece)
+            if len(tail) > _MOST_SHOWN:
                 is_cut = True
-                del kept[:-_MOST_SHOWN]
+                del tail[:-_MOST_SHOWN]
 
         most = None if pattern else max(_MOST_SHOWN // count, _LEAST_OF_EACH)
-        wanted = show.LogFilter(
+        log_filter = show.LogFilter(
             pattern=pattern,
             since=None,
             is_coloured=False,
@@ -126,15 +127,15 @@ class Views:
             is_clean=True,
             most_bytes=most,
         )
-        show.Viewer(found, pick, wanted, keep).merge()
-        text = bytes(kept).decode(errors="replace")
+        show.Viewer(hosts, pick, log_filter, keep).merge()
+        text = bytes(tail).decode(errors="replace")
         if is_cut:
             text = text.partition("\n")[2]
         return {"text": visible_lines(text), "is_cut": is_cut, "count": count}
 
     def stacks(self, key: str) -> dict[str, object]:
         """Return the newest stacks of the ranks of the run KEY, and their last collectives."""
-        found = []
+        dumps = []
         hosts = self._hosts(key)
         for run in hosts:
             labels = {log.file_key: log.label for log in run.logs}
@@ -143,13 +144,13 @@ class Views:
                 dump = reading.content(path, _MOST_STACKS // len(labels) + 4096, from_end=True)
                 if dump:
                     text = visible_lines(newest(dump.decode(errors="replace")))
-                    found.append({"label": label, "text": text})
+                    dumps.append({"label": label, "text": text})
         try:
             recorded = collectives.text(hosts, None)
         except EnvironmentFault:
             # Nothing was recorded.
             recorded = ""
-        return {"stacks": found, "collectives": recorded}
+        return {"stacks": dumps, "collectives": recorded}
 
     def take_stacks(self, key: str) -> dict[str, object]:
         """Ask the launcher of the run KEY for the stacks of its ranks, as SIGQUIT does."""
@@ -159,11 +160,11 @@ class Views:
         return {"asked": asked}
 
     def beside(self, run: str, other: str) -> dict[str, object]:
-        """Return the runs RUN and OTHER beside each other."""
+        """Return a comparison of the runs RUN and OTHER."""
         stories = []
         for key in (run, other):
-            found = self._hosts(key)
-            stories.append(self._story(key, found, _version(found)))
+            hosts = self._hosts(key)
+            stories.append(self._story(key, hosts, _version(hosts)))
         return {"beside": page.comparison(stories)}
 
     def _hosts(self, key: str) -> list[Run]:
@@ -180,11 +181,11 @@ class Views:
             before = self._runs[path] = size, runs.read(path)
         return before[1]
 
-    def _story(self, key: str, found: Sequence[Run], version: str) -> history.RunHistory:
+    def _story(self, key: str, hosts: Sequence[Run], version: str) -> history.RunHistory:
         with self._lock:
             before = self._watched.get(key)
             if before is None or before[0] != version:
-                story = history.read(found, measured=self._measured, most_bytes=_MOST_SEARCHED)
+                story = history.read(hosts, measured=self._measured, most_bytes=_MOST_SEARCHED)
                 before = self._watched[key] = version, story
             return before[1]
 
@@ -198,19 +199,19 @@ class Views:
         return self._metrics[run.path].read()
 
 
-def _version(found: Sequence[Run]) -> str:
-    """Return a hash that changes when files of the runs FOUND do."""
+def _version(hosts: Sequence[Run]) -> str:
+    """Return a hash that changes with the files of the runs HOSTS."""
     files = [
-        os.path.join(run.path, name) for run in found for name in (names.EVENTS, names.METRICS)
+        os.path.join(run.path, name) for run in hosts for name in (names.EVENTS, names.METRICS)
     ]
-    files += [path for run in found for log in run.logs[:8] for path in log.paths]
+    files += [path for run in hosts for log in run.logs[:8] for path in log.paths]
     sizes = ",".join(str(reading.size(path)) for path in files)
-    running = "".join(str(int(runs.is_running(run.path))) for run in found)
+    running = "".join(str(int(runs.is_running(run.path))) for run in hosts)
     return sha256(f"{sizes} {running}".encode()).hexdigest()[:16]
 
 
 def _use(used: history.Use) -> dict[str, Any]:
-    """Return USED for a picture: its numbers row by row, as 32-bit floats in base64."""
+    """Return USED for a picture, its numbers row by row as 32-bit floats in base64."""
     numbers = array("f")
     for row in used.values:
         numbers.extend(float("nan") if value is None else value for value in row)
@@ -219,5 +220,5 @@ def _use(used: history.Use) -> dict[str, Any]:
 
 
 def _unlinked(path: str, text: str) -> str:
-    """Name a log where the page of a file would have a link to it."""
+    """Return the name and path of a log, as a live page has no link to it."""
     return f"{page.escaped(text)}: {page.escaped(path)}"

@@ -1,4 +1,4 @@
-"""`fleetrun verify`: prove on the user's script that a strategy trains as plain Paddle does."""
+"""`fleetrun verify`: proves on the user's script that a strategy trains as plain Paddle does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fleetrun.model import Strategy
 
 _EXEC = "exec"
-# As `--strategy_strict` ends a job.
+# The same exit code as that of --strategy_strict.
 _UNEQUAL = 5
 
 
@@ -34,10 +34,10 @@ def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as `mak
         f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in turns; "
         f"everything is kept in {spec.out}"
     )
-    found = equivalence.prove(spec, training_runs.run, say)
-    equivalence.write(spec, found)
-    say(equivalence.text(spec, found))
-    return 1 if found.fault else 0 if found.is_equal else _UNEQUAL
+    result = equivalence.prove(spec, training_runs.run, say)
+    equivalence.write(spec, result)
+    say(equivalence.text(spec, result))
+    return 1 if result.fault else 0 if result.is_equal else _UNEQUAL
 
 
 def make(
@@ -57,19 +57,19 @@ def make(
             "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."
         )
     is_exec = script[0] == _EXEC and not os.path.exists(_EXEC)
-    words = tuple(f"{given.typed}={given.raw}" for given in launch.options)
-    others = [given for given in launch.options if given.option.group != options.STRATEGY]
-    # An empty list: what a config file asks for does not count either.
-    plain = ("--strategy=", *(f"{given.typed}={given.raw}" for given in others))
-    asked = _strategy(words, environ)
-    if asked is None or not asked.knobs:
+    words = tuple(f"{setting.typed}={setting.raw}" for setting in launch.options)
+    others = [setting for setting in launch.options if setting.option.group != options.STRATEGY]
+    # An empty list also overrides a config file.
+    plain = ("--strategy=", *(f"{setting.typed}={setting.raw}" for setting in others))
+    strategy = _strategy(words, environ)
+    if strategy is None or not strategy.knobs:
         raise UsageError("nothing to verify: give --strategy, or --set.")
     if _strategy(plain, {**environ, STRATEGY: ""}) is not None:
         raise UsageError(
             "the config file sets single fields of a strategy, so nothing is plain Paddle: give "
             "them as --set, or as --strategy=FILE."
         )
-    merge = {knob.name.rpartition(".")[2]: knob.value for knob in asked.knobs}
+    merge = {knob.name.rpartition(".")[2]: knob.value for knob in strategy.knobs}
     return training_runs.VerifySpec(
         updates=updates,
         repeats=repeats,
@@ -79,16 +79,17 @@ def make(
         strategy=words,
         script=script[1:] if is_exec else script,
         is_exec=is_exec,
-        name=", ".join(each if each != load.SET else _sets(launch) for each in asked.sources),
-        fields=tuple(knob.name for knob in asked.knobs if knob.value is not False),
+        name=", ".join(name if name != load.SET else _sets(launch) for name in strategy.sources),
+        fields=tuple(knob.name for knob in strategy.knobs if knob.value is not False),
         merge=int(str(merge.get("k_steps", 1))) if merge.get("gradient_merge") else 1,
         averages=merge.get("avg", True) is not False,
     )
 
 
 def _sets(launch: parser.Launch) -> str:
-    """Return the fields that LAUNCH sets one by one, as they were typed."""
-    return " ".join(f"--set {one.raw}" for one in launch.options if one.option.name == "set")
+    """Return the fields that LAUNCH sets one by one, as typed."""
+    sets = [setting for setting in launch.options if setting.option.name == "set"]
+    return " ".join(f"--set {setting.raw}" for setting in sets)
 
 
 def _strategy(words: tuple[str, ...], environ: dict[str, str]) -> Strategy | None:

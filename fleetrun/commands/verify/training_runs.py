@@ -1,4 +1,4 @@
-"""One run of `fleetrun verify`: the launch in a process of its own, and what its ranks recorded."""
+"""Runs one training of `fleetrun verify` in a separate process, and reads its records."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _MERGE = "gradient_merge_configs"
 
 
 class VerifySpec(NamedTuple):
-    """What to compare, for how long, and the launch."""
+    """The comparison and the launch."""
 
     updates: int
     repeats: int
     timeout_s: float
     out: str
-    # The options of a launch as plain Paddle and of one with the strategy, as words.
+    # The options of a launch as plain Paddle, and with the strategy.
     plain: tuple[str, ...]
     strategy: tuple[str, ...]
     # The script with its arguments, or the command of `fleetrun exec`.
     script: tuple[str, ...]
     is_exec: bool
-    # What the strategy is called, and its fields.
+    # The strategy's name and fields.
     name: str
     fields: tuple[str, ...]
-    # Steps of the script for an update, if it asks for that, and whether gradients are averaged.
+    # Steps of the script per update if it requests merging, and whether gradients are averaged.
     merge: int = 1
     averages: bool = True
 
@@ -53,7 +53,7 @@ class VerifySpec(NamedTuple):
 class Kind(NamedTuple):
     """How a run trains: with the strategy, or as plain Paddle that may add up gradients by hand.
 
-    `moves`: the last places of its gradients are others.
+    `moves`: the last places of its gradients are changed.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Kind(NamedTuple):
 
 
 class VerifyRun(NamedTuple):
-    """What became of a run."""
+    """The outcome of a run."""
 
     kind: Kind
     folder: str
-    # Why it counts for nothing, and whether it has proved that the ranks differ.
+    # Why the run does not count.
     fault: str = ""
     snapshots: RunSnapshots = RunSnapshots({}, {})
     updates: int = 0
@@ -79,21 +79,21 @@ class VerifyRun(NamedTuple):
 
     @property
     def merged(self) -> int:
-        """The steps of the script in an update that fleetrun has merged."""
+        """The steps of the script per update that fleetrun has merged."""
         merge = self.verdicts.get(_MERGE)
         if merge is None or merge.status not in IN_EFFECT:
             return 1
-        found = [word.partition("=")[2] for word in merge.in_effect.split() if "k_steps" in word]
-        return int(found[0]) if found and found[0].isdigit() else 1
+        steps = [word.partition("=")[2] for word in merge.in_effect.split() if "k_steps" in word]
+        return int(steps[0]) if steps and steps[0].isdigit() else 1
 
 
 def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
-    """Launch SPEC as a run of KIND, in the folder NAME, and return its outcome."""
+    """Launch SPEC as a run of KIND in the folder NAME, and return its outcome."""
     folder = trials.new_folder(spec.out, "runs", name)
     snapshots = folder / "snapshots"
     snapshots.mkdir()
     options = ["exec"] * spec.is_exec + [*(spec.strategy if kind.has_strategy else spec.plain)]
-    wanted = {
+    request = {
         "path": str(snapshots),
         "updates": spec.updates,
         "snapshots": spec.snapshots,
@@ -101,12 +101,12 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
         "averages": spec.averages,
         "moves": kind.moves,
     }
-    environ = {variables.STOP_AFTER: str(spec.updates), variables.VERIFY: json.dumps(wanted)}
+    environ = {variables.STOP_AFTER: str(spec.updates), variables.VERIFY: json.dumps(request)}
     if not kind.has_strategy:
         environ[variables.STRATEGY] = ""
     code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
     parameters, paths, device_bytes = _read(snapshots)
-    # A command below `fleetrun exec` may have a log folder of its own.
+    # A command below `fleetrun exec` may have its own log folder.
     latest = folder / "log" / names.LATEST
     run_dir = Path(paths[0]).parent if paths else latest
     events, fault = trials.outcome(code, folder, run_dir, spec.timeout_s)
@@ -134,38 +134,38 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
 def _read(
     folder: Path,
 ) -> tuple[dict[int, dict[tuple[int, int], list[Parameter]]], list[str], int | None]:
-    """Return the snapshots in FOLDER, the files of the ranks' records, and their device memory."""
-    found: dict[int, dict[tuple[int, int], list[Parameter]]] = {}
+    """Return the snapshots in FOLDER, the paths of the ranks' records, and their device memory."""
+    snapshots: dict[int, dict[tuple[int, int], list[Parameter]]] = {}
     paths = []
     device_bytes = None
-    for path in sorted(folder.glob("*.jsonl"), key=lambda each: int(each.stem)):
+    for path in sorted(folder.glob("*.jsonl"), key=lambda item: int(item.stem)):
         for line in reading.lines(str(path)):
             key = reading.whole(line.get("optimizer")), reading.whole(line.get("update"))
             with suppress(KeyError, ValueError, TypeError):
                 if None not in key:
-                    found.setdefault(int(path.stem), {})[key] = _parameters(line)  # type: ignore[index]
+                    snapshots.setdefault(int(path.stem), {})[key] = _parameters(line)  # type: ignore[index]
             paths.append(reading.text(line.get("records")))
             device_bytes = (
                 max(device_bytes or 0, reading.whole(line.get("device_bytes")) or 0) or None
             )
-    return found, list(dict.fromkeys(filter(None, paths))), device_bytes
+    return snapshots, list(dict.fromkeys(filter(None, paths))), device_bytes
 
 
 def _parameters(line: Mapping[str, Any]) -> list[Parameter]:
     columns = ("names", "kinds", "dtypes", "sizes", "sums", "largest", "values")
     return [
         Parameter._make((*row, array("d", base64.b64decode(values))))
-        for *row, values in zip(*(line[each] for each in columns), strict=True)
+        for *row, values in zip(*(line[column] for column in columns), strict=True)
     ]
 
 
 def _printed(events: Sequence[EventRecord], run_dir: Path) -> dict[int, dict[int, float]]:
-    """Return the losses that ranks have printed, by their number, where Paddle showed none."""
-    found = {}
-    for rank in sorted({one.rank for one in events if one.rank is not None}):
+    """Return the losses that ranks have printed, by number, if Paddle showed none."""
+    by_rank = {}
+    for rank in sorted({event.rank for event in events if event.rank is not None}):
         with suppress(OSError):
             text = (run_dir / f"{names.LOGS['TRAINER']}.{rank}").read_bytes()
             losses = progress.losses(text)
             if losses:
-                found[rank] = dict(enumerate(losses, 1))
-    return found
+                by_rank[rank] = dict(enumerate(losses, 1))
+    return by_rank

@@ -39,8 +39,8 @@ cd '/work/my job' || exit
 srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=64 \\
     /usr/bin/python3 -m fleetrun --strategy=comm_fusion train.py --name 'a b'
 code=$?
-# Who is preempted and ends within the partition's GraceTime has failed for Slurm, and would
-# not begin again.
+# A preempted job that ends within the partition's GraceTime has failed for Slurm, and would
+# not be requeued.
 case "$code $(scontrol show job "$SLURM_JOB_ID")" in
 143*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
 esac
