@@ -6,10 +6,10 @@ _INTERFACE = ("Job", "LaunchResult", "launch")
 
 
 def __getattr__(name: str) -> object:
-    """Return what the Python interface has, which nobody pays for who does not use it."""
+    """Return a name of the Python interface, which is only imported when it is used."""
     if name not in _INTERFACE:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
-    from importlib import import_module  # a launch never comes here
+    from importlib import import_module  # a launch does not need it
 
     return getattr(import_module("fleetrun.interface"), name)

@@ -7,7 +7,7 @@ import sys
 def run() -> None:
     """Run the command line and end this process."""
     try:
-        # Here, so that a Ctrl-C meanwhile is no traceback.
+        # Here, so that Ctrl-C during the import prints no traceback.
         from fleetrun.cli import main
 
         code = main()
@@ -15,23 +15,23 @@ def run() -> None:
         # 128 + SIGINT.
         code = 130
     try:
-        # None stands for one that was closed when we started.
+        # None: the stream was closed at the start.
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
     except OSError:
-        # The reader is gone; main has dealt with what that means.
+        # The reader is gone; main has handled that.
         pass
     if _is_watched():
-        # Coverage and profilers write down what they saw when the interpreter ends.
+        # Coverage and profilers write their data when the interpreter exits.
         sys.exit(code)
-    # Taking the interpreter apart takes 10 ms and more, which everybody waiting for the job's exit
-    # code would wait too. Nothing is left to take apart: the job is over and its files are closed.
+    # Finalizing the interpreter takes 10 ms and more, for which everybody waiting for the exit code
+    # would wait. Nothing is left to finalize: the job is over and its files are closed.
     os._exit(code)
 
 
 def _is_watched() -> bool:
-    """Whether somebody traces or profiles this process: coverage, cProfile, a debugger."""
-    # Since Python 3.12 tools may be here instead.
+    """Whether this process is traced or profiled: by coverage, cProfile or a debugger."""
+    # Since Python 3.12 tools may use this instead.
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is not None and any(monitoring.get_tool(tool) for tool in range(6)):
         return True
@@ -39,8 +39,8 @@ def _is_watched() -> bool:
 
 
 if __name__ == "__main__":
-    # With -m the current folder is the first place of modules, and a json.py there would be
-    # Python's: the scripts of the user are the ranks' business.
+    # With -m the current folder comes first in the search path, and a json.py there would replace
+    # Python's; the user's scripts are for the ranks.
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     run()

@@ -1,4 +1,4 @@
-"""Splits a command line into our options and the user's script; pure, and unaware of the world."""
+"""Splits a command line into our options and the user's script; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ _LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 
 
 class ParsedCommand(NamedTuple):
-    """What was typed: our options in order, and the script with its arguments untouched."""
+    """A parsed command line: our options in order, and the script with its arguments untouched."""
 
     settings: tuple[RawOption, ...]
     script: Script | None
@@ -31,7 +31,7 @@ class ParsedCommand(NamedTuple):
 
     def asks(self, name: str) -> bool:
         """Whether the option NAME was given."""
-        return any(given.option.name == name for given in self.settings)
+        return any(setting.option.name == name for setting in self.settings)
 
 
 class ParsedOptions(NamedTuple):
@@ -51,7 +51,7 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
     """Split WORDS into options and script; UsageError for an unknown option before the script.
 
     >>> parsed = split(["--gpus=0,1", "train.py", "--gpus=2", "--", ""])
-    >>> [(given.option.name, given.raw) for given in parsed.settings]
+    >>> [(setting.option.name, setting.raw) for setting in parsed.settings]
     [('gpus', '0,1')]
     >>> parsed.script
     Script(form='file', target='train.py', args=('--gpus=2', '--', ''))
@@ -60,8 +60,8 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
     if head.pending is not None:
         option = head.pending.option
         raise UsageError(f"{head.pending.typed} needs a value: {options.wanted(option)}")
-    # A manifest has the script.
-    ended = any(given.option.name in (*_ENDING, "from_manifest") for given in head.settings)
+    # A manifest contains the script.
+    ended = any(setting.option.name in (*_ENDING, "from_manifest") for setting in head.settings)
     if head.script_at is None and not ended:
         last = head.settings[-1] if head.settings else None
         if last is not None and last.raw.endswith(".py"):
@@ -79,7 +79,7 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
 
 
 def _misplaced(script: Script) -> tuple[str, ...]:
-    """Return a note for each argument of SCRIPT that only launchers are known to take."""
+    """Return a note for each argument of SCRIPT that only launchers take."""
     return tuple(
         f"{arg} comes after {script.target}, so the script gets it; put fleetrun's options "
         "before the script."
@@ -89,7 +89,7 @@ def _misplaced(script: Script) -> tuple[str, ...]:
 
 
 def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedOptions:
-    """Read our options at the head of WORDS, as far as they go."""
+    """Read our options at the head of WORDS."""
     names = options.by_name(table)
     settings: list[RawOption] = []
     notes: list[str] = []
@@ -128,7 +128,7 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
 
 
 def _unfound(option: Option) -> str:
-    """Return why a program that launches may have given OPTION no value."""
+    """Return why a program that launches may have given OPTION without a value."""
     if option.slot != "devices":
         return ""
     # paddleformers-cli does.
@@ -139,36 +139,36 @@ def _unfound(option: Option) -> str:
 
 
 def legible(words: Sequence[str]) -> ParsedCommand:
-    """Split WORDS as far as they make sense: an option that does not is left out, with its value.
+    """Split WORDS as far as possible, leaving out invalid options with their values.
 
     >>> parsed = legible(["--gpsu", "1", "--gpus", "--master=a:1", "train.py", "-x"])
-    >>> [given.typed for given in parsed.settings], parsed.script
+    >>> [setting.typed for setting in parsed.settings], parsed.script
     (['--master'], Script(form='file', target='train.py', args=('-x',)))
     """
-    kept: list[str] = []
-    head = scan(kept)
+    valid: list[str] = []
+    head = scan(valid)
     is_after_unknown = False
     for at, word in enumerate(words):
         if is_after_unknown and not word.startswith("-") and not word.endswith(".py"):
             is_after_unknown = False
             continue
         if head.pending is not None and word.startswith("-") and "=" in word:
-            kept.pop()
+            valid.pop()
         try:
-            head = scan([*kept, word])
+            head = scan([*valid, word])
             script = None if head.script_at is None else _script(words[at:])
         except UsageError:
             is_after_unknown = "=" not in word
             continue
         if script is not None:
             return ParsedCommand(head.settings, script, (), tuple(words))
-        kept.append(word)
+        valid.append(word)
         is_after_unknown = False
     return ParsedCommand(head.settings, None, (), tuple(words))
 
 
 def mistaken_script(parsed: ParsedCommand) -> str | None:
-    """Return why the script, which does not exist, was hardly meant as one; None if it may be.
+    """Return why the script, which does not exist, was hardly meant as one, or None.
 
     >>> mistaken_script(split(["--gpus", "0", "1", "train.py"]))
     '"1" is taken as the script, because --gpus ends at the space: write --gpus=0,1.'
@@ -199,26 +199,26 @@ def mistaken_script(parsed: ParsedCommand) -> str | None:
 
 
 def _is_listed(word: str) -> bool:
-    """Whether WORD looks like one more item of a list: numbers or addresses."""
+    """Whether WORD looks like another item of a list: numbers or addresses."""
     return word[:1].isdigit() and not word.strip("0123456789,.-")
 
 
 def _is_value(option: Option, word: str) -> bool:
     """Whether WORD, the next one after OPTION, is its value."""
-    # A negative number is a value; anything else with a hyphen is far more likely an option.
+    # A negative number is a value; any other word with a hyphen is more likely an option.
     if word.startswith("-") and not (word[1:].isdigit() and option.bare is None):
         return False
     return options.takes_next(option, word)
 
 
 def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -> Option:
-    """Find the option that TYPED names, whole or by the start of only one; VALUE follows it."""
+    """Return the option that TYPED names, completely or by a unique prefix; VALUE follows it."""
     name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
     if name in names:
         return names[name]
     starting = sorted(known for known in names if name and known.startswith(name))
     if f"{name}s" in starting:
-        # Rather than others that begin like it.
+        # Rather than other options with this prefix.
         starting = [f"{name}s"]
     if len({names[known].name for known in starting}) == 1 and len(name) >= _SHORTEST_PREFIX:
         option = names[starting[0]]
@@ -227,8 +227,8 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         return option
     if typed.startswith("--") and starting:
         listed = ", ".join(f"--{known}" for known in starting)
-        meant = f"did you mean {listed}?" if len(starting) == 1 else f"it could be {listed}."
-        raise UsageError(f"no such option: {typed}; {meant}")
+        hint = f"did you mean {listed}?" if len(starting) == 1 else f"it could be {listed}."
+        raise UsageError(f"no such option: {typed}; {hint}")
     of_kind = options.of_kind(name, value)
     if of_kind is not None and typed.startswith("--"):
         from fleetrun import hints  # only for what the table does not have
@@ -239,12 +239,12 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
 
 
 def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "") -> str:
-    """End a sentence with the name most like TYPED, or with where to look.
+    """Return the end of a sentence: the name most like TYPED, or where to look.
 
     >>> suggest("--nporc_per_node", options.by_name())
     '; did you mean --nproc_per_node?'
     """
-    # Only a mistake pays for these.
+    # Only imported for a mistake.
     from fleetrun import hints, suggestions
 
     hint = hints.find(typed if prefix else f"--{typed}", value)
@@ -255,7 +255,7 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     if prefix and not typed.startswith("--"):
         otherwise = "for Python's own options write `fleetrun [options] python -u train.py`."
         if len(name) == 1:
-            # A letter is near to any short name.
+            # A single letter resembles any short name.
             names = ()
     kinds_too = [*names, *(f"{kind}s" for kind in kinds.VENDORS)] if names else []
     return suggestions.ending(name, kinds_too, otherwise, prefix)

@@ -1,4 +1,4 @@
-"""A check-up of this host for one job: reads, meets the job's other hosts, measures, judges."""
+"""Checks this host for one job: reads, meets the job's other hosts, measures and judges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fleetrun.probe.health import gpus as gpu_reader
 from fleetrun.probe.health import machine as machine_reader
 from fleetrun.probe.health import network as network_reader
 from fleetrun.probe.health import software as software_reader
-from fleetrun.records import installed, secrets
+from fleetrun.records import secrets
 from fleetrun.records.variables import TOKEN
 from fleetrun.session import introductions
 from fleetrun.session.authentication import Key
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
     from fleetrun.doctor.findings import Finding
     from fleetrun.model import Request, Roster
 
-# Importing Paddle takes a busy host half a minute; then it hangs.
+# Importing Paddle takes a busy host half a minute; longer means a hang.
 _ALLREDUCE_S = 180.0
 _LAST_LINES = 3
-# Launches by hand on several hosts begin some seconds apart.
+# Launches by hand on several hosts start some seconds apart.
 _PREFLIGHT_S = 20.0
 
 
 class Checkup(NamedTuple):
-    """What a check-up found, and the allreduces that it measured."""
+    """The findings of a check-up, and the allreduces that it measured."""
 
     findings: tuple[Finding, ...]
     measured: Transfers | None = None
 
 
 class _JobChecks(NamedTuple):
-    """What the job would be here: its roster, the ranks of this host, and the way to the others."""
+    """The job on this host: its roster, its ranks here, and the interface to the other hosts."""
 
     roster: Roster | None = None
     ranks: int = 1
-    # The kind of devices that its ranks here have, and those, as the user knows them.
+    # The kind of devices of its ranks here, and the devices, by the user's names.
     kind: str = "cpu"
     devices: tuple[str, ...] = ()
     peer_interface: str | None = None
@@ -75,12 +75,12 @@ def examine(
     *,
     timeout_s: float,
     allreduce: bool = False,
-    say: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> Checkup:
     """Check this host for the job of REQUEST; with other hosts, wait TIMEOUT_S seconds for theirs.
 
-    SAY gets a line about what takes longer than a second. UsageError if the request itself makes no
-    sense, EnvironmentFault where the current folder is gone.
+    LOG gets a line about what takes longer than a second. Raises UsageError if the request is
+    invalid, EnvironmentFault if the current folder is gone.
     """
     probe.current_folder()
     programs = software_reader.read(environ)
@@ -90,7 +90,7 @@ def examine(
     me = job.roster.me if job.roster is not None else 0
     net = network_reader.read(
         {**environ, **dict(request.env), **_nccl(request)},
-        names=[each.host for each in members if not hosts.is_address(each.host)]
+        names=[member.host for member in members if not hosts.is_address(member.host)]
         if len(members) > 1
         else (),
         peer_interface=job.peer_interface,
@@ -98,10 +98,10 @@ def examine(
     )._replace(has_peers=len(members) > 1)
     here = machine_reader.read(request.log_dir)
     feature = modes.BY_WORD[request.run_mode].feature
-    proof = _proof(request, environ, programs, job, start=cards.cuda_start, say=say)
+    proof = _proof(request, environ, programs, job, start=cards.cuda_start, log=log)
     is_alike = len({gpu.name for gpu in cards.gpus}) == 1
     is_proven = is_alike and proof is not None and not proof.failure and not proof.trouble
-    found = [
+    results = [
         *job.findings,
         *gpus.judge(cards, has_others=job.kind not in {"cpu", "gpu"}),
         *software.judge(
@@ -122,22 +122,22 @@ def examine(
         card = _card(net.hostname, programs, cards)
         address = members[me].host if hosts.is_loopback(members[me].host) else None
         met = introductions.meet(
-            [introductions.HostPorts(each.host, each.ports) for each in members],
+            [introductions.HostPorts(member.host, member.ports) for member in members],
             me,
             card,
             key=Key(request.job_id, environ.get(TOKEN)),
             timeout_s=timeout_s,
             address=address,
-            log=say,
+            log=log,
         )
-        found += peers.judge(met, card)
+        results += peers.judge(met, card)
     measured = None
     if allreduce:
-        if say is not None:
-            say("Measuring allreduces: ranks import Paddle, which takes some seconds.")
+        if log is not None:
+            log("Measuring allreduces: ranks import Paddle, which takes some seconds.")
         measured = _allreduce(request, job, environ)
-        found += transfers.judge(measured, cards)
-    return Checkup(tuple(found), measured)
+        results += transfers.judge(measured, cards)
+    return Checkup(tuple(results), measured)
 
 
 def _proof(
@@ -147,44 +147,46 @@ def _proof(
     job: _JobChecks,
     *,
     start: CudaStart | None,
-    say: Callable[[str], None] | None,
+    log: Callable[[str], None] | None,
 ) -> GpuProof | None:
-    """Let Paddle compute on the job's first GPUs, two at most; None where it has none to use."""
+    """Let Paddle compute on at most two of the job's GPUs; None if it cannot use any."""
     if job.kind != "gpu" or not job.devices or programs.build is None or not programs.build.cuda:
         return None
     if start is None or start.trouble or start.code:
         return None
-    if say is not None:
-        say("Trying Paddle on the GPUs, which takes some seconds.")
-    # Of several instances (MIG) CUDA shows a process one.
+    if log is not None:
+        log("Trying Paddle on the GPUs, which takes some seconds.")
+    # With several instances (MIG) CUDA shows only one to a process.
     gpus = job.devices[: 1 if any(gpu.startswith("MIG-") for gpu in job.devices) else 2]
-    mine = {
+    environ_of_proof = {
         devices.ORDER: devices.DRIVERS_ORDER,
         **environ,
         **dict(request.env),
         **_nccl(request),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
-    return proof_reader.read(programs.python, [str(number) for number in range(len(gpus))], mine)
+    return proof_reader.read(
+        programs.python, [str(number) for number in range(len(gpus))], environ_of_proof
+    )
 
 
 def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
-    """Return what shows the progress on a terminal; None in pipes and CI."""
+    """Return a function that shows progress on a terminal; None in pipes and CI."""
     if environ.get("CI") or sys.stderr is None or not sys.stderr.isatty():
         return None
     return printing.remark
 
 
 def preflight(request: Request, environ: Mapping[str, str]) -> None:
-    """Print on standard error what is not well; EnvironmentFault where nothing can be started."""
-    say = remark(environ)
-    found = examine(request, environ, timeout_s=_PREFLIGHT_S, say=say).findings
-    hide = secrets.of_launch(request, environ)
-    grave = [one for one in found if one.level == findings.ERROR]
-    shown = grave if request.quiet else [one for one in found if one.level != findings.OK]
-    for one in shown:
-        seen = one.seen.removesuffix(".")
-        printing.remark(f"{one.level}: {hide(f'{one.check}: {seen}; {one.means}; fix: {one.fix}')}")
+    """Print findings on standard error; EnvironmentFault if any would end the job."""
+    results = examine(request, environ, timeout_s=_PREFLIGHT_S, log=remark(environ)).findings
+    redact = secrets.of_launch(request, environ)
+    grave = [finding for finding in results if finding.level == findings.ERROR]
+    shown = grave if request.quiet else [one for one in results if one.level != findings.OK]
+    for finding in shown:
+        seen = finding.seen.removesuffix(".")
+        text = redact(f"{finding.check}: {seen}; {finding.means}; fix: {finding.fix}")
+        printing.remark(f"{finding.level}: {text}")
     if grave:
         count = "one thing" if len(grave) == 1 else f"{len(grave)} things"
         raise EnvironmentFault(
@@ -194,19 +196,19 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
 
 
 def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobChecks:
-    """Return what the job would be here; what keeps it from being planned is a finding."""
+    """Return the job on this host; a reason why it cannot be planned becomes a finding."""
     if cards.is_stuck:
-        # Whoever asks it again waits again; that it is stuck is a finding already.
+        # Another query would hang, too; there is a finding about it already.
         return _JobChecks()
     dry = request._replace(dry_run="table")
     try:
-        found = engines.find(request, environ, planner.places(request))
-        facts = probe.read(request, environ, found.hosts)
+        engine = engines.find(request, environ, planner.places(request))
+        facts = probe.read(request, environ, engine.hosts)
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
-        if len(found.hosts) > 1:
-            # A dry run takes any place among them.
-            hosts.place(found.hosts, request, facts, options=found.places.options)
+        if len(engine.hosts) > 1:
+            # A dry run accepts any place among the hosts.
+            hosts.place(engine.hosts, request, facts, options=engine.places.options)
         guessed = engines.find(dry, environ, planner.places(dry))
         roster = guessed.gather(guessed.ports(facts.pid), dry, facts, slots)
         plan = planner.plan(request, facts, share, roster)
@@ -215,9 +217,9 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
         means = "a launch of this command line ends with that sentence"
         return _JobChecks(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
     ranks = [process.rank for process in plan.processes if process.rank is not None]
-    several = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
+    on_hosts = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
     count = f"{len(plan.ranks)} process{'es' * (len(plan.ranks) > 1)}"
-    seen = f"{count}{several}, {len(plan.processes)} here"
+    seen = f"{count}{on_hosts}, {len(plan.processes)} here"
     return _JobChecks(
         roster=roster,
         ranks=len(plan.processes),
@@ -229,8 +231,6 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
             *(
                 findings.warning("job", note, "it changes what the job uses", "fleetrun --dry-run")
                 for note in facts.notes
-                # Which has a finding of its own.
-                if note != installed.taken_command(sys.prefix)
             ),
             *gpus.judge_plugins(facts.paddle_counts, facts.absent),
         ),
@@ -238,28 +238,28 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
 
 
 def _nccl(request: Request) -> dict[str, str]:
-    """Return NCCL's variables that the request itself gives the ranks."""
+    """Return the NCCL variables that REQUEST sets for the ranks."""
     return {f"NCCL_{name.removeprefix('NCCL_')}": value for name, value in request.nccl}
 
 
 def _ports(request: Request, roster: Roster | None) -> list[tuple[int, str]]:
-    """Return the job's ports here that are taken, each with the process that has it."""
+    """Return the job's ports here, each with the process that occupies it, if any."""
     if roster is None or (len(roster.members) == 1 and request.start_port is None):
         return []
     me = roster.members[roster.me]
     address = me.host if len(roster.members) > 1 and hosts.is_loopback(me.host) else None
-    found = []
+    ports = []
     for port in me.ports:
         held = HeldPorts(os.getpid())
         try:
             held.take((port,), address)
         except EnvironmentFault:
-            found.append((port, tcp.holder(port) or "a process that only root may name"))
+            ports.append((port, tcp.holder(port) or "a process that only root may name"))
         else:
-            found.append((port, ""))
+            ports.append((port, ""))
         finally:
             held.close()
-    return found
+    return ports
 
 
 def _card(hostname: str, programs: Software, cards: Gpus) -> HostDescription:
@@ -277,7 +277,7 @@ def _card(hostname: str, programs: Software, cards: Gpus) -> HostDescription:
 
 
 def _allreduce(request: Request, job: _JobChecks, environ: Mapping[str, str]) -> Transfers:
-    """Let two ranks here, or one on each of the hosts, sum numbers; return what they measured."""
+    """Let two ranks here, or one on each host, sum numbers; return their measurements."""
     ranks = 2 if job.roster is None else max(len(job.roster.members), 2)
     backend = kinds.backends(job.kind)[0]
     if job.roster is None:
@@ -297,28 +297,28 @@ def _allreduce(request: Request, job: _JobChecks, environ: Mapping[str, str]) ->
 
 
 def _launch_options(request: Request, roster: Roster, job: _JobChecks) -> Sequence[str]:
-    """Return the options with which the ranks that are measured are launched, as JOB's would be."""
+    """Return the launch options of the measuring ranks, which resemble JOB's."""
     words = [f"--env={name}={value}" for name, value in request.env]
     words += [f"--nccl={name}={value}" for name, value in request.nccl]
     if len(roster.members) > 1:
-        words.append(f"--ips={','.join(each.host for each in roster.members)}")
+        words.append(f"--ips={','.join(member.host for member in roster.members)}")
         words.append(f"--start_port={min(roster.members[roster.me].ports)}")
         words.append(f"--host={roster.members[roster.me].host}")
         words.append("--nproc_per_node=1")
         return [*words, f"--{job.kind}s={job.devices[0]}"] if job.devices else words
     if len(job.devices) > 1:
         return [*words, f"--{job.kind}s={','.join(job.devices[:2])}"]
-    # NCCL connects no two ranks on one GPU.
+    # NCCL does not connect two ranks on one GPU.
     return [*words, "--nproc_per_node=2", "--device_kind=cpu"]
 
 
 def _measured(
-    words: Sequence[str], variables: Mapping[str, str], out: Path, asked: Transfers
+    words: Sequence[str], variables: Mapping[str, str], out: Path, planned: Transfers
 ) -> Transfers:
-    """Launch WORDS; return ASKED with what rank 0 wrote to the file OUT, or why it did not."""
+    """Launch WORDS; return PLANNED with the results in the file OUT, or why there are none."""
     with subprocess.Popen(
         [sys.executable, "-m", "fleetrun", *words],
-        # Where no config file is.
+        # A folder without a config file.
         cwd=out.parent,
         env=dict(variables),
         stdin=subprocess.DEVNULL,
@@ -326,24 +326,24 @@ def _measured(
         stderr=subprocess.STDOUT,
     ) as launcher:
         try:
-            said = launcher.communicate(timeout=_ALLREDUCE_S)[0].decode(errors="replace")
+            output = launcher.communicate(timeout=_ALLREDUCE_S)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
-            # It ends its ranks.
+            # The launcher ends its ranks.
             launcher.terminate()
-            said = launcher.communicate()[0].decode(errors="replace")
-            return asked._replace(trouble=f"no result within {_ALLREDUCE_S:g} s")
+            output = launcher.communicate()[0].decode(errors="replace")
+            return planned._replace(trouble=f"no result within {_ALLREDUCE_S:g} s")
         except BaseException:
             launcher.terminate()
             launcher.wait()
             raise
-    lines = [line for line in said.splitlines() if line.startswith("fleetrun: ")]
+    lines = [line for line in output.splitlines() if line.startswith("fleetrun: ")]
     if launcher.returncode:
         last = "; ".join(line.removeprefix("fleetrun: ") for line in lines[:_LAST_LINES])
-        return asked._replace(trouble=f"exit code {launcher.returncode} ({last})")
+        return planned._replace(trouble=f"exit code {launcher.returncode} ({last})")
     try:
         reported = json.loads(out.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        # Rank 0, on another host, has it.
-        return asked
+        # Rank 0 is on another host.
+        return planned
     rows = tuple(Transfer(*row) for row in reported["rows"])
     return Transfers(reported["backend"], reported["ranks"], rows, reported["link"])

@@ -1,7 +1,7 @@
-"""The command line: arguments become a request, and each error one line and an exit code."""
+"""The command line: turns arguments into a request, and errors into a line and an exit code."""
 
-# Only sys here, and no syntax newer than Python 3.7: an old Python must get as far as the
-# sentence that it is too old.
+# Only sys here, and no syntax newer than Python 3.7: an old Python must reach the message that it
+# is too old.
 from __future__ import annotations
 
 import os
@@ -87,11 +87,11 @@ def _fail(
     from fleetrun.records.secrets import Hider
 
     # The message may quote the value of any option.
-    said = Hider(environ, words)(str(error))
+    message = Hider(environ, words)(str(error))
     if caller is not None:
-        caller.failed(error, said)
+        caller.failed(error, message)
     else:
-        _complain(f"{_prefix(words, environ)}{visible(said)}")
+        _complain(f"{_prefix(words, environ)}{visible(message)}")
     return error.exit_code
 
 
@@ -104,8 +104,10 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
     if platform != "linux":
         return f"Linux is required to supervise processes; this is {platform}."
     if version < OLDEST_PYTHON:
-        oldest, this = (".".join(map(str, each)) for each in (OLDEST_PYTHON, version))
-        return f"Python {oldest} or newer is required; this is {this}."
+        oldest, actual = (
+            ".".join(map(str, version_tuple)) for version_tuple in (OLDEST_PYTHON, version)
+        )
+        return f"Python {oldest} or newer is required; this is {actual}."
     return None
 
 
@@ -128,7 +130,7 @@ def _dispatch(
         from fleetrun.commands import help as text
 
         code = text.show("screen", "auto", environ)
-        # As other tools end that were not told what to do.
+        # The exit code of other tools without arguments.
         return code if words else 2
     from fleetrun import argv
     from fleetrun.errors import FleetrunError
@@ -143,7 +145,7 @@ def _dispatch(
         if parsed.asks("help"):
             return _help(parsed, environ)
         if parsed.asks("version"):
-            from fleetrun import __version__  # keeps it beside its use
+            from fleetrun import __version__  # only used here
             from fleetrun.printing import put  # a launch prints nothing so
 
             return put(f"fleetrun {__version__}\n")
@@ -174,7 +176,7 @@ def _resolved(
 
         config = configfile.find(parsed, environ)
     _check_script(parsed)
-    found: list[detect.Detected] = []
+    detected_engines: list[detect.Detected] = []
     detect_place: Callable[[], detect.Detected] | None = None
     if not ENGINE_MARKS.isdisjoint(environ):
         from fleetrun.engines.detect import read, rows  # needed only below an engine
@@ -182,42 +184,42 @@ def _resolved(
         if listed := rows(environ):
 
             def detected() -> detect.Detected:
-                found.append(read(listed, environ, _text))
-                return found[0]
+                detected_engines.append(read(listed, environ, _text))
+                return detected_engines[0]
 
             detect_place = detected
-    wanted = request.resolve(parsed, environ, config, layers, detect_place)
-    wanted = wanted._replace(typed=parsed.words, restored=restored)
-    return wanted, environ, found[0] if found else None
+    resolved = request.resolve(parsed, environ, config, layers, detect_place)
+    resolved = resolved._replace(typed=parsed.words, restored=restored)
+    return resolved, environ, detected_engines[0] if detected_engines else None
 
 
 def _launch(
-    wanted: Request,
+    request: Request,
     environ: Mapping[str, str],
-    found: detect.Detected | None,
+    engine: detect.Detected | None,
     launch: Launch | None,
     caller: Caller | None,
 ) -> int:
-    """Launch the job WANTED."""
-    if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude or wanted.ship:
+    """Launch the job of REQUEST, started by ENGINE if that is not None."""
+    if request.hosts or request.hostfile or request.include or request.exclude or request.ship:
         from fleetrun.remote import sshjob, sshlaunch  # only for jobs by ssh
 
-        if wanted.dry_run is None:
+        if request.dry_run is None:
             if caller is not None:
                 caller.gathering()
-            return sshlaunch.launch(wanted, environ)
-        wanted = sshjob.as_listed(wanted)
+            return sshlaunch.launch(request, environ)
+        request = sshjob.as_listed(request)
     if launch is not None:
-        return launch(wanted, environ)
-    if found is not None and wanted.dry_run is None:
+        return launch(request, environ)
+    if engine is not None and request.dry_run is None:
         from fleetrun.remote import enginelaunch  # only below an engine
 
         if caller is not None:
             caller.gathering()
-        return enginelaunch.launch(wanted, environ, found, caller)
+        return enginelaunch.launch(request, environ, engine, caller)
     from fleetrun.job import launch as start  # usage errors need none of it
 
-    return start(wanted, environ, caller=caller)
+    return start(request, environ, caller=caller)
 
 
 def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
@@ -291,14 +293,15 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
     if meant is None:
         # Most programs are unlike any command, and skip the search.
         near = [
-            one
-            for one in COMMANDS
-            if abs(len(one) - len(word)) <= _SLIP and (one[0] == word[0] or one[-1] == word[-1])
+            command
+            for command in COMMANDS
+            if abs(len(command) - len(word)) <= _SLIP
+            and (command[0] == word[0] or command[-1] == word[-1])
         ]
         if near:
             from fleetrun.suggestions import closest
 
-            plural = [one for one in near if one in {f"{word}s", word.removesuffix("s")}]
+            plural = [name for name in near if name in {f"{word}s", word.removesuffix("s")}]
             # `true` is like `tune`, and a program.
             meant = closest(word, plural if _is_program(word) else near, _ALIKE)
     if meant is not None:

@@ -1,4 +1,4 @@
-"""Whether fleetrun's own lines are coloured, and how; pure."""
+"""Decides whether fleetrun's own lines are coloured, and colours them; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 NAME = "fleetrun: "
 _HEADING, _OPTION, _NAME, _FAULT, _END = "\x1b[1m", "\x1b[36m", "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
-# With something behind them in their line.
+# Headings that are followed by text on their line.
 _HEADINGS = ("Usage", "Exit codes", "More", "用法", "退出码", "更多")
 _WIDE_COLON = "\uff1a"
-# What a line in which no gap ends the term begins with, if it is one.
+# The starts of a line that is a term, although no gap follows it.
 _TERMS = ("fleetrun ", "-", "eval ")
 
 
 def on_stream(choice: str, environ: Mapping[str, str], stream: "TextIO | None") -> bool:
-    """Whether to colour what is written to STREAM; None: it is closed."""
+    """Whether to colour output to STREAM; None: it is closed."""
     return is_wanted(choice, environ, is_terminal=stream is not None and stream.isatty())
 
 
@@ -38,7 +38,7 @@ def is_wanted(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> 
 
 
 def choice(words: Sequence[str]) -> str:
-    """Return what --color says before the script, in a command line that may be wrong elsewhere.
+    """Return the value of --color before the script, even if the command line is invalid.
 
     >>> choice(["--gpus", "0", "--color=never", "train.py"]), choice(["train.py", "--color=never"])
     ('never', 'auto')
@@ -47,19 +47,20 @@ def choice(words: Sequence[str]) -> str:
     """
     from fleetrun import argv  # only for help and mistakes
 
-    given = [one for one in argv.legible(words).settings if one.option.name == "color"]
-    return next((str(one.value()) for one in reversed(given) if one.is_readable), AUTO)
+    settings = [item for item in argv.legible(words).settings if item.option.name == "color"]
+    readable = (setting for setting in reversed(settings) if setting.is_readable)
+    return next((str(setting.value()) for setting in readable), AUTO)
 
 
 def prefix(*, is_coloured: bool, is_fault: bool = False) -> str:
-    """Return what fleetrun's own lines begin with."""
+    """Return the prefix of fleetrun's own lines."""
     if not is_coloured:
         return NAME
     return f"{_FAULT if is_fault else _NAME}{NAME.rstrip()}{_END} "
 
 
 def on_page(text: str) -> str:
-    """Return a help TEXT with colour for its headings, and the options and commands it is about."""
+    """Return a help TEXT with coloured headings, options and commands."""
     return "\n".join(map(_line, text.split("\n")))
 
 
@@ -70,7 +71,7 @@ def _line(line: str) -> str:
     if line.startswith("  ") and not line.startswith("   "):
         term, gap, rest = line[2:].partition("  ")
         if not gap and not term.startswith(_TERMS):
-            # A paragraph goes on.
+            # The continuation of a paragraph.
             return line
         return f"  {_OPTION}{term}{_END}{gap}{rest}"
     return line

@@ -1,4 +1,4 @@
-"""The config file: options as `option: value` lines of YAML; the user's own lies beneath it."""
+"""The config file: options as `option: value` lines of YAML, with the user's own as defaults."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from yaml import Node
 
 DEFAULT = "fleetrun.yaml"
-# What `fleetrun submit` reads there.
+# The section that `fleetrun submit` reads.
 SUBMIT = "submit"
 
 
 class Config(NamedTuple):
-    """A config file: where it is, and what each of its lines says.
+    """A config file: its path, and its settings.
 
-    Where the user has one, too, BENEATH is its path; what only it says is among the settings.
+    If the user has one, too, BENEATH is its path; the settings include those that only it has.
     """
 
     path: str | None
@@ -30,17 +30,17 @@ class Config(NamedTuple):
 
 
 def named(settings: Iterable[RawOption]) -> str | None:
-    """Return the file that --config names among SETTINGS."""
-    named = [given.raw for given in settings if given.option.name == "config" and given.raw]
-    return named[-1] if named else None
+    """Return the file that --config names in SETTINGS."""
+    paths = [setting.raw for setting in settings if setting.option.name == "config" and setting.raw]
+    return paths[-1] if paths else None
 
 
 def find(
     parsed: argv.ParsedCommand, environ: Mapping[str, str], *, is_lenient: bool = False
 ) -> Config | None:
-    """Return what the file says that PARSED names, or the one here, over that of the user.
+    """Return the config file that PARSED names, or the one here, on top of the user's.
 
-    IS_LENIENT: of a file with a mistake, what stands before it.
+    IS_LENIENT: of an invalid file, return the settings before the mistake.
     """
     path = named(parsed.settings)
     if path is None and os.path.exists(DEFAULT):
@@ -50,10 +50,10 @@ def find(
     if own is None:
         return above
     chosen = () if above is None else above.settings
-    settled = {one.option.target for one in chosen if one.option.kind != "pairs"}
+    settled = {setting.option.target for setting in chosen if setting.option.kind != "pairs"}
     beneath = read(own, is_lenient=is_lenient).settings
-    rest = [one for one in beneath if one.option.target not in settled]
-    return Config(path, (*rest, *chosen), own)
+    added = [setting for setting in beneath if setting.option.target not in settled]
+    return Config(path, (*added, *chosen), own)
 
 
 def of_user(environ: Mapping[str, str]) -> str | None:
@@ -66,7 +66,7 @@ def of_user(environ: Mapping[str, str]) -> str | None:
 
 
 def read(path: str, *, is_lenient: bool = False) -> Config:
-    """Read the config file at PATH; UsageError as file:line if it has no such option or value."""
+    """Read the config file at PATH; UsageError with file:line if it is invalid."""
     settings: list[RawOption] = []
     try:
         settings.extend(_read_entries(_mapping(path), path, options.by_name()))
@@ -83,7 +83,7 @@ def of_command(path: str, command: str, rows: Mapping[str, Option]) -> Iterable[
 
 def _mapping(path: str, keys: Iterable[str] = ()) -> "Sequence[tuple[Node, Node]]":
     """Return the entries of the config file at PATH, or of the mapping below KEYS in it."""
-    from yaml import MappingNode  # only those who have a config file pay for it
+    from yaml import MappingNode  # only imported for a config file
 
     from fleetrun import yamlfile
 
@@ -96,8 +96,8 @@ def _mapping(path: str, keys: Iterable[str] = ()) -> "Sequence[tuple[Node, Node]
         return ()
     if not isinstance(node, MappingNode):
         raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
-    found: Sequence[tuple[Node, Node]] = node.value
-    return found
+    pairs: Sequence[tuple[Node, Node]] = node.value
+    return pairs
 
 
 def _read_entries(
@@ -116,26 +116,26 @@ def _read_entries(
         if option is None:
             known = [name for name, row in rows.items() if row.in_file]
             of = f" of {command}" if command else ""
-            meant = argv.suggest(typed, known, prefix="")
-            raise UsageError(f"{where}: no such option{of}: {typed}{meant}")
+            ending = argv.suggest(typed, known, prefix="")
+            raise UsageError(f"{where}: no such option{of}: {typed}{ending}")
         if not option.in_file:
             raise UsageError(f"{where}: {typed} belongs on the command line.")
         if option.target in lines:
             raise UsageError(f"{where}: {typed} is already set in line {lines[option.target]}.")
         lines[option.target] = line
         for raw, at in _read_values(option, node, where):
-            given = RawOption(option, raw, typed, f"{path}:{at}")
+            setting = RawOption(option, raw, typed, f"{path}:{at}")
             if option.status == "works":
-                given.value()
-            # No argument or path can hold one; of variables request says so.
+                setting.value()
+            # Arguments and paths cannot hold NUL; request checks variables.
             if "\0" in raw and option.kind != "pairs":
                 raise UsageError(f"{path}:{at}: {typed} contains a NUL character; remove it.")
             if raw.strip():
-                yield given
+                yield setting
 
 
 def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str, int]]:
-    """Turn NODE into the texts the command line would have given, each with its line."""
+    """Yield the texts that NODE stands for on the command line, each with its line."""
     from yaml import MappingNode, ScalarNode, SequenceNode
 
     from fleetrun import yamlfile
@@ -161,7 +161,7 @@ def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str
 
 
 def _scalar(node: "Node", where: str, option: Option) -> str:
-    """Return NODE's text; UsageError when it is a list or a mapping."""
+    """Return NODE's text; UsageError if it is a list or a mapping."""
     from yaml import ScalarNode
 
     from fleetrun import yamlfile

@@ -1,4 +1,4 @@
-"""Text to typed values and back: booleans, numbers, sizes, durations, ranges; pure."""
+"""Converts text to typed values and back: booleans, numbers, sizes, durations, ranges; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
 NO = frozenset(("0", "false", "no", "off", "n", "f"))
-# A larger number is a typing error.
+# Anything larger is a typing error.
 _LARGEST = 1e300
 
 
@@ -33,10 +33,10 @@ def number(
     ...        maximum=9), number("nan", is_whole=False, minimum=None, maximum=9)
     (8, None, None)
     """
-    found = _whole(value) if is_whole else _real(value)
-    if found is None or (minimum is not None and found < minimum) or found > maximum:
+    converted = _whole(value) if is_whole else _real(value)
+    if converted is None or (minimum is not None and converted < minimum) or converted > maximum:
         return None
-    return found
+    return converted
 
 
 def _whole(value: object) -> int | None:
@@ -47,19 +47,19 @@ def _whole(value: object) -> int | None:
             return int(value)
         except ValueError:
             return None
-    found = _real(value)
-    return int(found) if found is not None and found == int(found) else None
+    real = _real(value)
+    return int(real) if real is not None and real == int(real) else None
 
 
 def _real(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        found = float(value)
+        real = float(value)
     except (ValueError, OverflowError):
         return None
     # Neither NaN nor infinity is a setting.
-    return found if -_LARGEST < found < _LARGEST else None
+    return real if -_LARGEST < real < _LARGEST else None
 
 
 def number_in_words(
@@ -70,10 +70,10 @@ def number_in_words(
     >>> number_in_words(is_whole=True, minimum=1, maximum=65536, unit="MB")
     'a whole number of MB from 1 to 65536'
     """
-    said = ("a whole number" if is_whole else "a number") + (f" of {unit}" if unit else "")
+    words = ("a whole number" if is_whole else "a number") + (f" of {unit}" if unit else "")
     if maximum is not None:
-        return f"{said} from {minimum or 0:g} to {maximum:g}"
-    return said if minimum is None else f"{said}, {minimum:g} or more"
+        return f"{words} from {minimum or 0:g} to {maximum:g}"
+    return words if minimum is None else f"{words}, {minimum:g} or more"
 
 
 # -- sizes, durations, ranges ---------------------------------------------------------------------
@@ -109,8 +109,8 @@ def parse_size(text: str) -> int | None:
     >>> parse_size("1.5G"), parse_size("100 MiB"), parse_size("much")
     (1610612736, 104857600, None)
     """
-    found = re.fullmatch(rf"({_DIGITS})\s*([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
-    return int(float(found[1]) * 1024 ** " kmgt".find(found[2] or " ")) if found else None
+    match = re.fullmatch(rf"({_DIGITS})\s*([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
+    return int(float(match[1]) * 1024 ** " kmgt".find(match[2] or " ")) if match else None
 
 
 def counted(count: int, noun: str) -> str:
@@ -132,13 +132,13 @@ def duration(seconds: float, *, is_short: bool = False) -> str:
     """
     if seconds < 60 and not is_short:
         return f"{seconds:.1f} s"
-    whole = max(0, int(seconds))
-    for unit, part, each in (("d", "h", 3600), ("h", "min", 60), ("min", "s", 1)):
-        number, rest = divmod(whole // each, _UNITS_S[unit] // each)
+    whole_s = max(0, int(seconds))
+    for unit, part, part_s in (("d", "h", 3600), ("h", "min", 60), ("min", "s", 1)):
+        number, rest = divmod(whole_s // part_s, _UNITS_S[unit] // part_s)
         if number:
             text = f"{number:.0f} {unit} {rest:02.0f} {part}"
             return text.replace(" ", "").replace("min", "m") if is_short else text
-    return f"{whole}s"
+    return f"{whole_s}s"
 
 
 def parse_duration(text: str) -> float | None:
@@ -155,7 +155,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def pattern(text: str) -> "re.Pattern[bytes]":
-    """Return the regular expression TEXT, for bytes; ValueError if it is none."""
+    """Return the regular expression TEXT, for bytes; ValueError if it is invalid."""
     try:
         return re.compile(text.encode(errors="surrogateescape"))
     except (re.error, OverflowError) as error:
@@ -187,11 +187,11 @@ def is_digits(text: str) -> bool:
 
 
 def parse_range(text: str) -> range | None:
-    """Return the numbers of TEXT, one or a range; None if invalid or descending.
+    """Return the numbers of TEXT, a number or a range; None if invalid or descending.
 
     >>> parse_range("0-3"), parse_range("7"), parse_range("3-1"), parse_range("a")
     (range(0, 4), range(7, 8), None, None)
     """
-    found = re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", text.strip(), re.ASCII)
-    numbers = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    match = re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", text.strip(), re.ASCII)
+    numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
     return numbers or None

@@ -10,7 +10,7 @@ class FleetrunError(Exception):
 
 
 class UsageError(FleetrunError):
-    """A bad option or file: says which, where it came from, and what is allowed."""
+    """An invalid option or file: says which one, where it came from, and what is allowed."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ class RendezvousError(FleetrunError):
 
 
 class JobError(FleetrunError):
-    """The job failed, and `fleetrun.launch(..., check=True)` was asked to raise that."""
+    """The job failed, which `fleetrun.launch(..., check=True)` raises."""
 
     def __init__(self, verdict: str, exit_code: int, run_dir: str | None) -> None:
         super().__init__(f"{verdict} (exit code {exit_code}).")

@@ -1,4 +1,4 @@
-"""The equivalents of other launchers' options; only a mistake on the command line loads it."""
+"""The equivalents of other launchers' options; loaded only after a mistake."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from typing import NamedTuple
@@ -9,8 +9,8 @@ _PROCESSES = "nproc_per_node"
 class Hint(NamedTuple):
     """The equivalent of another launcher's option.
 
-    `option` is ours that takes the same kind of value; `says` is a sentence of its own, or what is
-    to be known besides.
+    `option` is ours with the same kind of value; `says` is a sentence of its own, or a remark about
+    the option.
     """
 
     option: str = ""
@@ -170,7 +170,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ),
 )
 
-# What to write instead of the values of an option of ours that others have.
+# What to write instead of values that other launchers accept for an option of ours.
 _VALUES = (
     (
         "backend",
@@ -199,7 +199,7 @@ TABLE: dict[str, Hint] = {word: hint for words, hint in _ROWS for word in words.
 
 
 def of_value(option: str, value: str) -> str | None:
-    """Return what to write instead of VALUE, which other launchers take for OPTION, if known."""
+    """Return what to write instead of VALUE, which other launchers accept for OPTION, if known."""
     import re  # only for a mistake
 
     word = value.strip().lower()
@@ -229,7 +229,7 @@ def find(typed: str, value: str = "") -> str | None:
         return None
     if not hint.option:
         return hint.says
-    # Only what looks like one is repeated: it may be the script, or hold a secret.
+    # Repeat only numbers: the next word may be the script, or hold a secret.
     number = value if value[:1].isdigit() and not value.strip("0123456789,.") else ""
     if hint.option != _PROCESSES or number.isdigit():
         written = f"--{hint.option}={number}" if number else f"--{hint.option}"

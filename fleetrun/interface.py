@@ -1,7 +1,7 @@
-"""The Python interface: `fleetrun.launch` starts the launcher as a process of its own.
+"""The Python interface: `fleetrun.launch` starts the launcher in a separate process.
 
-So the caller keeps its signal handlers, folder, variables, children and event loop, whatever it is:
-a script, a thread, a notebook. The launcher ends its job when the caller is gone.
+So the caller, a script, a thread or a notebook, keeps its signal handlers, folder, variables,
+children and event loop. The launcher ends its job when the caller is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     # True, False, numbers and texts; a list for lists, a mapping for KEY=VALUE.
     OptionValue = Argument | Iterable[Argument] | Mapping[str, object] | None
 
-# What the caller has an own word for, and what prints something instead of a launch.
+# Options for which the interface has its own words, or that print something and launch nothing.
 _NOT_HERE = {
     "detach": "use wait=False; what outlives this program is started by `fleetrun --detach`.",
     "help": "see docs/options.md.",
@@ -43,14 +43,14 @@ _NOT_HERE = {
 }
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CHUNK = 65536
-# How often a launcher is asked that is to kill its job.
+# The interval of signals to a launcher that must kill its job.
 _AGAIN_S = 0.1
-# Whatever holds a pipe open when the launcher is gone is not waited for any longer.
+# How long to wait for a pipe that something holds open when the launcher is gone.
 _DRAIN_S = 2.0
 
 
 class LaunchResult(NamedTuple):
-    """How a job has ended; `run_dir` has what it left behind, None where that is elsewhere."""
+    """The outcome of a job; `run_dir` is its run directory, None if that is on another host."""
 
     exit_code: int
     verdict: str
@@ -58,7 +58,7 @@ class LaunchResult(NamedTuple):
 
 
 class Job:
-    """A job that runs: what `fleetrun.launch(..., wait=False)` returns."""
+    """A running job: what `fleetrun.launch(..., wait=False)` returns."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Job:
     ) -> None:
         self._process = process
         self._reports = reports
-        # The launcher ends its job when the last of us closes it.
+        # The launcher ends its job when this is closed.
         self._lifeline = lifeline
         self._streams = streams
-        self._said = b""
+        self._unread = b""
         self._result: LaunchResult | None = None
         self._fault: Exception | None = None
         self._is_over = False
@@ -91,15 +91,16 @@ class Job:
         self._end(signal.SIGTERM)
 
     def poll(self) -> LaunchResult | None:
-        """Return how the job has ended; None while it runs. Raises what `wait` does."""
+        """Return the outcome of the job; None while it runs. Raises the same as `wait`."""
         with suppress(TimeoutError):
             return self.wait(0.0)
         return None
 
     def wait(self, timeout: float | None = None) -> LaunchResult:
-        """Wait until the job has ended, and return how.
+        """Wait until the job has ended, and return its outcome.
 
-        Raises FleetrunError if it could not begin, TimeoutError after TIMEOUT seconds: it goes on.
+        Raises FleetrunError if it could not start, and TimeoutError after TIMEOUT seconds; it then
+        goes on.
         """
         self._hear_until(None if timeout is None else time.monotonic() + timeout)
         if self._fault is not None:
@@ -108,34 +109,36 @@ class Job:
         return self._result
 
     def stop(self, *, now: bool = False) -> None:
-        """Ask the job to stop, as `fleetrun stop` does; NOW: kill it, without --grace."""
+        """Ask the job to stop, as `fleetrun stop` does; NOW: kill it without --grace."""
         self._signal(signal.SIGTERM)
         while now and self._process.poll() is None:
-            # Asked again, a launcher kills at once.
+            # A second signal makes a launcher kill at once.
             self._signal(signal.SIGTERM)
             time.sleep(_AGAIN_S)
 
     # The launcher's reports -----------------------------------------------------------------------
 
     def await_begin(self) -> None:
-        """Wait until the ranks run or other hosts are waited for; FleetrunError if that failed."""
+        """Wait until the ranks run or other hosts are waited for; FleetrunError if that fails."""
         self._hear_until(None, only_begin=True)
         if self._fault is not None:
             raise self._fault
 
-    def _hear_until(self, until: float | None, *, only_begin: bool = False) -> None:
-        """Take the launcher's reports to their end; TimeoutError at UNTIL (monotonic seconds)."""
-        left_s = -1.0 if until is None else max(0.0, until - time.monotonic())
-        # Another thread may wait, too.
+    def _hear_until(self, deadline: float | None, *, only_begin: bool = False) -> None:
+        """Read the launcher's reports to the end; TimeoutError at DEADLINE (monotonic seconds)."""
+        left_s = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        # Another thread may be waiting, too.
         if not self._lock.acquire(timeout=left_s):
-            self._tell_late()
+            self._raise_late()
         try:
             while not self._is_over and not (only_begin and self._has_begun):
-                left_s = -1.0 if until is None else max(0.0, until - time.monotonic())
-                if not select.select([self._reports], [], [], None if until is None else left_s)[0]:
-                    self._tell_late()
+                left_s = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+                if not select.select([self._reports], [], [], None if deadline is None else left_s)[
+                    0
+                ]:
+                    self._raise_late()
                 part = os.read(self._reports, _CHUNK)
-                *lines, self._said = (self._said + part).split(b"\n")
+                *lines, self._unread = (self._unread + part).split(b"\n")
                 for line in lines:
                     self._take(json.loads(line))
                 if not part:
@@ -143,22 +146,23 @@ class Job:
         finally:
             self._lock.release()
 
-    def _tell_late(self) -> NoReturn:
+    def _raise_late(self) -> NoReturn:
         message = f"the job still runs as process {self.pid}"
         raise TimeoutError(message)
 
-    def _take(self, said: dict[str, object]) -> None:
-        # A launcher that has failed has not begun: what it says is its last word.
-        self._has_begun = self._has_begun or said["report"] in {"gathering", "began"}
-        if said["report"] == "began":
-            self.run_dir = str(said["run_dir"])
-        elif said["report"] == "failed":
-            self._fault = _error(str(said["kind"]), str(said["message"]), said["exit_code"])
-        elif said["report"] == "ended":
-            self._result = LaunchResult(_number(said["exit_code"]), str(said["verdict"]), None)
+    def _take(self, report: dict[str, object]) -> None:
+        # A failed launcher has not begun: this is its last report.
+        kind = report["report"]
+        self._has_begun = self._has_begun or kind in {"gathering", "began"}
+        if kind == "began":
+            self.run_dir = str(report["run_dir"])
+        elif kind == "failed":
+            self._fault = _error(str(report["kind"]), str(report["message"]), report["exit_code"])
+        elif kind == "ended":
+            self._result = LaunchResult(_number(report["exit_code"]), str(report["verdict"]), None)
 
     def _finish(self) -> None:
-        """Take leave of a launcher that says nothing more."""
+        """Finish after the launcher's last report."""
         code = self._process.wait()
         for stream in self._streams:
             stream.join(_DRAIN_S)
@@ -178,7 +182,7 @@ class Job:
             self._process.send_signal(signum)
 
     def _end(self, signum: int) -> None:
-        """Ask the job to stop, and wait for that; who interrupts again lets it be killed."""
+        """Ask the job to stop, and wait for its end; a second interrupt kills it."""
         self._signal(signum)
         while not self._is_over:
             with suppress(errors.FleetrunError):
@@ -188,7 +192,7 @@ class Job:
                     self._signal(signum)
 
     def run(self) -> LaunchResult:
-        """Wait for the end; whatever interrupts that ends the job first."""
+        """Wait for the end; an interruption ends the job first."""
         try:
             return self.wait()
         except errors.FleetrunError:
@@ -199,7 +203,7 @@ class Job:
 
 
 class _ForwardedStream(threading.Thread):
-    """Writes what comes from a pipe to a stream of Python's that stands for no descriptor."""
+    """Copies a pipe to a Python stream without a file descriptor."""
 
     def __init__(self, fd: int, stream: TextIO) -> None:
         super().__init__(name="fleetrun output", daemon=True)
@@ -208,7 +212,7 @@ class _ForwardedStream(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Write until the pipe ends; who reads no more gets no more, and the launcher goes on."""
+        """Copy until the pipe ends; discard what a failed stream does not take."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         is_open = True
         while part := os.read(self._fd, _CHUNK):
@@ -273,9 +277,9 @@ def launch(
         result.exit_code, result.verdict, result.run_dir
 
     A module is `launch("-m", ["pkg.train"])`. With wait=False it returns a Job as soon as the ranks
-    run, or other hosts are waited for. What is printed goes where this program's own output goes.
-    Raises FleetrunError for what cannot begin; with check=True also JobError for a job that failed.
-    The job ends when this program does.
+    run or other hosts are waited for. Output goes where this program's own output goes. Raises
+    FleetrunError if the job cannot start, and with check=True also JobError if it fails. The job
+    ends when this program does.
     """
     problem = cli.unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None or not sys.executable:
@@ -294,7 +298,7 @@ def launch(
 
 
 def _words(given: Mapping[str, OptionValue]) -> Iterable[str]:
-    """Yield the words of the options GIVEN; UsageError for one that there is not."""
+    """Yield the words of the options GIVEN; UsageError for an unknown one."""
     known = options.by_name()
     for name, value in given.items():
         if name in _NOT_HERE:
@@ -318,8 +322,8 @@ def _option(row: Option, name: str, value: OptionValue) -> Iterable[str]:
     if isinstance(value, Mapping):
         if row.kind != "pairs":
             raise UsageError(f"{name}={value!r}: {options.wanted(row)}")
-        for key, one in value.items():
-            yield f"--{name}={key}={_text(one)}"
+        for key, item in value.items():
+            yield f"--{name}={key}={_text(item)}"
     elif isinstance(value, bool) and row.kind not in {"bool", "flag"}:
         if value and row.bare is None:
             raise UsageError(f"{name}=True: {options.wanted(row)}")
@@ -328,7 +332,7 @@ def _option(row: Option, name: str, value: OptionValue) -> Iterable[str]:
     elif isinstance(value, str | int | float | os.PathLike):
         yield f"--{name}={_text(value)}"
     elif row.kind == "pairs" and value is not None:
-        yield from (f"--{name}={_text(one)}" for one in value)
+        yield from (f"--{name}={_text(item)}" for item in value)
     elif row.kind == "list" and value is not None:
         yield f"--{name}={','.join(map(_text, value))}"
     else:
@@ -356,14 +360,14 @@ def _start(words: Sequence[str], cwd: Script | None) -> Job:
     reports, report_to = os.pipe()
     lifeline, hold = os.pipe()
     forwarded: list[tuple[int, TextIO]] = []
-    theirs = [report_to, lifeline]
+    inherited_fds = [report_to, lifeline]
     code = (
         f"import sys; sys.path[:] = [{_PACKAGES!r}, *filter(None, sys.path)]; "
         "from fleetrun.subordinate import run; run()"
     )
 
     def output(stream: TextIO | None, own: IO[str] | None) -> int | None:
-        """Return what the launcher writes to in place of STREAM; None: to ours."""
+        """Return the launcher's file descriptor in place of STREAM; None: it inherits ours."""
         if stream is None:
             return subprocess.DEVNULL
         with suppress(OSError, ValueError):
@@ -372,7 +376,7 @@ def _start(words: Sequence[str], cwd: Script | None) -> Job:
             return None
         read_fd, write_fd = os.pipe()
         forwarded.append((read_fd, stream))
-        theirs.append(write_fd)
+        inherited_fds.append(write_fd)
         return write_fd
 
     try:
@@ -385,7 +389,7 @@ def _start(words: Sequence[str], cwd: Script | None) -> Job:
             stderr=err,
             pass_fds=(report_to, lifeline),
             cwd=cwd,
-            # Ctrl-C at a terminal is for us, who tell it.
+            # Ctrl-C at a terminal is for this process, which passes it on.
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
@@ -395,17 +399,17 @@ def _start(words: Sequence[str], cwd: Script | None) -> Job:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise EnvironmentFault(f"No launcher can be started{where} ({why}).") from None
     finally:
-        for fd in theirs:
+        for fd in inherited_fds:
             os.close(fd)
-    return Job(process, reports, hold, [_ForwardedStream(*one) for one in forwarded])
+    return Job(process, reports, hold, [_ForwardedStream(*pipe) for pipe in forwarded])
 
 
 def _error(kind: str, message: str, exit_code: object) -> Exception:
     """Return the exception that the launcher has ended with."""
-    known = {one.__name__: one for one in errors.FleetrunError.__subclasses__()}
-    found = known.get(kind, errors.FleetrunError)(message)
-    found.exit_code = _number(exit_code)
-    return found
+    known = {error.__name__: error for error in errors.FleetrunError.__subclasses__()}
+    raised = known.get(kind, errors.FleetrunError)(message)
+    raised.exit_code = _number(exit_code)
+    return raised
 
 
 def _number(value: object) -> int:

@@ -1,4 +1,4 @@
-"""The way from a request to an exit code: probe, share out, gather, plan, then show or run."""
+"""Leads from a request to an exit code: probe, share, gather, plan, then show or run."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def launch(
     alive: Mapping[int, int] | None = None,
     caller: Caller | None = None,
 ) -> int:
-    """Do what REQUEST says and return the exit code; TASKS are the ranks' own, of an engine.
+    """Carry out REQUEST and return the exit code; TASKS are the ranks' own tasks of an engine.
 
-    ALIVE has a descriptor for each of the other tasks, readable once that is gone. CALLER hears of
-    the job. Raises FleetrunError when the request cannot be carried out; nothing is left running
+    ALIVE has a descriptor for each of the other tasks, readable once that is gone. CALLER is told
+    of the job. Raises FleetrunError if the request cannot be carried out; nothing is left running
     then.
     """
     is_real = request.dry_run is None
@@ -58,7 +58,7 @@ def launch(
     try:
         _has_screen(request, environ)
         if request.preflight and is_real:
-            from fleetrun import checkup  # only where it is wanted
+            from fleetrun import checkup  # only with --preflight
 
             checkup.preflight(request, environ)
     except FleetrunError as error:
@@ -82,7 +82,7 @@ def launch(
             request = debug.at_terminal(request, facts)
         share = planner.share(request, facts)
         slots = planner.slots(request, facts, share)
-        # Before ports are held, each of which is an open file; a dry run opens none.
+        # Before ports are held, each of which is an open file; a dry run holds none.
         count = 1 if is_alone else max(len(engine.hosts), most)
         files = FileLimit(len(slots.slots), count) if is_real else None
     except FleetrunError as error:
@@ -102,21 +102,21 @@ def launch(
 
 
 class _Attempts:
-    """Plans each attempt of a job; what an engine holds for it is given back before the next."""
+    """Plans each attempt of a job; releases what an engine holds for it before the next one."""
 
     def __init__(
-        self, request: Request, facts: Facts, found: SelectedEngine, share: Share, slots: Slots
+        self, request: Request, facts: Facts, engine: SelectedEngine, share: Share, slots: Slots
     ) -> None:
-        self.request, self._facts, self._found = request, facts, found
+        self.request, self._facts, self._engine = request, facts, engine
         self._share, self._slots = share, slots
-        self._ports = found.ports(facts.pid)
+        self._ports = engine.ports(facts.pid)
 
     def gather(self, attempt: int = 0) -> Roster:
-        """Return the hosts of ATTEMPT, as far as they are known here."""
+        """Return the hosts of ATTEMPT, as far as they are known on this one."""
         if attempt:
             self._ports.close()
-            self._ports = self._found.ports(self._facts.pid, attempt)
-        roster = self._found.gather(self._ports, self.request, self._facts, self._slots)
+            self._ports = self._engine.ports(self._facts.pid, attempt)
+        roster = self._engine.gather(self._ports, self.request, self._facts, self._slots)
         return roster._replace(generation=attempt)
 
     def plan(self, roster: Roster) -> LaunchPlan:
@@ -137,7 +137,7 @@ class _Attempts:
             return plan
         from fleetrun.plan import debug  # needed only with --debug
 
-        # Others may have chosen the same ports at the same moment.
+        # Another job may have chosen the same ports at the same time.
         taken = self._ports.hold(debug.ports(plan))
         if not taken:
             return plan
@@ -145,17 +145,17 @@ class _Attempts:
         return self.plan(roster)
 
     def alone(self, _: LaunchedJob) -> tuple[Gathering, Session | None]:
-        """Begin to gather where there is nobody else."""
+        """Gather a job without other hosts."""
         return AtOnce(lambda attempt: self.plan(self.gather(attempt))), None
 
     def join(self, job: LaunchedJob) -> tuple[Gathering, Session | None]:
-        """Begin to gather the other hosts, too."""
+        """Gather the other hosts."""
         from fleetrun.session import joining  # only with other hosts
 
         session, gathering = joining.join(
             self.request,
             self._facts,
-            self._found,
+            self._engine,
             self._slots,
             gather=self.gather,
             plan=self.plan,
@@ -165,12 +165,12 @@ class _Attempts:
         return gathering, session
 
     def close(self) -> None:
-        """Give back the ports."""
+        """Release the ports."""
         self._ports.close()
 
 
 def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:
-    """Return REQUEST with the place where hosts meet; where that is here, say so for the others."""
+    """Return REQUEST with its rendezvous; if that is here, print the command for the others."""
     is_here = hosts.own_port(request.master) is not None
     if not is_here or request.nnodes == "1" or request.ips:
         return request
@@ -200,7 +200,7 @@ def tell(
     engine: SelectedEngine,
     caller: Caller | None,
 ) -> int:
-    """Tell the other hosts, which would wait for this one, that it has a FAULT, and raise it."""
+    """Report FAULT to the other hosts, which would wait for this one, and raise it."""
     if _is_alone(request, engine) or request.dry_run is not None:
         raise fault
 
@@ -219,20 +219,20 @@ def tell(
 
 
 def _show(attempts: _Attempts) -> int:
-    """Print what would run, in the form that was asked for."""
+    """Print what would run, in the requested form."""
     from fleetrun.plan import render  # a plain launch shows only the banner
     from fleetrun.printing import put
 
     request, roster = attempts.request, attempts.gather()
     plans = [attempts.plan(roster._replace(me=node)) for node in range(len(roster.members))]
-    # They quote values of options.
+    # Notes quote values of options.
     plans = [plan._replace(notes=tuple(map(secrets.mask, plan.notes))) for plan in plans]
     forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
     return put(forms[request.dry_run or "table"](plans, request, here=roster.me))
 
 
 def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
-    """Whether `top` has the terminal; UsageError where a rank wants it, too."""
+    """Whether `top` has the terminal; UsageError if a rank needs it, too."""
     if not request.ui:
         return False
     if request.debug is not None or request.stdin not in {None, terminal.NO_PROCESS}:
@@ -243,7 +243,7 @@ def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
 
 
 class LaunchedJob(ObservedJob):
-    """A job with the observers that its request asks for."""
+    """A job with the observers that its request needs."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class LaunchedJob(ObservedJob):
         alive: Mapping[int, int] | None = None,
         caller: Caller | None = None,
     ) -> None:
-        # Ranks inherit what the launcher of the manifest had.
+        # Ranks inherit the environment of the manifest's launcher.
         for name, value in request.restored:
             if value is None:
                 os.environ.pop(name, None)
@@ -288,7 +288,7 @@ class LaunchedJob(ObservedJob):
         return outcome.exit_code
 
     def preparing(self) -> list[Sink | Source]:
-        """Return what prepares something, and what few launches have."""
+        """Return the observers that prepare something, and those that few jobs have."""
         request, messages = self.request, self._messages
         messages.preface = lambda: self.redact(self._preface())
         observers: list[Sink | Source] = [messages, RunDirectory(self)]
@@ -326,7 +326,7 @@ class LaunchedJob(ObservedJob):
         return [Metrics(self)]
 
     def _of_strategy(self) -> tuple[Source, ...]:
-        """Return what shows which of the strategy is in effect, if there is one."""
+        """Return the source that shows which of the strategy is in effect, if there is one."""
         if not self.plan.files:
             return ()
         from fleetrun.sources import proof  # most launches have no strategy
@@ -336,7 +336,7 @@ class LaunchedJob(ObservedJob):
         return (proof.Proof(self, session=self._session),)
 
     def _of_hosts(self) -> tuple[Source, ...]:
-        """Return what agrees with the launchers of the other hosts, if there are any."""
+        """Return the source that agrees with the other hosts' launchers, if there are any."""
         plan, session = self.plan, self._session
         if session is None:
             return ()
@@ -349,7 +349,7 @@ class LaunchedJob(ObservedJob):
         return (JobSession(plan, session, log=log, redact=redact, end=end, link=link, gone=gone),)
 
     def _of_tasks(self) -> tuple[Source, ...]:
-        """Return what watches the engine's other tasks of this host, if there are any."""
+        """Return the source that watches the engine's other tasks here, if there are any."""
         if not self._alive:
             return ()
         from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
@@ -357,7 +357,7 @@ class LaunchedJob(ObservedJob):
         return (LostTasks(self._alive, log=self.log),)
 
     def observing(self) -> list[Sink | Source]:
-        """Return the others, whose code is loaded while the ranks load theirs."""
+        """Return the other observers, whose code is loaded while the ranks load theirs."""
         from fleetrun.sinks.console import Console
         from fleetrun.sinks.eventlog import EventLog
         from fleetrun.sinks.launchfile import LaunchFile
@@ -373,7 +373,7 @@ class LaunchedJob(ObservedJob):
         return [*files, console, times, *metrics, watch, *self._for_restarts()]
 
     def _for_restarts(self) -> list[Source]:
-        """Return what resumes ranks, and lets those of another attempt be forked."""
+        """Return the sources that resume ranks, and let those of later attempts be forked."""
         request = self.request
         sources: list[Source] = []
         if request.resume_from is not None:
@@ -394,7 +394,7 @@ class LaunchedJob(ObservedJob):
             follow(cut)
 
     def _gpu_watch(self) -> Callable[[], IsolatedCall] | None:
-        """Return what asks what our GPUs do; nothing where there are none."""
+        """Return a function that queries our GPUs' activity; None without GPUs."""
         gpus = tuple(
             device.id
             for process in self.plan.processes
@@ -407,7 +407,7 @@ class LaunchedJob(ObservedJob):
             from fleetrun.plan import devices  # only before a job is called hung
             from fleetrun.probe import nvml
 
-            # Numbers that are not the driver's could mean any GPU.
+            # Numbers in another order than the driver's could mean any GPU.
             is_drivers = devices.is_drivers_order(self.request, self.environ)
             is_known = is_drivers or not any(map(str.isdecimal, gpus))
             return nvml.ask_loads(gpus if is_known else None)
@@ -415,7 +415,7 @@ class LaunchedJob(ObservedJob):
         return ask if gpus else None
 
     def _preface(self) -> str:
-        """Return what people see first: the banner and our remarks."""
+        """Return the first lines for the user: the banner and our remarks."""
         plan, request = self.plan, self.request
         if request.quiet or request.log_level in {"warning", "error"}:
             return ""
@@ -435,7 +435,7 @@ class LaunchedJob(ObservedJob):
         return "".join(f"{prefix}{line}\n" for line in notes)
 
     def closing(self, outcome: Outcome, at: float) -> str:
-        """Return the line with which the launch closes."""
+        """Return the launch's closing line."""
         from fleetrun.postmortem import ending  # starting goes first
         from fleetrun.records import heartbeat, variables
 
@@ -449,8 +449,8 @@ class LaunchedJob(ObservedJob):
         return ending.line(self._ending) if is_shown else ""
 
     def _notify_others(self, end: Ending) -> None:
-        """Notify --on_end and --webhook how the job ended, without secrets."""
-        import json  # only where somebody is told
+        """Notify --on_end and --webhook of the end of the job, without secrets."""
+        import json  # only for notifications
 
         from fleetrun.postmortem.ending import document
         from fleetrun.run import notification

@@ -1,4 +1,4 @@
-"""Tells the other hosts of a job that this one's command line is invalid."""
+"""Reports to a job's other hosts that this host's command line is invalid."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from fleetrun.model import Request
     from fleetrun.run.observers import Caller
 
-# Stands for an unreadable number of hosts; the coordinator knows the right one.
+# Replaces an unreadable number of hosts; the coordinator knows the right one.
 _SEVERAL = "2"
 
 
 def tell(
     fault: FleetrunError, words: Sequence[str], environ: Mapping[str, str], caller: Caller | None
 ) -> None:
-    """Tell the other hosts of the job about the FAULT in WORDS, which may then be raised.
+    """Report the FAULT in WORDS to the job's other hosts; the caller may then raise it.
 
     They are found as far as WORDS, ENVIRON and the config file can be read.
     """
@@ -38,7 +38,7 @@ def tell(
         rows = detect.rows(environ)
         started = detect.read(rows, environ, _text) if rows else None
         request = _request(parsed, environ, started)._replace(typed=parsed.words)
-        found = engines.find(request, environ, planner.places(request))
+        engine = engines.find(request, environ, planner.places(request))
     except (FleetrunError, OSError):
         return
     if request.hosts or request.hostfile:
@@ -49,13 +49,13 @@ def tell(
             return
         if started.token and not environ.get(TOKEN):
             environ = {**environ, TOKEN: started.token}
-    job.tell(fault, request, environ, found, caller)
+    job.tell(fault, request, environ, engine, caller)
 
 
 def _request(
     parsed: ParsedCommand, environ: Mapping[str, str], started: Detected | None
 ) -> Request:
-    """Return a request with the endpoint of the rendezvous, even without a valid --nnodes."""
+    """Return a request with the endpoint of the rendezvous, even if --nnodes is invalid."""
     try:
         config = configfile.find(parsed, environ, is_lenient=True)
     except FleetrunError:
@@ -66,15 +66,15 @@ def _request(
         return resolve(known, environ, config, detect=read, only_meeting=True)
     except FleetrunError:
         count = options.find("nnodes")
-        rest = [given for given in parsed.settings if given.option.target != count.name]
+        settings = [setting for setting in parsed.settings if setting.option.target != count.name]
         if not parsed.asks("ips"):
-            rest.append(RawOption(count, _SEVERAL, count.flag))
-        known = known._replace(settings=tuple(rest))
+            settings.append(RawOption(count, _SEVERAL, count.flag))
+        known = known._replace(settings=tuple(settings))
         return resolve(known, environ, config, detect=read, only_meeting=True)
 
 
 def _is_follower(started: Detected) -> bool:
-    """Whether another of an engine's tasks on this host reports for it."""
+    """Whether another task of the engine on this host reports for it."""
     if not detect.has_tasks(started):
         return False
     from fleetrun.remote import tasks  # only with a task for each rank

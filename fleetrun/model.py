@@ -1,4 +1,4 @@
-"""The nouns: immutable values that the rooms hand to each other.
+"""The nouns: immutable values that the rooms pass to each other.
 
 NamedTuples, not dataclasses: `dataclasses` imports `inspect`, and every launch would pay for it
 (20 to 30 ms of a start-up that has 100 ms to spend). No `from __future__ import annotations` for
@@ -15,7 +15,7 @@ UNNAMED_JOB = "default"
 
 
 class Setting(NamedTuple):
-    """One option after precedence was settled: its value as shown, and where it came from."""
+    """One option after precedence was applied: its value as shown, and where it came from."""
 
     name: str
     value: str
@@ -23,7 +23,7 @@ class Setting(NamedTuple):
 
 
 class Script(NamedTuple):
-    """What the user wants run: `args` are the script's own, verbatim."""
+    """The program to run; `args` are the script's own, verbatim."""
 
     # "file" or "module".
     form: str
@@ -58,9 +58,9 @@ VARIABLE_SECTIONS = ("flags", "nccl", "env")
 
 
 class Strategy(NamedTuple):
-    """What a job wants of Paddle's distributed training, and how it is to be dealt with.
+    """A job's settings of Paddle's distributed training, and how they are applied.
 
-    `digest` is the same for strategies that ask for the same. `check_ranks`: compare the ranks'
+    Strategies with the same settings have the same `digest`. `check_ranks`: compare the ranks'
     parameters ever more rarely (`auto`), after updates 1 and 3 (0), every N updates too (N), or
     never (-1).
     """
@@ -72,7 +72,7 @@ class Strategy(NamedTuple):
     mode: str = "defaults"
     is_strict: bool = False
     check_ranks: int | str = "auto"
-    # What to do with a last, partial gradient merge: drop or step.
+    # How to handle a last, partial gradient merge: drop or step.
     merge_tail: str = "drop"
     # The presets and files before they were combined.
     layers: tuple[Layer, ...] = ()
@@ -255,7 +255,7 @@ class Task(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What probe saw of this host, just before planning."""
+    """The state of this host, read by probe just before planning."""
 
     environ: Mapping[str, str]
     cwd: str
@@ -318,6 +318,8 @@ class Facts(NamedTuple):
     tasks: tuple[Task, ...] = ()
     # Of --resume_from, before this attempt.
     checkpoints: Checkpoints | None = None
+    # Why the command `fleetrun` is another package's; None: it is ours.
+    taken_command: str | None = None
     # Other remarks about this host for the user.
     notes: tuple[str, ...] = ()
 

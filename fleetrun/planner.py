@@ -1,4 +1,4 @@
-"""From a request and the facts of this host to the plan of its launcher.
+"""Turns a request and the facts of this host into the plan of its launcher.
 
 A mode gives an engine its slots; the engine returns a roster, which the mode lays out.
 """
@@ -27,7 +27,7 @@ _LONGEST_JOB = 100
 
 
 def places(request: Request) -> ModeHosts:
-    """Return what the options of REQUEST's mode say about hosts."""
+    """Return the hosts that the options of REQUEST's mode name."""
     return modes.BY_WORD[request.run_mode].rules.places(request)
 
 
@@ -81,9 +81,9 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         run_dir=run_dir,
         strategy=strategy,
     )
-    mine = [process.spec for process in layout.processes]
-    commands, debug_notes = _commands(request, facts, mine)
-    variables, masks, notes = _bound(request, facts, mine, env.ranks)
+    local_ranks = [process.spec for process in layout.processes]
+    commands, debug_notes = _commands(request, facts, local_ranks)
+    variables, masks, notes = _bound(request, facts, local_ranks, env.ranks)
     logs = [
         process.log if roster.shared_logs is None else names.shared_log(process.spec)
         for process in layout.processes
@@ -105,7 +105,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             layout.processes, logs, commands, variables, env.unset, masks, strict=True
         )
     )
-    # Among equals the last rank has the longest numbers, and nothing else differs.
+    # With uniform ranks, the last one has the longest numbers, and nothing else differs.
     for process in processes[-1:] if mode.is_uniform else processes:
         environment.check_size(process, facts)
     return LaunchPlan(
@@ -129,6 +129,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         },
         notes=(
             *request.notes,
+            *filter(None, (facts.taken_command,)),
             *facts.notes,
             *share.notes,
             *roster.notes,
@@ -161,7 +162,7 @@ def _resuming(request: Request, facts: Facts) -> Request:
 
 
 def with_checkpoint(args: tuple[str, ...], path: str | None) -> tuple[str, ...]:
-    """Return ARGS with PATH; without one, those that ask for it are left out, with their option.
+    """Return ARGS with PATH; without one, drop the arguments that need it, with their option.
 
     >>> with_checkpoint(("--resume", "{checkpoint}", "--lr=1"), "out/checkpoint-7")
     ('--resume', 'out/checkpoint-7', '--lr=1')
@@ -204,14 +205,14 @@ def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
     feature, version = modes.BY_WORD[request.run_mode].feature, facts.paddle_lacking
     if feature is None or version is None:
         return ()
-    said = (
+    message = (
         f"Paddle {version} here was built without {feature.name}: use paddlepaddle 2.6.2, which "
         f"has {feature.pronoun} (pip install paddlepaddle==2.6.2)."
     )
     # A script that does not name Paddle may not need it, and a dry run may be for another host.
     if facts.script_imports_paddle and request.dry_run is None:
-        raise EnvironmentFault(said)
-    return (said,)
+        raise EnvironmentFault(message)
+    return (message,)
 
 
 def _commands(
@@ -242,10 +243,10 @@ def _commands(
 
 def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:
     """Raise an error if OPTION names ranks of trainers that the job does not have."""
-    there = [spec.rank for spec in layout.ranks if spec.is_trainer]
-    missing = [word for word in words if word.isdigit() and int(word) not in there]
-    if missing and there:
-        have = "only rank 0" if len(there) == 1 else f"ranks {there[0]}-{there[-1]}"
+    existing = [spec.rank for spec in layout.ranks if spec.is_trainer]
+    missing = [word for word in words if word.isdigit() and int(word) not in existing]
+    if missing and existing:
+        have = "only rank 0" if len(existing) == 1 else f"ranks {existing[0]}-{existing[-1]}"
         raise UsageError(
             f"{origin.option(request, option)}: there is no rank {missing[0]}; the job has {have}."
         )
@@ -300,7 +301,7 @@ def _bound(
 
     processors, notes = facts.processors, tuple[str, ...]()
     if processors.near and not devices.is_drivers_order(request, facts.environ):
-        # By UUID they are still known.
+        # By UUID they are still identified.
         near = {name: node for name, node in processors.near.items() if not name.isdecimal()}
         processors = processors._replace(near=near)
         notes = (
@@ -320,12 +321,12 @@ def _of_task(task: Task) -> Mapping[str, str]:
 
 
 def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:
-    """Return the run directory's place among all runs."""
+    """Return the run directory's path below the folder of all runs."""
     shared = roster.shared_logs
     if shared is not None:
         return f"{shared.run_name}/{shared.own}" if shared.own else shared.run_name
     if roster.first_me is not None:
-        # Files stay where they are while places change.
+        # The name stays while the host's place changes.
         return f"{_own_name(request, facts)}-node{roster.first_me}"
     node = f"-node{roster.me}" if len(roster.members) > 1 else ""
     return _own_name(request, facts) + node
@@ -339,7 +340,7 @@ def run_name(request: Request, started_utc: str, pid: int) -> str:
     """Return the name of the launch of PID at STARTED_UTC, unique on this host."""
     job = request.job_id
     if job == UNNAMED_JOB:
-        # What people call it.
+        # The name that people use.
         script = request.script.target.rpartition("/")[2].removesuffix(".py")
         job = script if script.strip(".") else job
     if not job or "/" in job or "\0" in job or job in {".", ".."}:

@@ -1,4 +1,4 @@
-"""Prints the output of commands, whole or with a sentence why not, and remarks beside it."""
+"""Prints the output of commands and remarks, and explains why that fails."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MOST = 1 << 24
-# The system says so of what cannot be sent from a file to a file: to a terminal, or with `>>`.
+# Errors of sendfile to a target that cannot take it: a terminal, or a file opened by `>>`.
 _NOT_SENT = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 def put(text: str) -> int:
-    """Print TEXT at once, so that a closed pipe shows up here, and return the exit code 0.
+    """Print TEXT at once, so that a closed pipe is noticed here, and return the exit code 0.
 
-    Names may hold bytes that are no text; they come out as they came in, whatever the locale.
+    Names that are no valid text are printed byte by byte, whatever the locale.
     """
     write(text.encode(errors="surrogateescape"))
     return 0
 
 
 def say(text: str) -> int:
-    """Print TEXT as a line, or several, with control characters made visible; return 0."""
+    """Print TEXT as lines with control characters made visible; return 0."""
     return put(f"{visible_lines(text)}\n")
 
 
 def remark(text: str) -> None:
-    """Print TEXT as a line of fleetrun's own on standard error, if that is open."""
+    """Print TEXT as a line of fleetrun's own on standard error, unless that is closed."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(f"{NAME}{visible(text)}", file=sys.stderr, flush=True)
 
 
 def write(piece: bytes) -> None:
-    """Print PIECE at once; BrokenPipeError if nobody reads, EnvironmentFault if it cannot be."""
+    """Print PIECE at once; BrokenPipeError without a reader, EnvironmentFault if that fails."""
     out = _out()
     with _explained():
         out.flush()
@@ -51,7 +51,7 @@ def write(piece: bytes) -> None:
 
 
 def copy(fd: int, at: int, length: int) -> None:
-    """Print LENGTH bytes of the file FD from AT on, or those that there are; errors as above."""
+    """Print up to LENGTH bytes of the file FD from AT on; errors as above."""
     out = _out()
     end = at + length
     is_sent = True
@@ -84,7 +84,7 @@ def _out() -> TextIO:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn an error of writing standard output into EnvironmentFault, but not of `| head`."""
+    """Turn errors of writing standard output, but not of `| head`, into EnvironmentFault."""
     try:
         yield
     except BrokenPipeError:

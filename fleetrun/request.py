@@ -1,4 +1,4 @@
-"""Settles every option: command line > environment > config file > default, and says which."""
+"""Resolves every option: command line > environment > config file > default, with its source."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,8 +57,8 @@ _IDENTITY = (
 # Only a rank has these; then the next ones describe the job around us.
 _RANK_MARKS = ("PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK")
 _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
-# Paddle takes the hosts of a job from the first of these that is set; but ranks have them, too, and
-# servers are placed by other variables.
+# Paddle reads the hosts of a job from the first of these that is set; but ranks have them, too, and
+# other variables place servers.
 _ENDPOINTS = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS")
 _NO_ENDPOINTS = (
     *("PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK", JOB),
@@ -70,13 +70,13 @@ _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
 # Options that matter to the rendezvous, besides those about hosts and servers.
 _MEETING = ("ips", "job_id", "run_mode", "dry_run", "color")
-# Not an option: the user's own file, which that of --config overrides.
+# Not an option: the user's own file, which the file of --config overrides.
 USER_CONFIG = "user_config"
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
 class ResolvedOption(NamedTuple):
-    """One field of the request: its value, and the option that it comes from."""
+    """One field of the request: its value, and the option that it came from."""
 
     value: Value
     given: RawOption
@@ -98,14 +98,14 @@ def resolve(
     """Return the request of PARSED, ENVIRON and CONFIG; UsageError if it is not valid.
 
     LAYERS are strategies by name that need not be read. DETECT returns the options of the engine
-    that has started us, which a config file overrides. ONLY_MEETING: use only what is about the
-    rendezvous, and leave invalid values out.
+    that has started us, which a config file overrides. ONLY_MEETING: use only options about the
+    rendezvous, and omit invalid values.
     """
     if parsed.script is None:
         message = "a command without a script does nothing"
         raise ValueError(message)
     notes = list(parsed.notes)
-    typed = tuple(given for given in parsed.settings if not _is_blank(given, notes))
+    typed = tuple(setting for setting in parsed.settings if not _is_blank(setting, notes))
     variables = _variables(environ)
     filed = config.settings if config else ()
     if only_meeting:
@@ -128,10 +128,10 @@ def resolve(
     chosen["run_mode"] = _run_mode(chosen, environ, notes)
     word = chosen["run_mode"].of(str) or "collective"
     mode = modes.BY_WORD[word]
-    # Then the hosts are known.
+    # In these cases the hosts are known.
     is_listed = any(chosen[name].value for name in ("servers", "trainers"))
     is_told = in_paddlecloud(environ) or _is_requested(mode, environ)
-    if not (is_listed or is_told or any(chosen[one].value for one in ("ips", *_BY_SSH))):
+    if not (is_listed or is_told or any(chosen[name].value for name in ("ips", *_BY_SSH))):
         _take_place(chosen, environ, notes)
         if detect is None:
             _take_this_host(chosen)
@@ -144,13 +144,13 @@ def resolve(
 
     strategy, strategy_settings = _strategy(chosen, tiers, layers, notes)
 
-    # As they were given, but for those below.
+    # As given, except for those below.
     plain = {
-        name: DEFAULTS[name] if found.value in (None, "") else found.value
-        for name, found in chosen.items()
+        name: DEFAULTS[name] if resolved.value in (None, "") else resolved.value
+        for name, resolved in chosen.items()
         if name in DEFAULTS
     }
-    meant: dict[str, Any] = {
+    converted: dict[str, Any] = {
         "devices": chosen["devices"].given.raw.strip() or None,
         "device_kind": kind,
         "ips": hosts.ips,
@@ -170,13 +170,13 @@ def resolve(
         strategy=strategy,
         settings=(
             *_config_setting(parsed, config),
-            *(_setting(found) for found in chosen.values()),
+            *(_setting(resolved) for resolved in chosen.values()),
             *_pair_settings("env", env),
             *_pair_settings("nccl", nccl),
             *strategy_settings,
         ),
         notes=tuple(notes),
-        **{**plain, **meant},
+        **{**plain, **converted},
     )
 
 
@@ -184,14 +184,14 @@ def resolve(
 
 
 def _targets() -> dict[str, Option]:
-    """Map each field of the request that options fill to the option with its default."""
-    found: dict[str, Option] = {}
+    """Return, by field of the request, the option that provides its default."""
+    by_target: dict[str, Option] = {}
     for option in options.TABLE:
         if option.status != "works" or option.kind == "pairs" or option.name in _NO_FIELD:
             continue
-        if option.name == option.target or option.target not in found:
-            found[option.target] = option
-    return found
+        if option.name == option.target or option.target not in by_target:
+            by_target[option.target] = option
+    return by_target
 
 
 def _is_blank(given: RawOption, notes: list[str]) -> bool:
@@ -205,19 +205,19 @@ def _is_blank(given: RawOption, notes: list[str]) -> bool:
 def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
     """Return the options that ENVIRON sets; the first of an option's variables counts."""
     ignored = _JOB_OF_RANK if any(mark in environ for mark in _RANK_MARKS) else ()
-    found = []
+    settings = []
     for option in options.TABLE:
         for name in option.env:
             raw = environ.get(name, "")
             if raw.strip() and name not in ignored:
-                found.append(RawOption(option, raw, f"${name}", f"${name}"))
+                settings.append(RawOption(option, raw, f"${name}", f"${name}"))
                 break
-    return tuple(found)
+    return tuple(settings)
 
 
 def _about_meeting(given: Iterable[RawOption]) -> tuple[RawOption, ...]:
-    """Return the valid ones of GIVEN that matter to the rendezvous."""
-    return tuple(one for one in given if _is_about_meeting(one.option) and one.is_readable)
+    """Return those of GIVEN that are valid and matter to the rendezvous."""
+    return tuple(item for item in given if _is_about_meeting(item.option) and item.is_readable)
 
 
 def _is_about_meeting(option: Option) -> bool:
@@ -227,19 +227,19 @@ def _is_about_meeting(option: Option) -> bool:
 
 def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:
     """Refuse options of a later version, and add a remark for those without effect."""
-    for each in given:
-        option = each.option
-        if option.status == "works" or option.asks_for_nothing(each.raw):
+    for setting in given:
+        option = setting.option
+        if option.status == "works" or option.asks_for_nothing(setting.raw):
             continue
         if option.status == "later":
-            raise UsageError(each.blame(option.reason))
-        each.value()
-        notes.append(f"{each.typed} has no effect: {option.reason}")
+            raise UsageError(setting.blame(option.reason))
+        setting.value()
+        notes.append(f"{setting.typed} has no effect: {option.reason}")
 
 
 def _about(target: str, tier: Iterable[RawOption]) -> list[RawOption]:
     """Return the options of TIER that fill TARGET."""
-    return [given for given in tier if given.option.target == target]
+    return [setting for setting in tier if setting.option.target == target]
 
 
 def _choose(
@@ -247,32 +247,33 @@ def _choose(
 ) -> ResolvedOption:
     """Return the last value of the strongest of TIERS, or else OPTION's default."""
     typed, variables, filed = tiers
-    said = typed or variables or filed
-    if not said:
+    strongest = typed or variables or filed
+    if not strongest:
         default = RawOption(option, option.default or "", option.flag, "default")
         return ResolvedOption(None if option.default is None else default.value(), default)
-    found = ResolvedOption(said[-1].value(), said[-1])
+    resolved = ResolvedOption(strongest[-1].value(), strongest[-1])
     if typed:
+        last = resolved.given
         notes.extend(
-            f"{found.given.typed}={found.given.raw} overrides {other.typed}={other.raw}: the last"
-            " one counts."
-            for other in typed[:-1]
-            if other.option.name != found.given.option.name
+            f"{last.typed}={last.raw} overrides {earlier.typed}={earlier.raw}: the last one counts."
+            for earlier in typed[:-1]
+            if earlier.option.name != last.option.name
         )
-        notes.extend(_contradicted(found, variables))
-    return found
+        notes.extend(_contradicted(resolved, variables))
+    return resolved
 
 
-def _contradicted(found: ResolvedOption, variables: Iterable[RawOption]) -> Iterable[str]:
-    """Yield a remark for each variable with another value, which Paddle would prefer."""
+def _contradicted(resolved: ResolvedOption, variables: Iterable[RawOption]) -> Iterable[str]:
+    """Yield a remark for each variable with another value, which Paddle's launcher prefers."""
     for variable in variables:
         try:
-            same = options.parse(variable.option, variable.raw) == found.value
+            same = options.parse(variable.option, variable.raw) == resolved.value
         except ValueError:
             same = False
         if not same:
+            given = resolved.given
             yield (
-                f"{found.given.typed}={found.given.raw} overrides {variable.typed}={variable.raw}"
+                f"{given.typed}={given.raw} overrides {variable.typed}={variable.raw}"
                 " (in Paddle's launcher, the variable overrides the option)."
             )
 
@@ -288,11 +289,11 @@ def _take_detected(
         return
     from fleetrun.engines import cluster  # only where an engine has started us
 
-    said = {name: found.given for name, found in chosen.items()}
-    if cluster.is_left_out(said):
+    given_options = {name: resolved.given for name, resolved in chosen.items()}
+    if cluster.is_left_out(given_options):
         return
     is_dry = chosen["dry_run"].value is not None
-    for given in cluster.detected_options(said, detect(), notes, is_dry=is_dry):
+    for given in cluster.detected_options(given_options, detect(), notes, is_dry=is_dry):
         chosen[given.option.target] = ResolvedOption(given.value(), given)
 
 
@@ -302,11 +303,11 @@ def _take_endpoints(
     """Use the hosts of the endpoints in ENVIRON, as Paddle does, except inside a rank."""
     name = next((name for name in _ENDPOINTS if environ.get(name, "").strip()), None)
     others = any(environ.get(mark) for mark in _NO_ENDPOINTS) or in_paddlecloud(environ)
-    said = any(chosen[one].value for one in ("ips", "hosts", "hostfile", "servers", "trainers"))
+    is_named = any(chosen[key].value for key in ("ips", "hosts", "hostfile", "servers", "trainers"))
     meeting, nnodes = chosen["master"].given, chosen["nnodes"].given
     is_met = bool(chosen["master"].value) and not meeting.source.startswith("$")
     is_alone = nnodes.source != "default" and nnodes.raw.strip() == "1"
-    if name is None or others or said or is_met or is_alone:
+    if name is None or others or is_named or is_met or is_alone:
         return
     ports: dict[str, list[str]] = {}
     for piece in environ[name].split(","):
@@ -328,7 +329,7 @@ def _take_endpoints(
 
 
 def _take_check(chosen: dict[str, ResolvedOption], script: Script, notes: list[str]) -> None:
-    """Let run_check with --master be one of two hosts, as Paddle's check of several hosts is."""
+    """Let run_check with --master run on one of two hosts, as Paddle's check does."""
     nnodes, master = chosen["nnodes"].given, chosen["master"].given
     is_meant = nnodes.source == "default" and master.source == "command line"
     if script != _CHECK or not is_meant or chosen["ips"].value:
@@ -354,9 +355,9 @@ def _take_place(
 
 
 def _take_this_host(chosen: dict[str, ResolvedOption]) -> None:
-    """Let several hosts meet at this one, the first, unless something says where."""
+    """Let several hosts meet at this one, the first, unless another place is given."""
     nnodes, master = chosen["nnodes"].given, chosen["master"]
-    # What a file or a variable says, it says on all hosts; and mpirun's --np counts processes.
+    # Files and variables apply to all hosts; and mpirun's --np counts processes.
     is_meant = nnodes.source in {"command line", "run_check"} and nnodes.option.name != "np"
     if master.value or not is_meant or _bounds(nnodes)[1] == 1:
         return
@@ -377,17 +378,17 @@ class Hosts(NamedTuple):
     rank: int | None
 
 
-def _meeting_point(found: ResolvedOption) -> ResolvedOption:
-    """Return where hosts meet; Paddle's --elastic_server can only be an etcd."""
-    given, marks = found.given, ("etcd://", "etcds://")
+def _meeting_point(master: ResolvedOption) -> ResolvedOption:
+    """Return the rendezvous; Paddle's --elastic_server can only be an etcd."""
+    given, marks = master.given, ("etcd://", "etcds://")
     if given.option.name != "elastic_server" or given.raw.strip().startswith(marks):
-        return found
+        return master
     text = marks[0] + given.raw.strip()
     return ResolvedOption(text, given._replace(raw=text))
 
 
 def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: bool) -> Hosts:
-    """Return the hosts of the job; UsageError where the options contradict each other."""
+    """Return the hosts of the job; UsageError if the options contradict each other."""
     listed = chosen["ips"].value
     ips = tuple(map(str, listed if isinstance(listed, tuple) else ()))
     point = meeting_point(ips[0]) if len(ips) == 1 else None
@@ -403,7 +404,7 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
         least = len(ips)
     if ips and nnodes.given.source != "default" and count != len(ips):
         named = f"{chosen['ips'].given.typed} names {conversion.counted(len(ips), 'host')}"
-        # A variable may be there for all jobs of a machine; the list was written for this one.
+        # A variable may be set for all jobs of a machine; the list was written for this one.
         if nnodes.given.source.startswith("$") and not chosen["ips"].given.source.startswith("$"):
             notes.append(f"{nnodes.given.typed}={count} is ignored: {named}.")
         else:
@@ -453,30 +454,30 @@ def _check_elastic(
             notes.append(f"{given.typed} has no effect: the job is not elastic (--nnodes=MIN:MAX).")
 
 
-def _spares(found: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) -> int:
-    """Return how many hosts stand by; a note where none can."""
-    spares = found.of(int) or 0
+def _spares(resolved: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) -> int:
+    """Return the number of spare hosts; 0 with a note if there can be none."""
+    spares = resolved.of(int) or 0
     if not spares or (hosts.nnodes != "1" and not hosts.ips and mode == "collective"):
         return spares
     if hosts.nnodes == "1":
-        notes.append(f"{found.given.typed} has no effect: the job is on one host.")
+        notes.append(f"{resolved.given.typed} has no effect: the job is on one host.")
     else:
         notes.append(
-            f"{found.given.typed} has no effect: only hosts of collective jobs that meet at "
+            f"{resolved.given.typed} has no effect: only hosts of collective jobs that meet at "
             "--master stand by."
         )
     return 0
 
 
-def _own_host(found: ResolvedOption, notes: list[str]) -> ResolvedOption:
-    """Return this host's address, which ranks get, so that it cannot be an IPv6 one."""
-    if not is_ipv6((found.of(str) or "").strip().strip("[]")):
-        return found
-    if found.given.source.startswith("$"):
-        # A container's engine sets it for all that runs there.
-        notes.append(f"{found.given.typed}={found.given.raw} is ignored: {NO_IPV6}.")
-        return ResolvedOption(None, found.given)
-    raise UsageError(found.given.blame(f"{NO_IPV6}; give this host's IPv4 address."))
+def _own_host(resolved: ResolvedOption, notes: list[str]) -> ResolvedOption:
+    """Return this host's address, which ranks get, and which therefore cannot be IPv6."""
+    if not is_ipv6((resolved.of(str) or "").strip().strip("[]")):
+        return resolved
+    if resolved.given.source.startswith("$"):
+        # A container engine sets it for everything in the container.
+        notes.append(f"{resolved.given.typed}={resolved.given.raw} is ignored: {NO_IPV6}.")
+        return ResolvedOption(None, resolved.given)
+    raise UsageError(resolved.given.blame(f"{NO_IPV6}; give this host's IPv4 address."))
 
 
 def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bool) -> None:
@@ -486,7 +487,7 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
     """
     text = master.of(str)
     if text is None:
-        # mpirun's --np is another one.
+        # mpirun's --np has another meaning.
         is_np = nnodes.option.name == "np"
         hint = "it counts hosts, and --nproc_per_node processes: " if is_np else ""
         raise UsageError(
@@ -518,7 +519,7 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
 
 
 def _check_store(text: str, given: RawOption) -> None:
-    """Raise UsageError where TEXT names no etcd that can be asked; it may have a password."""
+    """Raise UsageError if TEXT names no usable etcd; TEXT may contain a password."""
     if store_endpoints(text) is not None:
         return
     if "@" in text:
@@ -534,7 +535,7 @@ def _check_store(text: str, given: RawOption) -> None:
 
 
 def _bounds(given: RawOption) -> tuple[int, int]:
-    """Return how many hosts the job has at least and at most."""
+    """Return the minimum and maximum number of hosts."""
     low, colon, high = given.raw.strip().partition(":")
     # Python refuses to read numbers of thousands of digits.
     is_long = max(len(low), len(high)) > _DIGITS
@@ -545,34 +546,36 @@ def _bounds(given: RawOption) -> tuple[int, int]:
     return int(low), int(high if colon else low)
 
 
-def _rank(found: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | None:
+def _rank(resolved: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | None:
     """Return the rank of our host as the user gave it; None on a single host."""
-    rank = found.of(int)
+    rank = resolved.of(int)
     if rank is None or rank < 0:
         return None
     if is_alone and rank > 0:
-        notes.append(f"{found.given.typed}={rank} has no effect: the job is on one host.")
+        notes.append(f"{resolved.given.typed}={rank} has no effect: the job is on one host.")
     return None if is_alone else rank
 
 
-def _first_port(found: ResolvedOption, rank: int | None) -> ResolvedOption:
+def _first_port(resolved: ResolvedOption, rank: int | None) -> ResolvedOption:
     """Return the port of the first process; Paddle adds the host's RANK to FLAGS_FIXED_PORT."""
-    first = found.of(int)
-    if first is None or not rank or found.given.source != f"${options.FIXED_PORT}":
-        return found
+    first = resolved.of(int)
+    if first is None or not rank or resolved.given.source != f"${options.FIXED_PORT}":
+        return resolved
     if first + rank > LAST_PORT:
-        raise UsageError(found.given.blame(f"with this host's place, {rank}, which is not a port."))
-    return ResolvedOption(first + rank, found.given)
+        raise UsageError(
+            resolved.given.blame(f"with this host's place, {rank}, which is not a port.")
+        )
+    return ResolvedOption(first + rank, resolved.given)
 
 
-def _address(found: ResolvedOption) -> str | None:
+def _address(resolved: ResolvedOption) -> str | None:
     """Return the URL of the webhook; the UsageError for a bad one does not show it."""
-    address = (found.of(str) or "").strip()
+    address = (resolved.of(str) or "").strip()
     scheme, _, rest = address.partition("://")
     if address and not (scheme in {"http", "https"} and rest):
-        # The option comes last: a word behind its name is hidden like a password.
+        # The option comes last: a word after its name is hidden like a password.
         problem = "give an address that begins with https:// or http:// to"
-        raise UsageError(f"{problem} {found.given.typed}.")
+        raise UsageError(f"{problem} {resolved.given.typed}.")
     return address or None
 
 
@@ -580,83 +583,92 @@ def _device_kind(
     chosen: Mapping[str, ResolvedOption], env: Mapping[str, tuple[str, str]], notes: list[str]
 ) -> tuple[ResolvedOption, str | None]:
     """Return the value of --device_kind, and the kind: that, or that of the listed devices."""
-    found, devices = chosen["device_kind"], chosen["devices"].given
-    if kinds.XCCL in env and _strength(found) < _TYPED:
+    resolved, devices = chosen["device_kind"], chosen["devices"].given
+    if kinds.XCCL in env and _strength(resolved) < _TYPED:
         raw, source = env[kinds.XCCL]
         typed = f"--env {kinds.XCCL}"
-        found = ResolvedOption(raw, found.given._replace(raw=raw, source=source, typed=typed))
-    kind = (found.of(str) or "").strip()
+        resolved = ResolvedOption(raw, resolved.given._replace(raw=raw, source=source, typed=typed))
+    kind = (resolved.of(str) or "").strip()
     if kind and not kinds.is_name(kind):
-        raise UsageError(found.given.blame("give the name that Paddle has for it: npu, mlu, gpu."))
+        raise UsageError(
+            resolved.given.blame("give the name that Paddle has for it: npu, mlu, gpu.")
+        )
     if kind.lower() in {*kinds.BUILT_IN, *kinds.VENDORS, *kinds.SYNONYMS}:
         kind = kind.lower()
     kind = kinds.SYNONYMS.get(kind, kind)
     listed = devices.option.name.removesuffix("s")
     listed = kinds.SYNONYMS.get(listed, listed)
     if kind == listed or devices.option.name == "devices" or not devices.raw.strip():
-        return found, kind or None
-    said = f"{devices.typed}={devices.raw}"
+        return resolved, kind or None
+    listed_devices = f"{devices.typed}={devices.raw}"
     if not kind:
-        return found, listed
-    if found.given.typed == found.given.option.flag and found.given.source == "command line":
-        other = f"{said} names {kinds.label(listed)}s; give one of the two, or --devices."
-        raise UsageError(found.given.blame(other))
-    why = f"{found.given.typed}={found.given.raw}"
+        return resolved, listed
+    if (
+        resolved.given.typed == resolved.given.option.flag
+        and resolved.given.source == "command line"
+    ):
+        message = (
+            f"{listed_devices} names {kinds.label(listed)}s; give one of the two, or --devices."
+        )
+        raise UsageError(resolved.given.blame(message))
+    why = f"{resolved.given.typed}={resolved.given.raw}"
     if devices.option.name in kinds.GENERAL:
-        # Paddle's launchers read them all as --devices.
-        notes.append(f"{said} names {kinds.label(kind)}s: {why}.")
-        return found, kind
-    notes.append(f"{said} overrides {why}.")
-    return ResolvedOption(None, RawOption(found.given.option, "", "", "default")), listed
+        # Paddle's launchers treat them all as --devices.
+        notes.append(f"{listed_devices} names {kinds.label(kind)}s: {why}.")
+        return resolved, kind
+    notes.append(f"{listed_devices} overrides {why}.")
+    return ResolvedOption(None, RawOption(resolved.given.option, "", "", "default")), listed
 
 
 def _run_mode(
     chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
 ) -> ResolvedOption:
     """Return the job's mode, which other options may imply."""
-    found = chosen["run_mode"]
+    resolved = chosen["run_mode"]
     for mode in modes.MODES:
         asking = [chosen[name] for name in mode.options if _asks(chosen[name])]
-        if found.given.source == "default":
+        if resolved.given.source == "default":
             if asking:
-                found = _implied(found, mode.name, asking[0].given.typed)
+                resolved = _implied(resolved, mode.name, asking[0].given.typed)
             elif _is_requested(mode, environ):
-                found = _implied(found, mode.name, f"${mode.variables[0]}")
-        elif found.value not in mode.words and asking:
-            found = _settled(found, mode, asking, chosen, notes)
-    if modes.BY_WORD[str(found.value)].is_uniform:
+                resolved = _implied(resolved, mode.name, f"${mode.variables[0]}")
+        elif resolved.value not in mode.words and asking:
+            resolved = _settled(resolved, mode, asking, chosen, notes)
+    if modes.BY_WORD[str(resolved.value)].is_uniform:
         notes.extend(
             f"{chosen[name].given.typed} has no effect: only jobs with parameter servers use it."
             for name in _ONLY_SERVERS
             if chosen[name].value is not None and chosen[name].given.source == "command line"
         )
-    return found
+    return resolved
 
 
 def _settled(
-    found: ResolvedOption,
+    resolved: ResolvedOption,
     mode: modes.Mode,
     asking: Sequence[ResolvedOption],
     chosen: dict[str, ResolvedOption],
     notes: list[str],
 ) -> ResolvedOption:
-    """Return the option that wins where --run_mode (FOUND) contradicts MODE, that of ASKING."""
-    strength = _strength(found)
-    other = max(asking, key=_strength)
-    if _strength(other) > strength:
+    """Return the winner if RESOLVED, --run_mode, contradicts MODE, which ASKING requests."""
+    strength = _strength(resolved)
+    strongest = max(asking, key=_strength)
+    if _strength(strongest) > strength:
         notes.append(
-            f"{other.given.typed} overrides {found.given.typed}={found.given.raw}: "
+            f"{strongest.given.typed} overrides {resolved.given.typed}={resolved.given.raw}: "
             f"it requests {_what(mode)}."
         )
-        return _implied(found, mode.name, other.given.typed)
-    if _strength(other) == strength:
+        return _implied(resolved, mode.name, strongest.given.typed)
+    if _strength(strongest) == strength:
         raise UsageError(
-            found.given.blame(f"{other.given.typed} requests {_what(mode)}; omit one of them.")
+            resolved.given.blame(
+                f"{strongest.given.typed} requests {_what(mode)}; omit one of them."
+            )
         )
-    for each in asking:
-        notes.append(f"{each.given.typed} has no effect: {found.given.typed}={found.value}.")
-        chosen[each.given.option.target] = ResolvedOption(None, each.given)
-    return found
+    for loser in asking:
+        notes.append(f"{loser.given.typed} has no effect: {resolved.given.typed}={resolved.value}.")
+        chosen[loser.given.option.target] = ResolvedOption(None, loser.given)
+    return resolved
 
 
 def _what(mode: modes.Mode) -> str:
@@ -664,25 +676,25 @@ def _what(mode: modes.Mode) -> str:
     return mode.name if mode.feature is None else mode.feature.name
 
 
-def _asks(found: ResolvedOption) -> bool:
-    """Whether FOUND requests any process; heterogeneous trainers are counted in a text."""
-    return bool(found.value) and not found.given.option.asks_for_nothing(found.given.raw)
+def _asks(resolved: ResolvedOption) -> bool:
+    """Whether RESOLVED requests any process; heterogeneous trainers are counted in a text."""
+    return bool(resolved.value) and not resolved.given.option.asks_for_nothing(resolved.given.raw)
 
 
-def _strength(found: ResolvedOption) -> int:
-    """Return the strength of FOUND's source: command line > environment > file."""
-    source = found.given.source
+def _strength(resolved: ResolvedOption) -> int:
+    """Return the strength of RESOLVED's source: command line > environment > file."""
+    source = resolved.given.source
     return _TYPED if source == "command line" else int(source.startswith("$"))
 
 
-def _implied(found: ResolvedOption, mode: str, by: str) -> ResolvedOption:
-    """Return MODE in place of FOUND, for the reason BY."""
-    return ResolvedOption(mode, found.given._replace(raw=mode, source=by))
+def _implied(resolved: ResolvedOption, mode: str, by: str) -> ResolvedOption:
+    """Return MODE in place of RESOLVED, for the reason BY."""
+    return ResolvedOption(mode, resolved.given._replace(raw=mode, source=by))
 
 
 def _pairs(name: str, tiers: Iterable[Iterable[RawOption]]) -> dict[str, tuple[str, str]]:
     """Collect each variable of --env or --nccl: its value and its source; a later tier wins."""
-    found: dict[str, tuple[str, str]] = {}
+    pairs: dict[str, tuple[str, str]] = {}
     for tier in tiers:
         for given in tier:
             if given.option.name != name:
@@ -692,8 +704,8 @@ def _pairs(name: str, tiers: Iterable[Iterable[RawOption]]) -> dict[str, tuple[s
                 raise UsageError(given.blame(options.wanted(given.option)))
             if name == "nccl":
                 key = "NCCL_" + key.upper().removeprefix("NCCL_")
-            found[key] = (value, given.source)
-    return found
+            pairs[key] = (value, given.source)
+    return pairs
 
 
 # -- the strategy ----------------------------------------------------------------------------------
@@ -708,7 +720,7 @@ def _strategy(
     """Return the strategy and its lines of the settings; None without a strategy."""
     typed, variables, filed = (_about("strategy", tier) for tier in tiers)
     given = typed or variables or filed
-    sets = [each for tier in (tiers[2], tiers[0]) for each in _about("set", tier)]
+    sets = [setting for tier in (tiers[2], tiers[0]) for setting in _about("set", tier)]
     check = chosen["check_ranks"]
     every = check.of(int)
     check_ranks: int | str | None = check.of(str) if every is None else every
@@ -719,14 +731,14 @@ def _strategy(
             if chosen[name].given.source == "command line"
         )
         return None, (Setting("strategy", "None", "default"),)
-    # Only those who have a strategy pay for it.
+    # Only imported for a strategy.
     from fleetrun.strategy import requested
 
     named = requested.names(given)
-    found = requested.strategy(named, sets, layers)
-    notes.extend(found.notes)
+    unplaced = requested.strategy(named, sets, layers)
+    notes.extend(unplaced.notes)
     strategy = requested.settle(
-        found,
+        unplaced,
         mode=chosen["strategy_mode"].of(str) or "defaults",
         is_strict=chosen["strategy_strict"].value is True,
         check_ranks=check_ranks,
@@ -740,12 +752,12 @@ def _strategy(
 
 
 def _is_requested(mode: modes.Mode, environ: Mapping[str, str]) -> bool:
-    """Whether ENVIRON has all variables by which a cluster asks for MODE."""
+    """Whether ENVIRON has all variables by which a cluster requests MODE."""
     return bool(mode.variables) and all(environ.get(name) for name in mode.variables)
 
 
 def _inherited(environ: Mapping[str, str]) -> Iterable[str]:
-    """Warn once when another launcher's rank variables are there, which do not count here."""
+    """Yield a warning about rank variables of another launcher, which do not count here."""
     names = [name for name in _IDENTITY if environ.get(name)]
     if any(environ.get(mark) for mark in _RANK_MARKS):
         names += [name for name in _JOB_OF_RANK if environ.get(name)]
@@ -757,29 +769,29 @@ def _inherited(environ: Mapping[str, str]) -> Iterable[str]:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _setting(found: ResolvedOption) -> Setting:
-    """Show FOUND as a line of the settings."""
-    value = found.value
+def _setting(resolved: ResolvedOption) -> Setting:
+    """Return RESOLVED as a line of the settings."""
+    value = resolved.value
     if isinstance(value, bool):
         shown = str(value).lower()
-    elif isinstance(value, tuple) or (found.given.option.reader and value is not None):
-        shown = found.given.raw.strip()
+    elif isinstance(value, tuple) or (resolved.given.option.reader and value is not None):
+        shown = resolved.given.raw.strip()
     elif isinstance(value, float):
         shown = f"{value:.15g}"
     else:
         shown = str(value)
-    name = found.given.option.name
-    return Setting(name, secrets.redact(name, shown), found.given.source)
+    name = resolved.given.option.name
+    return Setting(name, secrets.redact(name, shown), resolved.given.source)
 
 
 def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[Setting]:
-    """Show one line for each variable, its value hidden when it is a secret."""
+    """Yield a line for each variable, with secrets concealed."""
     for key, (value, source) in pairs.items():
         yield Setting(f"{name}.{key}", secrets.redact(key, value), source)
 
 
 def _config_setting(parsed: argv.ParsedCommand, config: Config | None) -> Iterable[Setting]:
-    """Yield the settings that say which config files were read, and why those."""
+    """Yield the settings that name the config files, and why they were read."""
     if config is None or config.path is None:
         yield Setting("config", "None", "default")
     else:

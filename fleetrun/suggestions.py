@@ -1,4 +1,4 @@
-"""The name that was meant, for messages about one that does not exist; only a mistake loads it."""
+"""Suggests the intended name in messages about one that does not exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """Return the one of KNOWN that is most like NAME, or is its first word, whatever its case.
+    """Return the name of KNOWN most like NAME, or equal to its first word, ignoring case.
 
     LIKENESS is 0 to 1.
 
@@ -20,18 +20,18 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | Non
     >>> closest("gpus-per-node", ["gpus", "nodes"])
     'gpus'
     """
-    spelt = {each.lower(): each for each in known}
-    found = get_close_matches(name.lower(), spelt, n=1, cutoff=likeness)
-    return spelt[found[0]] if found else spelt.get(re.split("[-_]", name.lower())[0])
+    spellings = {spelling.lower(): spelling for spelling in known}
+    near = get_close_matches(name.lower(), spellings, n=1, cutoff=likeness)
+    return spellings[near[0]] if near else spellings.get(re.split("[-_]", name.lower())[0])
 
 
 def ending(name: str, known: Iterable[str], otherwise: str = "", prefix: str = "") -> str:
-    """Return the end of a sentence about NAME, which does not exist; PREFIX is not part of KNOWN.
+    """Return the end of a sentence about the unknown NAME; PREFIX is not part of KNOWN.
 
     >>> ending("ampp", ["amp"]), ending("x", ["amp"], "there is amp."), ending("x", ["amp"])
     ('; did you mean amp?', '; there is amp.', '.')
     """
-    found = closest(name, known)
-    if found is not None:
-        return f"; did you mean {prefix}{found}?"
+    suggestion = closest(name, known)
+    if suggestion is not None:
+        return f"; did you mean {prefix}{suggestion}?"
     return f"; {otherwise}" if otherwise else "."

@@ -1,4 +1,4 @@
-"""The supervisor: performs the actions of the policy, and notifies the observers."""
+"""The supervisor: performs the policy's actions and notifies the observers."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 
 # After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
-# A Python that is starting may swallow an INT; it has nothing to save, and gets TERM after this.
+# A Python that is starting may swallow INT; it has nothing to save, and gets TERM after this.
 _SWALLOWED_S = 1.0
-# A killed descendant that is not gone by then waits for a device.
+# A killed descendant that still exists after this waits for a device.
 _SWEEP_S = 5.0
-# Orphans are reaped this much after SIGCHLD, when the exits of ranks have been handled.
+# Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
 # How often to check whether the processes that a rank has left in its group are gone.
 _GROUP_S = 0.05
@@ -79,11 +79,11 @@ class Supervisor:
     ) -> None:
         self._gathering = gathering
         gathering.prepare, gathering.withdraw = self._prepare, self._withdraw
-        # What is ready for its start.
+        # The plan that is ready to start.
         self._prepared: LaunchPlan | None = None
         self._job = job
-        self._say, self._show, self._progress = job.log, job.show, job.progress
-        # Where the coordinator is, which is told of this launcher's death.
+        self._log, self._show, self._progress = job.log, job.show, job.progress
+        # The address of the coordinator, to which this launcher's death is reported.
         self._coordinator: tuple[str, int] | None = None
         self._files = files or descriptors.FileLimit(0)
         self._terminal: TerminalSignals | None = None
@@ -104,19 +104,19 @@ class Supervisor:
         self._base_env = dict(os.environb)
         self._guard: Guard
         self._has_guard = False
-        # When it kills the ranks if this launcher is stopped.
+        # When the guard kills the ranks if this launcher is stopped.
         self._kill_at: float | None = None
         self._outcome: Outcome | None = None
-        # Processes that ranks had left running when they succeeded, and that were killed.
+        # Killed processes that ranks had left running when they succeeded.
         self._left: list[children.Leftover] = []
         self._in_a_hurry = False
-        # Why ranks were not forked, as far as it is said.
+        # Reasons why ranks were not forked that were already printed.
         self._not_forked: set[str] = set()
 
     def run(self) -> Outcome:
-        """Start everything, supervise it, and return when no process of the job runs any more.
+        """Start everything, supervise it, and return when no process of the job is left.
 
-        Raises FleetrunError when nothing can be started.
+        Raises FleetrunError if nothing can be started.
         """
         trouble = proc.fault()
         if trouble:
@@ -134,7 +134,7 @@ class Supervisor:
         finally:
             if self._settings is not None and terminal.is_foreground():
                 self._settings.restore()
-            # No process is left by now, unless this launcher itself has failed.
+            # No process is left now, unless this launcher itself has failed.
             if self._has_guard:
                 self._guard.dismiss()
             children.sweep(frozenset(), _SWEEP_S)
@@ -175,32 +175,32 @@ class Supervisor:
             from fleetrun.postmortem import report  # only after a failure
 
             ranks = self._plan.ranks if self._has_plan else ()
-            told = report.verdict(self._outcome, findings, self._labels, frozenset(shown), ranks)
-            self._show(told)
+            text = report.verdict(self._outcome, findings, self._labels, frozenset(shown), ranks)
+            self._show(text)
             for index in self._outcome.stuck:
-                self._say_where_it_stands(index)
+                self._log_kernel_state(index)
             self._deliver()
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
         for line in closing.splitlines():
-            self._say(line)
+            self._log(line)
             self._deliver()
         self._observers.close()
         return self._outcome
 
     def kill_at(self, at: float | None) -> None:
-        """Let the ranks be killed at AT (monotonic seconds), even if this launcher is stopped."""
+        """Have the ranks killed at AT (monotonic seconds), even if this launcher is stopped."""
         self._kill_at = at
         if self._has_guard:
             self._guard.kill_at(at)
 
     def tell_at(self, target: tuple[str, int]) -> None:
-        """Let the coordinator at TARGET be told if this launcher is killed."""
+        """Have the guard report to the coordinator at TARGET if this launcher is killed."""
         self._coordinator = target
         if self._has_guard:
             self._guard.tell_at(target)
 
     def stand_by(self, process: int, modules: tuple[str, ...], count: int) -> None:
-        """Start what COUNT processes of the next attempt are forked from that are like PROCESS."""
+        """Start the process from which COUNT ranks like PROCESS are forked in the next attempt."""
         spec = self._plan.processes[process]
         worker.stand_by(
             spec,
@@ -213,20 +213,20 @@ class Supervisor:
         )
 
     def standing_by(self) -> tuple[str, int, str]:
-        """Return the state of that process, its own memory in bytes, and why it is unfit."""
+        """Return that process's state, its own memory in bytes, and why it is unfit."""
         return self._guard.standing_by()
 
     # Generations --------------------------------------------------------------------------------
 
     def _gather(self, attempt: int) -> None:
-        """Gather for the plan of ATTEMPT, which may take long."""
+        """Gather the plan of ATTEMPT, which may take long."""
 
         def answered(planned: LaunchPlan | Exception) -> None:
             self._feed(self._gathered(attempt, planned))
             self._perform_all()
 
         self._round = Round(
-            self._gathering, attempt, self._loop, self._say, answered, progress=self._progress
+            self._gathering, attempt, self._loop, self._log, answered, progress=self._progress
         )
         self._round.begin()
 
@@ -237,7 +237,7 @@ class Supervisor:
         return GatherFailed(attempt, why, code, time.monotonic())
 
     def _prepare(self, planned: LaunchPlan, attempt: int) -> None:
-        """Make all that the ranks of a generation need; FleetrunError where that cannot be."""
+        """Prepare everything that the ranks of a generation need; FleetrunError if that fails."""
         if not self._has_plan:
             self._withdraw()
         try:
@@ -255,7 +255,7 @@ class Supervisor:
         self._prepared = planned
 
     def _withdraw(self) -> None:
-        """Leave nothing of what was prepared for a first generation that does not start."""
+        """Undo the preparations for a first generation that does not start."""
         self._prepared = None
         if self._has_plan:
             return
@@ -265,7 +265,7 @@ class Supervisor:
             self._guard.dismiss()
 
     def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
-        """Take over what is prepared: everything that depends on a plan is made anew."""
+        """Adopt the prepared plan: everything that depends on a plan is made anew."""
         if isinstance(planned, Exception):
             return self._no_plan(attempt, planned)
         try:
@@ -282,7 +282,7 @@ class Supervisor:
         return Gathered(attempt, planned, time.monotonic())
 
     def _set_up(self, plan: LaunchPlan) -> None:
-        """Make what all generations share: the observers, the run directory, the guard."""
+        """Create what all generations share: the observers, the run directory, the guard."""
         self._observers.prepare(plan)
         _enter(plan.cwd)
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
@@ -309,32 +309,32 @@ class Supervisor:
 
     # The end ------------------------------------------------------------------------------------
 
-    def _say_where_it_stands(self, index: int) -> None:
+    def _log_kernel_state(self, index: int) -> None:
         """Print the kernel state of a process that SIGKILL did not end."""
-        one = self._workers.get(index)
-        if one is not None:
-            who = f"{self._labels[index]}, pid {one.pid}"
-            self._say(f"{who}, is still there: {proc.state_of(one.pid)}.")
+        survivor = self._workers.get(index)
+        if survivor is not None:
+            name = f"{self._labels[index]}, pid {survivor.pid}"
+            self._log(f"{name}, is still there: {proc.state_of(survivor.pid)}.")
 
     def _investigate(self, outcome: Outcome) -> Investigation:
-        """Find out what happened, and write it to report.json."""
+        """Investigate what happened, and write it to report.json."""
         from fleetrun.postmortem import investigation  # only after a failure
 
         if not self._has_plan:
             return investigation.Investigation()
         try:
-            found = investigation.investigate(self._plan, outcome, self._baseline)
+            result = investigation.investigate(self._plan, outcome, self._baseline)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever /proc holds
-            self._say(f"The cause could not be examined ({error!r}).")
-            found = investigation.Investigation()
+            self._log(f"The cause could not be examined ({error!r}).")
+            result = investigation.Investigation()
         try:
             restarts, redact = tuple(self._job.restarts), self._job.redact
             investigation.write(
-                self._job.folder, self._plan, outcome, found, restarts=restarts, redact=redact
+                self._job.folder, self._plan, outcome, result, restarts=restarts, redact=redact
             )
         except OSError as error:
-            self._say(f"{names.REPORT} could not be written ({error.strerror}).")
-        return found
+            self._log(f"{names.REPORT} could not be written ({error.strerror}).")
+        return result
 
     def _deliver(self) -> None:
         """Let the observers finish; a signal ends the wait."""
@@ -360,7 +360,7 @@ class Supervisor:
                 case signal.SIGTSTP:
                     self._pause()
                 case signal.SIGTTIN:
-                    # It is outdated if `fg` was faster.
+                    # Outdated if `fg` was faster.
                     if not terminal.is_foreground():
                         self._pause()
                 case signal.SIGCONT:
@@ -378,7 +378,7 @@ class Supervisor:
     def _pause(self) -> None:
         """Ctrl-Z: stop all processes, then the launcher, until SIGCONT."""
         if self._gathering.is_shared:
-            self._say(
+            self._log(
                 "Ctrl-Z has no effect in a job on several hosts: the others would consider this "
                 "one lost. Ctrl-C ends the job."
             )
@@ -391,50 +391,52 @@ class Supervisor:
 
     def _reap_orphans(self) -> None:
         # Only the launcher's own children, unless the guard was killed.
-        own = {one.pid for one in self._workers.values()}
+        own = {rank.pid for rank in self._workers.values()}
         children.reap_orphans(own | (self._guard.pids if self._has_guard else set()))
 
-    def _on_exit(self, one: worker.Worker) -> None:
-        self._loop.unwatch(one.pidfd)
+    def _on_exit(self, ended: worker.Worker) -> None:
+        self._loop.unwatch(ended.pidfd)
         # A scheduler signals ranks and launcher at once: then the signal is the cause, and is
         # handled before the exit.
         self._read_signals()
         self._perform_all()
         if self._state.phase == policy.STOPPING:
-            left = one.left_behind()
+            left = ended.left_behind()
             if left is not None:
-                if one.index in self._state.spared:
-                    # Its leader has ended by itself; the rest of the group was not asked to yet.
-                    one.signal(signal.SIGTERM)
-                self._wait_for_group(one, left)
+                if ended.index in self._state.spared:
+                    # Its leader has ended by itself; the rest of the group was not asked yet.
+                    ended.signal(signal.SIGTERM)
+                self._wait_for_group(ended, left)
                 return
-        status = one.reap()
-        self._left += one.left
+        status = ended.reap()
+        self._left += ended.left
         at = time.monotonic()
-        exited = Exited(one.index, self._labels[one.index], status, at, one.pid, one.attempt)
-        exited = exited._replace(
-            peak_bytes=one.peak_bytes, has_core=one.has_core, lived_s=at - one.started_at
+        exited = Exited(
+            ended.index, self._labels[ended.index], status, at, ended.pid, ended.attempt
         )
-        del self._workers[one.index]
+        exited = exited._replace(
+            peak_bytes=ended.peak_bytes, has_core=ended.has_core, lived_s=at - ended.started_at
+        )
+        del self._workers[ended.index]
         if status.exit_code and self._state.phase == policy.RUNNING:
             exited = self._with_circumstances(exited)
         self._feed(exited)
-        # Now, and not after the turn: the others must be signalled without delay.
+        # Now, not at the end of the turn: the others must be signalled without delay.
         self._perform_all()
 
     def _with_circumstances(self, exited: Exited) -> Exited:
-        """Add which others have failed by now; the rest is examined when all have ended."""
+        """Add the others that have failed by now; the rest is examined when all have ended."""
         also_failed = frozenset(
             index
-            for index, one in self._workers.items()
-            if one.has_ended() or self._has_raised(index)
+            for index, peer in self._workers.items()
+            if peer.has_ended() or self._has_raised(index)
         )
         return exited._replace(also_failed=also_failed)
 
     def _has_raised(self, index: int) -> bool:
         spec = self._plan.processes[index]
         paths = [spec.env.get(name, "") for name in (variables.RECORDS, variables.ERROR_FILE)]
-        # The others wait for their signals: pay the 4 ms of this import only for a record.
+        # The others are waiting for their signals: pay the 4 ms of this import only for a record.
         if not any(map(os.path.exists, paths)):
             return False
         from fleetrun.postmortem import failures  # only after a failure
@@ -447,23 +449,23 @@ class Supervisor:
         try:
             exits = failures.examine(self._plan, exits)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever a file holds
-            self._say(f"The cause could not be examined ({error!r}).")
+            self._log(f"The cause could not be examined ({error!r}).")
         return Examined(exits, time.monotonic())
 
-    def _wait_for_group(self, one: worker.Worker, left: int) -> None:
+    def _wait_for_group(self, ended: worker.Worker, left: int) -> None:
         """Give the processes that a rank left in its group its grace; then the rank has ended."""
         try:
             pidfd = os.pidfd_open(left)
         except ProcessLookupError:
-            self._on_exit(one)
+            self._on_exit(ended)
             return
-        key = ("group", one.index)
+        key = ("group", ended.index)
 
         def look_again() -> None:
             self._loop.timer(key, None, nothing)
             self._loop.unwatch(pidfd)
             os.close(pidfd)
-            self._on_exit(one)
+            self._on_exit(ended)
 
         self._loop.watch(pidfd, look_again)
         self._loop.timer(key, time.monotonic() + _GROUP_S, look_again)
@@ -478,7 +480,7 @@ class Supervisor:
             self._observers.on_event(happening)
         elif self._is_over:
             if isinstance(happening, SourceFailed) and happening.is_required:
-                self._say(f"{happening.describe()}.")
+                self._log(f"{happening.describe()}.")
         else:
             self._feed(happening)
             self._perform_all()
@@ -488,7 +490,7 @@ class Supervisor:
         self._state, actions = policy.step(before, event, self._rules)
         self._todo += actions
         if self._state.is_resting and not before.is_resting:
-            self._say_what_comes_next(event.at)
+            self._log_next_attempt(event.at)
         if self._state.phase != policy.RUNNING and self._readiness is not None:
             self._readiness.stop()
         if before.phase == policy.GATHERING != self._state.phase:
@@ -527,16 +529,16 @@ class Supervisor:
             case HostStopped():
                 self._observers.on_event(action)
             case Sweep():
-                ranks = {one.pid for one in self._workers.values()}
+                ranks = {rank.pid for rank in self._workers.values()}
                 if self._has_guard:
                     self._left += self._guard.sweep(ranks, _SWEEP_S).ended
-                self._say_what_was_left()
+                self._log_leftovers()
             case Finish(outcome=outcome):
                 self._outcome = outcome
             case _:  # pragma: no cover - there are no others
                 assert_never(action)
 
-    def _say_what_was_left(self) -> None:
+    def _log_leftovers(self) -> None:
         """Print which processes were killed after a success: the user may want to keep them."""
         is_well = self._state.phase == policy.FINISHED and self._state.cause is None
         left, self._left = self._left, []
@@ -544,17 +546,17 @@ class Supervisor:
             return
         from fleetrun.postmortem import report
 
-        said = report.left_running(left)
-        if said:
-            self._say(said)
-            self._observers.on_event(Noticed("ended", said, time.monotonic()))
+        text = report.left_running(left)
+        if text:
+            self._log(text)
+            self._observers.on_event(Noticed("ended", text, time.monotonic()))
 
     def _await(self, action: Await) -> None:
         from fleetrun.run.readiness import Readiness  # only with servers
 
         self._readiness = self._readiness or Readiness(
             self._loop,
-            self._say,
+            self._log,
             self._progress,
             is_alive=self._workers.__contains__,
             gone=self._job.gone,
@@ -590,7 +592,7 @@ class Supervisor:
         why_not = started.launched.why_not
         if why_not and why_not not in self._not_forked:
             self._not_forked.add(why_not)
-            self._say(f"{self._labels[index].capitalize()} imports everything anew: {why_not}.")
+            self._log(f"{self._labels[index].capitalize()} imports everything anew: {why_not}.")
         is_forked = started.launched.is_forked
         return Started(index, self._labels[index], started.pid, now, attempt, is_forked)
 
@@ -599,49 +601,51 @@ class Supervisor:
 
     def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         starting = []
-        for one in self._workers.values():
-            if one.index in spared:
+        for rank in self._workers.values():
+            if rank.index in spared:
                 continue
-            if signum == signal.SIGINT and worker.is_starting(one, self._plan.processes[one.index]):
-                starting.append(one)
-            if not (one.has_terminal and signum in self._typed):
-                one.signal(signum)
+            if signum == signal.SIGINT and worker.is_starting(
+                rank, self._plan.processes[rank.index]
+            ):
+                starting.append(rank)
+            if not (rank.has_terminal and signum in self._typed):
+                rank.signal(signum)
         if starting:
             self._loop.timer(
                 "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._terminate, starting)
             )
 
     def _terminate(self, starting: Sequence[worker.Worker]) -> None:
-        """Send TERM to those of STARTING that INT did not end."""
-        for one in starting:
-            if self._workers.get(one.index) is one:
-                one.signal(signal.SIGTERM)
+        """Send TERM to the processes of STARTING that INT did not end."""
+        for rank in starting:
+            if self._workers.get(rank.index) is rank:
+                rank.signal(signal.SIGTERM)
 
     def _explain(self, signum: int) -> None:
         """Print what the launcher waits for."""
         interrupted = self._state.interrupted
         if signum == signal.SIGKILL:
-            self._say(f"Killing {names.listed(self._alive())}.")
+            self._log(f"Killing {names.listed(self._alive())}.")
         elif interrupted is not None and interrupted == self._state.cause:
-            self._say(
+            self._log(
                 f"{signal_name(signum)}: asked {names.listed(self._alive())} to stop; "
                 f"in {self._rules.grace_s:g} s, or when asked again, they are killed."
             )
         elif self._state.phase == policy.STOPPING:
-            self._loop.timer("wait", time.monotonic() + _SILENCE_S, self._say_who_is_late)
+            self._loop.timer("wait", time.monotonic() + _SILENCE_S, self._show_late)
 
-    def _say_what_comes_next(self, at: float) -> None:
+    def _log_next_attempt(self, at: float) -> None:
         # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.
         attempt, most = self._state.attempt, self._rules.max_restarts
         wait = (self._state.deadline or at) - at
-        comes = f"Attempt {attempt} of {most} in {wait:.1f} s."
+        plan = f"Attempt {attempt} of {most} in {wait:.1f} s."
         if self._gathering.may_change:
-            # Those that hosts cause, which come and go, are not limited.
+            # Attempts caused by hosts that come and go are not limited.
             when = f" in {wait:.1f} s or later," if wait else ""
-            comes = f"All ranks start again{when} on the hosts that are there."
-        self._say(f"{self._state.earlier[-1].describe()}. {comes}")
+            plan = f"All ranks start again{when} on the hosts that are there."
+        self._log(f"{self._state.earlier[-1].describe()}. {plan}")
 
-    def _say_who_is_late(self) -> None:
+    def _show_late(self) -> None:
         if self._state.phase == policy.STOPPING and self._state.deadline is not None:
             left = self._state.kill_at - time.monotonic()
             why = "" if self._state.cause is None else f"{self._state.outcome().describe()}. "
@@ -653,6 +657,6 @@ class Supervisor:
 
 
 def _enter(folder: str) -> None:
-    """Change to the working directory of the plan, which differs only in tests."""
+    """Change to the plan's working directory, which differs only in tests."""
     if not os.path.samefile(folder, "."):
         os.chdir(folder)

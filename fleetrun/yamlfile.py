@@ -1,4 +1,4 @@
-"""YAML whose nodes know their lines; what cannot be read is one sentence."""
+"""Loads YAML with line numbers, and explains in one sentence what cannot be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def text_of(path: str, what: str) -> str:
-    """Return the text of the file at PATH, which is WHAT; UsageError when it cannot be read."""
+    """Return the text of the file at PATH, which is WHAT; UsageError if it cannot be read."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             return file.read()
@@ -26,8 +26,8 @@ def text_of(path: str, what: str) -> str:
 
 @contextmanager
 def loading(text: str, path: str) -> Iterator[SafeLoader]:
-    """Give a loader of TEXT, found at PATH; UsageError for what it raises."""
-    # Only those who have such a file pay for yaml.
+    """Yield a loader of TEXT, found at PATH; UsageError for what it raises."""
+    # Only imported for a YAML file.
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
@@ -48,10 +48,10 @@ def loading(text: str, path: str) -> Iterator[SafeLoader]:
 
 
 def at(path: str, mark: Mark) -> str:
-    """Return where MARK is: file:line, but an option that was given has no lines."""
+    """Return the position MARK as file:line; the text of an option has no lines."""
     return path if path.startswith("-") else f"{path}:{mark.line + 1}"
 
 
 def is_null(node: Node) -> bool:
-    """Whether NODE is YAML's word for nothing: null, ~ or no word at all."""
+    """Whether NODE is null in YAML: null, ~ or nothing."""
     return str(node.tag).endswith(":null")

@@ -113,9 +113,7 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
     cells = (
         "killed" if job["pid"] is None else str(job["pid"]),
         called(job["name"], job["job"]),
-        "-"
-        if job["started"] is None
-        else conversion.duration(now - job["started"], is_short=True),
+        "-" if job["started"] is None else conversion.duration(now - job["started"], is_short=True),
         processes,
         f"{job['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
         job["folder"] or "-",

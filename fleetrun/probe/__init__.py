@@ -126,7 +126,7 @@ def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
         started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
         cpus=len(os.sched_getaffinity(0)),
         device_counts={},
-        notes=(taken,) if taken else (),
+        taken_command=taken,
     )
 
 
