@@ -26,7 +26,7 @@ class EngineFactory(Protocol):
     @abstractmethod
     def gather(
         self,
-        found: "SelectedEngine",
+        engine: "SelectedEngine",
         held: "Ports",
         request: "Request",
         facts: "Facts",
@@ -43,7 +43,7 @@ class EngineRow(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-# The first one that finds its hosts is the engine of the job.
+# The first engine that finds its hosts is the job's.
 ENGINES = (
     EngineRow("fleetrun.engines.role", ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")),
     EngineRow("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID")),
@@ -54,9 +54,9 @@ ENGINES = (
 
 
 class SelectedEngine(NamedTuple):
-    """The engine of a job, and what it knows before this host is looked at.
+    """The engine of a job, and what it knows before this host is examined.
 
-    `hosts` are those that are known by name. `places` is what the mode's options say.
+    `hosts` are those known by name; `places` is what the mode's options say.
     """
 
     factory: EngineFactory

@@ -12,71 +12,75 @@ from fleetrun.engines.detect import Detected, SourcedValue
 from fleetrun.errors import UsageError
 from fleetrun.options import RawOption
 
-# Jobs that share a host have different port ranges, without asking each other: each has _PORTS
-# ports, above those of services and below Kubernetes' NodePorts (30000).
+# Jobs that share a host get different port ranges without coordination: _PORTS ports each, above
+# those of services and below Kubernetes' NodePorts (30000).
 _FIRST_PORT, _LAST_PORT, _PORTS = 10240, 29999, 128
-# Makes the steps of a job differ from those of the jobs with the next numbers.
+# Separates the steps of a job from the jobs with the next numbers.
 _STRIDE = 37
-# Two numbers of hosts with a colon are shorter.
+# A range of numbers of hosts is shorter.
 _LONGEST = 40
 
 
 def detected_options(
-    said: Mapping[str, RawOption], found: Detected, notes: list[str], *, is_dry: bool
+    explicit: Mapping[str, RawOption], detected: Detected, notes: list[str], *, is_dry: bool
 ) -> tuple[RawOption, ...]:
-    """Return the options that FOUND implies, in addition to those SAID; remarks go to NOTES.
+    """Return the options that DETECTED implies besides EXPLICIT ones; remarks go to NOTES.
 
-    Raises UsageError where FOUND contradicts what is said, or has started too many or too few.
+    Raises UsageError if it contradicts them, or the engine has started too many or too few tasks.
     """
-    problem = detect.unspread(found)
-    if problem is not None and not is_dry and not found.can_spread:
+    problem = detect.unspread(detected)
+    if problem is not None and not is_dry and not detected.can_spread:
         raise UsageError(problem)
-    _check(said, found)
+    _check(explicit, detected)
     if problem is not None and not is_dry:
-        # The launchers that are going to be started ask themselves.
+        # The launchers to be started will ask for themselves.
         return ()
-    ranks = _of_tasks(said, found, notes)
-    if _is_set(said["ips"]):
+    ranks = _of_tasks(explicit, detected, notes)
+    if _is_set(explicit["ips"]):
         return ranks
-    given: list[RawOption] = []
-    if len(found.hosts) > 1:
-        notes.append(f"{found.engine} names the hosts: {found.hosts_from}.")
-        given += _given("ips", ",".join(found.hosts), found.hosts_from)
-        if found.node is not None:
-            given += _given("host", found.hosts[found.node], found.node_from)
-        if (port := _port(found)) is not None:
-            given += _given("start_port", str(port), found.job)
-    elif not found.hosts:
-        if found.nnodes is not None and found.nnodes > 1:
-            given += _given("nnodes", str(found.nnodes), found.nnodes_from)
-        if found.node is not None and (given or _is_set(said["nnodes"])):
-            given += _given("rank", str(found.node), found.node_from)
-    return (*ranks, *(one for one in given if not _is_set(said[one.option.name])))
+    implied: list[RawOption] = []
+    if len(detected.hosts) > 1:
+        notes.append(f"{detected.engine} names the hosts: {detected.hosts_from}.")
+        implied += _given("ips", ",".join(detected.hosts), detected.hosts_from)
+        if detected.node is not None:
+            implied += _given("host", detected.hosts[detected.node], detected.node_from)
+        if (port := _port(detected)) is not None:
+            implied += _given("start_port", str(port), detected.job)
+    elif not detected.hosts:
+        if detected.nnodes is not None and detected.nnodes > 1:
+            implied += _given("nnodes", str(detected.nnodes), detected.nnodes_from)
+        if detected.node is not None and (implied or _is_set(explicit["nnodes"])):
+            implied += _given("rank", str(detected.node), detected.node_from)
+    return (*ranks, *(option for option in implied if not _is_set(explicit[option.option.name])))
 
 
 def _of_tasks(
-    said: Mapping[str, RawOption], found: Detected, notes: list[str]
+    explicit: Mapping[str, RawOption], detected: Detected, notes: list[str]
 ) -> tuple[RawOption, ...]:
     """Return the number of ranks here if the engine has started a task for each."""
-    if not detect.has_tasks(found):
+    if not detect.has_tasks(detected):
         return ()
-    started = f"{found.engine} has started {found.here} tasks here ({found.here_from}), one a rank"
+    started = f"{detected.engine} has started {detected.here} tasks here ({detected.here_from}), one a rank"
     for name in ("server_num", "trainer_num", "detach", "hosts", "hostfile"):
-        if _is_set(said[name]):
+        if _is_set(explicit[name]):
             raise UsageError(
-                said[name].blame(f"{started}; start one on each host instead: `{found.spread}`.")
+                explicit[name].blame(
+                    f"{started}; start one on each host instead: `{detected.spread}`."
+                )
             )
-    ranks = said["nproc_per_node"]
+    ranks = explicit["nproc_per_node"]
     if not _is_set(ranks):
         notes.append(f"{started}.")
-        return tuple(_given("nproc_per_node", str(found.here), found.here_from))
-    if ranks.raw.strip() != str(found.here):
-        raise UsageError(ranks.blame(f"{started}; leave it out, or start one: `{found.spread}`."))
+        return tuple(_given("nproc_per_node", str(detected.here), detected.here_from))
+    if ranks.raw.strip() != str(detected.here):
+        raise UsageError(
+            ranks.blame(f"{started}; leave it out, or start one: `{detected.spread}`.")
+        )
     return ()
 
 
-def _port(found: Detected) -> int | None:
-    return None if found.job is None else first_port(found.job.value, found.step)
+def _port(detected: Detected) -> int | None:
+    return None if detected.job is None else first_port(detected.job.value, detected.step)
 
 
 def first_port(job: str, step: int = 0) -> int | None:
@@ -92,35 +96,41 @@ def first_port(job: str, step: int = 0) -> int | None:
     return _FIRST_PORT + number % ((_LAST_PORT - _FIRST_PORT) // _PORTS) * _PORTS
 
 
-def is_left_out(said: Mapping[str, RawOption]) -> bool:
+def is_left_out(explicit: Mapping[str, RawOption]) -> bool:
     """Whether to ignore the engine: the job has one host, or lists its processes."""
-    nnodes, ips = said["nnodes"], said["ips"]
+    nnodes, ips = explicit["nnodes"], explicit["ips"]
     if _is_set(nnodes) and nnodes.raw.strip() == "1":
         return True
     if _is_set(ips) and len(_listed(ips)) == 1:
         return True
-    return _is_set(said["servers"]) or _is_set(said["trainers"])
+    return _is_set(explicit["servers"]) or _is_set(explicit["trainers"])
 
 
-def _check(said: Mapping[str, RawOption], found: Detected) -> None:
-    """Refuse options SAID about hosts that contradict FOUND."""
-    if found.nnodes is not None:
-        gives = f"{found.engine} gives this job {found.nnodes} hosts ({found.nnodes_from})"
-        ips, nnodes = said["ips"], said["nnodes"]
-        if _is_set(ips) and len(_listed(ips)) != found.nnodes:
+def _check(explicit: Mapping[str, RawOption], detected: Detected) -> None:
+    """Raise UsageError for EXPLICIT options about hosts that contradict DETECTED."""
+    if detected.nnodes is not None:
+        allocation = (
+            f"{detected.engine} gives this job {detected.nnodes} hosts ({detected.nnodes_from})"
+        )
+        ips, nnodes = explicit["ips"], explicit["nnodes"]
+        if _is_set(ips) and len(_listed(ips)) != detected.nnodes:
             raise UsageError(
-                ips.blame(f"{gives}, and {len(_listed(ips))} are listed; leave the list out.")
+                ips.blame(f"{allocation}, and {len(_listed(ips))} are listed; leave the list out.")
             )
-        if _is_set(nnodes) and not _allows(nnodes.raw, found.nnodes):
+        if _is_set(nnodes) and not _allows(nnodes.raw, detected.nnodes):
             raise UsageError(
-                nnodes.blame(f"{gives}; leave it out, or --nnodes=1 makes each a job of its own.")
+                nnodes.blame(
+                    f"{allocation}; leave it out, or --nnodes=1 makes each a job of its own."
+                )
             )
-    rank = said["rank"]
-    if found.node is None or not _is_set(rank) or _is_set(said["ips"]):
+    rank = explicit["rank"]
+    if detected.node is None or not _is_set(rank) or _is_set(explicit["ips"]):
         return
-    if rank.raw.strip() not in {"-1", str(found.node)}:
+    if rank.raw.strip() not in {"-1", str(detected.node)}:
         raise UsageError(
-            rank.blame(f"{found.engine} says {found.node} ({found.node_from}); leave it out.")
+            rank.blame(
+                f"{detected.engine} says {detected.node} ({detected.node_from}); leave it out."
+            )
         )
 
 
@@ -132,16 +142,16 @@ def _allows(raw: str, count: int) -> bool:
     return int(low) <= count <= int(high if colon else low)
 
 
-def _is_set(given: RawOption) -> bool:
-    return given.source != "default" and bool(given.raw.strip())
+def _is_set(option: RawOption) -> bool:
+    return option.source != "default" and bool(option.raw.strip())
 
 
-def _listed(given: RawOption) -> list[str]:
-    return given.raw.replace(",", " ").split()
+def _listed(option: RawOption) -> list[str]:
+    return option.raw.replace(",", " ").split()
 
 
-def _given(name: str, raw: str, said: SourcedValue | None) -> list[RawOption]:
+def _given(name: str, raw: str, value: SourcedValue | None) -> list[RawOption]:
     """Return the option NAME with the text SAID."""
     option = options.find(name)
-    source = f"${said.source}" if said else "default"
+    source = f"${value.source}" if value else "default"
     return [RawOption(option, raw, option.flag, source)]

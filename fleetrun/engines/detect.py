@@ -1,6 +1,6 @@
 """What a cluster's variables say about a job: its hosts, this host's index, its launchers.
 
-Pure: it is handed the variables, and what reads the files that they name.
+Pure: it receives the variables, and a function that reads the files they name.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -21,46 +21,46 @@ _NO_STEPS = ("4294967290", "4294967291", "4294967292")
 
 
 class ClusterRow(NamedTuple):
-    """One engine: it is the one where all of MARKS are set; of other fields the first set counts.
+    """One engine: it applies if all MARKS are set; of other fields, the first set variable counts.
 
-    `source` is the page that says what the variables mean.
+    `source` is the page that documents the variables.
     """
 
     engine: str
     marks: tuple[str, ...]
     source: str
-    # Names of all hosts, and how they are written: hostlist, words, counted (name, slots, ...),
-    # file (a name at the start of each line) or commas.
+    # The names of all hosts, and their format: hostlist, words, counted (name, slots, ...), file (a
+    # name at the start of each line) or commas.
     hosts: tuple[tuple[str, str], ...] = ()
-    # How many hosts there are, and the place of this one, from 0.
+    # The number of hosts, and the index of this one, from 0.
     nnodes: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
-    # All processes that the engine has started, those on this host, and the place of ours.
+    # The processes that the engine has started: in all, on this host, and the index of ours.
     tasks: tuple[str, ...] = ()
     tasks_here: tuple[str, ...] = ()
     rank: tuple[str, ...] = ()
-    # Those on each host, as in `4(x2),1`; and the place of ours among those on this host.
+    # Those on each host, as in `4(x2),1`; and the index of ours on this host.
     tasks_each: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
-    # What all tasks of a run have in common and no other run has.
+    # What all tasks of a run share and no other run has.
     run: tuple[str, ...] = ()
-    # What all tasks of a run have, and nobody else can know: the job's token.
+    # What all tasks of a run know and nobody else can: the job's token.
     token: tuple[str, ...] = ()
-    # Where it starts one process only.
+    # Whether it starts a single process.
     is_alone: bool = False
-    # And where fleetrun starts the others itself (remote/steps.py).
+    # Whether fleetrun then starts the others itself (remote/srun.py).
     can_spread: bool = False
     # The job's number, which separates its ports from those of other jobs on the host.
     job: tuple[str, ...] = ()
     # That of the step within the job: steps may share a host, too.
     step: tuple[str, ...] = ()
-    # How to start one fleetrun on each host; "" where every host has one anyway.
+    # How to start one fleetrun on each host; empty if every host has one anyway.
     spread: str = ""
     # The module that reads its variables; "": this one.
     reader: str = ""
 
 
-# The first row that fits has started this launcher; a later row may name the hosts if it does not.
+# The first row that applies has started this launcher; a later one may name the hosts.
 TABLE = (
     ClusterRow(
         "Open MPI",
@@ -173,7 +173,7 @@ TABLE = (
     ),
 )
 
-# Those whose daemons start the tasks, and end without a word to them.
+# Those whose daemons start the tasks, and end without notifying them.
 MPIS = ("Open MPI", "MPICH")
 
 # All variables that are read.
@@ -218,17 +218,16 @@ class Detected(NamedTuple):
     nnodes_from: SourcedValue | None = None
     node: int | None = None
     node_from: SourcedValue | None = None
-    # How many fleetruns the engine has started, in the job and on this host.
+    # How many fleetruns the engine has started: in the job, and on this host.
     launchers: int | None = None
     launchers_from: SourcedValue | None = None
     here: int | None = None
     here_from: SourcedValue | None = None
-    # Our place among those on this host, what all of the job have in common, and the variables
-    # that each has for itself.
+    # Our index on this host, what all of the job share, and the variables that are each one's own.
     local: int | None = None
     run: str = ""
     own: tuple[str, ...] = ()
-    # What nobody else knows, where the job has more hosts than this one.
+    # The secret of a job that has more hosts than this one.
     token: str = ""
     # How to start one on each host, and whether fleetrun does that.
     spread: str = ""
@@ -239,11 +238,11 @@ class Detected(NamedTuple):
 
 def rows(environ: Mapping[str, str]) -> tuple[ClusterRow, ...]:
     """Return the engines that ENVIRON names; the first has started us."""
-    # A rank is part of a job that is known.
+    # A rank belongs to a job that is already known.
     if environ.get(JOB):
         return ()
-    found = tuple(row for row in TABLE if _fits(row, environ))
-    return () if found and found[0].reader else found
+    fitting = tuple(row for row in TABLE if _fits(row, environ))
+    return () if fitting and fitting[0].reader else fitting
 
 
 def read(
@@ -256,13 +255,13 @@ def read(
     first = rows[0]
     # Below an mpirun the hosts see different steps, or none.
     step = _first(environ, first.step)
-    found = Detected(first.engine, spread=first.spread, can_spread=first.can_spread)
-    found = found._replace(step=_number(step) if step else 0)
+    facts = Detected(first.engine, spread=first.spread, can_spread=first.can_spread)
+    facts = facts._replace(step=_number(step) if step else 0)
     # mpirun names no hosts, but may run in an allocation of an engine that does.
     for row in rows if first.tasks and not first.hosts else rows[:1]:
-        found = _with_hosts(found, row, environ, text)
-    found = _checked(_with_numbers(found, first, environ))
-    return _checked(_with_launchers(found, first, environ))
+        facts = _with_hosts(facts, row, environ, text)
+    facts = _checked(_with_numbers(facts, first, environ))
+    return _checked(_with_launchers(facts, first, environ))
 
 
 def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
@@ -273,139 +272,141 @@ def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
 
 
 def _with_hosts(
-    found: Detected, row: ClusterRow, environ: Mapping[str, str], text: Callable[[str], str]
+    facts: Detected, row: ClusterRow, environ: Mapping[str, str], text: Callable[[str], str]
 ) -> Detected:
     """Add the hosts that ROW names to FOUND."""
-    found = found._replace(job=found.job or _first(environ, row.job))
+    facts = facts._replace(job=facts.job or _first(environ, row.job))
     for name, form in row.hosts:
-        said = _first(environ, (name,))
-        if said is not None and not found.hosts:
-            hosts = _names(said, form, text)
+        value = _first(environ, (name,))
+        if value is not None and not facts.hosts:
+            hosts = _names(value, form, text)
             count = len(hosts)
-            found = found._replace(hosts=hosts, hosts_from=said, nnodes=count, nnodes_from=said)
-    return found
+            facts = facts._replace(hosts=hosts, hosts_from=value, nnodes=count, nnodes_from=value)
+    return facts
 
 
-def _names(said: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
+def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
     """Return the hosts that SAID names in FORM, each once, in the order of their first slot."""
     if form == "file":
         try:
-            lines = text(said.value).splitlines()
+            lines = text(value.value).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise EnvironmentFault(f"{said} cannot be read ({why}).") from None
+            raise EnvironmentFault(f"{value} cannot be read ({why}).") from None
         names = [line.split()[0] for line in lines if line.strip()]
     elif form == "hostlist":
         try:
-            names = list(hostlist.expand(said.value))
+            names = list(hostlist.expand(value.value))
         except ValueError as error:
-            raise EnvironmentFault(f"{said}: {error}.") from None
+            raise EnvironmentFault(f"{value}: {error}.") from None
     else:
-        words = said.value.replace(",", " ").split()
+        words = value.value.replace(",", " ").split()
         names = words[::2] if form == "counted" else words
     if not names:
-        raise EnvironmentFault(f"{said} names no host.")
+        raise EnvironmentFault(f"{value} names no host.")
     return tuple(dict.fromkeys(names))
 
 
-def _with_numbers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
+def _with_numbers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
     """Add the number of hosts and our index, by ROW, to FOUND."""
     nnodes = _first(environ, row.nnodes)
     if nnodes is not None:
         count = _number(nnodes, least=1)
-        if found.hosts and count != len(found.hosts):
+        if facts.hosts and count != len(facts.hosts):
             raise EnvironmentFault(
-                f"{nnodes}, but {found.hosts_from} names {counted(len(found.hosts), 'host')}: "
-                f"{found.engine}'s variables contradict each other."
+                f"{nnodes}, but {facts.hosts_from} names {counted(len(facts.hosts), 'host')}: "
+                f"{facts.engine}'s variables contradict each other."
             )
-        found = found._replace(nnodes=count, nnodes_from=nnodes)
+        facts = facts._replace(nnodes=count, nnodes_from=nnodes)
     node = _first(environ, row.node)
     if node is not None:
-        found = found._replace(node=_number(node), node_from=node)
-    return found
+        facts = facts._replace(node=_number(node), node_from=node)
+    return facts
 
 
-def _with_launchers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
+def _with_launchers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
     """Add the number of processes that ROW's engine has started to FOUND."""
     if row.is_alone:
-        return found._replace(launchers=1, here=1)
+        return facts._replace(launchers=1, here=1)
     tasks, here = _first(environ, row.tasks), _first(environ, row.tasks_here)
     if tasks is None:
-        return found
+        return facts
     total = _number(tasks, least=1)
-    found = found._replace(launchers=total, launchers_from=tasks)
+    facts = facts._replace(launchers=total, launchers_from=tasks)
     if here is not None:
-        found = found._replace(here=_number(here, least=1), here_from=here)
-    each = _first(environ, row.tasks_each)
-    if each is not None and found.node is not None:
-        found = found._replace(here=_here(each, found.node), here_from=each)
+        facts = facts._replace(here=_number(here, least=1), here_from=here)
+    per_host = _first(environ, row.tasks_each)
+    if per_host is not None and facts.node is not None:
+        facts = facts._replace(here=_here(per_host, facts.node), here_from=per_host)
     rank = _first(environ, row.rank)
-    if found.nnodes is None and found.here == 1 and rank is not None:
+    if facts.nnodes is None and facts.here == 1 and rank is not None:
         # No row names the hosts; if there is one launcher here, there is one on each host.
         node = _number(rank)
-        found = found._replace(nnodes=total, nnodes_from=tasks, node=node, node_from=rank)
-    elif found.nnodes is None and found.here and total % found.here == 0:
-        # As many on each host as here; which is which of them, the ranks do not say.
-        found = found._replace(nnodes=total // found.here, nnodes_from=tasks)
+        facts = facts._replace(nnodes=total, nnodes_from=tasks, node=node, node_from=rank)
+    elif facts.nnodes is None and facts.here and total % facts.here == 0:
+        # Each host has as many as this one, but nothing gives the host's index.
+        facts = facts._replace(nnodes=total // facts.here, nnodes_from=tasks)
     local = _first(environ, row.local)
     if local is not None:
         token = _first(environ, row.token)
-        if token is not None and found.here is not None and found.here < total:
-            found = found._replace(token=token.value)
+        if token is not None and facts.here is not None and facts.here < total:
+            facts = facts._replace(token=token.value)
         own = (*row.rank, *row.local)
         run = "/".join(environ.get(name, "") for name in row.run)
-        found = found._replace(local=_number(local), run=run, own=own)
-    return found
+        facts = facts._replace(local=_number(local), run=run, own=own)
+    return facts
 
 
-def _here(each: SourcedValue, node: int) -> int:
+def _here(per_host: SourcedValue, node: int) -> int:
     """Return the number of tasks of host NODE by EACH, such as `4(x2),1`."""
-    for part in each.value.split(","):
+    for part in per_host.value.split(","):
         count, _, times = part.partition("(x")
-        repeated = _number(each._replace(value=times.rstrip(")")), least=1) if times else 1
+        repeated = _number(per_host._replace(value=times.rstrip(")")), least=1) if times else 1
         if node < repeated:
-            return _number(each._replace(value=count), least=1)
+            return _number(per_host._replace(value=count), least=1)
         node -= repeated
-    raise EnvironmentFault(f"{each} has no number for each host, which its engine would write.")
+    raise EnvironmentFault(f"{per_host} has no number for each host, which its engine would write.")
 
 
-def _checked(found: Detected) -> Detected:
+def _checked(facts: Detected) -> Detected:
     """Return FOUND if its index is one of its hosts."""
-    if found.node is not None and found.nnodes is not None and found.node >= found.nnodes:
+    if facts.node is not None and facts.nnodes is not None and facts.node >= facts.nnodes:
         raise EnvironmentFault(
-            f"{found.node_from}, but {found.nnodes_from} makes {counted(found.nnodes, 'host')}: "
-            f"{found.engine}'s variables contradict each other."
+            f"{facts.node_from}, but {facts.nnodes_from} makes {counted(facts.nnodes, 'host')}: "
+            f"{facts.engine}'s variables contradict each other."
         )
-    if found.local is not None and found.here is not None and found.local >= found.here:
+    if facts.local is not None and facts.here is not None and facts.local >= facts.here:
         raise EnvironmentFault(
-            f"The place {found.local} among the tasks of this host, but {found.here_from}: "
-            f"{found.engine}'s variables contradict each other."
+            f"The place {facts.local} among the tasks of this host, but {facts.here_from}: "
+            f"{facts.engine}'s variables contradict each other."
         )
-    return found
+    return facts
 
 
-def has_tasks(found: Detected) -> bool:
+def has_tasks(facts: Detected) -> bool:
     """Whether the engine has started a fleetrun for each rank, and says which this one is."""
-    if found.nnodes is None or found.launchers is None or found.here is None:
+    if facts.nnodes is None or facts.launchers is None or facts.here is None:
         return False
-    # An MPI tells of this host alone.
-    is_even = bool(found.node is not None) or found.here * found.nnodes == found.launchers
-    return found.launchers > found.nnodes and found.local is not None and is_even
+    # MPI describes only this host.
+    is_even = bool(facts.node is not None) or facts.here * facts.nnodes == facts.launchers
+    return facts.launchers > facts.nnodes and facts.local is not None and is_even
 
 
-def unspread(found: Detected) -> str | None:
+def unspread(facts: Detected) -> str | None:
     """Return why there is not one fleetrun per host; None if there is."""
-    if found.here is not None and found.here > 1 and found.nnodes is None:
-        started = f"{found.here} fleetruns on this host ({found.here_from})"
-    elif found.launchers is None or found.nnodes in {None, found.launchers} or has_tasks(found):
+    if facts.here is not None and facts.here > 1 and facts.nnodes is None:
+        started = f"{facts.here} fleetruns on this host ({facts.here_from})"
+    elif facts.launchers is None or facts.nnodes in {None, facts.launchers} or has_tasks(facts):
         return None
     else:
-        source = f" ({found.launchers_from})" if found.launchers_from else ""
-        one = "one fleetrun" if found.launchers == 1 else f"{found.launchers} fleetruns"
-        started = f"{one}{source} for {counted(found.nnodes or 1, 'host')} ({found.nnodes_from})"
+        source = f" ({facts.launchers_from})" if facts.launchers_from else ""
+        launchers = "one fleetrun" if facts.launchers == 1 else f"{facts.launchers} fleetruns"
+        started = (
+            f"{launchers}{source} for {counted(facts.nnodes or 1, 'host')} ({facts.nnodes_from})"
+        )
     return (
-        f"{found.engine} has started {started}; wanted is one on each host, which starts the ranks "
-        f"there, or one for each rank: `{found.spread}`. With --nnodes=1 each is a job of its own."
+        f"{facts.engine} has started {started}; wanted is one on each host, which starts the ranks "
+        f"there, or one for each rank: `{facts.spread}`. With --nnodes=1 each is a job of its own."
     )
 
 
@@ -417,11 +418,11 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> SourcedValue |
     return None
 
 
-def _number(said: SourcedValue, least: int = 0) -> int:
+def _number(sourced: SourcedValue, least: int = 0) -> int:
     """Return SAID as a number; EnvironmentFault if it is not one."""
-    text = said.value
+    text = sourced.value
     if not (is_digits(text) and len(text) <= _DIGITS) or int(text) < least:
         raise EnvironmentFault(
-            f"{said} is not a number from {least} on, which its engine would write."
+            f"{sourced} is not a number from {least} on, which its engine would write."
         )
     return int(text)

@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def find(request: Request, _environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...]:
-    """Return the one named host, if any; UsageError for several without names."""
+    """Return the named host, if any; raises UsageError for several unnamed ones."""
     if request.nnodes != "1":
         raise UsageError(
             f"{origin.option(request, 'nnodes')} names no hosts; give --ips, or the address where "
@@ -33,33 +33,33 @@ def find(request: Request, _environ: Mapping[str, str], places: ModeHosts) -> tu
 def alone(
     held: Ports, slots: Slots, request: Request, host: str, *, several: bool = False
 ) -> Roster:
-    """Return HOST alone, with free ports, or those from --start_port on, once they are HELD.
+    """Return a roster of HOST with free ports, or those from --start_port on, once HELD.
 
-    SEVERAL hosts leave out the ports of the session.
+    SEVERAL: leave out the ports of the session.
     """
-    (wanted,) = layout.ports(slots, request.start_port, several=several)
-    held.take([port for port in wanted if port is not None])
+    (requested,) = layout.ports(slots, request.start_port, several=several)
+    held.take([port for port in requested if port is not None])
     # The master's is a port of its own: a store may listen on the first endpoint.
-    own = slots.master != "none"
-    free = iter(held.free(wanted.count(None) + own))
-    ports = tuple(next(free) if port is None else port for port in wanted)
+    has_master = slots.master != "none"
+    free = iter(held.free(requested.count(None) + has_master))
+    ports = tuple(next(free) if port is None else port for port in requested)
     member = Member(host, ports, tuple(slot.devices for slot in slots.slots))
-    return Roster((member,), 0, Endpoint(host, next(free) if own else ports[0]), engine=NAME)
+    return Roster((member,), 0, Endpoint(host, next(free) if has_master else ports[0]), engine=NAME)
 
 
 def gather(
-    found: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
+    engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
 ) -> Roster:
     """Return this host alone, with free ports, or those from --start_port on."""
-    host, notes = _host(found, request, facts)
+    host, notes = _host(engine, request, facts)
     return alone(held, slots, request, host)._replace(engine=NAME, notes=notes)
 
 
-def _host(found: SelectedEngine, request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
+def _host(engine: SelectedEngine, request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
     """Return the address that the endpoints have."""
-    names = found.hosts
+    names = engine.hosts
     if names:
-        options, dry = found.places.options, found.dry
+        options, dry = engine.places.options, engine.dry
         _, notes = hosts.place(names, request, facts, options=options, dry=dry)
         return names[0], notes
     if request.host is None or hosts.is_own(request.host, facts):

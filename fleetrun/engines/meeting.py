@@ -32,7 +32,7 @@ def find(
 
 
 def at_this_host(request: Request) -> Request:
-    """Return REQUEST with an address and a port of this host as the place where the hosts meet."""
+    """Return REQUEST with an address and a port of this host as the rendezvous."""
     from fleetrun.engines.ports import HeldPorts  # only on the first of the hosts
     from fleetrun.probe import addresses
 
@@ -44,36 +44,40 @@ def at_this_host(request: Request) -> Request:
         held.close()
     master = f"{addresses.own(request)}:{port}"
     settings = [
-        one._replace(value=master) if one.name == "master" else one for one in request.settings
+        setting._replace(value=master) if setting.name == "master" else setting
+        for setting in request.settings
     ]
     return request._replace(master=master, settings=tuple(settings))
 
 
 def invitation(request: Request) -> str:
-    """Return what to type on the other hosts of REQUEST."""
+    """Return the command for the other hosts of REQUEST."""
     from fleetrun import argv  # only on the first of the hosts
     from fleetrun.plan import shell
     from fleetrun.records import arguments
 
-    head = argv.scan(request.typed)
-    named = [one for one in head.settings if one.option.target not in _OWN]
+    scanned = argv.scan(request.typed)
+    named = [setting for setting in scanned.settings if setting.option.target not in _OWN]
     words = ["fleetrun", f"--master={request.master}"]
-    if not any(one.option.target == "nnodes" for one in named):
+    if not any(setting.option.target == "nnodes" for setting in named):
         words.append(f"--nnodes={request.nnodes}")
     words += [
-        one.typed if one.raw == one.option.bare else f"{one.typed}={one.raw}" for one in named
+        setting.typed if setting.raw == setting.option.bare else f"{setting.typed}={setting.raw}"
+        for setting in named
     ]
-    script = () if head.script_at is None else request.typed[head.script_at :]
+    script = () if scanned.script_at is None else request.typed[scanned.script_at :]
     shown, hidden = arguments.conceal((*words, *script))
     line = " ".join(map(shell.quoted, shown))
     notes = [f"with the same {TOKEN}"] if os.environ.get(TOKEN) else []
     notes += ["with what *** stands for"] if hidden else []
-    which = f", {' and '.join(notes)}" if notes else ""
-    return f"This host is the first of {request.nnodes}. Run this on the others{which}:\n{line}"
+    conditions = f", {' and '.join(notes)}" if notes else ""
+    return (
+        f"This host is the first of {request.nnodes}. Run this on the others{conditions}:\n{line}"
+    )
 
 
 def gather(
-    found: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
+    engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
 ) -> Roster:
     """Return this host alone with its ports, free ones or those from --start_port on.
 
@@ -81,7 +85,7 @@ def gather(
     """
     host = request.host or ("" if facts.network is None else facts.network.ip)
     notes: tuple[str, ...] = ()
-    if found.dry:
+    if engine.dry:
         host = host or facts.hostname
         notes = ("a dry run meets nobody: this host is shown as if it were alone.",)
     return alone(held, slots, request, host, several=True)._replace(engine=NAME, notes=notes)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The name in plans: like the static engine, it knows the hosts from the start.
 NAME = static.NAME
 
-# Where its ports begin when it names none.
+# The first port if the variables name none.
 _FIRST_PORT = 6170
 
 # Its variables about the hosts, which the ranks keep.
@@ -31,20 +31,20 @@ class Cloud(NamedTuple):
 
     names: tuple[str, ...]
     me: int
-    # Ports that each host has for ranks, and where they begin; or every endpoint, host by host.
+    # The number of ports of each host, and the first one; or every endpoint, host by host.
     ports_num: int
     port: int | None
     endpoints: tuple[Endpoint, ...] = ()
 
 
 def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...] | None:
-    """Return the hosts where the variables name several.
+    """Return the hosts if the variables name several.
 
-    As in Paddle they win over --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
+    As in Paddle they override --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
     """
     if request.ips and environ.get("PADDLE_LAUNCH_WITH_ARGS") == "1":
         return None
-    # They count trainers alone.
+    # The variables only describe trainers.
     if places.has_roles or not hosts.in_paddlecloud(environ):
         return None
     return read(environ).names
@@ -56,8 +56,8 @@ def gather(
     """Return the hosts and ports that PaddleCloud's variables name."""
     cloud = read(facts.environ)
     rows = ports(cloud, request, slots)
-    made = static.roster(held, cloud.names, cloud.me, rows, slots)
-    return made._replace(notes=_overruled(request, cloud), inherited=_KEPT)
+    roster = static.roster(held, cloud.names, cloud.me, rows, slots)
+    return roster._replace(notes=_overruled(request, cloud), inherited=_KEPT)
 
 
 def read(environ: Mapping[str, str]) -> Cloud:
@@ -89,7 +89,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def _cloud_endpoints(environ: Mapping[str, str], expected: int) -> tuple[Endpoint, ...]:
-    """Take DISTRIBUTED_TRAINER_ENDPOINTS apart."""
+    """Parse DISTRIBUTED_TRAINER_ENDPOINTS."""
     text = environ["DISTRIBUTED_TRAINER_ENDPOINTS"]
     endpoints = []
     for piece in text.split(","):
@@ -107,24 +107,24 @@ def _cloud_endpoints(environ: Mapping[str, str], expected: int) -> tuple[Endpoin
     return tuple(endpoints)
 
 
-def ports(found: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | None, ...], ...]:
+def ports(cloud: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | None, ...], ...]:
     """Return the ports of each host in PaddleCloud, for SLOTS on each."""
     ranks = len(slots.slots)
-    if found.endpoints:
-        if ranks > found.ports_num:
+    if cloud.endpoints:
+        if ranks > cloud.ports_num:
             raise EnvironmentFault(
                 f"{ranks} ranks on this host, but DISTRIBUTED_TRAINER_ENDPOINTS has "
-                f"{found.ports_num} endpoints for each host."
+                f"{cloud.ports_num} endpoints for each host."
             )
         return tuple(
-            tuple(endpoint.port for endpoint in found.endpoints[first : first + ranks])
-            for first in range(0, len(found.endpoints), found.ports_num)
+            tuple(endpoint.port for endpoint in cloud.endpoints[first : first + ranks])
+            for first in range(0, len(cloud.endpoints), cloud.ports_num)
         )
     first = request.start_port
     if first is None:
-        usable = found.port is not None and found.ports_num >= ranks
-        first = found.port if usable else _FIRST_PORT
-    return layout.ports(slots, first or _FIRST_PORT, several=True) * len(found.names)
+        usable = cloud.port is not None and cloud.ports_num >= ranks
+        first = cloud.port if usable else _FIRST_PORT
+    return layout.ports(slots, first or _FIRST_PORT, several=True) * len(cloud.names)
 
 
 def _overruled(request: Request, cloud: Cloud) -> tuple[str, ...]:

@@ -14,19 +14,19 @@ from fleetrun.probe import tcp
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Where free ports are looked for: above what services use, below Kubernetes' NodePorts (30000),
-# and above the range from which the kernel serves outgoing connections, as it is by default.
+# Where to look for free ports: above those of services, below Kubernetes' NodePorts (30000), and
+# above the kernel's default range for outgoing connections.
 _FIELDS = ((10240, 29999), (61000, 65535))
 
-# Launches that start together have neighbouring process ids; this prime sets them far apart.
+# Launches that start together have neighbouring process ids, which this prime sets far apart.
 _STRIDE = 7919
 
 
 class Ports:
-    """Where an engine gets ports from, beginning at a place that PID decides.
+    """Where an engine gets ports, from a start that PID determines.
 
-    EPHEMERAL is the range of outgoing connections, which is avoided; the kernel's own by default.
-    WITHIN is the first and the last port that the user wants, wherever they are.
+    EPHEMERAL is the range of outgoing connections, which is avoided; by default the kernel's.
+    WITHIN is the range that the user wants, wherever it lies.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Ports:
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
-        found = tuple(islice(filter(self._is_free, _candidates(*self._range)), count))
-        if len(found) < count:
+        ports = tuple(islice(filter(self._is_free, _candidates(*self._range)), count))
+        if len(ports) < count:
             self.close()
-            raise EnvironmentFault(_too_few(count, len(found), self._range[-1]))
-        return found
+            raise EnvironmentFault(_too_few(count, len(ports), self._range[-1]))
+        return ports
 
     @abstractmethod
     def _is_free(self, port: int) -> bool:
-        """Whether nobody uses PORT, which is then given out no more."""
+        """Whether PORT is free; it is then not given out again."""
 
     @abstractmethod
     def take(self, ports: Sequence[int], address: str | None = None) -> None:
@@ -59,7 +59,7 @@ class Ports:
         """Reserve PORTS of this host's loopback, or none of them; return those that others have."""
 
     def close(self) -> None:
-        """Give back what was held."""
+        """Release the ports that were held."""
         self._release(0)
 
     def _release(self, first: int) -> None:
@@ -147,12 +147,12 @@ class GuessedPorts(Ports):
         return tcp.used().intersection(ports)
 
 
-def _too_few(count: int, found: int, within: tuple[int, int] | None) -> str:
-    """Return that COUNT ports are needed where only so many were FOUND."""
+def _too_few(count: int, available: int, within: tuple[int, int] | None) -> str:
+    """Say that COUNT ports are needed and only AVAILABLE ones are left."""
     where = "outside the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)"
     if within is not None:
         where = f"from {within[0]} to {within[1]} (--port_range)"
-    return f"{count} free ports are needed, and this host has only {found} left {where}."
+    return f"{count} free ports are needed, and this host has only {available} left {where}."
 
 
 def _candidates(

@@ -43,7 +43,7 @@ _ROLES = {
 def find(
     _request: Request, environ: Mapping[str, str], places: ModeHosts
 ) -> tuple[str, ...] | None:
-    """Return no names where the cluster gives this process its role, and no option does."""
+    """Return no names if the cluster gives this process its role, and no option does."""
     if not (places.has_roles and places.is_open):
         return None
     read(environ)
@@ -71,8 +71,8 @@ def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
     listed = _listed(environ, role)
     host = environ.get("POD_IP", "").strip() or "127.0.0.1"
     port = environ.get("PADDLE_PORT", "").strip()
-    here = f"{host}:{port}"
-    if role == SERVER and here not in listed:
+    own = f"{host}:{port}"
+    if role == SERVER and own not in listed:
         raise EnvironmentFault(
             f"POD_IP={environ.get('POD_IP', '')} and PADDLE_PORT={port} are not a server in "
             f"PADDLE_PSERVERS_IP_PORT_LIST={','.join(listed)}; a server must know which one it is."
@@ -83,9 +83,9 @@ def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
             f"PADDLE_TRAINER_ID={rank} is not a number; the cluster says that this is a trainer, "
             "and a trainer must know which it is."
         )
-    place = int(rank) if is_digits(rank) else listed.index(here) if here in listed else 0
+    place = int(rank) if is_digits(rank) else listed.index(own) if own in listed else 0
     if role == SERVER:
-        place = listed.index(here)
+        place = listed.index(own)
     return Assigned(role, place), Endpoint(host, int(port) if is_digits(port) else 0)
 
 

@@ -22,17 +22,17 @@ NAME = "static"
 def find(
     request: Request, _environ: Mapping[str, str], places: ModeHosts
 ) -> tuple[str, ...] | None:
-    """Return the hosts where several are named."""
+    """Return the hosts if several are named."""
     names = places.hosts or hosts.listed(request)
     return names if len(names) > 1 else None
 
 
 def gather(
-    found: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
+    engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
 ) -> Roster:
     """Return all hosts with the same ports on each, and our place among them."""
-    names = found.hosts
-    me, notes = hosts.place(names, request, facts, options=found.places.options, dry=found.dry)
+    names = engine.hosts
+    me, notes = hosts.place(names, request, facts, options=engine.places.options, dry=engine.dry)
     first = slots.first_port if request.start_port is None else request.start_port
     rows = layout.ports(slots, first, several=True)
     ports = rows if slots.hosts else rows * len(names)
@@ -67,12 +67,12 @@ def roster(
 
 def _check_distinct(members: Sequence[Member]) -> None:
     """Raise UsageError when two ranks would have the same endpoint."""
-    seen: set[tuple[str, int]] = set()
+    endpoints: set[tuple[str, int]] = set()
     for member in members:
         for port in member.ports:
-            if (member.host, port) in seen:
+            if (member.host, port) in endpoints:
                 raise EnvironmentFault(
                     f"Two ranks would have the endpoint {member.host}:{port}; "
                     "name each host and port once."
                 )
-            seen.add((member.host, port))
+            endpoints.add((member.host, port))

@@ -1,4 +1,4 @@
-"""Finds forked children that wait for locks which no thread can release any more."""
+"""Finds forked children that wait for locks which no thread can release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # The number of the system call futex.
 _FUTEX = {"x86_64": 202, "aarch64": 98}
-# From linux/futex.h: FUTEX_WAIT and FUTEX_WAIT_BITSET, and what says that no other process has it.
+# From linux/futex.h: FUTEX_WAIT and FUTEX_WAIT_BITSET, and the flag of locks within a process.
 _WAITS = frozenset((0, 9))
 _PRIVATE = 128
 _CLOCK_REALTIME = 256
@@ -23,19 +23,19 @@ _MOST_THREADS = 512
 def forked(family: Iterable[proc.Stat]) -> list[int]:
     """Return the deadlocked processes of FAMILY that are forks of another member of it."""
     members = list(family)
-    pids = {one.pid for one in members}
-    # A program that was started since has other words; it brings locks of its own.
+    pids = {process.pid for process in members}
+    # A process that has replaced itself has another command line, and locks of its own.
     return [
-        one.pid
-        for one in members
-        if one.parent in pids
-        and proc.argv(one.pid) == proc.argv(one.parent)
-        and is_deadlocked(one.pid)
+        process.pid
+        for process in members
+        if process.parent in pids
+        and proc.argv(process.pid) == proc.argv(process.parent)
+        and is_deadlocked(process.pid)
     ]
 
 
 def is_deadlocked(pid: int) -> bool:
-    """Whether each thread of PID waits, without a timeout, for one of the others to wake it.
+    """Whether every thread of PID waits, without a timeout, for another one to wake it.
 
     This is certain, not a guess; False where the kernel does not report it.
     """
@@ -51,7 +51,7 @@ def is_deadlocked(pid: int) -> bool:
 
 
 def waits_for_ever(syscall: bytes, machine: str) -> bool:
-    """Whether a thread with this line in /proc can be woken by threads of its process only.
+    """Whether only threads of its own process can wake a thread with this line in /proc.
 
     >>> waits_for_ever(b"202 0x7f00 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd 0x7f01", "x86_64")
     True
@@ -59,7 +59,7 @@ def waits_for_ever(syscall: bytes, machine: str) -> bool:
     False
     """
     words = syscall.split()
-    # A running thread has the one word `running`; we may not look into another user's.
+    # A running thread has the single word `running`; another user's is not readable.
     if len(words) < 5 or words[0] != b"%d" % _FUTEX.get(machine, -1):
         return False
     operation, timeout = int(words[2], 16) & ~_CLOCK_REALTIME, int(words[4], 16)

@@ -70,9 +70,9 @@ def document(ending: Ending, host: str) -> dict[str, Any]:
     """Return the JSON document about ENDING, from the launcher on HOST.
 
     Its keys: schema, event (ended), job_id, host, nodes (how many hosts), processes (of all hosts),
-    began (seconds since 1970), seconds, steps (null: no rank told), attempts, restarts (each with
-    its attempt, seconds, phases and lost steps), exit_code, verdict, rank and signal (of the
-    process that failed first; null: none), and log (the run directory).
+    began (seconds since 1970), seconds, steps (null: none reported), attempts, restarts (each with
+    attempt, seconds, phases and lost steps), exit_code, verdict, rank and signal (of the process
+    that failed first; null: none), and log (the run directory).
     """
     outcome, plan = ending.outcome, ending.plan
     cause = outcome.cause
@@ -92,7 +92,7 @@ def document(ending: Ending, host: str) -> dict[str, Any]:
         "seconds": round(ending.seconds, 3),
         "steps": ending.steps,
         "attempts": outcome.attempts,
-        "restarts": [one.document() for one in ending.restarts],
+        "restarts": [restart.document() for restart in ending.restarts],
         "exit_code": outcome.exit_code,
         "verdict": outcome.describe(),
         "rank": rank,

@@ -23,24 +23,25 @@ if TYPE_CHECKING:
 
 # A shell's exit codes for a command that it cannot run.
 _SHELL_REFUSALS = frozenset((126, 127))
-# An exception in a Python below a shell explains the shell's exit within this time.
+# The exit of a shell is explained by an exception in a Python below it within this time.
 _WRAPPER_S = 30.0
-# An exit is seen a little after it happened; by then peers may have raised because of it. So the
-# time of these signals (ILL, BUS, FPE, KILL, SEGV) is set back by this, but not before an end that
-# was seen earlier: SEGV may be what Paddle's reducer makes of the loss of a peer.
+# An exit is noticed a little late, and by then peers may have raised because of it. So the time of
+# these signals (ILL, BUS, FPE, KILL, SEGV) is set back, but not before an end that was noticed
+# earlier: Paddle's reducer may turn the loss of a peer into a SEGV.
 _SEEN_AFTER_S = 0.1
 _OWN_SIGNALS = frozenset((4, 7, 8, 9, 11))
 # The most logs that are read.
 _MOST_LOGS = 64
-# Without a traceback, this many last lines are examined; a retry that succeeded stands before them.
+# Without a traceback, this many last lines are examined; earlier ones may be of a retry that
+# succeeded.
 _LAST = 5
 
 
 def has_raised(spec: ProcessSpec) -> bool:
     """Whether the process of SPEC, which is alive, has raised an exception that will end it."""
-    for one in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
+    for record in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
         # A shell may have survived the exception of its child.
-        if one is not None and one.pid and os.path.exists(f"/proc/{one.pid}"):
+        if record is not None and record.pid and os.path.exists(f"/proc/{record.pid}"):
             return True
     return False
 
@@ -48,11 +49,11 @@ def has_raised(spec: ProcessSpec) -> bool:
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
     """Return EXITS completed from the ranks' records and logs."""
     steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in plan.processes]
-    step = max((one for one in steps if one is not None), default=None)
+    step = max((value for value in steps if value is not None), default=None)
     topology = rankfile.topology(map(rankfile.path_of, plan.processes))
     examined = [
-        _placed(plan, _examined(plan, one, step, with_log=index < _MOST_LOGS), topology)
-        for index, one in enumerate(exits)
+        _placed(plan, _examined(plan, exited, step, with_log=index < _MOST_LOGS), topology)
+        for index, exited in enumerate(exits)
     ]
     return tuple(map(_set_back, examined, [examined] * len(examined)))
 
@@ -67,18 +68,18 @@ def _placed(plan: LaunchPlan, exited: Exited, topology: RankAxes | None) -> Exit
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
     spec = plan.processes[exited.process]
     error = _own(rankfile.exception(spec), exited)
-    asked = None if error else _own(rankfile.exit_under_way(spec), exited)
+    exit_report = None if error else _own(rankfile.exit_under_way(spec), exited)
     if error is not None:
         exited = exited._replace(failed_at=_moment(error, exited), raised=1)
-    elif asked is not None:
-        exited = exited._replace(failed_at=_moment(asked, exited), raised=asked.code)
+    elif exit_report is not None:
+        exited = exited._replace(failed_at=_moment(exit_report, exited), raised=exit_report.code)
     else:
         exited = exited._replace(failed_at=exited.at)
     words = lastlines.of(names.log_paths(plan, spec, exited.attempt))[0] if with_log else []
-    said = words if lastlines.explains(words) else words[-_LAST:]
+    last_words = words if lastlines.explains(words) else words[-_LAST:]
     if error is not None:
-        said = [f"{error.kind}: {error.message}", error.stack]
-    is_victim = causes.is_of_victim("\n".join(said))
+        last_words = [f"{error.kind}: {error.message}", error.stack]
+    is_victim = causes.is_of_victim("\n".join(last_words))
     return _with_last_lines(exited, words)._replace(step=step, is_victim=is_victim)
 
 
@@ -86,8 +87,8 @@ def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
     """Return EXITED, one of EXITS, with the earliest time at which it can have failed."""
     if exited.raised is not None or exited.status.signum not in _OWN_SIGNALS:
         return exited
-    seen = [one.at for one in exits if one.raised is None and one.at < exited.at]
-    return exited._replace(failed_at=max([exited.at - _SEEN_AFTER_S, *seen]))
+    earlier = [other.at for other in exits if other.raised is None and other.at < exited.at]
+    return exited._replace(failed_at=max([exited.at - _SEEN_AFTER_S, *earlier]))
 
 
 def _with_last_lines(exited: Exited, words: list[str]) -> Exited:

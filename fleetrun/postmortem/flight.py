@@ -1,8 +1,8 @@
-"""Finds the ranks that keep the others waiting, from the ranks' records of collectives; pure.
+"""Finds the ranks that keep others waiting, from the ranks' records of collectives; pure.
 
-A rank in a collective that another has not entered waits for that one. The cause is the rank that
-is waited for and waits for nobody; else a circle of ranks that wait for each other; else, if all
-ranks have entered, the network or a device.
+A rank in a collective that another rank has not entered waits for that rank. The cause is a rank
+that is awaited and waits for nobody; else a cycle of ranks that wait for each other; else, if all
+have entered, the network or a device.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FlightFinding(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """What is known of a rank beside its record."""
+    """What is known about a rank besides its record."""
 
     # Where its main thread stands; empty: not known.
     place: str = ""
@@ -78,17 +78,17 @@ def verdict(
     has_failed: bool = False,
     until: float = math.inf,
 ) -> tuple[FlightFinding, ...]:
-    """Return why the ranks of these RECORDS hang; nothing if the records do not tell.
+    """Return why the ranks of RECORDS hang; empty if the records do not tell.
 
-    HAS_FAILED: the job ended; a rank that raised in a collective counts as waiting there. What was
-    issued after UNTIL may be in progress.
+    HAS_FAILED: the job ended, and a rank that raised in a collective counts as waiting there.
+    Collectives issued after UNTIL may still be in progress.
     """
-    known = {rank: one for rank, one in records.items() if not one.has_failed}
+    known = {rank: record for rank, record in records.items() if not record.has_failed}
     if has_failed:
-        known = {rank: _reopened(one) for rank, one in known.items()}
-    found = desyncs(known, job)
-    if found:
-        return found
+        known = {rank: _reopened(record) for rank, record in known.items()}
+    desync = desyncs(known, job)
+    if desync:
+        return desync
     waits = [wait for rank in sorted(known) for wait in _waits(rank, known, until)]
     culprits = _culprits(waits)
     if culprits:
@@ -111,32 +111,35 @@ def _reopened(record: FlightRecord) -> FlightRecord:
 
 
 def desyncs(records: Mapping[int, FlightRecord], job: JobRanks) -> tuple[FlightFinding, ...]:
-    """Return where ranks first called different collectives at one place, if they have."""
+    """Return where ranks first called different collectives at the same position, if anywhere."""
     places: dict[tuple[CollectiveChannel, int], dict[int, Collective]] = {}
     for rank, record in records.items():
-        for one in () if record.has_failed else record.collectives:
-            if not one.channel.operation:
-                places.setdefault((one.channel, one.sequence), {})[rank] = one
+        for collective in () if record.has_failed else record.collectives:
+            if not collective.channel.operation:
+                places.setdefault((collective.channel, collective.sequence), {})[rank] = collective
     first: dict[CollectiveChannel, tuple[float, dict[int, Collective]]] = {}
     for (channel, _), calls in places.items():
         if len(calls) < 2 or len(set(_signatures(calls).values())) < 2:
             continue
-        at = min(one.issued_at for one in calls.values())
+        at = min(collective.issued_at for collective in calls.values())
         if channel not in first or at < first[channel][0]:
             first[channel] = at, calls
-    return tuple(_desync(calls, job) for _, calls in sorted(first.values(), key=lambda one: one[0]))
+    return tuple(
+        _desync(calls, job)
+        for _, calls in sorted(first.values(), key=lambda collective: collective[0])
+    )
 
 
 def _signatures(calls: Mapping[int, Collective]) -> dict[int, tuple[object, ...]]:
-    """Return by rank what must be the same on all of them."""
+    """Return by rank the properties that must be equal on all ranks."""
     return {
         rank: (
-            one.operation,
-            one.dtype,
-            one.root,
-            math.prod(one.shape) if one.operation.partition(" ")[0] in _SAME_SIZE else 0,
+            call.operation,
+            call.dtype,
+            call.root,
+            math.prod(call.shape) if call.operation.partition(" ")[0] in _SAME_SIZE else 0,
         )
-        for rank, one in calls.items()
+        for rank, call in calls.items()
     }
 
 
@@ -152,54 +155,60 @@ def _desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
     most = ordered[-1]
     odd = tuple(sorted(rank for ranks in ordered[:-1] for rank in ranks))
     channel, sequence = calls[most[0]].channel, calls[most[0]].sequence
-    told = [
+    parts = [
         f"{_who(ranks, job)} called {_call(calls[ranks[0]])}" for ranks in (*ordered[:-1], most)
     ]
-    text = f"{', '.join(told[:-1])} where {told[-1]}: collective {sequence} {of(channel, job)}"
+    text = f"{', '.join(parts[:-1])} where {parts[-1]}: collective {sequence} {of(channel, job)}"
     return FlightFinding(DESYNC, odd if is_majority else tuple(sorted(calls)), text)
 
 
-def _call(one: Collective) -> str:
-    root = f" (root {one.root})" if one.root >= 0 else ""
-    tensor = f" of {one.tensor}" if one.tensor else ""
-    return f"{one.operation}{tensor}{root}{_at(one)}"
+def _call(call: Collective) -> str:
+    root = f" (root {call.root})" if call.root >= 0 else ""
+    tensor = f" of {call.tensor}" if call.tensor else ""
+    return f"{call.operation}{tensor}{root}{_at(call)}"
 
 
-def _at(one: Collective) -> str:
-    if one.site is None:
+def _at(call: Collective) -> str:
+    if call.site is None:
         return ""
-    file, line, _ = one.site
+    file, line, _ = call.site
     return f" in {file.rpartition('/')[2]}:{line}"
 
 
-# Who waits for whom -------------------------------------------------------------------------------
+# Waits -----------------------------------------------------------------------------------------
 
 
 def _waits(
     rank: int, records: Mapping[int, FlightRecord], until: float
 ) -> Iterator[_OpenCollective]:
     """Yield the oldest open collective of each channel of RANK."""
-    seen: set[CollectiveChannel] = set()
-    for one in records[rank].collectives:
-        if one.is_open and one.channel not in seen and one.issued_at <= until:
-            seen.add(one.channel)
-            yield _OpenCollective(rank, one, tuple(_absent(rank, one, records)))
+    channels: set[CollectiveChannel] = set()
+    for collective in records[rank].collectives:
+        if (
+            collective.is_open
+            and collective.channel not in channels
+            and collective.issued_at <= until
+        ):
+            channels.add(collective.channel)
+            yield _OpenCollective(rank, collective, tuple(_absent(rank, collective, records)))
 
 
-def _absent(rank: int, one: Collective, records: Mapping[int, FlightRecord]) -> Iterator[int]:
-    channel = one.channel
+def _absent(
+    rank: int, collective: Collective, records: Mapping[int, FlightRecord]
+) -> Iterator[int]:
+    channel = collective.channel
     if channel.is_pair:
         peer = channel.target if channel.operation == "send" else channel.source
         members, channel = [peer], channel._replace(operation=_OTHER[channel.operation])
     else:
-        members = [other for other in channel.ranks if other != rank]
+        members = [rank_ for rank_ in channel.ranks if rank_ != rank]
     for member in members:
-        if member in records and records[member].last.get(channel, 0) < one.sequence:
+        if member in records and records[member].last.get(channel, 0) < collective.sequence:
             yield member
 
 
 def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
-    """Return the ranks that are waited for and wait for nobody: the one longest awaited first."""
+    """Return the ranks that are awaited and wait for nobody, longest awaited first."""
     waiting = {wait.rank for wait in waits if _holds_up(wait)}
     since: dict[int, float] = {}
     for wait in waits:
@@ -233,19 +242,23 @@ def waiting(
 
 
 def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
-    """Report the collective that RANK has never entered, and the ranks that wait there."""
-    first, there = _oldest([wait for wait in waits if rank in wait.missing])
+    """Describe the collective that RANK never entered, and the ranks that wait there."""
+    first, waiting_ranks = _oldest([wait for wait in waits if rank in wait.missing])
     channel = first.channel
     if channel.is_pair:
-        other = _OTHER[channel.operation]
-        what = f"made {other} {first.sequence} {_WAY[other]} {_who(there[:1], job)}"
+        opposite = _OTHER[channel.operation]
+        action = f"made {opposite} {first.sequence} {_WAY[opposite]} {_who(waiting_ranks[:1], job)}"
         waiter = f", which waits in {channel.operation}{_at(first)} since {_since(first)}"
     else:
-        what = f"entered {_named(first, job)}"
-        waiting = f"{_who(there, job)} waits" if len(there) == 1 else f"{len(there)} others wait"
+        action = f"entered {_named(first, job)}"
+        waiting = (
+            f"{_who(waiting_ranks, job)} waits"
+            if len(waiting_ranks) == 1
+            else f"{len(waiting_ranks)} others wait"
+        )
         waiter = f"; {waiting} there{_at(first)} since {_since(first)}"
     return FlightFinding(
-        MISSING, (rank,), f"{_who([rank], job)} never {what}{waiter}{_it(rank, job)}"
+        MISSING, (rank,), f"{_who([rank], job)} never {action}{waiter}{_it(rank, job)}"
     )
 
 
@@ -258,12 +271,12 @@ def _oldest(waits: Sequence[_OpenCollective]) -> tuple[Collective, list[int]]:
     ]
 
 
-def _since(one: Collective) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(one.issued_at))
+def _since(call: Collective) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(call.issued_at))
 
 
-def _named(one: Collective, job: JobRanks) -> str:
-    return f"{one.operation} {one.sequence} {of(one.channel, job)}"
+def _named(call: Collective, job: JobRanks) -> str:
+    return f"{call.operation} {call.sequence} {of(call.channel, job)}"
 
 
 def _it(rank: int, job: JobRanks) -> str:
@@ -274,7 +287,7 @@ def _it(rank: int, job: JobRanks) -> str:
 
 
 def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
-    """Return a circle of waits, the rank of each missing in the one before; empty if there is none.
+    """Return a cycle of waits, each rank missing in the one before; empty if there is none.
 
     >>> _cycle([])
     []
@@ -289,41 +302,45 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
                 if member in path:
                     continue
                 path[member] = wait
-                todo += [other for other in waits if other.rank == member]
+                todo += [follower for follower in waits if follower.rank == member]
         if start.rank in path:
-            found = [path[start.rank]]
-            while found[-1].rank != start.rank:
-                found.append(path[found[-1].rank])
-            return found[::-1]
+            circle = [path[start.rank]]
+            while circle[-1].rank != start.rank:
+                circle.append(path[circle[-1].rank])
+            return circle[::-1]
     return []
 
 
 def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord]) -> list[int]:
-    """Return the ranks of CYCLE that never before issued this collective after the previous one."""
-    found = []
+    """Return the ranks of CYCLE that never before issued these two collectives in a row."""
+    ranks = []
     for wait in cycle:
-        calls = [(one.channel, one.operation, one.site) for one in records[wait.rank].collectives]
+        calls = [
+            (call.channel, call.operation, call.site) for call in records[wait.rank].collectives
+        ]
         place = records[wait.rank].collectives.index(wait.collective)
         steps = list(itertools.pairwise(calls[:place]))
         if place == 0 or (calls[place - 1], calls[place]) not in steps:
-            found.append(wait.rank)
-    return found
+            ranks.append(wait.rank)
+    return ranks
 
 
 def _drawn(
     cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
 ) -> FlightFinding:
-    """Draw CYCLE; if just one rank in it has left the order of its earlier calls, name that."""
+    """Describe CYCLE; blame a single rank that has left the order of its earlier calls."""
     ranks = [wait.rank for wait in cycle]
     circle = " → ".join(str(rank) for rank in (*ranks, ranks[0]))
     parts = []
     for wait, awaited in zip(cycle, [*ranks[1:], ranks[0]], strict=True):
-        one = wait.collective
-        if one.channel.is_pair:
-            what = f"{one.operation} {one.sequence} {_WAY[one.channel.operation]} rank {awaited}"
+        call = wait.collective
+        if call.channel.is_pair:
+            where = (
+                f"{call.operation} {call.sequence} {_WAY[call.channel.operation]} rank {awaited}"
+            )
         else:
-            what = _named(one, job)
-        parts.append(f"{_who([wait.rank], job)} in {what}{_at(one)}")
+            where = _named(call, job)
+        parts.append(f"{_who([wait.rank], job)} in {where}{_at(call)}")
     text = f"ranks wait for each other in a circle, {circle}: {'; '.join(parts)}"
     strayed = _strayed(cycle, records)
     if len(strayed) == 1:
@@ -336,15 +353,15 @@ def _drawn(
 def _unfinished(
     waits: Sequence[_OpenCollective], records: Mapping[int, FlightRecord], job: JobRanks
 ) -> tuple[FlightFinding, ...]:
-    """Report the oldest collective that all ranks have entered and none finishes."""
+    """Describe the oldest collective that all ranks have entered and none finishes."""
     entered = [wait for wait in waits if not wait.missing and _all_known(wait, records)]
     if not entered:
         return ()
-    first, there = _oldest(entered)
-    verb = "waits" if len(there) == 1 else "wait"
+    first, waiting_ranks = _oldest(entered)
+    verb = "waits" if len(waiting_ranks) == 1 else "wait"
     text = (
-        f"all its ranks have entered {_named(first, job)}, and {_who(there, job)} {verb} there"
-        f"{_at(first)} since {_since(first)}: no rank is missing, so the network or a device holds "
+        f"all its ranks have entered {_named(first, job)}, and {_who(waiting_ranks, job)} {verb} "
+        f"there{_at(first)} since {_since(first)}: no rank is missing, so the network or a device holds "
         "it up"
     )
     return (FlightFinding(UNFINISHED, (), text),)
@@ -366,7 +383,7 @@ def _who(ranks: Sequence[int], job: JobRanks) -> str:
 
 
 def of(channel: CollectiveChannel, job: JobRanks) -> str:
-    """Say of which group something is: `of mp [8-15]`, `of all ranks`.
+    """Name the group of CHANNEL: `of mp [8-15]`, `of all ranks`.
 
     >>> of(CollectiveChannel((0, 1)), JobRanks(2)), of(CollectiveChannel((0, 2)), JobRanks(4))
     ('of all ranks', 'of ranks 0, 2')
@@ -380,6 +397,6 @@ def of(channel: CollectiveChannel, job: JobRanks) -> str:
 
 
 def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord, Collective]]:
-    """Return the newest collectives of all RECORDS, at most MOST of each, as they were issued."""
-    rows = [(one, each) for one in records for each in one.collectives[-most:]]
+    """Return the newest collectives of all RECORDS, at most MOST of each, in order of issue."""
+    rows = [(record, collective) for record in records for collective in record.collectives[-most:]]
     return sorted(rows, key=lambda row: (row[1].issued_at, row[0].rank))

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 _STOPPED_BY = frozenset((2, 9, 15))
 # The logs of victims that are read, each from its end.
 _MOST_LOGS = 64
-# Of a half-written error file.
+# How many lines of a half-written error file to show.
 _RAW_LINES = 5
 _SHARED = frozenset(("shared-memory", "shared-memory-full"))
-# Crashes of Paddle's reducer at the loss of a peer, and the remedy for them.
+# How Paddle's reducer crashes when a peer is lost, and the remedy.
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
 _EARLY = (
     "This rank lost a peer that had ended early: all ranks must make the same number of updates."
 )
-# The most processes to list that had ended before; an exit is seen a little after it happened.
+# The most processes to list that had ended before; exits are noticed a little late.
 _MOST_EARLY = 4
 _SEEN_S = 0.1
 
@@ -63,7 +63,7 @@ class Culprit(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """A process that ended because of that: `how` is stopped, peer lost, or nothing."""
+    """A process that ended because of the culprit; `how` is stopped, peer lost, or empty."""
 
     exited: Exited
     after_s: float
@@ -75,12 +75,12 @@ class Investigation(NamedTuple):
 
     culprit: Culprit | None = None
     victims: tuple[Victim, ...] = ()
-    # Where fleet has put the ranks; None: not known.
+    # The ranks' places in fleet's topology; None: unknown.
     topology: rankfile.RankAxes | None = None
 
 
 def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investigation:
-    """Find the process that failed first, why, and those that ended because of it."""
+    """Determine which process failed first and why, and which ended because of it."""
     culprit = outcome.cause
     if not isinstance(culprit, Exited):
         return Investigation(topology=rankfile.topology(map(rankfile.path_of, plan.processes)))
@@ -91,8 +91,8 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
     spec = plan.processes[exited.process]
     failed_at = policy.failed_at(exited)
     words, log, source, error = last_lines_of(plan, exited)
-    said = "\n".join(words)
-    known = causes.recognise(said) or causes.recognise_loader(said, lastlines.tail(log))
+    text = "\n".join(words)
+    known = causes.recognise(text) or causes.recognise_loader(text, lastlines.tail(log))
     mute = kernelfacts.unwritable(os.path.dirname(log))
     early = _early_ends(plan, outcome, exited, known)
     if early and known is not None:
@@ -121,28 +121,28 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
 
 
 def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str]:
-    """Return the findings in the ranks' collectives, unless they only say that this one ended."""
+    """Return the findings from the ranks' collectives, unless they only say that this one ended."""
     if variables.FLIGHT_RECORDER not in plan.processes[exited.process].env:
         return []
     from fleetrun.postmortem import flight  # only where they are recorded
 
     states = {
         rank.rank: flight.RankState(has_ended=True)
-        for one in outcome.exits
-        if one.attempt == exited.attempt and one.at <= exited.at
-        if (rank := plan.processes[one.process].rank) is not None
+        for other in outcome.exits
+        if other.attempt == exited.attempt and other.at <= exited.at
+        if (rank := plan.processes[other.process].rank) is not None
     }
     axes = rankfile.topology(map(rankfile.path_of, plan.processes))
     job = flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
     own = plan.processes[exited.process].rank
-    found = flight.verdict(
+    findings = flight.verdict(
         flightfile.of_folder(names.run_path(plan, ""), plan.generation), job, has_failed=True
     )
     return [
-        f"{sentence(one.text)}."
-        for one in found
-        if one.kind == flight.DESYNC
-        or (one.kind == flight.MISSING and own is not None and own.rank not in one.ranks)
+        f"{sentence(finding.text)}."
+        for finding in findings
+        if finding.kind == flight.DESYNC
+        or (finding.kind == flight.MISSING and own is not None and own.rank not in finding.ranks)
     ]
 
 
@@ -151,7 +151,7 @@ def last_lines_of(
 ) -> tuple[list[str], str, str, ErrorReport | None]:
     """Return the last lines of a process, its log, the file that has them, and its error, if any.
 
-    Where standard error has a log of its own, it is the one that says more of the failure.
+    If standard error has its own log, the one that explains more is used.
     """
     spec = plan.processes[exited.process]
     words, log = lastlines.of(names.log_paths(plan, spec, exited.attempt))
@@ -180,11 +180,11 @@ def _early_ends(
         return []
     failed_at = policy.failed_at(culprit)
     return [
-        f"{one.label[:1].upper()}{one.label[1:]} had ended without an error"
-        f"{_updates_of(plan, one)} {max(failed_at - one.at, 0.0):.1f} s before; its log is "
-        f"{names.log_path(plan, plan.processes[one.process], one.attempt)}."
-        for one in outcome.exits
-        if not one.status.exit_code and one.at - _SEEN_S <= failed_at
+        f"{ended.label[:1].upper()}{ended.label[1:]} had ended without an error"
+        f"{_updates_of(plan, ended)} {max(failed_at - ended.at, 0.0):.1f} s before; its log is "
+        f"{names.log_path(plan, plan.processes[ended.process], ended.attempt)}."
+        for ended in outcome.exits
+        if not ended.status.exit_code and ended.at - _SEEN_S <= failed_at
     ][:_MOST_EARLY]
 
 
@@ -198,7 +198,7 @@ def _updates_of(plan: LaunchPlan, ended: Exited) -> str:
 
 
 def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
-    """Return which Python could not import a module, and whether another one is activated."""
+    """Say which Python could not import a module, and whether another one is activated."""
     if known is None or known.name not in {"no-paddle", "missing-module"} or not argv:
         return []
     import shutil  # only after a failure
@@ -206,20 +206,20 @@ def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
     program = shutil.which(argv[0]) or argv[0]
     if "python" not in os.path.basename(program):
         return []
-    said = [f"There is no Paddle in {program}."] if known.name == "no-paddle" else []
+    facts = [f"There is no Paddle in {program}."] if known.name == "no-paddle" else []
     venv = os.environ.get("VIRTUAL_ENV", "")
     if venv and not os.path.abspath(program).startswith(os.path.join(os.path.abspath(venv), "")):
-        said.append(f"VIRTUAL_ENV is {venv}, but the rank ran {program}.")
-    return said
+        facts.append(f"VIRTUAL_ENV is {venv}, but the rank ran {program}.")
+    return facts
 
 
 def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:
     """Return a sentence if CULPRIT, after its exception, did not exit by itself."""
-    ends = [one for one in outcome.exits if one.process == culprit.process]
-    if all(one.status == culprit.status for one in ends):
+    ends = [exited for exited in outcome.exits if exited.process == culprit.process]
+    if all(exited.status == culprit.status for exited in ends):
         return []
-    said = f"{ends[-1].at - failed_at:.1f} s later it still had not ended and was stopped"
-    return [f"{said}; the code is what its exception gives."]
+    delay = f"{ends[-1].at - failed_at:.1f} s later it still had not ended and was stopped"
+    return [f"{delay}; the code is what its exception gives."]
 
 
 def devices_of(rank: RankSpec) -> str:
@@ -229,23 +229,23 @@ def devices_of(rank: RankSpec) -> str:
 
 
 def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:
-    found = []
+    victims = []
     failed_at = policy.failed_at(culprit)
     unread = _MOST_LOGS
-    for one in outcome.exits:
-        if one.process == culprit.process or not one.status.exit_code:
+    for exited in outcome.exits:
+        if exited.process == culprit.process or not exited.status.exit_code:
             continue
         how = ""
-        if one.status.signum in _STOPPED_BY or one.status.exit_code - 128 in _STOPPED_BY:
+        if exited.status.signum in _STOPPED_BY or exited.status.exit_code - 128 in _STOPPED_BY:
             how = "stopped"
         elif unread:
             unread -= 1
-            spec = plan.processes[one.process]
-            words, _ = lastlines.of(names.log_paths(plan, spec, one.attempt))
+            spec = plan.processes[exited.process]
+            words, _ = lastlines.of(names.log_paths(plan, spec, exited.attempt))
             known = causes.recognise("\n".join(words))
             how = "peer lost" if known and known.name in causes.LOST else ""
-        found.append(Victim(one, max(one.at - failed_at, 0.0), how))
-    return tuple(found)
+        victims.append(Victim(exited, max(exited.at - failed_at, 0.0), how))
+    return tuple(victims)
 
 
 # For programs ------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def write(
             for victim in findings.victims
         ),
         evidence=culprit.evidence if culprit else (),
-        earlier=tuple(one.describe() for one in outcome.earlier),
-        restarts=tuple(one.document() for one in restarts),
+        earlier=tuple(failure.describe() for failure in outcome.earlier),
+        restarts=tuple(restart.document() for restart in restarts),
     )
     reportfile.write(folder, report, redact)
 

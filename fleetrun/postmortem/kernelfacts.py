@@ -1,6 +1,6 @@
 """What the kernel knows about a failure: its log and counters, shared memory, a core file.
 
-What may not be read is left out; nothing here raises.
+What is not readable is left out; nothing here raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Exited
 
 _CGROUPS = "/sys/fs/cgroup"
-# A limit of about this size means that there is none (the kernel rounds it to pages).
+# A limit of about this size means none (the kernel rounds it to pages).
 _NO_LIMIT = 1 << 60
 # One record of the kernel's log is never longer.
 _RECORD = 8192
@@ -52,43 +52,43 @@ def baseline(at: float) -> Baseline:
 
 
 def of(culprit: Exited, before: Baseline) -> list[str]:
-    """Return, in full sentences, what explains that a signal has killed CULPRIT."""
+    """Explain in full sentences why a signal has killed CULPRIT."""
     match culprit.status.signum:
         case signal.SIGKILL:
-            said = _of_kill(culprit, before)
+            facts = _of_kill(culprit, before)
         case signal.SIGBUS:
-            said = [*kernel_says(culprit.pid, before.at), *shared_memory()]
+            facts = [*kernel_says(culprit.pid, before.at), *shared_memory()]
         case None:
-            said = []
+            facts = []
         case _:
-            said = kernel_says(culprit.pid, before.at)
-    return [*said, *_core(culprit)] if culprit.has_core else said
+            facts = kernel_says(culprit.pid, before.at)
+    return [*facts, *_core(culprit)] if culprit.has_core else facts
 
 
 def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
-    """Return whether the out-of-memory killer did it, and how sure that is."""
+    """Say whether the out-of-memory killer did it, and how certain that is."""
     group = cgroup()
     in_cgroup = None if group is None else group.oom_kills
     on_host = _counter("/proc/vmstat", "oom_kill")
-    said = kernel_says(culprit.pid, before.at)
-    if any("Killed process" in line for line in said):
-        said.insert(0, "The kernel's out-of-memory killer did it.")
+    facts = kernel_says(culprit.pid, before.at)
+    if any("Killed process" in line for line in facts):
+        facts.insert(0, "The kernel's out-of-memory killer did it.")
     elif group is not None and _rose(before.in_cgroup, in_cgroup):
-        said.append(
+        facts.append(
             "The kernel's out-of-memory killer did it: its count for our cgroup rose from "
             f"{before.in_cgroup} to {in_cgroup} ({group.file})."
         )
     elif _rose(before.on_host, on_host):
-        said.append(
+        facts.append(
             "The kernel's out-of-memory killer was active on this host meanwhile: its count rose "
             f"from {before.on_host} to {on_host} (/proc/vmstat)."
         )
     elif before.on_host is not None and on_host == before.on_host:
-        said.append(
+        facts.append(
             "The kernel has counted no out-of-memory kill since the start, so look for another "
             "sender: a scheduler, systemd-oomd, a user's kill -9."
         )
-    return [*said, _memory(culprit, group)]
+    return [*facts, _memory(culprit, group)]
 
 
 def _memory(culprit: Exited, group: Cgroup | None) -> str:
@@ -109,8 +109,8 @@ def kernel_says(pid: int | None, since: float, path: str = "/dev/kmsg") -> list[
     """Return the kernel's log lines about the end of PID, SINCE a monotonic time in seconds."""
     if pid is None:
         return []
-    said = about(records(path), pid, since)
-    return [f"The kernel's log says: {line}" for line in said[-2:]]
+    lines = about(records(path), pid, since)
+    return [f"The kernel's log says: {line}" for line in lines[-2:]]
 
 
 def about(log: Iterable[bytes], pid: int, since: float) -> list[str]:
@@ -119,15 +119,15 @@ def about(log: Iterable[bytes], pid: int, since: float) -> list[str]:
     >>> about([b"6,1,2000000,-;python[7]: segfault at 0 ip 1 error 4 in lib.so[2]"], 7, since=1.0)
     ['python[7]: segfault at 0 ip 1 error 4 in lib.so[2]']
     """
-    found = []
+    lines = []
     for record in log:
-        head, _, message = record.partition(b";")
-        fields = head.split(b",")
+        header, _, message = record.partition(b";")
+        fields = header.split(b",")
         line = message.split(b"\n", 1)[0].decode(errors="replace")
         marks = (f"Killed process {pid} ", f"[{pid}]: segfault", f"[{pid}] trap ", f"[{pid}]: bad ")
         if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since:
-            found += [line] if any(mark in line for mark in marks) else []
-    return found
+            lines += [line] if any(mark in line for mark in marks) else []
+    return lines
 
 
 def records(path: str) -> list[bytes]:
@@ -136,28 +136,28 @@ def records(path: str) -> list[bytes]:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return []
-    found: list[bytes] = []
+    log: list[bytes] = []
     try:
-        while len(found) < _MOST_RECORDS:
+        while len(log) < _MOST_RECORDS:
             try:
                 record = os.read(fd, _RECORD)
             except BrokenPipeError:
-                # The oldest records were overwritten while we read; go on with the next.
+                # The oldest records were overwritten while we read; continue with the next.
                 continue
             if not record:
                 break
-            found.append(record)
+            log.append(record)
     except OSError:
         # The end, for now.
-        return found
+        return log
     finally:
         os.close(fd)
-    return found
+    return log
 
 
-def cgroup(own: str = "/proc/self/cgroup", root: str = _CGROUPS) -> Cgroup | None:
-    """Return the state of our cgroup, of version 2 or 1; None if there is none to be seen."""
-    for line in proc.content(own).decode(errors="replace").splitlines():
+def cgroup(own_file: str = "/proc/self/cgroup", root: str = _CGROUPS) -> Cgroup | None:
+    """Return the state of our cgroup, in version 2 or 1; None if none is visible."""
+    for line in proc.content(own_file).decode(errors="replace").splitlines():
         number, controllers, path = ([*line.split(":", 2), "", ""])[:3]
         if number == "0" and not controllers:
             base, events, limit = root, "memory.events", "memory.max"
@@ -177,7 +177,7 @@ def cgroup(own: str = "/proc/self/cgroup", root: str = _CGROUPS) -> Cgroup | Non
 
 
 def _counter(path: str, name: str) -> int | None:
-    """Return the number after NAME in a file of such lines."""
+    """Return the number after NAME in a file of lines `NAME NUMBER`."""
     for line in proc.content(path).splitlines():
         key, _, value = line.partition(b" ")
         if key == name.encode() and value.strip().isdigit():
@@ -209,8 +209,8 @@ def unwritable(folder: str) -> list[str]:
         finally:
             os.close(fd)
     except OSError as error:
-        said = f"Nothing can be written to {folder} ({error.strerror}): the last lines are not"
-        return [f"{said} in its log, and it may have failed while printing."]
+        fault = f"Nothing can be written to {folder} ({error.strerror}): the last lines are not"
+        return [f"{fault} in its log, and it may have failed while printing."]
     return []
 
 
@@ -221,19 +221,19 @@ def _core(culprit: Exited) -> list[str]:
         if handler == "systemd-coredump":
             return [f"It left a core: coredumpctl info {culprit.pid}."]
         return [f"It left a core, which the system passed to {handler}."]
-    found = core_file(pattern, culprit.pid or 0, os.getcwd())
-    return [f"It left a core: {found}."] if found else []
+    path = core_file(pattern, culprit.pid or 0, os.getcwd())
+    return [f"It left a core: {path}."] if path else []
 
 
 def core_file(pattern: str, pid: int, folder: str) -> str | None:
-    """Return the youngest file that PID's core may be, by the kernel's core_pattern."""
+    """Return the newest file that may be PID's core, by the kernel's core_pattern."""
     import glob  # only after a crash
 
-    wanted, rest = "", glob.escape(pattern)
-    while "%" in rest:
-        before, _, rest = rest.partition("%")
-        letter, rest = rest[:1], rest[1:]
-        wanted += before + {"p": str(pid), "P": "*", "%": "%"}.get(letter, "*")
-    path = os.path.join(glob.escape(folder), wanted + rest)
-    found = [*glob.glob(path), *glob.glob(f"{path}.{pid}")]
-    return max(found, key=os.path.getmtime, default=None)
+    matched, remaining = "", glob.escape(pattern)
+    while "%" in remaining:
+        before, _, remaining = remaining.partition("%")
+        letter, remaining = remaining[:1], remaining[1:]
+        matched += before + {"p": str(pid), "P": "*", "%": "%"}.get(letter, "*")
+    path = os.path.join(glob.escape(folder), matched + remaining)
+    candidates = [*glob.glob(path), *glob.glob(f"{path}.{pid}")]
+    return max(candidates, key=os.path.getmtime, default=None)

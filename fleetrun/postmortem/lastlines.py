@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _TAIL_BYTES = 64 * 1024
-# A traceback is shown whole up to here; without one, the last lines are enough.
+# The longest traceback to show whole; without one, the last lines are enough.
 _TRACEBACK_LINES = 100
 _PLAIN_LINES = 20
 _TRACEBACK = "Traceback (most recent call last)"
@@ -28,19 +28,19 @@ _UNCAUGHT_LINES = 3
 
 
 def tail(path: str) -> str:
-    """Return the end of a file as text, whatever bytes it has; nothing if it cannot be read."""
+    """Return the end of a file as text, whatever its bytes; empty if it cannot be read."""
     return (reading.content(path, _TAIL_BYTES, from_end=True) or b"").decode(errors="replace")
 
 
 def of(logs: Sequence[str]) -> tuple[list[str], str]:
-    """Return the last lines of the LOGS of a process, and the log that has them.
+    """Return the last lines of a process's LOGS, and the log that has them.
 
-    They are those of standard error, the last of LOGS, unless only standard output explains more.
+    Standard error, the last of LOGS, is preferred unless only standard output explains more.
     """
-    found = [(last_lines(tail(log)), log) for log in reversed(logs)]
+    candidates = [(last_lines(tail(log)), log) for log in reversed(logs)]
     return next(
-        (one for one in found if explains(one[0])),
-        next((one for one in found if one[0]), found[-1]),
+        (candidate for candidate in candidates if explains(candidate[0])),
+        next((candidate for candidate in candidates if candidate[0]), candidates[-1]),
     )
 
 
@@ -86,13 +86,13 @@ def shorten(lines: list[str]) -> list[str]:
 
 def _start_of_crash(lines: list[str]) -> int | None:
     """Return where the last crash dump begins; faulthandler and Paddle write one each."""
-    found = [number for number, line in enumerate(lines) if line.startswith(_CRASHES)]
-    if not found:
+    starts = [number for number, line in enumerate(lines) if line.startswith(_CRASHES)]
+    if not starts:
         return None
-    # An earlier one may be of a child that was replaced.
+    # An earlier dump may be of a child that was replaced.
     reported: set[str] = set()
-    start = found[-1]
-    for number in reversed(found):
+    start = starts[-1]
+    for number in reversed(starts):
         kind = next(mark for mark in _CRASHES if lines[number].startswith(mark))
         if kind in reported:
             break

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# A rank with one of these functions in its stack waits for others.
+# A rank with one of these functions on its stack waits for others.
 _MEETINGS = """
 all_gather all_gather_object all_reduce all_reduce_ alltoall alltoall_single barrier broadcast
 broadcast_object_list gather irecv isend new_group recv reduce reduce_scatter
@@ -110,19 +110,19 @@ def _threads(dump: str) -> dict[int | None, list[tuple[bool, list[Frame]]]]:
 
     None: those before any process is named.
     """
-    here: list[tuple[bool, list[Frame]]] = []
-    threads: dict[int | None, list[tuple[bool, list[Frame]]]] = {None: here}
+    current: list[tuple[bool, list[Frame]]] = []
+    threads: dict[int | None, list[tuple[bool, list[Frame]]]] = {None: current}
     for line in dump.splitlines():
-        word, _, rest = line.removeprefix("# ").partition(" ")
-        number = rest.partition(":")[0]
+        word, _, remaining = line.removeprefix("# ").partition(" ")
+        number = remaining.partition(":")[0]
         if word in {"process", "Process"} and number.isdigit():
-            here = threads[int(number)] = []
+            current = threads[int(number)] = []
         elif line.startswith(("Thread ", "Current thread ")):
-            here.append((line.rstrip().endswith('"MainThread"'), []))
-        elif here and line[:1].isspace():
+            current.append((line.rstrip().endswith('"MainThread"'), []))
+        elif current and line[:1].isspace():
             frame = _frame(line.strip())
             if frame is not None:
-                here[-1][1].append(frame)
+                current[-1][1].append(frame)
     return threads
 
 
@@ -134,11 +134,11 @@ def _main(threads: Sequence[tuple[bool, list[Frame]]]) -> Stack:
 
 def _frame(line: str) -> Frame | None:
     if line.startswith('File "'):
-        file, _, rest = line[6:].rpartition('", line ')
-        number, _, function = rest.partition(" in ")
+        file, _, remaining = line[6:].rpartition('", line ')
+        number, _, function = remaining.partition(" in ")
     else:
-        function, _, rest = line.removesuffix(")").partition(" (")
-        file, _, number = rest.rpartition(":")
+        function, _, remaining = line.removesuffix(")").partition(" (")
+        file, _, number = remaining.rpartition(":")
     if not (file and number.isdigit()) or file.endswith(_OURS):
         return None
     return Frame(function, file, int(number))
@@ -149,9 +149,9 @@ def compare(stacks: Mapping[int, Stack]) -> StackComparison:
     known = {rank: stack for rank, stack in stacks.items() if stack}
     if not known:
         return StackComparison((), ())
-    # Places are reported by line: ranks in different calls of one function are what is looked for.
-    # The odd ranks are found by lines, then by the user's lines, and by functions only if no
-    # majority is on the same lines.
+    # Places are reported by line, as ranks in different calls of one function are of interest. Odd
+    # ranks are found by lines, then by the user's lines, and by functions only if no majority is on
+    # the same lines.
     places = _places(known, _exactly)
     for key in (_exactly, _by_users_lines, _by_function, _innermost):
         groups = _places(known, key)
@@ -172,8 +172,8 @@ def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tupl
     groups: dict[object, list[int]] = {}
     for rank in sorted(stacks):
         groups.setdefault(key(stacks[rank]), []).append(rank)
-    found = [StackGroup(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
-    return tuple(sorted(found, key=lambda place: (len(place.ranks), place.ranks)))
+    groups_ = [StackGroup(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
+    return tuple(sorted(groups_, key=lambda place: (len(place.ranks), place.ranks)))
 
 
 def _exactly(stack: Stack) -> object:

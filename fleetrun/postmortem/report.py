@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _PLACES = 8
 # The most ranks of one place whose devices are named.
 _DEVICES = 4
-# The most fields that are not in effect that are listed.
+# The most ineffective fields to list.
 _FAULTS = 12
 # The most processes left running that are named, and the most characters of each.
 _LEFT = 5
 _LINE = 120
-# What did not come for so many seconds, by the sign of `Hung`.
+# What was missing for so long, by the `sign` of `Hung`.
 _MISSED = {
     "life": "there was no output, no processor or disk use and no heartbeat",
     "steps": "no rank reported a new step",
@@ -92,11 +92,11 @@ def verdict(
 def _elsewhere(failure: Failure) -> list[str]:
     """Return what failed first on another host, with its last lines."""
     # Control characters in the text of another host must not reach the terminal.
-    said = sentence(visible(failure.describe()))
+    summary = sentence(visible(failure.describe()))
     words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
     if not words:
-        return [f"{said}: the job failed there first."]
-    return [f"{said}: the job failed there first. Its log ends with", *words]
+        return [f"{summary}: the job failed there first."]
+    return [f"{summary}: the job failed there first. Its log ends with", *words]
 
 
 def left_running(left: Sequence[Leftover]) -> str:
@@ -107,7 +107,11 @@ def left_running(left: Sequence[Leftover]) -> str:
     'The job is done; ended processes that it had left running: pid 7 (serve --password=***).'
     """
     # multiprocessing's resource tracker ends by itself.
-    reported = [one for one in left if one.argv and "resource_tracker" not in " ".join(one.argv)]
+    reported = [
+        process
+        for process in left
+        if process.argv and "resource_tracker" not in " ".join(process.argv)
+    ]
     if not reported:
         return ""
     from fleetrun.records.arguments import conceal
@@ -123,8 +127,8 @@ def left_running(left: Sequence[Leftover]) -> str:
     return f"The job is done; ended processes that it had left running: {', '.join(parts)}."
 
 
-def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> list[str]:
-    """Return which attempt it was, why there is no other one unless SAID, and what is left."""
+def _attempts(outcome: Outcome, labels: Sequence[str], reported: Sequence[str]) -> list[str]:
+    """Say which attempt it was, why there is no other unless REPORTED, and what is left."""
     lines = []
     if outcome.earlier:
         first = outcome.earlier[0].describe()
@@ -133,41 +137,43 @@ def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> l
         lines.append(f"It was {last}; the first failed because {first}.")
     if outcome.given_up:
         why = outcome.given_up
-        # A sentence goes on; names of signals and options begin as they are written.
+        # It continues a sentence; names of signals and options keep their case.
         why = f"{why[:1].lower()}{why[1:]}" if why[1:2].islower() else why
-        known = "another attempt cannot fix that." if outcome.given_up in said else why
+        known = "another attempt cannot fix that." if outcome.given_up in reported else why
         lines.append(f"It was not started again: {known}")
     if outcome.stuck:
-        who = listed([labels[index] for index in outcome.stuck])
-        lines.append(f"Even SIGKILL did not end {who}: a driver or a file system does not respond.")
+        stuck_labels = listed([labels[index] for index in outcome.stuck])
+        lines.append(
+            f"Even SIGKILL did not end {stuck_labels}: a driver or a file system does not respond."
+        )
     return lines
 
 
 def _where(rank: RankSpec, findings: Investigation) -> str:
-    """Say where RANK is in fleet's topology, and on which devices."""
+    """Return RANK's place in fleet's topology, and its devices."""
     place = findings.topology.place(rank.rank) if findings.topology is not None else ""
     return ", ".join(filter(None, (place, devices_of(rank))))
 
 
 def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
-    """Return where the ranks stand, with their DEVICES; those unlike the rest first."""
+    """Describe where the ranks stand, with their DEVICES, odd ones first."""
     missed = _MISSED.get(hang.sign, _MISSED["life"])
     lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
     lines += [f"    {sentence(text)}." for _, text in hang.collectives]
-    for who, where in hang.places[:_PLACES]:
-        stand = "stands" if len(who) == 1 else "stand"
-        alone = ", unlike the rest" if set(who) <= set(hang.odd) else ""
-        held = [devices[label] for label in who if devices.get(label)]
+    for labels, where in hang.places[:_PLACES]:
+        stand = "stands" if len(labels) == 1 else "stand"
+        alone = ", unlike the rest" if set(labels) <= set(hang.odd) else ""
+        held = [devices[label] for label in labels if devices.get(label)]
         # A place has commas, devices have none.
         on = (
             f" ({('; ' if ',' in ''.join(held) else ', ').join(held)})"
             if 0 < len(held) <= _DEVICES
             else ""
         )
-        lines.append(f"    {sentence(listed(who))}{on} {stand} in {where}{alone}.")
+        lines.append(f"    {sentence(listed(labels))}{on} {stand} in {where}{alone}.")
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
-    lines += [f"    {sentence(one)}." for one in hang.unreached[:_PLACES]]
+    lines += [f"    {sentence(endpoint)}." for endpoint in hang.unreached[:_PLACES]]
     if len(hang.unreached) > _PLACES:
         lines.append(f"    {len(hang.unreached) - _PLACES} more.")
     lines += [
@@ -196,14 +202,14 @@ def _culprit(culprit: Culprit, *, is_shown: bool) -> list[str]:
     exited = culprit.exited
     if exited.fault:
         return [exited.describe()]
-    said = exited.describe()
+    cause = exited.describe()
     if exited.status.signum is not None:
-        said = f"{exited.name} was killed by {causes.meaning(exited.status.signum)}"
+        cause = f"{exited.name} was killed by {causes.meaning(exited.status.signum)}"
     place = f"{culprit.host} ({culprit.devices})" if culprit.devices else culprit.host
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(culprit.wall))
     since = f"{culprit.after_s:.1f} s after the start"
     lines = [
-        f"{said}.",
+        f"{cause}.",
         f"It failed first, on {place}, pid {exited.pid}, at {when}, {since}.",
         *culprit.evidence,
     ]
@@ -222,9 +228,10 @@ def _others(victims: Sequence[Victim]) -> list[str]:
     stopped = [victim.exited.label for victim in victims if victim.how == "stopped"]
     lost = [victim for victim in victims if victim.how == "peer lost"]
     failed = [
-        f"{one.exited.describe()} {one.after_s:.1f} s later{': peer lost' if one.how else ''}"
-        for one in victims
-        if one.how != "stopped" and (one.how != "peer lost" or len(lost) == 1)
+        f"{victim.exited.describe()} {victim.after_s:.1f} s later"
+        f"{': peer lost' if victim.how else ''}"
+        for victim in victims
+        if victim.how != "stopped" and (victim.how != "peer lost" or len(lost) == 1)
     ]
     parts = []
     if stopped:
@@ -234,8 +241,8 @@ def _others(victims: Sequence[Victim]) -> list[str]:
     if len(lost) > 1:
         first, last = lost[0].after_s, lost[-1].after_s
         when = f"{first:.1f}" if f"{first:.1f}" == f"{last:.1f}" else f"{first:.1f} to {last:.1f}"
-        who = listed([one.exited.label for one in lost])
-        parts.append(f"{who} failed {when} s later: peer lost")
+        labels = listed([victim.exited.label for victim in lost])
+        parts.append(f"{labels} failed {when} s later: peer lost")
     if len(failed) > 3:  # a handful is a list, more is noise
         failed[3:] = [f"{len(failed) - 3} more failed after that"]
     parts += failed

@@ -1,7 +1,7 @@
 """Fetches the Python stacks of ranks into the run directory, without blocking on any.
 
-py-spy is asked when it is installed; else Python itself, by a signal for which the island in the
-rank (`inject/site/sitecustomize.py`) has readied a file in memory.
+py-spy is used if installed; otherwise Python itself, by a signal for which our code in the rank
+(`inject/site/sitecustomize.py`) has prepared a file in memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from fleetrun.run.loop import Waiting
 
-# What the island calls its file in memory.
+# The name of that file in memory.
 MEMORY = "fleetrun-stacks"
-# py-spy takes 50 ms, but never ends for a rank that is hung in the kernel.
+# py-spy takes 50 ms, but never returns for a rank that hangs in the kernel.
 _SPY_S = 10.0
 _SPIES_AT_ONCE = 8
 # Python answers at once, if it can be interrupted at all.
@@ -36,7 +36,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
 class StackTarget(NamedTuple):
-    """A rank to ask: the leader of its processes, and the file for what it answers."""
+    """A rank to ask: the leader of its processes, and the file for the answer."""
 
     process: int
     label: str
@@ -71,8 +71,8 @@ class Collection:
         self._environ = environ
         self._done = done
         self._texts: dict[int, str] = {}
-        families = proc.families(proc.all_processes(), [one.pid for one in targets])
-        self._todo = [_Asking(one, families[one.pid], self) for one in targets]
+        families = proc.families(proc.all_processes(), [target.pid for target in targets])
+        self._todo = [_Asking(target, families[target.pid], self) for target in targets]
         self._open = {asking.target.process for asking in self._todo}
         self._running = 0
         self.is_over = False
@@ -116,9 +116,11 @@ class _Asking:
         self.target = target
         self._collection = collection
         # Parents are older than their children.
-        ordered = sorted(family, key=lambda one: (one.started, one.pid))
-        self._family = [one for one in ordered if proc.is_python(one.pid)][:_MOST_CHILDREN]
-        self._others = [one for one in ordered if one not in self._family]
+        ordered = sorted(family, key=lambda process: (process.started, process.pid))
+        self._family = [process for process in ordered if proc.is_python(process.pid)][
+            :_MOST_CHILDREN
+        ]
+        self._other_programs = [process for process in ordered if process not in self._family]
         self._begin = 0
 
     def write(self, text: str) -> None:
@@ -130,12 +132,12 @@ class _Asking:
             file.write(text)
 
     def begin(self, waiting: Waiting, spy: str | None, environ: Mapping[str, str]) -> None:
-        """Ask."""
+        """Begin to ask this rank."""
         self._waiting = waiting
         self._begin = os.stat(self.target.path).st_size
         if not self._family:
-            # A shell, say; what its processes are waiting for is better than nothing.
-            self._describe(self._others, "no Python runs here")
+            # For a shell, say, the state of its processes is better than nothing.
+            self._describe(self._other_programs, "no Python runs here")
             self._end()
         elif self._family[0].state in "Tt":
             self._describe(self._family, "it is stopped and cannot answer")
@@ -147,9 +149,9 @@ class _Asking:
 
     def _describe(self, family: Sequence[proc.Stat], why: str) -> None:
         self.write(f"# {why}\n")
-        for one in family[:_MOST_CHILDREN]:
-            at = proc.state_of(one.pid)
-            self.write(f"# process {one.pid}: {proc.command(one.pid)}: {at}\n")
+        for process in family[:_MOST_CHILDREN]:
+            at = proc.state_of(process.pid)
+            self.write(f"# process {process.pid}: {proc.command(process.pid)}: {at}\n")
 
     def _end(self) -> None:
         if self._collection.is_over:
@@ -176,13 +178,13 @@ class _Asking:
     def _on_spy(self, answer: isolation.CallResult) -> None:
         if answer.is_late:
             self.write(f"# py-spy did not answer within {_SPY_S:g} s\n")
-        said = cast("bytes", answer.value or b"").decode(errors="replace")
-        # It shows the command line.
-        self.write(secrets.mask(said))
-        if "\nThread " in said:
+        dump = cast("bytes", answer.value or b"").decode(errors="replace")
+        # Its output includes the command line.
+        self.write(secrets.mask(dump))
+        if "\nThread " in dump:
             self._end()
             return
-        # It may not look into other processes here (a container without the right to).
+        # py-spy may not inspect other processes here (a container without that capability).
         self._ask_next()
 
     # The signal ---------------------------------------------------------------------------------
@@ -190,18 +192,18 @@ class _Asking:
     def _ask_next(self) -> None:
         """Ask the next Python of the rank; one at a time, as forked children share the file."""
         while self._family:
-            one = self._family.pop(0)
-            self.write(f"# process {one.pid}: {proc.command(one.pid)}\n")
-            trouble = self._ask(one)
+            process = self._family.pop(0)
+            self.write(f"# process {process.pid}: {proc.command(process.pid)}\n")
+            trouble = self._ask(process)
             if not trouble:
                 return
             self.write(f"# {trouble}\n")
         self._end()
 
-    def _ask(self, one: proc.Stat) -> str:
-        """Send the signal to ONE; return what stands in the way."""
-        memory = proc.descriptor(one.pid, MEMORY)
-        if memory is None or not proc.catches(one.pid, STACK_SIGNAL):
+    def _ask(self, process: proc.Stat) -> str:
+        """Send the signal to PROCESS; return what prevents that."""
+        memory = proc.descriptor(process.pid, MEMORY)
+        if memory is None or not proc.catches(process.pid, STACK_SIGNAL):
             return (
                 "it cannot be asked: it ignores PYTHONPATH (python -I, -E, -S), or has closed "
                 "its files; py-spy, if installed, works anyway"
@@ -212,7 +214,7 @@ class _Asking:
             return f"it cannot be asked: {error.strerror}"
         self._seen = self._offset = os.fstat(self._fd).st_size
         try:
-            proc.send(one, STACK_SIGNAL)
+            proc.send(process, STACK_SIGNAL)
         except OSError as error:
             os.close(self._fd)
             return f"it cannot be asked: {error.strerror}"

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 def launch(
-    request: Request, environ: Mapping[str, str], engine: Detected, caller: Caller | None = None
+    request: Request, environ: Mapping[str, str], detected: Detected, caller: Caller | None = None
 ) -> int:
-    """Launch REQUEST below ENGINE, and return the exit code."""
-    if detect.unspread(engine) is not None:
-        return _spread(request, engine)
-    if engine.engine in detect.MPIS:
+    """Launch REQUEST below the DETECTED engine, and return the exit code."""
+    if detect.unspread(detected) is not None:
+        return _spread(request, detected)
+    if detected.engine in detect.MPIS:
         # If mpirun's daemons are killed, their children would go on.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
-    if engine.token and not environ.get(TOKEN):
-        environ = {**environ, TOKEN: engine.token}
-    if detect.has_tasks(engine):
-        return _with_tasks(request, environ, engine, caller)
+    if detected.token and not environ.get(TOKEN):
+        environ = {**environ, TOKEN: detected.token}
+    if detect.has_tasks(detected):
+        return _with_tasks(request, environ, detected, caller)
     from fleetrun.job import launch as start
 
     return start(request, environ, caller=caller)
 
 
-def _spread(request: Request, engine: Detected) -> int:
+def _spread(request: Request, detected: Detected) -> int:
     """Start a launcher on each host."""
     from fleetrun.remote import srun  # most are started on each host
 
@@ -47,17 +47,17 @@ def _spread(request: Request, engine: Detected) -> int:
             f"{option} cannot be used in an allocation of several hosts: omit it, or submit the "
             "job with `fleetrun submit slurm`."
         )
-    return srun.run(request.typed, engine)
+    return srun.run(request.typed, detected)
 
 
 def _with_tasks(
-    request: Request, environ: Mapping[str, str], engine: Detected, caller: Caller | None
+    request: Request, environ: Mapping[str, str], detected: Detected, caller: Caller | None
 ) -> int:
     """Lead the other tasks of this host, or follow its leader."""
     from fleetrun.job import launch as start
     from fleetrun.remote import tasks  # only with a task for each rank
 
-    place_ = tasks.place(engine)
+    place_ = tasks.place(detected)
     own_task = tasks.mine(place_, environ)
     if place_.number:
         return tasks.follow(place_, own_task, request.rdzv_timeout_s)

@@ -51,12 +51,12 @@ class TaskPlace(NamedTuple):
     own: tuple[str, ...] = ()
 
 
-def place(engine: Detected) -> TaskPlace:
+def place(detected: Detected) -> TaskPlace:
     """Return this task's place, as the engine has set it."""
-    run = engine.run or str(_starter())
+    run = detected.run or str(_starter())
     # Several "hosts" may be on this machine.
-    name = f"\0fleetrun/tasks/{os.getuid()}/{engine.engine}/{run}/{engine.node}"
-    return TaskPlace(name, engine.local or 0, engine.here or 1, engine.own)
+    name = f"\0fleetrun/tasks/{os.getuid()}/{detected.engine}/{run}/{detected.node}"
+    return TaskPlace(name, detected.local or 0, detected.here or 1, detected.own)
 
 
 def _starter() -> int:

@@ -1,7 +1,7 @@
-"""Reads the ranks' records of collectives, sends them to the coordinator's host, names a desync.
+"""Reads the ranks' records of collectives, sends them to the coordinator's host, and names desyncs.
 
-A rank whose collective stays open for some seconds may wait for a rank that has called another one:
-its host sends the record once, and the coordinator's host compares those of all.
+A rank whose collective stays open for seconds may be waiting for a rank that has called another
+one: its host sends the record once, and the coordinator's host compares all records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FlightRecords:
         self._received: dict[int, FlightRecord] = {}
         # The last collective for which each rank's record was sent, and the remarks so far.
         self._sent: dict[int, tuple[int, float]] = {}
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def open(
         self, waiting: Waiting, *, period_s: float, declare: Callable[[Noticed], None]
@@ -58,14 +58,16 @@ class FlightRecords:
 
     def _look(self) -> None:
         self._wait()
-        here = self._here()
-        # Without names, for which all records are read.
-        if flight.desyncs({**self._received, **here}, flight.JobRanks(0)):
-            # What was being written when it was read may have made no sense.
+        own = self._here()
+        # Without names, which would need all records to be read.
+        if flight.desyncs({**self._received, **own}, flight.JobRanks(0)):
+            # A record that was being written when it was read may have made no sense.
             self._compare()
         now = time.time()
-        for rank, record in here.items():
-            late = next((one for one in record.collectives if one.is_open), None)
+        for rank, record in own.items():
+            late = next(
+                (collective for collective in record.collectives if collective.is_open), None
+            )
             if late is not None and now - late.issued_at > flight.LATE_S:
                 mark = record.pid, late.issued_at
                 if self._sent.get(rank) != mark:
@@ -78,7 +80,7 @@ class FlightRecords:
             self._send(rank)
 
     def verdict(self, states: Mapping[int, RankState]) -> tuple[FlightFinding, ...]:
-        """Return why the ranks hang, as far as their records show; STATES is what else is known."""
+        """Return why the ranks hang according to their records; STATES is what else is known."""
         return flight.verdict({**self._received, **self._here()}, self._job_of(states))
 
     # Records --------------------------------------------------------------------------------------
@@ -117,11 +119,11 @@ class FlightRecords:
             name = names.collectives(names.rank_name(spec))
             self._job.folder.write(name, ring.decode(errors="surrogateescape"))
         except OSError:
-            # A full disk hides no hang.
+            # A full disk must not hide a hang.
             pass
         self._compare()
 
-    # What they say --------------------------------------------------------------------------------
+    # Findings -------------------------------------------------------------------------------------
 
     def _job_of(self, states: Mapping[int, RankState]) -> flight.JobRanks:
         plan = self._job.plan
@@ -131,8 +133,8 @@ class FlightRecords:
     def _compare(self) -> None:
         """Report once that ranks have called different collectives at one place."""
         for finding in flight.desyncs({**self._received, **self._here()}, self._job_of({}))[:1]:
-            if finding.text not in self._said:
-                self._said.add(finding.text)
+            if finding.text not in self._reported:
+                self._reported.add(finding.text)
                 self._job.log(f"{sentence(finding.text)}.")
                 labels = tuple(f"rank {rank}" for rank in finding.ranks)
                 self._declare(Noticed("desync", finding.text, time.monotonic(), labels))

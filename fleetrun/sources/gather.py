@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 ALL, TAIL = "all", "tail"
-# For all hosts together, which leaves room on a network that others train over.
+# For all hosts together; leaves room on a network that others train over.
 _BYTES_PER_S = 32 << 20
 _AT_ONCE = 16
 # A host that does not answer within this time and --grace is given up.
@@ -36,7 +36,7 @@ _LOOK_S = 0.5
 
 
 class LogServer:
-    """Answers for the logs of this host's ranks, in PLAN, once they are complete."""
+    """Serves the logs of this host's ranks, in PLAN, once they are complete."""
 
     def __init__(self, plan: LaunchPlan, send: Callable[[LogPart], None]) -> None:
         self.plan = plan
@@ -44,7 +44,7 @@ class LogServer:
         # The attempt of each generation on this host, which has fewer if it joined later.
         self._attempts = {plan.generation: 0}
         self._is_complete = False
-        # There is one request at most: the other side waits for each answer.
+        # At most one request is pending: the other side waits for each answer.
         self._asked: SendLog | None = None
 
     def take(self, plan: LaunchPlan, attempt: int) -> None:
@@ -66,40 +66,40 @@ class LogServer:
             self._send(self._part(self._asked))
             self._asked = None
 
-    def _part(self, asked: SendLog) -> LogPart:
-        path = self._path(asked)
+    def _part(self, request: SendLog) -> LogPart:
+        path = self._path(request)
         size, offset, data = 0, 0, b""
         with suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size
-                offset = max(0, size - asked.length) if asked.offset < 0 else asked.offset
+                offset = max(0, size - request.length) if request.offset < 0 else request.offset
                 offset = min(offset, size)
-                data = os.pread(fd, min(asked.length, LONGEST_PART), offset)
+                data = os.pread(fd, min(request.length, LONGEST_PART), offset)
             finally:
                 os.close(fd)
         text = base64.b64encode(data).decode("ascii")
-        return LogPart(asked.process, asked.attempt, offset, size, text, asked.is_error_log)
+        return LogPart(request.process, request.attempt, offset, size, text, request.is_error_log)
 
-    def _path(self, asked: SendLog) -> str:
+    def _path(self, request: SendLog) -> str:
         """Return the path of the requested log; empty if it is no log of this host."""
         ranks = self.plan.ranks
-        attempt = self._attempts.get(asked.attempt)
-        if not 0 <= asked.process < len(ranks) or attempt is None:
+        attempt = self._attempts.get(request.attempt)
+        if not 0 <= request.process < len(ranks) or attempt is None:
             return ""
-        wanted = ranks[asked.process]
+        rank = ranks[request.process]
         for spec in self.plan.processes:
-            if spec.rank == wanted:
+            if spec.rank == rank:
                 paths = names.log_paths(self.plan, spec, attempt)
-                return paths[asked.is_error_log] if asked.is_error_log < len(paths) else ""
+                return paths[request.is_error_log] if request.is_error_log < len(paths) else ""
         return ""
 
 
 class _HostLogs:
     """The logs still to be copied from a host, and the position in the current one."""
 
-    def __init__(self, wanted: Sequence[tuple[int, int, bool]]) -> None:
-        self.queue = deque(wanted)
+    def __init__(self, logs: Sequence[tuple[int, int, bool]]) -> None:
+        self.queue = deque(logs)
         # The next byte to request; None: the first part has not come.
         self.offset: int | None = None
         self.fd = -1
@@ -147,7 +147,7 @@ class LogGatherer:
         last = self.plan.generation
         self._attempts = range(0 if self._everything else last, last + 1)
         shared = self.plan.shared_logs
-        have = {self.plan.node_rank, *(() if shared is None else shared.folders)}
+        at_hand = {self.plan.node_rank, *(() if shared is None else shared.folders)}
         try:
             with suppress(FileExistsError):
                 os.mkdir(names.GATHERED, dir_fd=self._folder.fd)
@@ -156,13 +156,13 @@ class LogGatherer:
         except OSError as error:
             self._trouble = f" ({error.strerror})"
         for node in nodes:
-            if node in have or self._folder_fd < 0:
+            if node in at_hand or self._folder_fd < 0:
                 self._ask(node, Dismissed())
             else:
                 self._later.append(node)
-        there = {*have, *nodes}
+        served = {*at_hand, *nodes}
         self._missed += [
-            names.spec_label(spec) for spec in self.plan.ranks if spec.node_rank not in there
+            names.spec_label(spec) for spec in self.plan.ranks if spec.node_rank not in served
         ]
         self._go_on()
 
@@ -213,9 +213,9 @@ class LogGatherer:
             length = LONGEST_PART if self._everything else names.GATHERED_BYTES
         else:
             offset, length = host.offset, LONGEST_PART
-        asked = SendLog(process, attempt, offset, length, is_error_log)
+        request = SendLog(process, attempt, offset, length, is_error_log)
         self._await(node, now + self._timeout_s())
-        self._ask(node, asked)
+        self._ask(node, request)
 
     def _await(self, node: int, until: float) -> None:
         """Give up the host NODE at UNTIL, or when its connection is lost."""
@@ -289,14 +289,14 @@ class LogGatherer:
         self._go_on()
 
     def _summary(self) -> str:
-        said = ""
+        summary = ""
         if self._had:
             where = os.path.join(self._folder.path, names.GATHERED)
-            said = f"The logs of {names.listed(list(dict.fromkeys(self._had)))} are in {where}."
+            summary = f"The logs of {names.listed(list(dict.fromkeys(self._had)))} are in {where}."
         if self._missed:
             missed = names.listed(list(dict.fromkeys(self._missed)))
-            said += f" Those of {missed} could not be gathered{self._trouble}."
-        return said.strip()
+            summary += f" Those of {missed} could not be gathered{self._trouble}."
+        return summary.strip()
 
 
 def _close(host: _HostLogs) -> None:

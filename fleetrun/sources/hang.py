@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Waiting ranks wake up now and then; a rank that computes uses far more processor time than this.
+# Waiting ranks wake up occasionally; a rank that computes uses far more processor time.
 IDLE_SHARE = 0.02
-# A program that shows no Python stack computes above this share; a sidecar that reports metrics
-# stays below it.
+# Above this share, a program without a Python stack computes; a sidecar that reports metrics stays
+# below.
 _BUSY_SHARE = 0.25
-# Between two looks a log or a progress file takes less of a disk than this, a checkpoint more.
+# Between two samples a log or a progress file writes less than this to disk, a checkpoint more.
 _NOISE_BYTES = 65536
-# Between two looks keepalives, leases and metrics send and receive less than the first; however
-# rarely we look, less than the second in each second. A download is faster than that.
+# Between two samples keepalives, leases and metrics transfer less than the first; at long
+# intervals, less than the second in each second. A download is faster.
 _CHATTER_BYTES = 16384
 _CHATTER_BYTES_PER_S = 4096
-# What logs, metrics and dumps of stacks read and write through the page cache is less than this;
-# a data set that is read, or a checkpoint on a file system in memory, is more.
+# Logs, metrics and stack dumps move less than this through the page cache; reading a data set, or
+# writing a checkpoint to a file system in memory, moves more.
 _MOVED_BYTES_PER_S = 65536
-# A compiler touches new memory all the time (256 pages are 1 MiB); a loop that waits does not.
+# A compiler keeps touching new memory (256 pages are 1 MiB); a waiting loop does not.
 _FAULTS_PER_S = 256
-# The kernel counts in steps of 10 ms, and one step may be anybody's.
+# The kernel counts in steps of 10 ms, and a single step proves nothing.
 _TICK_S = 0.015
-# After this part of the timeout without any sign but processor time stacks are sampled, and again.
+# Stacks are sampled when this part of the timeout has passed without any sign but processor time,
+# and again each time it has.
 _SAMPLE = 1 / 8
 # A kernel that waits, such as NCCL's, keeps a GPU at 0 or 100 percent all the time and reads hardly
 # any of its memory; kernels that begin and end leave it between (percentages of NVML).
@@ -71,7 +72,7 @@ class DeepSample(NamedTuple):
 
 
 class GpuLoad(NamedTuple):
-    """What NVML says of one GPU: percentages of the last second, and bytes in use."""
+    """What NVML reports about one GPU: percentages of the last second, and bytes in use."""
 
     kernels: int
     memory: int
@@ -79,7 +80,7 @@ class GpuLoad(NamedTuple):
 
 
 def works(load: GpuLoad) -> bool:
-    """Whether a GPU does more than to wait in a kernel.
+    """Whether a GPU does more than wait in a kernel.
 
     >>> works(GpuLoad(100, 0, 5)), works(GpuLoad(100, 40, 5)), works(GpuLoad(37, 0, 5))
     (False, True, True)
@@ -90,18 +91,18 @@ def works(load: GpuLoad) -> bool:
 class IdleClock:
     """Measures for how long no rank has shown activity.
 
-    There are two clocks. A heartbeat, bytes read or written, or a wait for a disk restart both, and
-    until the first heartbeat so does output. Processor time restarts the one of silence only: ranks
-    may spin while they wait for each other. The other one counts as long as the Python stacks of
-    all ranks stay as they are, where somebody can see them.
+    There are two clocks. Heartbeats, bytes read or written, and waiting for a disk restart both,
+    and so does output until the first heartbeat. Processor time restarts only the clock of silence,
+    since ranks may spin while they wait for each other. The other clock runs as long as the Python
+    stacks of all ranks, where they can be sampled, stay the same.
 
-    Ranks that write heartbeats themselves are judged by these and much writing to a disk alone.
+    Ranks that write heartbeats themselves are judged only by these and by heavy writing to a disk.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.period_s = max(0.05, min(timeout_s / 4, 5.0))
         self._timeout_s = timeout_s
-        # Since when there has been no sign, and no sign but processor time.
+        # Since when there has been no sign at all, and none but processor time.
         self._since = 0.0
         self._still_since = 0.0
         self._at: float | None = None
@@ -122,12 +123,12 @@ class IdleClock:
     @property
     def has_beats(self) -> bool:
         """Whether any rank has reported progress."""
-        return any(one.beat for one in self._signs.values())
+        return any(sample.beat for sample in self._signs.values())
 
     @property
     def has_promises(self) -> bool:
-        """Whether a script reports its progress itself, and so has said what counts."""
-        return any(one.beat and one.is_scripts for one in self._signs.values())
+        """Whether a script reports its own progress, and so has defined what counts."""
+        return any(sample.beat and sample.is_scripts for sample in self._signs.values())
 
     def silent_s(self, at: float) -> float:
         """Return the seconds without activity."""
@@ -138,7 +139,7 @@ class IdleClock:
         before, before_at = self._signs, self._at
         self._signs, self._at = signs, at
         if before_at is None or at - before_at > 3 * self.period_s + 1.0:
-            # The first look, or the launcher itself was stopped meanwhile.
+            # The first sample, or the launcher itself was stopped meanwhile.
             self.revive(at)
             return False
         enough = _enough(at - before_at)
@@ -191,7 +192,7 @@ class IdleClock:
                     self._work(at)
 
     def wants_stacks(self, at: float) -> bool:
-        """Whether processors were busy for so long without any other sign that stacks tell more."""
+        """Whether processors were busy for so long without another sign that stacks must tell."""
         if self.has_promises or self._since <= self._still_since:
             return False
         if self._stacks is None:
@@ -241,8 +242,8 @@ class IdleClock:
 
 
 def _moves(past: DeepSample, now: DeepSample, seconds: float) -> bool:
-    """Whether a rank got data from a disk or over TCP, moved some otherwise, or took memory."""
-    traffic = sum(now.traffic[one] - past.traffic.get(one, 0) for one in now.traffic)
+    """Whether a rank read from a disk or TCP, moved other bytes, or touched new memory."""
+    traffic = sum(now.traffic[link] - past.traffic.get(link, 0) for link in now.traffic)
     return (
         traffic > max(_CHATTER_BYTES, seconds * _CHATTER_BYTES_PER_S)
         or now.fetched - past.fetched > _NOISE_BYTES
@@ -268,16 +269,16 @@ class Lag(NamedTuple):
 class Comparison:
     """Finds stragglers by the processor time of the ranks, sampled from time to time."""
 
-    # More than this of a processor is busy, even where ranks have to share them; less than the
-    # other is idle; between them is neither.
+    # Above the first share of a processor a rank is busy, even where ranks share processors; below
+    # the second it is idle; in between it is neither.
     busy_share = 0.25
     idle_share = 0.05
-    # A line about the same ranks is not repeated sooner; each time it waits twice as long.
+    # A line about the same ranks is repeated no sooner than this; the pause doubles each time.
     again_s = 60.0
 
     def __init__(self, period_s: float = 5.0, window_s: float = 30.0) -> None:
         self._period_s = period_s
-        # How long it takes to be worth a line; a collective or a batch is shorter.
+        # How long a lag must last to be reported; collectives and batches are shorter.
         self._window_s = window_s
         self._cpu_s: Mapping[int, float] = {}
         self._at: float | None = None
@@ -315,10 +316,10 @@ class Comparison:
         idle = frozenset(r for r, since in self._idle_since.items() if at - since >= self._window_s)
         if not busy or not idle or busy | idle != ranks:
             return None
-        few = max(1, len(ranks) // 4)
+        most_odd = max(1, len(ranks) // 4)
         is_idle = len(idle) <= len(busy)
-        odd, others = (idle, busy) if is_idle else (busy, idle)
-        if len(odd) > few:
+        odd, rest = (idle, busy) if is_idle else (busy, idle)
+        if len(odd) > most_odd:
             return None
         key = (tuple(sorted(odd)), is_idle)
         due, pause = self._reported.get(key, (at, self.again_s))
@@ -326,7 +327,7 @@ class Comparison:
             return None
         self._reported[key] = (at + pause, pause * 2)
         began = max(since[r] for since in (self._busy_since, self._idle_since) for r in since)
-        return Lag(key[0], tuple(sorted(others)), is_idle, at - began)
+        return Lag(key[0], tuple(sorted(rest)), is_idle, at - began)
 
 
 def _mark(since: dict[int, float], rank: int, at: float, *, holds: bool) -> None:

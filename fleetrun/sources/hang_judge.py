@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
     from fleetrun.sources.flightrecords import FlightRecords
 
-# A report counts for this many looks of its host, which repeats it at each look.
+# A report counts for this many samples of its host, which repeats it at each sample.
 _LOOKS = 3
 _SLACK_S = 2.0
 # How long py-spy and faulthandler together take to fail to fetch a stack.
@@ -117,7 +117,7 @@ class HangJudge:
         self._waiting.timer("stacks", None, self._conclude)
         self._has_reported_silence = False
 
-    # What the watch of this host finds ------------------------------------------------------------
+    # From the watch of this host ------------------------------------------------------------------
 
     def report(self, silent_s: float | None) -> None:
         """Report how long the ranks here have been silent; 0: they show life; None: none runs."""
@@ -174,7 +174,7 @@ class HangJudge:
             self._take(plan.node_rank, message)
         else:
             if self._records is not None:
-                # Before: the answer of the last host ends the wait.
+                # Send them first: the answer of the last host ends the wait.
                 self._records.send()
             self._session.to_coordinator(message)
 
@@ -225,24 +225,24 @@ class HangJudge:
         deadlocked: list[tuple[str, int, str]] = []
         unreached: list[str] = []
         for node_rank, answer in sorted(self._stacks.items()):
-            mine = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
+            own_processes = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
                 stack.process: tuple(
                     places.Frame(visible(function), visible(file), line)
                     for function, file, line in stack.frames
                 )
                 for stack in answer.stacks
-                if stack.process in mine
+                if stack.process in own_processes
             }
             deadlocked += [
                 (self._label(process), pid, visible(where))
                 for process, pid, where in answer.deadlocked
-                if process in mine
+                if process in own_processes
             ]
             unreached += [
                 f"{self._label(process)} does not reach {visible(where)}"
                 for process, where in answer.unreached
-                if process in mine
+                if process in own_processes
             ]
             host = visible(plan.nodes[node_rank])
             unreached += [
@@ -313,7 +313,7 @@ class HangJudge:
             try:
                 self._job.folder.write(names.stacks(names.rank_name(spec)), "\n".join(lines) + "\n")
             except OSError:
-                # A full disk hides no hang.
+                # A full disk must not hide a hang.
                 return
 
 

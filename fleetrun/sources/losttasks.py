@@ -1,4 +1,4 @@
-"""Watches an engine's tasks of this host: with one that is killed, its rank is killed, too."""
+"""Watches an engine's tasks on this host: if one is killed, its rank is killed, too."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class LostTasks(Source):
     """Kills the rank of a task that is gone, as the engine would have killed both in one.
 
-    TASKS are the descriptors that are readable once the task of a process of the plan is gone. It
-    may fail: a job that trains well is not ended because tasks are not watched any more.
+    TASKS are the descriptors that become readable when the task of a process is gone. This source
+    may fail: a job that trains well is not ended because tasks are no longer watched.
     """
 
     name = "watching the engine's tasks"
@@ -76,6 +76,6 @@ class LostTasks(Source):
         text = f"The engine's task of {label} is gone (kill -9?): {label} is killed with it."
         self._log(text)
         self._declare(Noticed("task lost", text, time.monotonic(), (label,)))
-        # It is not reaped before its exit is heard of; the rest of its group ends with that.
+        # It is not reaped before its exit is handled, when the rest of its group is killed, too.
         with suppress(ProcessLookupError, PermissionError):
             os.kill(self._pids[task], signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""What the ranks' evidence says about the strategy, compared with what was asked.
+"""What the ranks' evidence says about the strategy, compared with the request.
 
-Pure. Only a launch with a strategy loads it; `overview_table` shows it.
+Pure. Only a launch with a strategy loads it; `overview_table` shows the result.
 """
 
 from __future__ import annotations
@@ -32,33 +32,43 @@ _CONFIGS = "_configs"
 def judge(
     asked: StrategyDocument, evidence_of: Mapping[str, RankEvidence | None], at: float
 ) -> Judged:
-    """Return what became of each field in the ranks of EVIDENCE_OF, rank by rank.
+    """Return the verdict on each field from EVIDENCE_OF the ranks.
 
-    Ranks with equal evidence share a verdict; the first one of each field is of the first rank.
+    Ranks with equal evidence share a verdict; the first one of each field is that of the first
+    rank.
     """
-    silent = tuple(who for who, one in evidence_of.items() if one is None or not one.is_complete)
-    found: dict[tuple[str, ...], list[str]] = {}
+    silent = tuple(
+        rank
+        for rank, evidence in evidence_of.items()
+        if evidence is None or not evidence.is_complete
+    )
+    labels_of: dict[tuple[str, ...], list[str]] = {}
     first: dict[tuple[str, ...], FieldVerdict] = {}
-    for who, one in evidence_of.items():
-        if one is None or (who in silent and not one.fields):
+    for rank, evidence in evidence_of.items():
+        if evidence is None or (rank in silent and not evidence.fields):
             continue
-        for knob in _rows(asked, one):
-            # What was counted may differ a little from rank to rank; what it shows may not.
+        for knob in _rows(asked, evidence):
+            # Counts may differ a little from rank to rank; what they show may not.
             key = (knob.name, knob.in_effect, knob.status)
-            found.setdefault(key, []).append(who)
+            labels_of.setdefault(key, []).append(rank)
             first.setdefault(key, knob)
-    verdicts = [first[key]._replace(who=tuple(who)) for key, who in found.items()]
-    order = {name: place for place, name in enumerate(dict.fromkeys(one.name for one in verdicts))}
-    verdicts.sort(key=lambda one: order[one.name])
+    verdicts = [first[key]._replace(who=tuple(rank)) for key, rank in labels_of.items()]
+    order = {
+        name: place
+        for place, name in enumerate(dict.fromkeys(evidence.name for evidence in verdicts))
+    }
+    verdicts.sort(key=lambda evidence: order[evidence.name])
     compared = [
-        one.ranks_equal for one in evidence_of.values() if one and one.ranks_equal is not None
+        evidence.ranks_equal
+        for evidence in evidence_of.values()
+        if evidence and evidence.ranks_equal is not None
     ]
     return Judged(tuple(verdicts), at, silent, all(compared) if compared else None)
 
 
-def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldVerdict]:
-    """Return what a rank says of each field that was asked for, and of others it tells of."""
-    reported = {knob.name: knob for knob in one.fields}
+def _rows(asked: StrategyDocument, evidence: RankEvidence) -> Iterable[FieldVerdict]:
+    """Return a rank's verdict on each requested field, and on others that it mentions."""
+    reported = {knob.name: knob for knob in evidence.fields}
     for name, value in asked.fields:
         switch = reported.get(name.removesuffix(_CONFIGS)) if name.endswith(_CONFIGS) else None
         if name in reported:
@@ -80,20 +90,20 @@ def faults(
     silence: Mapping[str, str],
     evidence_of: Mapping[str, RankEvidence | None],
 ) -> tuple[str, ...]:
-    """Return what --strategy_strict does not let pass, one clause each.
+    """Return what --strategy_strict does not accept, one clause each.
 
-    What a rank of EVIDENCE_OF does not know because its proof has failed is no fault.
+    What a rank does not know because its proof has failed is no fault.
     """
     names = {name for name, _ in asked.fields}
     if not names:
         return ()
     unproved = {who for who, one in evidence_of.items() if one and one.failures}
-    found = []
+    clauses = []
     for one in judged.verdicts:
         labels = [who for who in one.who if one.status != NO_WORD or who not in unproved]
         if one.name in names and one.status not in IN_EFFECT and labels:
-            found.append(f"{listed(labels)}: {as_sentence(one)}")
-    return (*found, *(f"{who} {silence[who]}" for who in judged.silent if who not in unproved))
+            clauses.append(f"{listed(labels)}: {as_sentence(one)}")
+    return (*clauses, *(f"{who} {silence[who]}" for who in judged.silent if who not in unproved))
 
 
 def as_sentence(one: FieldVerdict) -> str:

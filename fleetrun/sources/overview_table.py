@@ -1,4 +1,4 @@
-"""Shows what became of the strategy: a row a field, what was counted, and what differs; pure.
+"""Shows the outcome of the strategy: a row per field, counts, and differences; pure.
 
 Only a launch with a strategy loads it.
 """
@@ -28,12 +28,12 @@ _SHOWN = {
     "script": "script's own",
     NO_WORD: "no word",
 }
-# With less room than this for the evidence, it has lines of its own.
+# With less room than this, the evidence gets lines of its own.
 _NARROWEST = 32
-# A value that is longer is cut in the table; where there is little room, even more of it.
+# Longer values are cut in the table; where room is scarce, at less.
 _LONGEST_VALUE = 36
 _SHORTEST_VALUE = 8
-# So many groups are told one by one.
+# At most this many groups are listed.
 _GROUPS = 8
 _GAP = "  "
 
@@ -68,7 +68,7 @@ def table(
             if judged.ranks_equal
             else "THE PARAMETERS OF THE RANKS DIFFER."
         )
-    # Ranks that know more have said it in the row.
+    # Skip reasons that a row has given in more detail.
     explained = {one.name for one in shown if "auto: " in one.why}
     remarks += [f"{name}: {why}" for name, why in asked.reasons if name not in explained]
     remarks += [f"Environment: {one}" for one in asked.environment]
@@ -82,7 +82,7 @@ def table(
 
 
 def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
-    """Set the fields in columns; the evidence last, or below where there is no room beside."""
+    """Set the fields in columns, with the evidence last, or below if there is no room beside."""
     if not shown:
         return []
     values = [
@@ -99,7 +99,7 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
         *(_cut(row, _LONGEST_VALUE) for row in values),
     ]
     begin = sum(_widths(cells)) + len(_GAP) * 4
-    # As most rows have the evidence of the row above, it is said once.
+    # Most rows repeat the evidence of the row above, which is shown once.
     whys = ["evidence"] + [
         "the same" if place and one.why and one.why == shown[place - 1].why else one.why
         for place, one in enumerate(shown)
@@ -113,16 +113,16 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
 
 def _beside(cells: Sequence[tuple[str, ...]], whys: Sequence[str], room: int) -> list[str]:
     lines = []
-    for head, why in zip(_aligned(cells), whys, strict=True):
+    for row, why in zip(_aligned(cells), whys, strict=True):
         first, *more = wrapped(why, room) or [""]
-        lines += [f"{head}{first}".rstrip(), *(f"{'':{len(head)}}{line}" for line in more)]
+        lines += [f"{row}{first}".rstrip(), *(f"{'':{len(row)}}{line}" for line in more)]
     return lines
 
 
 def _below(cells: Sequence[tuple[str, ...]], whys: Sequence[str], room: int) -> list[str]:
     lines = []
-    for place, (head, why) in enumerate(zip(_aligned(cells), whys, strict=True)):
-        lines.append(head.rstrip())
+    for place, (row, why) in enumerate(zip(_aligned(cells), whys, strict=True)):
+        lines.append(row.rstrip())
         if place:
             lines += [f"    {line}" for line in wrapped(why, room - 4)]
     return lines
@@ -143,7 +143,7 @@ def _widths(cells: Sequence[tuple[str, ...]]) -> list[int]:
 def _cut(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
     """Cut the values of ROW, between the name and the status."""
     name, *values, status = row
-    short = [one if len(one) <= longest else f"{one[: longest - 1]}…" for one in values]
+    short = [value if len(value) <= longest else f"{value[: longest - 1]}…" for value in values]
     return (name, *short, status)
 
 
@@ -161,15 +161,17 @@ def _counted(counts: GradientCounts | None, where: str) -> list[str]:
     if counts is None:
         return []
     before = "" if counts.allreduces_before is None else f"{counts.allreduces_before} → "
-    # A dynamic graph has buckets of Paddle's own without a strategy.
-    own = " (without the strategy → with it)" if before and "dygraph" in where else ""
+    # Without a strategy, a dynamic graph has Paddle's own buckets.
+    versus = " (without the strategy → with it)" if before and "dygraph" in where else ""
     gradients = "" if counts.gradients is None else f", of {counts.gradients} gradients"
-    lines = [f"Allreduces: {before}{counts.allreduces}{own}{gradients}."]
+    lines = [f"Allreduces: {before}{counts.allreduces}{versus}{gradients}."]
     if counts.bucket_bytes:
         sizes = [conversion.size(size) for size in counts.bucket_bytes]
         runs = [(size, len(list(run))) for size, run in groupby(sizes)]
-        said = ", ".join(size if number == 1 else f"{number} x {size}" for size, number in runs)
-        lines.append(f"Bytes per bucket: {said}.")
+        runs_text = ", ".join(
+            size if number == 1 else f"{number} x {size}" for size, number in runs
+        )
+        lines.append(f"Bytes per bucket: {runs_text}.")
     last = [] if counts.communicators is None else [f"Communicators: {counts.communicators}."]
     if counts.groups:
         groups = [_ranks(group) for group in counts.groups[:_GROUPS]]
@@ -179,17 +181,18 @@ def _counted(counts: GradientCounts | None, where: str) -> list[str]:
 
 
 def _ranks(group: Sequence[int]) -> str:
-    said = listed([f"rank {number}" for number in group])
-    return said.partition(" ")[2].replace(", ", "+")
+    text = listed([f"rank {number}" for number in group])
+    return text.partition(" ")[2].replace(", ", "+")
 
 
-def _difference(one: FieldVerdict, main: FieldVerdict) -> str:
-    """Return how a field is on some ranks, where it is otherwise on the first."""
-    verb = "differs" if len(one.who) == 1 else "differ"
-    who = f"{sentence(listed(one.who))} {verb} from {listed(main.who)}"
-    if one.status == main.status == EFFECTIVE:
-        return f"{who}: {one.name} is {one.in_effect or '-'} there, not {main.in_effect or '-'}."
-    return f"{who}: {as_sentence(one)}."
+def _difference(verdict: FieldVerdict, main: FieldVerdict) -> str:
+    """Describe how a field on some ranks differs from the first rank."""
+    verb = "differs" if len(verdict.who) == 1 else "differ"
+    who = f"{sentence(listed(verdict.who))} {verb} from {listed(main.who)}"
+    if verdict.status == main.status == EFFECTIVE:
+        here, usual = verdict.in_effect or "-", main.in_effect or "-"
+        return f"{who}: {verdict.name} is {here} there, not {usual}."
+    return f"{who}: {as_sentence(verdict)}."
 
 
 def notes(evidence_of: Mapping[str, RankEvidence | None]) -> list[str]:
@@ -198,15 +201,15 @@ def notes(evidence_of: Mapping[str, RankEvidence | None]) -> list[str]:
 
 
 def _by_rank(
-    evidence_of: Mapping[str, RankEvidence | None], said: Sequence[tuple[str, ...]]
+    evidence_of: Mapping[str, RankEvidence | None], notes_of: Sequence[tuple[str, ...]]
 ) -> list[str]:
-    """Return each sentence once, with those who say it if not all do."""
-    who = [label for label, one in evidence_of.items() if one is not None]
-    by: dict[str, list[str]] = {}
-    for label, sentences in zip(who, said, strict=True):
+    """Return each sentence once, with the ranks that report it unless all do."""
+    witnesses = [label for label, one in evidence_of.items() if one is not None]
+    labels_of: dict[str, list[str]] = {}
+    for label, sentences in zip(witnesses, notes_of, strict=True):
         for words in sentences:
-            by.setdefault(words, []).append(label)
+            labels_of.setdefault(words, []).append(label)
     return [
-        one if len(labels) == len(who) else f"{sentence(listed(labels))}: {one}"
-        for one, labels in by.items()
+        one if len(labels) == len(witnesses) else f"{sentence(listed(labels))}: {one}"
+        for one, labels in labels_of.items()
     ]

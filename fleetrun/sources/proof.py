@@ -1,4 +1,4 @@
-"""Shows which fields of the strategy are in effect, by the evidence that the ranks write.
+"""Shows which fields of the strategy are in effect, by the evidence that ranks write.
 
 With `--strategy_strict`, it declares a strategy that is not in effect refuted, which ends the job.
 """
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
     from fleetrun.session.exchange import PackedEvidence
 
-# Pauses between two looks: a rank makes its first update after seconds, or minutes.
+# Pauses between two looks; a rank's first update takes seconds or minutes.
 _FIRST_S = 0.3
 _SLOWER = 1.2
 _SLOWEST_S = 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
-# A record of evidence has some thousand bytes; what another host sends may have more.
+# A record of evidence has a few thousand bytes; one from another host may have more.
 _LONGEST = 1 << 20
 
 
@@ -122,12 +122,12 @@ class Proof(Source):
     def _begin(self) -> None:
         """Expect evidence from all ranks of a generation, in their order."""
         plan = self._job.plan
-        # One host judges the ranks of all hosts, and shows the table.
+        # One host evaluates the ranks of all hosts, and shows the table.
         self._judges = self._session is None or self._session.serves
         self._asked: StrategyDocument | None = None
         self._pace_s = self._first_s
         self._patient_until: float | None = None
-        # What of the last table would be news if it changed.
+        # The gist of the last table: a change of it is news.
         self._shown: object = None
         self._noted: frozenset[str] = frozenset()
         self._has_judged = False
@@ -136,17 +136,17 @@ class Proof(Source):
             for process, spec in enumerate(plan.processes)
             if spec.rank is not None
         }
-        own = {place: plan.processes[process] for process, place in self._places.items()}
-        hears = self._session is not None and self._judges
+        own_specs = {place: plan.processes[process] for process, place in self._places.items()}
+        is_receiver = self._session is not None and self._judges
         # By their place among all ranks of the job, which messages of other hosts name.
         self._trainers: dict[int, _Trainer] = {}
         for place, rank in enumerate(plan.ranks):
-            if rank.is_trainer and place in own:
+            if rank.is_trainer and place in own_specs:
                 name = names.rank_records(names.rank_name(rank))
-                path = rankfile.path_of(own[place]) or names.run_path(plan, name)
-                restart = rankfile.restart_of(own[place])
-                self._trainers[place] = _Trainer(names.label(own[place]), path, restart)
-            elif rank.is_trainer and hears and rank.node_rank != plan.node_rank:
+                path = rankfile.path_of(own_specs[place]) or names.run_path(plan, name)
+                restart = rankfile.restart_of(own_specs[place])
+                self._trainers[place] = _Trainer(names.label(own_specs[place]), path, restart)
+            elif rank.is_trainer and is_receiver and rank.node_rank != plan.node_rank:
                 self._trainers[place] = _Trainer(names.spec_label(rank))
 
     # The supervisor's side ----------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Proof(Source):
             case Exited(process=process, status=status) if self._trainer(process) is not None:
                 place = self._places[process]
                 self._trainers[place].has_ended = True
-                # Sent also without new evidence: the host that judges must know of the end.
+                # Send even without new evidence: the evaluating host must know of the end.
                 self._trainers[place].look()
                 self._send(place)
                 if status.exit_code:
@@ -205,7 +205,7 @@ class Proof(Source):
 
     def _look_again(self) -> None:
         self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
-        # Before it looks: a look that settles everything takes the timer away again.
+        # Schedule first: a look that settles everything clears the timer.
         self._look_later()
         if not self._is_ending:
             self._look()
@@ -281,22 +281,22 @@ class Proof(Source):
     def _judge(self, *, is_last: bool) -> None:
         from fleetrun.sources import overview  # only with a strategy
 
-        asked = self._asked_for()
+        request = self._asked_for()
         if self._has_judged and not is_last:
             return
         self._has_judged = True
-        faults = overview.faults(asked, self._show(asked), self._silence(), self._evidence())
-        if faults and asked.is_strict and self._judges:
+        faults = overview.faults(request, self._show(request), self._silence(), self._evidence())
+        if faults and request.is_strict and self._judges:
             self._declare(Refuted(faults, time.monotonic()))
 
-    def _show(self, asked: StrategyDocument) -> Judged:
+    def _show(self, request: StrategyDocument) -> Judged:
         """Declare and show the verdicts, if they have changed."""
         from fleetrun.sources import overview, overview_table  # only with a strategy
 
         evidence_of = self._evidence()
-        judged = overview.judge(asked, evidence_of, time.monotonic())
+        judged = overview.judge(request, evidence_of, time.monotonic())
         silence = self._silence()
-        # Counts grow with every update, and are no news.
+        # Counts grow with every update and are no news.
         gist = (
             tuple(one._replace(why="") for one in judged.verdicts),
             tuple((who, silence[who]) for who in judged.silent),
@@ -307,12 +307,12 @@ class Proof(Source):
             self._shown = gist
             self._declare(judged)
             is_fine = (
-                not overview.faults(asked, judged, silence, evidence_of)
+                not overview.faults(request, judged, silence, evidence_of)
                 and judged.ranks_equal is not False
             )
             if self._judges and not (self._job.request.quiet and is_fine):
                 width = self._columns()
-                self._job.show(overview_table.table(asked, evidence_of, judged, silence, width))
+                self._job.show(overview_table.table(request, evidence_of, judged, silence, width))
         elif self._judges and not self._job.request.quiet:
             for note in overview_table.notes(evidence_of):
                 if note not in self._noted:
@@ -351,5 +351,5 @@ def _silence_of(trainer: _Trainer) -> str:
     if not evidence.backwards:
         return "imported Paddle and made no optimizer update, so nothing could be counted"
     times = "once" if evidence.backwards == 1 else f"{evidence.backwards} times"
-    who = f" of its {evidence.optimizer}" if evidence.optimizer else ""
-    return f"ran backward {times}, and no update{who} was seen, so nothing could be counted"
+    optimizer = f" of its {evidence.optimizer}" if evidence.optimizer else ""
+    return f"ran backward {times}, and no update{optimizer} was seen, so nothing could be counted"

@@ -1,4 +1,4 @@
-"""Measures each restart: how long detecting, stopping, agreeing, starting, ... took."""
+"""Measures each restart: how long detecting, stopping, agreeing, starting and so on took."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Recovery(Source):
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
-        # Monotonic moments, by phase in their order; the first is that of the failure.
+        # The end of each phase in monotonic seconds, in order; the first is that of the failure.
         self._moments: dict[str, float] = {}
         self._attempt = 0
         self._lost_steps: int | None = None
@@ -67,9 +67,9 @@ class Recovery(Source):
                 self._conclude(at)
                 self._fail(at, at)
             case Examined(exits=exits):
-                known = [one.failed_at for one in exits if one.failed_at is not None]
+                moments = [exited.failed_at for exited in exits if exited.failed_at is not None]
                 if self._moments:
-                    self._moments["failed"] = min([self._moments["failed"], *known])
+                    self._moments["failed"] = min([self._moments["failed"], *moments])
             case Gathered(attempt=attempt, at=at) if attempt:
                 self._moments["agreed"] = at
                 self._attempt, self._since_ns = attempt, heartbeat.file_clock_ns()
@@ -133,7 +133,7 @@ class Recovery(Source):
         self._declare(recovered)
 
     def _heartbeats(self) -> list[str]:
-        paths = [one.env.get(variables.HEARTBEAT, "") for one in self._job.plan.processes]
+        paths = [spec.env.get(variables.HEARTBEAT, "") for spec in self._job.plan.processes]
         return [path for path in paths if path]
 
     def _step(self) -> int | None:
@@ -144,9 +144,9 @@ class Recovery(Source):
 
     def _lost(self) -> int | None:
         """Return how many steps are repeated; None where updates count from 1 in each attempt."""
-        now = self._step()
-        if self._step_before is None or now is None:
+        step = self._step()
+        if self._step_before is None or step is None:
             return None
         if not any(heartbeat.is_scripts(path) for path in self._heartbeats()):
             return None
-        return max(0, self._step_before - now + 1)
+        return max(0, self._step_before - step + 1)

@@ -1,4 +1,4 @@
-"""Tells from which checkpoint ranks resume, and whether they write one when asked to stop."""
+"""Reports from which checkpoint ranks resume, and whether they write one when stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
 
 _KILL = 9
-# The most checkpoints that are named which are not whole.
+# The most incomplete checkpoints that are named.
 _NAMED = 3
 
 
@@ -40,7 +40,7 @@ class Resumption(Source):
         self._declare = declare
 
     def on_event(self, happening: Happening) -> None:
-        """Tell what the ranks were given, and what they leave."""
+        """Report what the ranks resume from, and what they leave."""
         match happening:
             case Gathered(plan=plan):
                 self._asked_ns, self._alive = None, len(plan.processes)
@@ -57,13 +57,13 @@ class Resumption(Source):
                 pass
 
     def _left(self, asked_ns: int) -> str:
-        """Say whether a checkpoint was written after the ranks were asked to stop."""
+        """Report whether a checkpoint was written after the ranks were asked to stop."""
         from fleetrun.probe import checkpoints  # only at the end
 
-        found = checkpoints.find(self._folder, is_alone=len(self._job.plan.nodes) == 1)
-        if found.newest is not None and found.written_ns >= asked_ns:
-            return f"After they were asked to stop, ranks wrote {found.newest}."
-        when = "" if found.newest is None else f"; the last one, {found.newest}, is older"
+        state = checkpoints.find(self._folder, is_alone=len(self._job.plan.nodes) == 1)
+        if state.newest is not None and state.written_ns >= asked_ns:
+            return f"After they were asked to stop, ranks wrote {state.newest}."
+        when = "" if state.newest is None else f"; the last one, {state.newest}, is older"
         return f"No whole checkpoint was written after ranks were asked to stop{when}."
 
     def _say(self, text: str) -> None:
@@ -71,8 +71,8 @@ class Resumption(Source):
         self._declare(Noticed("checkpoint", text, time.monotonic()))
 
 
-def _given(found: Checkpoints, folder: str) -> str:
-    """Say from which checkpoint ranks resume.
+def _given(checkpoints: Checkpoints, folder: str) -> str:
+    """Report from which checkpoint ranks resume.
 
     >>> from fleetrun.model import Checkpoints
     >>> _given(Checkpoints("out/checkpoint-7", 1, (("out/checkpoint-8", "it is empty"),)), "out")
@@ -80,10 +80,10 @@ def _given(found: Checkpoints, folder: str) -> str:
     >>> _given(Checkpoints(), "out")
     'Starting anew: there is no whole checkpoint in out.'
     """
-    said = f"Resuming from {found.newest}."
-    if found.newest is None:
-        said = f"Starting anew: there is no whole checkpoint in {folder}."
-    partial = [f"{path} ({why})" for path, why in found.partial[:_NAMED]]
-    if len(found.partial) > _NAMED:
-        partial.append(f"{len(found.partial) - _NAMED} more")
-    return f"{said} Not whole, and left alone: {', '.join(partial)}." if partial else said
+    text = f"Resuming from {checkpoints.newest}."
+    if checkpoints.newest is None:
+        text = f"Starting anew: there is no whole checkpoint in {folder}."
+    partial = [f"{path} ({why})" for path, why in checkpoints.partial[:_NAMED]]
+    if len(checkpoints.partial) > _NAMED:
+        partial.append(f"{len(checkpoints.partial) - _NAMED} more")
+    return f"{text} Not whole, and left alone: {', '.join(partial)}." if partial else text

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from fleetrun.sources.session_end import SessionEnd
 
 _REMARK_S = 5.0
-# Of the last lines of a rank, so many characters are told to the other hosts.
+# How many characters of a rank's last lines other hosts are told.
 _MOST_CHARACTERS = 8000
 _LONGEST = 2000
-# A rank of Paddle's elastic jobs ends with it to have all ranks started again.
+# The exit code with which a rank of Paddle's elastic jobs asks for a restart of all ranks.
 _START_AGAIN = 101
 
 
@@ -62,7 +62,7 @@ class JobSession(Source, SessionHandler):
         gone: set[Endpoint],
     ) -> None:
         self._session = session
-        # What was said of servers, maybe before the generation is known here.
+        # Servers that have ended, possibly before their generation is known here.
         self._ended: set[ServerEnded] = set()
         self._gone = gone
         session.hearers[ServerEnded] = self._note_ended
@@ -85,7 +85,7 @@ class JobSession(Source, SessionHandler):
     # As a source --------------------------------------------------------------------------------
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
-        """Go on with the session that the gathering has begun."""
+        """Continue the session that the gathering has begun."""
         self._waiting = waiting
         self._declare = declare
         self._session.move(waiting)
@@ -119,12 +119,12 @@ class JobSession(Source, SessionHandler):
             case Interrupted(signum=signum) if signum not in FORWARDED:
                 self._session.failed(self._failure(happening, ""))
             case HostStopped(cause=cause, no_retry=no_retry):
-                known = None if isinstance(cause, Failure) else self._failure(cause, no_retry)
-                self._session.stopped(known)
+                failure = None if isinstance(cause, Failure) else self._failure(cause, no_retry)
+                self._session.stopped(failure)
             case Finished(outcome=outcome):
-                last = outcome.cause
-                left = None if last is None else self._failure(last, "the launcher has ended")
-                self._end.finish(left)
+                failed = outcome.cause
+                why = None if failed is None else self._failure(failed, "the launcher has ended")
+                self._end.finish(why)
             case _:
                 pass
 
@@ -164,7 +164,7 @@ class JobSession(Source, SessionHandler):
         if ended.generation == self._plan.generation and 0 <= ended.process < len(ranks):
             self._gone.add(ranks[ended.process].endpoint)
 
-    # What goes out ------------------------------------------------------------------------------
+    # Outgoing -------------------------------------------------------------------------------------
 
     def _failure(self, cause: Cause, no_retry: str) -> Failure:
         """Return CAUSE as the message for the other hosts."""
@@ -174,7 +174,7 @@ class JobSession(Source, SessionHandler):
             case Interrupted(signum=signum):
                 what = f"interrupted by {signal_name(signum)}"
                 code = 128 + signum
-                # Schedulers take a host away by TERM, and the coordinator's takes the job along.
+                # A scheduler removes a host by TERM; removing the coordinator's ends the job.
                 stays = self._session.serves and not self._session.may_hand_over
                 is_departure = may_change and signum == TERM and not stays
                 no_retry = "" if is_departure else no_retry or what
@@ -209,10 +209,10 @@ class JobSession(Source, SessionHandler):
         words, *_ = investigation.last_lines_of(self._plan, exited)
         return "\n".join(words)
 
-    # What comes in ------------------------------------------------------------------------------
+    # Incoming -------------------------------------------------------------------------------------
 
     def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Stop, as the others do, or kill the ranks: the others may start again without them."""
+        """Stop the ranks, or kill them if the others may start again without them."""
         if is_fenced:
             self._log("Cut off from the other hosts: killing the ranks here.")
         else:
@@ -221,13 +221,13 @@ class JobSession(Source, SessionHandler):
         self._declare(StopRequested(self._complete(failure), now, self._attempt, is_fenced))
 
     def stand_by(self) -> None:
-        """Wait for nothing: ranks run here."""
+        """Do nothing: ranks run here."""
 
     def conclude(self, verdict: Verdict) -> None:
         """Take the verdict that all hosts get."""
         failure = verdict.failure
         self._is_over = self._is_over or failure is None
-        # What the session has stopped the ranks for does not come from them.
+        # A failure for which the session stopped the ranks is not theirs.
         is_here = (
             failure is not None
             and verdict.launcher == self._session.launcher

@@ -94,7 +94,7 @@ class SessionEnd:
         return is_gathering or self._leave_later is not None
 
     def finish(self, left: Failure | None) -> None:
-        """Leave the session because of LEFT; before the verdict, that is a failure."""
+        """Leave the session because of LEFT, which is a failure if there is no verdict yet."""
         # The others go on without a host that departs, once it is gone.
         is_departure = left is not None and left.is_departure
         if self._session.serves:

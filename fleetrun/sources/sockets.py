@@ -1,4 +1,4 @@
-"""What the kernel's inet_diag tells of TCP: bytes of connections, and those that are not made."""
+"""TCP connections by the kernel's inet_diag: their bytes, and those that are not established."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _BYTES = struct.Struct("=QQ")
 # All states but LISTEN (10), TIME_WAIT (6) and those of connections that are being made.
 _STATES = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
 _SYN_SENT = 2
-# Of processes with very many open files the first are enough.
+# For processes with very many open files, the first ones suffice.
 _MOST_FILES = 16384
 
 
 def traffic() -> dict[int, int]:
-    """Return the bytes sent and received by each TCP connection of this host, by its inode.
+    """Return the bytes sent and received by each TCP connection of this host, by inode.
 
-    Raises OSError without inet_diag: a seccomp filter, or not Linux's own kernel.
+    Raises OSError without inet_diag: because of a seccomp filter, or a kernel other than Linux.
     """
     messages = _dump(_STATES, 1 << (_INFO - 1))
     return dict(pair for _, message in messages for pair in _connection(message))
 
 
 def connecting() -> dict[int, str]:
-    """Return where connections are being made to that nobody answers, by inode: `10.0.0.1:6070`.
+    """Return the endpoints of unanswered connection attempts, by inode: `10.0.0.1:6070`.
 
-    Raises OSError where neither inet_diag nor /proc tells.
+    Raises OSError if neither inet_diag nor /proc reports them.
     """
     import socket
 
@@ -53,20 +53,22 @@ def connecting() -> dict[int, str]:
         messages = _dump(1 << _SYN_SENT, 0)
     except OSError:
         return _connecting_by_files()
-    found: dict[int, str] = {}
+    endpoints: dict[int, str] = {}
     for family, message in messages:
         (inode,) = _INODE.unpack_from(message, _INODE_AT)
         size = 4 if family == socket.AF_INET else 16
         address = socket.inet_ntop(family, message[_ADDRESS_AT : _ADDRESS_AT + size])
-        found[inode] = _endpoint(address, int.from_bytes(message[_PORT_AT : _PORT_AT + 2], "big"))
-    return found
+        endpoints[inode] = _endpoint(
+            address, int.from_bytes(message[_PORT_AT : _PORT_AT + 2], "big")
+        )
+    return endpoints
 
 
 def _connecting_by_files(root: str = "/") -> dict[int, str]:
-    """Return the same from /proc, for where netlink is denied."""
+    """Return the same from /proc, where netlink is denied."""
     import socket
 
-    found: dict[int, str] = {}
+    endpoints: dict[int, str] = {}
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
             with open(os.path.join(root, "proc/net", name), encoding="ascii") as file:
@@ -80,8 +82,8 @@ def _connecting_by_files(root: str = "/") -> dict[int, str]:
                 parts = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
                 packed = struct.pack(f"={len(parts)}I", *parts)
                 address = socket.inet_ntop(family, packed)
-                found[int(words[9])] = _endpoint(address, int(port, 16))
-    return found
+                endpoints[int(words[9])] = _endpoint(address, int(port, 16))
+    return endpoints
 
 
 def _endpoint(address: str, port: int) -> str:
@@ -99,17 +101,17 @@ def _dump(states: int, extensions: int) -> list[tuple[int, bytes]]:
     """Return the family and what the kernel says of each TCP socket that is in one of STATES."""
     import socket  # only a rank that shows no life is asked for it
 
-    found: list[tuple[int, bytes]] = []
+    messages: list[tuple[int, bytes]] = []
     for family in (socket.AF_INET, socket.AF_INET6):
         body = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states)
         try:
-            listed = netlink.dump(_SOCK_DIAG, _BY_FAMILY, body)
-            found += [(family, message) for message in listed]
+            family_messages = netlink.dump(_SOCK_DIAG, _BY_FAMILY, body)
+            messages += [(family, message) for message in family_messages]
         except FileNotFoundError:
             # A kernel without IPv6 knows nothing of its connections.
             if family == socket.AF_INET:
                 raise
-    return found
+    return messages
 
 
 def _connection(message: bytes) -> Iterator[tuple[int, int]]:

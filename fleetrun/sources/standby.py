@@ -1,6 +1,6 @@
-"""Keeps a process that has imported Paddle ready while ranks train: they are restarted from it.
+"""Keeps a process with Paddle imported ready while ranks train, to restart them from it.
 
-It is started once the ranks have imported Paddle, so the launch itself is not slowed down.
+It is started once the ranks have imported Paddle, so it does not slow down the launch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             """Return its state, its own memory in bytes, and why it is unfit."""
 
 
-# Pause between two looks at the ranks, and how long after their import the server's begins.
+# The pause between two looks at the ranks, and how long after their import the server starts.
 _LOOK_S = 1.0
 _CALM_S = 2.0
 _LIBRARY = b"/libpaddle"
@@ -43,7 +43,7 @@ NONE = "none"
 
 
 class StandBy(Source):
-    """Starts the fork server of JOB, once, and declares what became of it."""
+    """Starts the fork server of JOB, once, and reports whether it works."""
 
     name = "the fork server"
     without = "and ranks start as ever"

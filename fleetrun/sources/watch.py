@@ -1,7 +1,7 @@
-"""Samples the ranks from time to time: which are stopped, which lag, and whether all of them hang.
+"""Samples the ranks periodically: which are stopped, which lag, and whether all hang.
 
-It costs two wake-ups and one short read for each rank in ten seconds. Only `--hang_timeout` looks
-at all processes, and only while no rank's leader shows any life.
+It costs two wake-ups and one short read per rank in ten seconds. Only `--hang_timeout` looks at all
+processes, and only while no rank's leader shows activity.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_judge import HangJudge
 
-# Paddle's store, while its server is not there; all that its ranks print then.
+# All that ranks print while the server of Paddle's store is missing.
 _RETRY = b"retry to connect"
-# A Python has found what PYTHONPATH leads it to by then, on a busy host too.
+# By then, even on a busy host, a Python has loaded what PYTHONPATH leads to.
 _LOADED_S = 5.0
-# A rank that writes more than this between two looks does not wait.
+# A rank that writes more than this between two looks is not waiting.
 _MOST_READ = 65536
 
 
 class _Rank:
     """A process that runs: its leader, its log and its heartbeat file."""
 
-    # No NamedTuple: every launch loads this module, and 0.3 ms of it would be that.
+    # Not a NamedTuple: every launch loads this module, and that would cost 0.3 ms.
     __slots__ = (
         "_idle_bytes",
         "_sizes",
@@ -69,11 +69,11 @@ class _Rank:
         self.heartbeat = heartbeat
         self.since_ns = since_ns
         self._sizes = dict.fromkeys(logs, 0)
-        # The bytes of the logs that only say that the rank waits.
+        # The bytes of log lines that only report waiting.
         self._idle_bytes = 0
 
     def output(self) -> int:
-        """Return a number that changes with each output but lines that say that the rank waits."""
+        """Return a number that changes with each output, except lines that only report waiting."""
         for log, before in self._sizes.items():
             size = self._sizes[log] = reading.size(log)
             if before < size <= before + _MOST_READ and _only_waits(log, before):
@@ -82,9 +82,9 @@ class _Rank:
 
 
 class Watch(Source):
-    """Watches the processes of JOB and declares stopped ranks, stragglers and hangs.
+    """Watches the processes of JOB and reports stopped ranks, stragglers and hangs.
 
-    It may fail: a job that trains well is not ended because hangs are not noticed any more.
+    This source may fail: a job that trains well is not ended because hangs are no longer noticed.
     """
 
     name = "watching the ranks"
@@ -106,7 +106,7 @@ class Watch(Source):
         self._timeout_s = job.plan.rules.hang_timeout_s if self._reports_stragglers else 0.0
         if self._timeout_s:
             self.without = "without detecting hangs: --hang_timeout no longer has an effect"
-        # The job hangs only if all hosts say so.
+        # The job hangs only if all hosts report silence.
         self._session = session
         self._judge: HangJudge | None = None
         self._records: FlightRecords | None = None
@@ -115,7 +115,7 @@ class Watch(Source):
         self._gpus = gpus
         self._driver_s = driver_s
         self._question: IsolatedCall | None = None
-        # A sample of the stacks that is being taken, and what waits for its end.
+        # The current sample of stacks, and what waits for its end.
         self._sample_of_stacks: Collection | None = None
         self._after_sample: Callable[[], None] | None = None
         # Which remarks have been made.
@@ -128,8 +128,8 @@ class Watch(Source):
         self._window_s = window_s
         self._take(job.plan)
         self._ranks: dict[int, _Rank] = {}
-        # Heartbeats before this are an earlier attempt's. Not when we hear of a rank's start: by
-        # then it may have beaten, and never do so again.
+        # Older heartbeats belong to an earlier attempt. Not the time when a rank's start is
+        # handled: by then it may have sent its only heartbeat.
         self._since_ns = 0
         self._is_ending = False
         self._clock: IdleClock | None = None
@@ -223,7 +223,7 @@ class Watch(Source):
             self._remove_samples()
         self._collection = self._sample_of_stacks = self._after_sample = None
 
-    # Who is stopped, who lags -------------------------------------------------------------------
+    # Stopped ranks and stragglers -----------------------------------------------------------------
 
     def _look(self) -> None:
         from fleetrun.run import proc  # a short launch never gets here
@@ -235,13 +235,13 @@ class Watch(Source):
             return
         if self._comparison is None:
             self._comparison = hang.Comparison(self._pace_s, self._window_s)
-        seen = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
-        states = {process: one.state for process, one in seen.items() if one is not None}
+        stats = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
+        states = {process: stat_.state for process, stat_ in stats.items() if stat_ is not None}
         self._report_stopped(frozenset(hang.stopped(states)), states, now)
         trainers = self._job.plan.trainers.values()
         cpu_s = {
             process: stat.cpu_s
-            for process, stat in seen.items()
+            for process, stat in stats.items()
             if stat is not None and process in trainers
         }
         lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
@@ -266,25 +266,27 @@ class Watch(Source):
             self._comparison.restart()
         self._reported_stopped = stopped
 
-    def _notice(self, what: str, text: str, processes: tuple[int, ...], at: float) -> None:
+    def _notice(self, kind: str, text: str, processes: tuple[int, ...], at: float) -> None:
         self._job.log(sentence(text))
-        self._declare(Noticed(what, text, at, tuple(self._labels[one] for one in processes)))
+        self._declare(
+            Noticed(kind, text, at, tuple(self._labels[process] for process in processes))
+        )
 
-    # Whether all hang ---------------------------------------------------------------------------
+    # Hangs ----------------------------------------------------------------------------------------
 
     def _sample(self) -> dict[int, hang.Sample]:
         from fleetrun.run import proc
         from fleetrun.sources import hang
 
-        found: dict[int, hang.Sample] = {}
+        samples: dict[int, hang.Sample] = {}
         for process, rank in self._ranks.items():
-            one = proc.stat(rank.pid)
-            if one is not None:
+            stat = proc.stat(rank.pid)
+            if stat is not None:
                 beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
                 is_scripts = beat > 0 and heartbeat.is_scripts(rank.heartbeat)
                 output = rank.output()
-                found[process] = hang.Sample(one.state, one.cpu_s, output, beat, is_scripts)
-        return found
+                samples[process] = hang.Sample(stat.state, stat.cpu_s, output, beat, is_scripts)
+        return samples
 
     def _look_for_hang(self) -> None:
         from fleetrun.sources import hang
@@ -301,7 +303,7 @@ class Watch(Source):
                 self._report_silence(None)
             return
         signs = self._sample()
-        states = {process: one.state for process, one in signs.items()}
+        states = {process: sample.state for process, sample in signs.items()}
         self._report_stopped(frozenset(hang.stopped(states)), states, now)
         if self._clock.look(signs, now):
             self._clock.look_closer(self._depths(), now)
@@ -342,11 +344,11 @@ class Watch(Source):
     def _say_unseen(self, processes: tuple[int, ...]) -> None:
         if processes and not self._has_said_unseen:
             self._has_said_unseen = True
-            who = names.listed([self._labels[one] for one in processes])
+            labels = names.listed([self._labels[process] for process in processes])
             self._notice(
                 "unseen",
-                f"{who} cannot be watched from inside (no Python, or one that ignores PYTHONPATH: "
-                "-I, -E, -S): --hang_timeout hears of no update there, and takes a processor in "
+                f"{labels} cannot be watched from inside (no Python, or one that ignores "
+                "PYTHONPATH: -I, -E, -S): --hang_timeout hears of no update there, and takes a processor in "
                 "use for life.",
                 processes,
                 time.monotonic(),
@@ -394,12 +396,12 @@ class Watch(Source):
         else:
             self._ask_driver(self._ask_gpus, then)
 
-    def _ask_driver(self, ask: Callable[[], IsolatedCall], conclude: Callable[[], None]) -> None:
+    def _ask_driver(self, query: Callable[[], IsolatedCall], conclude: Callable[[], None]) -> None:
         """Call CONCLUDE unless a GPU works; the driver itself may be what hangs."""
         from fleetrun.sources import hang
 
         try:
-            question = self._question = ask()
+            question = self._question = query()
         except OSError as error:
             self._job.log(f"Whether a GPU computes cannot be asked ({error.strerror}).")
             conclude()
@@ -410,8 +412,8 @@ class Watch(Source):
             if answer.is_late:
                 self._is_driver_stuck = True
                 self._job.log(f"Whether a GPU computes is not known: {answer.trouble}.")
-            told = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
-            loads = {uuid: hang.GpuLoad(*load) for uuid, load in told.items()}
+            reported = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
+            loads = {uuid: hang.GpuLoad(*load) for uuid, load in reported.items()}
             clock = None if answer.is_late else self._clock
             if clock is not None and clock.see_gpus(loads, time.monotonic()):
                 self._report_silence(0.0)
@@ -435,17 +437,17 @@ class Watch(Source):
         traffic = self._traffic()
 
         def sample(family: list[Stat]) -> hang.DeepSample:
-            pids = [each.pid for each in family]
+            pids = [member.pid for member in family]
             links = sockets.inodes(pids) & traffic.keys() if traffic else ()
             totals = [proc.io(pid) for pid in pids]
             return hang.DeepSample(
-                cpu_s={each.pid: each.cpu_s for each in family},
+                cpu_s={member.pid: member.cpu_s for member in family},
                 written=sum(total.written for total in totals),
-                reaped_s=sum(each.reaped_s for each in family),
+                reaped_s=sum(member.reaped_s for member in family),
                 fetched=sum(total.fetched for total in totals),
                 moved=sum(total.moved for total in totals),
-                faults=sum(each.faults for each in family),
-                is_in_disk_wait=any(each.state == "D" for each in family),
+                faults=sum(member.faults for member in family),
+                is_in_disk_wait=any(member.state == "D" for member in family),
                 is_at_prompt=any(map(proc.reads_terminal, pids)),
                 traffic={link: traffic[link] for link in links},
             )
@@ -475,27 +477,27 @@ class Watch(Source):
         try:
             connecting = sockets.connecting()
         except (OSError, ValueError):
-            # It is a hang nevertheless.
+            # It is still a hang.
             return []
         unreached = {
             (process, connecting[inode])
             for process, family in (self._families() if connecting else {}).items()
-            for inode in sockets.inodes(each.pid for each in family) & connecting.keys()
+            for inode in sockets.inodes(member.pid for member in family) & connecting.keys()
         }
         return sorted(unreached)
 
     def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
         """Return a process that has shown a sign of life since BEFORE; None if there is none."""
         for process, rank in self._ranks.items():
-            seen = before.get(process)
+            sample = before.get(process)
             beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
-            has_spoken = seen is not None and rank.output() != seen.output
-            if seen is None or beat != seen.beat or (has_spoken and not seen.beat):
+            has_spoken = sample is not None and rank.output() != sample.output
+            if sample is None or beat != sample.beat or (has_spoken and not sample.beat):
                 return process
         return None
 
     def _deadlocked(self, texts: Mapping[int, str]) -> list[tuple[int, int, str]]:
-        """Return the forked children that wait for locks: whose, which, and where they stand."""
+        """Return the forked children that wait for locks: process, pid and place."""
         from fleetrun.postmortem import deadlocks, places
 
         return [
@@ -561,7 +563,7 @@ class Watch(Source):
     def _collect_to(
         self, prefix: str, reason: str, done: Callable[[dict[int, str]], None]
     ) -> Collection:
-        """Return what fetches all stacks to files whose names begin with PREFIX."""
+        """Return a collection that writes all stacks to files whose names begin with PREFIX."""
         from fleetrun.postmortem import stackdumps
 
         return stackdumps.Collection(
@@ -585,8 +587,8 @@ class Watch(Source):
 
     def _stacks_path(self, process: int, prefix: str = "") -> str:
         spec = self._job.plan.processes[process]
-        who = str(process) if spec.rank is None else names.rank_name(spec.rank)
-        return names.run_path(self._job.plan, prefix + names.stacks(who))
+        name = str(process) if spec.rank is None else names.rank_name(spec.rank)
+        return names.run_path(self._job.plan, prefix + names.stacks(name))
 
     def _stacks_of(self, processes: tuple[int, ...]) -> str:
         """Name the files as a shell would."""
@@ -596,30 +598,30 @@ class Watch(Source):
 
 
 def _lag_sentence(lag: hang.Lag, labels: list[str]) -> str:
-    few, rest = (
-        names.listed([labels[one] for one in lag.ranks]),
-        names.listed([labels[one] for one in lag.others]),
+    stragglers, others = (
+        names.listed([labels[process] for process in lag.ranks]),
+        names.listed([labels[process] for process in lag.others]),
     )
-    one = len(lag.ranks) == 1
-    rest_is = "is" if len(lag.others) == 1 else "are"
+    is_single = len(lag.ranks) == 1
+    are = "is" if len(lag.others) == 1 else "are"
     if lag.is_idle:
         return (
-            f"{few} {'has' if one else 'have'} used no processor for {lag.seconds:.0f} s while "
-            f"{rest} {rest_is} busy: waiting for data, a disk or a lock?"
+            f"{stragglers} {'has' if is_single else 'have'} used no processor for {lag.seconds:.0f} s while "
+            f"{others} {are} busy: waiting for data, a disk or a lock?"
         )
     return (
-        f"{few} {'has' if one else 'have'} been busy for {lag.seconds:.0f} s while {rest} "
-        f"{rest_is} idle and, it seems, waiting."
+        f"{stragglers} {'has' if is_single else 'have'} been busy for {lag.seconds:.0f} s while {others} "
+        f"{are} idle and, it seems, waiting."
     )
 
 
 def _only_waits(log: str, offset: int) -> bool:
-    """Whether all that stands in LOG from OFFSET on is that somebody waits for a connection."""
+    """Whether LOG from OFFSET on only reports waiting for a connection."""
     try:
         with open(log, "rb") as file:
             file.seek(offset)
             lines = file.read(_MOST_READ).splitlines()
     except OSError:
         return False
-    said = [line for line in lines if line.strip()]
-    return bool(said) and all(_RETRY in line.lower() for line in said)
+    written = [line for line in lines if line.strip()]
+    return bool(written) and all(_RETRY in line.lower() for line in written)
