@@ -60,7 +60,8 @@ def _of_tasks(
     """Return the number of ranks here if the engine has started a task for each."""
     if not detect.has_tasks(detected):
         return ()
-    started = f"{detected.engine} has started {detected.here} tasks here ({detected.here_from}), one a rank"
+    tasks = f"{detected.here} tasks here ({detected.here_from})"
+    started = f"{detected.engine} has started {tasks}, one a rank"
     for name in ("server_num", "trainer_num", "detach", "hosts", "hostfile"):
         if _is_set(explicit[name]):
             raise UsageError(

@@ -361,8 +361,8 @@ def _unfinished(
     verb = "waits" if len(waiting_ranks) == 1 else "wait"
     text = (
         f"all its ranks have entered {_named(first, job)}, and {_who(waiting_ranks, job)} {verb} "
-        f"there{_at(first)} since {_since(first)}: no rank is missing, so the network or a device holds "
-        "it up"
+        f"there{_at(first)} since {_since(first)}: no rank is missing, so the network or a device "
+        "holds it up"
     )
     return (FlightFinding(UNFINISHED, (), text),)
 

@@ -348,8 +348,8 @@ class Watch(Source):
             self._notice(
                 "unseen",
                 f"{labels} cannot be watched from inside (no Python, or one that ignores "
-                "PYTHONPATH: -I, -E, -S): --hang_timeout hears of no update there, and takes a processor in "
-                "use for life.",
+                "PYTHONPATH: -I, -E, -S): --hang_timeout hears of no update there, and takes a "
+                "processor in use for life.",
                 processes,
                 time.monotonic(),
             )
@@ -602,16 +602,16 @@ def _lag_sentence(lag: hang.Lag, labels: list[str]) -> str:
         names.listed([labels[process] for process in lag.ranks]),
         names.listed([labels[process] for process in lag.others]),
     )
-    is_single = len(lag.ranks) == 1
+    have = "has" if len(lag.ranks) == 1 else "have"
     are = "is" if len(lag.others) == 1 else "are"
     if lag.is_idle:
         return (
-            f"{stragglers} {'has' if is_single else 'have'} used no processor for {lag.seconds:.0f} s while "
-            f"{others} {are} busy: waiting for data, a disk or a lock?"
+            f"{stragglers} {have} used no processor for {lag.seconds:.0f} s while {others} {are} "
+            "busy: waiting for data, a disk or a lock?"
         )
     return (
-        f"{stragglers} {'has' if is_single else 'have'} been busy for {lag.seconds:.0f} s while {others} "
-        f"{are} idle and, it seems, waiting."
+        f"{stragglers} {have} been busy for {lag.seconds:.0f} s while {others} {are} "
+        "idle and, it seems, waiting."
     )
 
 
