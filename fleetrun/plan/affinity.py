@@ -29,7 +29,8 @@ def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...
     `numa`: to each rank those of its device's node; without devices nobody gets two nodes.
     """
     cores = sorted(
-        zip(processors.nodes, processors.cores, strict=True), key=lambda one: (one[0], one[1][0])
+        zip(processors.nodes, processors.cores, strict=True),
+        key=lambda entry: (entry[0], entry[1][0]),
     )
     room: dict[int, int] = {}
     for node, core in cores:
@@ -55,8 +56,8 @@ def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...
             for rank in tenants:
                 threads[rank] = 1
             where = "" if numa_node is None or len(room) == 1 else f" of NUMA node {numa_node}"
-            said = f"{len(tenants)} processes share {counted(cpus, 'CPU')}{where}"
-            notes += (f"--bind={how}: {said}, too few for one each.",)
+            shortage = f"{len(tenants)} processes share {counted(cpus, 'CPU')}{where}"
+            notes += (f"--bind={how}: {shortage}, too few for one each.",)
     return Binding(tuple(masks), tuple(threads), (*notes, *_left_over(how, numa_nodes, room)))
 
 
@@ -83,10 +84,10 @@ def _numa_nodes(
     if len(room) < 2 or not all(groups):  # a single node leaves no choice
         return None, ()
     # A rank with devices on two nodes is driven from the first one.
-    found = [_near(group[0], near) for group in groups]
-    numa_nodes = [node for node in found if node is not None]
+    nearest = [_near(group[0], near) for group in groups]
+    numa_nodes = [node for node in nearest if node is not None]
     otherwise = f"--bind={how} shares the CPUs out in the order of ranks: "
-    if len(numa_nodes) < len(found):
+    if len(numa_nodes) < len(nearest):
         return None, (f"{otherwise}the NUMA node of each device is not known.",)
     missing = sorted({node for node in numa_nodes if node not in room})
     if missing:

@@ -39,8 +39,8 @@ def brief(
     lines = [_what(request, plan, room), _devices(request, plan, room)]
     if plan.strategy is not None:
         wins = "the script's settings win" if plan.strategy.mode == "defaults" else "it wins"
-        asked = ", ".join(plan.strategy.sources) or "none but the check that ranks are equal"
-        lines.append(_fitted("strategy ", visible(asked), f"; {wins}", room))
+        sources = ", ".join(plan.strategy.sources) or "none but the check that ranks are equal"
+        lines.append(_fitted("strategy ", visible(sources), f"; {wins}", room))
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
     lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
     if width < WIDTH and has_links:
@@ -59,8 +59,8 @@ def _what(request: Request, plan: LaunchPlan, room: int) -> str:
         host = plan.nodes[plan.node_rank]
         place = f"{host} (node rank {plan.node_rank} of {len(plan.nodes)} nodes)"
     job = "" if request.job_id == UNNAMED_JOB else f", job {request.job_id},"
-    said = f"{job} on {place}: {_who(plan)}"
-    return _fitted("starting ", visible(request.script.target), visible(said), room)
+    details = f"{job} on {place}: {_who(plan)}"
+    return _fitted("starting ", visible(request.script.target), visible(details), room)
 
 
 def _who(plan: LaunchPlan) -> str:
@@ -96,7 +96,7 @@ def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
         most = max(map(len, held))
         shown += f" ({most} for each process)" if most > 1 and len(held) > 1 else ""
     backends = (p.env.get("PADDLE_DISTRI_BACKEND") for p in plan.processes)
-    backend = next((found for found in backends if found), request.backend)
+    backend = next((name for name in backends if name), request.backend)
     # Parameter servers have none.
     how = "" if backend == "auto" else f"; backend {visible(backend)}"
     return _fitted("devices ", visible(shown), how, room)
@@ -105,7 +105,7 @@ def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
 def _listed(kind: str, devices: Sequence[Device]) -> str:
     """Name the DEVICES of one KIND, each once, numbers as ranges."""
     ids = list(dict.fromkeys(device.id for device in devices if device.kind == kind))
-    if all(each.isdecimal() for each in ids):
+    if all(device_id.isdecimal() for device_id in ids):
         return f"{kind} {conversion.ranges(map(int, ids))}"
     return f"{kind} {', '.join(ids)}"
 
@@ -113,7 +113,7 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
 def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
     """Name the log files of this host's PROCESSES, as far as there is room."""
     names: dict[str, list[str]] = {}
-    for log in [log for one in processes for log in (one.log, one.error_log) if log]:
+    for log in [log for process in processes for log in (process.log, process.error_log) if log]:
         names.setdefault(log.rstrip("0123456789"), []).append(log)
     starts = [f"{start}N" for start in names]
     ways = ["/"]
@@ -125,8 +125,8 @@ def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
         ways = [f"/ with {', '.join(starts)}", "/"]
     where = visible(folder)
     taken = columns("logs in ") + columns(where)
-    way = next((each for each in ways if taken + columns(each) <= room), ways[0])
-    return _fitted("logs in ", where, way, room)
+    chosen = next((candidate for candidate in ways if taken + columns(candidate) <= room), ways[0])
+    return _fitted("logs in ", where, chosen, room)
 
 
 def _short(path: str, cwd: str) -> str:

@@ -18,13 +18,13 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
     """Return the variables that select the ranks' interfaces, and InfiniBand."""
     env: dict[str, str] = {}
     several = len(roster.members) > 1
-    own = _own_interface(facts, roster) if several else _LOOPBACK
-    if own is not None:
+    own_interface = _own_interface(facts, roster) if several else _LOOPBACK
+    if own_interface is not None:
         # By default gloo uses whatever address our host name resolves to.
-        env[_GLOO] = own
+        env[_GLOO] = own_interface
     if share.kind == "gpu":
         env["NCCL_DEBUG"] = "WARN"
-        sockets = _nccl_sockets(request, facts, own) if several else None
+        sockets = _nccl_sockets(request, facts, own_interface) if several else None
         if sockets is not None:
             env[_NCCL] = sockets
         if not facts.hcas and not facts.rdma:
@@ -46,10 +46,10 @@ def _own_interface(facts: Facts, roster: Roster) -> str | None:
 
 def _interface_of(host: str, facts: Facts) -> str | None:
     """Return the interface that has the address HOST, if it is one of ours."""
-    return next((one.interface for one in facts.addresses if one.ip == host), None)
+    return next((address.interface for address in facts.addresses if address.ip == host), None)
 
 
-def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None:
+def _nccl_sockets(request: Request, facts: Facts, own_interface: str | None) -> str | None:
     """Return the interfaces for NCCL; None if its own choice is as good.
 
     It uses all that it finds: naming one would exclude the others, which may be faster.
@@ -63,9 +63,9 @@ def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None
     if facts.hcas or any(name.startswith(_NCCL_PREFERS) for name in names):
         return None
     choice = [name for name in names if not name.startswith(_NCCL_AVOIDS)]
-    good = [name for name in choice if name == own or name not in facts.dead_ends]
+    good = [name for name in choice if name == own_interface or name not in facts.dead_ends]
     if not good:
-        return None if own is None else _exactly((own,), set(names))
+        return None if own_interface is None else _exactly((own_interface,), set(names))
     if good == choice:
         return None
     return "^=" + ",".join(name for name in names if name not in good)
@@ -74,6 +74,9 @@ def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None
 def _exactly(names: tuple[str, ...], among: set[str]) -> str:
     """Write NAMES for NCCL, which reads `eth1` as a prefix unless a `=` precedes it."""
     ambiguous = any(
-        other.startswith(name) for name in names for other in among if other not in names
+        neighbour.startswith(name)
+        for name in names
+        for neighbour in among
+        if neighbour not in names
     )
     return ("=" if ambiguous else "") + ",".join(names)

@@ -50,23 +50,23 @@ def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debu
     """Decide how the ranks of SPECS that REQUEST names start under a debugger."""
     if request.debug is None:
         return Debugging()
-    asked = origin.option(request, "debug")
+    option = origin.option(request, "debug")
     if not command.is_python(request.script):
         raise UsageError(
-            f"{asked}: {request.script.target} is a program; a debugger can hold scripts that end "
+            f"{option}: {request.script.target} is a program; a debugger can hold scripts that end "
             "in .py, and modules (-m)."
         )
     held = [spec for spec in specs if spec.is_among(request.debug)]
     notes: tuple[str, ...] = ()
     if request.hang_timeout_s:
-        notes = (f"--hang_timeout={request.hang_timeout_s:g} is suspended by {asked}.",)
+        notes = (f"--hang_timeout={request.hang_timeout_s:g} is suspended by {option}.",)
     if not held:
         return Debugging(notes=notes)
     if facts.has_debugpy:
-        found = _under_debugpy(held, specs, facts)
+        result = _under_debugpy(held, specs, facts)
     else:
-        found = _under_pdb(request, facts, held, asked)
-    return found._replace(notes=(*found.notes, *notes))
+        result = _under_pdb(request, facts, held, option)
+    return result._replace(notes=(*result.notes, *notes))
 
 
 def _under_debugpy(held: Sequence[RankSpec], specs: Sequence[RankSpec], facts: Facts) -> Debugging:
@@ -82,13 +82,13 @@ def _under_debugpy(held: Sequence[RankSpec], specs: Sequence[RankSpec], facts: F
                 f"No port from {first} on is free for the debugger of rank {spec.rank}."
             )
         taken |= {port}
-        where = f"{_LOOPBACK}:{port}"
+        endpoint = f"{_LOOPBACK}:{port}"
         # Python's frozen modules keep a debugger from stopping in them, and it would say so.
-        before[spec.rank] = ("-X", "frozen_modules=off", *_LISTEN, where, "--wait-for-client")
-        places.append(f"{spec.rank} at {where}")
-    who = "Rank" if len(places) == 1 else "Ranks"
+        before[spec.rank] = ("-X", "frozen_modules=off", *_LISTEN, endpoint, "--wait-for-client")
+        places.append(f"{spec.rank} at {endpoint}")
+    subject = "Rank" if len(places) == 1 else "Ranks"
     how = "attach with debugpy, as VS Code's Remote Attach does"
-    return Debugging(before, (f"{who} waiting for a debugger ({how}): {', '.join(places)}.",))
+    return Debugging(before, (f"{subject} waiting for a debugger ({how}): {', '.join(places)}.",))
 
 
 def ports(plan: LaunchPlan) -> tuple[int, ...]:
@@ -102,22 +102,23 @@ def ports(plan: LaunchPlan) -> tuple[int, ...]:
     )
 
 
-def _under_pdb(request: Request, facts: Facts, held: Sequence[RankSpec], asked: str) -> Debugging:
+def _under_pdb(request: Request, facts: Facts, held: Sequence[RankSpec], option: str) -> Debugging:
     """Let the one rank HELD stop at its first line, before the terminal."""
     install = f"install debugpy (`{facts.python} -m pip install debugpy`)"
     if len(held) > 1:
         raise EnvironmentFault(
-            f"{asked}: pdb can hold one rank only, as there is one terminal; name it, or {install}."
+            f"{option}: pdb can hold one rank only, as there is one terminal; name it, or "
+            f"{install}."
         )
     rank = str(held[0].rank)
     if request.stdin not in {None, rank}:
         raise UsageError(
-            f"{asked}: pdb needs the terminal, which {origin.option(request, 'stdin')} gives to "
+            f"{option}: pdb needs the terminal, which {origin.option(request, 'stdin')} gives to "
             f"another; leave that out, or {install}."
         )
     if not facts.is_at_terminal:
         raise EnvironmentFault(
-            f"{asked}: debugpy is not installed, and pdb needs fleetrun in the foreground of a "
+            f"{option}: debugpy is not installed, and pdb needs fleetrun in the foreground of a "
             f"terminal; {install}, or start this at a terminal."
         )
     note = f"Rank {rank} stops at its first line, in pdb at this terminal (debugpy is not there)."

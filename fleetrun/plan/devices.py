@@ -59,8 +59,8 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         note = f"{_without(visible, why, facts)}: {_ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
     if request.devices == use.FREE:
-        wanted = processes if isinstance(processes, int) else None
-        chosen, notes = use.free(request, facts, visible, kind, wanted)
+        count = processes if isinstance(processes, int) else None
+        chosen, notes = use.free(request, facts, visible, kind, count)
     else:
         chosen, notes = _choose(request, visible, kind)
     divided = any(masks.is_instance(device.id) for device in chosen)
@@ -119,8 +119,10 @@ def _unseen(request: Request, kind: str) -> tuple[str, ...]:
     """Warn that hangs of devices of KIND cannot be told from computing."""
     if kind == "gpu" or not request.hang_timeout_s:
         return ()
-    said = f"ranks that only wait for theirs count as hung after {request.hang_timeout_s:g} s"
-    return (f"Whether {label(kind)}s compute is not known: {said} (--hang_timeout).",)
+    consequence = (
+        f"ranks that only wait for theirs count as hung after {request.hang_timeout_s:g} s"
+    )
+    return (f"Whether {label(kind)}s compute is not known: {consequence} (--hang_timeout).",)
 
 
 def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:
@@ -131,19 +133,19 @@ def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:
 
 def _processes(request: Request) -> int | str:
     """Return the number of processes, or the word for it."""
-    wanted = request.nproc_per_node
-    if wanted is None:
+    requested = request.nproc_per_node
+    if requested is None:
         return "auto"
-    if isinstance(wanted, str) and is_digits(wanted):
-        wanted = int(wanted)
-    if wanted in {"auto", "gpu", "cpu"} or (isinstance(wanted, int) and wanted >= 1):
-        if wanted == "cpu" and request.devices is not None:
+    if isinstance(requested, str) and is_digits(requested):
+        requested = int(requested)
+    if requested in {"auto", "gpu", "cpu"} or (isinstance(requested, int) and requested >= 1):
+        if requested == "cpu" and request.devices is not None:
             raise UsageError(
                 f"{origin.option(request, 'devices')} names devices, "
                 f"and {origin.option(request, 'nproc_per_node')} requests none: give only one of "
                 "them."
             )
-        return wanted
+        return requested
     raise UsageError(
         f"{origin.option(request, 'nproc_per_node')}: "
         "give a number from 1, or one of auto, gpu, cpu."
@@ -155,24 +157,26 @@ def _kind(request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
 
     It is the one named, or the first this host has: Paddle prefers those of its plug-ins.
     """
-    there = _there(facts)
+    present = _there(facts)
     named = request.device_kind
     # --nproc_per_node=gpu means what it says even where other devices are.
     if named is None and request.nproc_per_node == "gpu":
         named = "gpu"
-    is_general = named == "gpu" and "gpu" not in there and not _is_exact(request)
-    if is_general and there and there[0] not in kinds.BUILT_IN:
+    is_general = named == "gpu" and "gpu" not in present and not _is_exact(request)
+    if is_general and present and present[0] not in kinds.BUILT_IN:
         # Paddle's launcher takes --gpus for the devices of whatever kind there is.
-        said = f"{origin.option(request, 'devices')} names {label(there[0])}s: no GPU is here."
-        return there[0], (said,)
+        note = f"{origin.option(request, 'devices')} names {label(present[0])}s: no GPU is here."
+        return present[0], (note,)
     if named is not None:
         _check_known(request, named, facts)
         return named, ()
-    if len(there) > 1:
-        others = " or ".join(f"--device_kind={kind}" for kind in there[1:])
-        many = f"This host has {' and '.join(f'{label(kind)}s' for kind in there)}"
-        return there[0], (f"{many}: {label(there[0])}s are used; {others} uses the others.",)
-    return next(iter((*there, *facts.absent)), "gpu"), ()
+    if len(present) > 1:
+        alternatives = " or ".join(f"--device_kind={kind}" for kind in present[1:])
+        presence = f"This host has {' and '.join(f'{label(kind)}s' for kind in present)}"
+        return present[0], (
+            f"{presence}: {label(present[0])}s are used; {alternatives} uses the others.",
+        )
+    return next(iter((*present, *facts.absent)), "gpu"), ()
 
 
 def _there(facts: Facts) -> list[str]:
@@ -194,9 +198,11 @@ def _check_known(request: Request, kind: str, facts: Facts) -> None:
         return
     from fleetrun import suggestions  # only for a mistake
 
-    there = ", ".join(f"--{one}s" for one in facts.paddle_counts)
-    otherwise = f"Paddle here has {there}." if there else "`fleetrun --help=all` lists them all."
-    ending = suggestions.ending(f"{kind}s", [f"{one}s" for one in known], otherwise, "--")
+    options = ", ".join(f"--{kind_}s" for kind_ in facts.paddle_counts)
+    otherwise = (
+        f"Paddle here has {options}." if options else "`fleetrun --help=all` lists them all."
+    )
+    ending = suggestions.ending(f"{kind}s", [f"{kind_}s" for kind_ in known], otherwise, "--")
     raise UsageError(f"no such option: --{kind}s{ending}")
 
 
@@ -224,11 +230,11 @@ def _backend(request: Request, kind: str) -> str:
 def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) -> None:
     """Raise an error if devices are requested and there are none."""
     if request.devices is not None:
-        asked = origin.option(request, "devices")
+        option = origin.option(request, "devices")
     elif processes == "gpu":
-        asked = origin.option(request, "nproc_per_node")
+        option = origin.option(request, "nproc_per_node")
     elif origin.is_given(request, "device_kind") and "hides" not in why:
-        asked = origin.option(request, "device_kind")
+        option = origin.option(request, "device_kind")
     else:
         return
     # What is used where nothing is asked for.
@@ -236,7 +242,7 @@ def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) 
     instead = f"leave the option out to train on {f'{label(used[0])}s' if used else 'the CPU'}."
     if request.dry_run is not None and "hides" not in why:
         instead = f"{ASSUME_DEVICES}={request.device_kind or 'gpu'}:8 plans as if there were eight."
-    raise EnvironmentFault(f"{asked} requests devices, but {why}; {instead}")
+    raise EnvironmentFault(f"{option} requests devices, but {why}; {instead}")
 
 
 def _without(visible: masks.Visible, why: str, facts: Facts) -> str:
@@ -364,8 +370,8 @@ def _groups(
             f"{origin.option(request, 'devices')}: {count} {label(kind)}s cannot be divided "
             f"evenly among {processes} processes (--nproc_per_node)."
         )
-    each = count // processes
-    return tuple(chosen[rank * each : (rank + 1) * each] for rank in range(processes))
+    per_process = count // processes
+    return tuple(chosen[rank * per_process : (rank + 1) * per_process] for rank in range(processes))
 
 
 def _idle(
@@ -382,8 +388,8 @@ def _idle(
     if len(chosen) % processes or processes == 1:
         return (f"{remark}.",)
     ids = _listed([device.id for device in chosen]).replace(", ", ",")
-    each = len(chosen) // processes
-    return (f"{remark}; --{kind}s={ids} beside it gives each process {each}.",)
+    per_process = len(chosen) // processes
+    return (f"{remark}; --{kind}s={ids} beside it gives each process {per_process}.",)
 
 
 def _listed(ids: list[str]) -> str:
@@ -392,6 +398,6 @@ def _listed(ids: list[str]) -> str:
     >>> _listed(["2", "3"]), _listed(["3", "1"]), _listed(["GPU-a", "GPU-b"])
     ('2-3', '3, 1', 'GPU-a, GPU-b')
     """
-    numbers = [int(each) for each in ids if is_digits(each)]
+    numbers = [int(device_id) for device_id in ids if is_digits(device_id)]
     is_sorted = len(numbers) == len(ids) and numbers == sorted(numbers)
     return conversion.ranges(numbers) if is_sorted else ", ".join(ids)

@@ -128,11 +128,13 @@ def variables(
     Strongest first: --env, --nccl, the rank's identity, what the user exported, the strategy's
     variables, our defaults.
     """
-    asked = {} if strategy is None else strategy.variables
+    strategy_variables = {} if strategy is None else strategy.variables
     defaults, notes = _defaults(request, facts, share, roster, run_dir)
     # An option of the command line is stronger than a file.
     typed = {MEMORY_FRACTION} if request.gpu_memory_fraction is not None else set[str]()
-    defaults |= {name: str(knob.value) for name, knob in asked.items() if name not in typed}
+    defaults |= {
+        name: str(knob.value) for name, knob in strategy_variables.items() if name not in typed
+    }
     proxies = _proxies(facts, roster)
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
     shared |= proxies | _launch(request, facts, roster, run_dir)
@@ -141,11 +143,13 @@ def variables(
     shared |= chosen
     _check_allocator(request, facts, shared)
     files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
-    wanted = asked.get("PYTHONPATH")
-    path = facts.environ.get("PYTHONPATH", None if wanted is None else str(wanted.value))
+    strategy_path = strategy_variables.get("PYTHONPATH")
+    path = facts.environ.get(
+        "PYTHONPATH", None if strategy_path is None else str(strategy_path.value)
+    )
     shared["PYTHONPATH"] = with_island(chosen.get("PYTHONPATH", path))
     chosen.pop("PYTHONPATH", None)
-    mine = [
+    environments = [
         {
             **shared,
             **process.identity,
@@ -169,24 +173,27 @@ def variables(
         if name in facts.environ
     )
     # Paddle's launcher takes it for no mask, and CUDA for one that hides all.
-    every = tuple(name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all")
+    hiding = tuple(name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all")
     # Other roles have other variables.
-    unset = tuple(tuple(name for name in (*foreign, *every) if name not in env) for env in mine)
+    unset = tuple(
+        tuple(name for name in (*foreign, *hiding) if name not in env) for env in environments
+    )
     removed = tuple(name for name in foreign if all(name in names for names in unset))
     if share.backend != "xccl" and kinds.XCCL in facts.environ:
         # Paddle 2.6 would look for FLAGS_selected_* of that kind, and find device 0 for each rank.
         unset = tuple((*names, kinds.XCCL) for names in unset)
     # With the token a process may join the job, or end it.
-    own = tuple(name for name in (TOKEN, EXEC_OPTIONS, PYTHON) if name in facts.environ)
-    if own:
-        unset = tuple((*names, *own) for names in unset)
+    private = tuple(name for name in (TOKEN, EXEC_OPTIONS, PYTHON) if name in facts.environ)
+    if private:
+        unset = tuple((*names, *private) for names in unset)
     came_to = {
-        name: (mine[0] if mine else shared).get(name, facts.environ.get(name, "")) for name in asked
+        name: (environments[0] if environments else shared).get(name, facts.environ.get(name, ""))
+        for name in strategy_variables
     }
     notes = (*notes, *long_notes, *_removed(removed), *_outvoted(strategy, came_to))
     if share.backend == "xccl":
         notes += _freeing({**facts.environ, **shared})
-    return Environment(tuple(mine), unset, files, notes, came_to)
+    return Environment(tuple(environments), unset, files, notes, came_to)
 
 
 def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:
@@ -296,7 +303,7 @@ def _defaults(
 
         defaults |= debug.VARIABLES
     is_cuda = share.kind == "gpu" and not facts.is_rocm
-    if is_cuda and any(each.id.isdecimal() for group in share.groups for each in group):
+    if is_cuda and any(device.id.isdecimal() for group in share.groups for device in group):
         # CUDA would number the fastest one first, and the driver, whose numbers we have, does not.
         defaults[devices.ORDER] = devices.DRIVERS_ORDER
     defaults |= communication.variables(request, facts, share, roster)

@@ -85,15 +85,17 @@ def chosen(
     named = _filter(text, f"{option}={text}", {host.name for host in hosts})
     kept = []
     for host in hosts:
-        wanted = named.get(host.name)
+        devices = named.get(host.name)
         if include:
-            if wanted is not None:
-                kept.append(_only(host, wanted, option) if wanted else host)
-        elif wanted is None:
+            if devices is not None:
+                kept.append(_only(host, devices, option) if devices else host)
+        elif devices is None:
             kept.append(host)
-        elif wanted:
+        elif devices:
             every = range(_slots(host, option))
-            kept.append(_only(host, tuple(one for one in every if one not in wanted), option))
+            kept.append(
+                _only(host, tuple(device for device in every if device not in devices), option)
+            )
     kept = [host for host in kept if host.slots != 0]
     if not kept:
         raise UsageError(f"{option}={text} leaves no host.")
@@ -109,8 +111,8 @@ def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int,
             raise UsageError(f"{where}: {name or 'an empty name'} is not one of the hosts listed.")
         if name in devices:
             raise UsageError(f"{where} names {name} twice.")
-        numbers = [one.strip() for one in listed.split(",")] if colon else []
-        if not all(_is_number(one) for one in numbers):
+        numbers = [number.strip() for number in listed.split(",")] if colon else []
+        if not all(_is_number(number) for number in numbers):
             raise UsageError(f"{where}: write HOST or HOST:0,2, with @ between hosts.")
         devices[name] = tuple(sorted(set(map(int, numbers))))
     return devices
@@ -118,7 +120,7 @@ def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int,
 
 def _only(host: HostEntry, devices: tuple[int, ...], option: str) -> HostEntry:
     """Return HOST with DEVICES alone."""
-    if host.slots is not None and any(one >= host.slots for one in devices):
+    if host.slots is not None and any(device >= host.slots for device in devices):
         raise UsageError(
             f"{option}: {host.name} has {host.slots} slots, 0-{host.slots - 1}, and not "
             f"{max(devices)}."
@@ -158,7 +160,7 @@ def _twice(name: str, where: str) -> UsageError:
 
 
 def _is_plain(text: str) -> bool:
-    return text.isascii() and all(one.isalnum() or one in "-_.@" for one in text)
+    return text.isascii() and all(letter.isalnum() or letter in "-_.@" for letter in text)
 
 
 def _is_number(text: str) -> bool:

@@ -28,7 +28,7 @@ def listed(request: Request) -> tuple[str, ...]:
     """Return the hosts of --ips, checked."""
     names = tuple(name.strip() for name in request.ips)
     option = origin.option(request, "ips")
-    seen: set[str] = set()
+    known: set[str] = set()
     for name in names:
         if not name:
             raise UsageError(f"{option}: an address is missing between two commas.")
@@ -37,9 +37,9 @@ def listed(request: Request) -> tuple[str, ...]:
                 f"{option}: {name} is neither an IPv4 address nor a host name; {NO_IPV6}, and "
                 "ports come from --start_port."
             )
-        if name in seen:
+        if name in known:
             raise UsageError(f"{option} names {name} twice; name each host once.")
-        seen.add(name)
+        known.add(name)
     if len(names) > 1:
         near = [name for name in names if is_loopback(name)]
         if near and len(near) < len(names):
@@ -88,12 +88,12 @@ def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
 
     With etcds:// they are asked over TLS.
     """
-    scheme, mark, rest = text.strip().partition("://")
+    scheme, mark, members = text.strip().partition("://")
     if not mark or scheme not in {"etcd", "etcds"}:
         return None
-    found = [meeting_point(one) for one in rest.rstrip("/").split(",")]
-    known = tuple(one for one in found if one is not None)
-    return known if len(known) == len(found) else None
+    parsed = [meeting_point(endpoint) for endpoint in members.rstrip("/").split(",")]
+    known = tuple(endpoint for endpoint in parsed if endpoint is not None)
+    return known if len(known) == len(parsed) else None
 
 
 def meets_at(request: Request) -> Endpoint | None:
@@ -171,8 +171,10 @@ def is_own(name: str, facts: Facts) -> bool:
     """Return whether NAME is an address or a name of this host."""
     if is_loopback(name) or name == facts.hostname:
         return True
-    own = {address.ip for address in facts.addresses}
-    return name in own or any(ip in own or is_loopback(ip) for ip in facts.resolved.get(name, ()))
+    own_addresses = {address.ip for address in facts.addresses}
+    return name in own_addresses or any(
+        ip in own_addresses or is_loopback(ip) for ip in facts.resolved.get(name, ())
+    )
 
 
 def place(
@@ -187,26 +189,26 @@ def place(
 
     A dry run works on any machine: one that is not listed plans as the first host.
     """
-    mine = [index for index, name in enumerate(names) if is_own(name, facts)]
+    own_indexes = [index for index, name in enumerate(names) if is_own(name, facts)]
     notes: tuple[str, ...] = ()
     option = " and ".join(origin.option(request, name) for name in options or ("ips",))
-    meant = [
+    given = [
         index
         for index, name in enumerate(names)
         if request.host is not None
         and (name == request.host or request.host in facts.resolved.get(name, ()))
     ]
-    if meant:
-        me = meant[0]
-        if me not in mine:
+    if given:
+        me = given[0]
+        if me not in own_indexes:
             trusted = f"{origin.option(request, 'host')} is trusted, although this host has"
             notes = (f"{trusted} {_own(facts)}.",)
     elif request.host is not None and not _from_environment(request, "host"):
         raise UsageError(f"{origin.option(request, 'host')} is not one of {option}.")
-    elif len(mine) == 1:
-        me = mine[0]
-    elif mine:
-        both = " and ".join(names[index] for index in mine)
+    elif len(own_indexes) == 1:
+        me = own_indexes[0]
+    elif own_indexes:
+        both = " and ".join(names[index] for index in own_indexes)
         raise EnvironmentFault(f"{option}: {both} are all this host; say which one with --host.")
     elif dry:
         return 0, (f"none of {option} is this host: shown as {names[0]} would see it.",)
@@ -233,12 +235,12 @@ def _from_environment(request: Request, name: str) -> bool:
 
 def _own(facts: Facts) -> str:
     """List our addresses and their interfaces, without loopback and IPv6."""
-    own = [
+    addresses = [
         f"{address.ip} ({address.interface})"
         for address in facts.addresses
         if not is_loopback(address.ip) and ":" not in address.ip
     ]
-    return ", ".join(own) or "no address but loopback"
+    return ", ".join(addresses) or "no address but loopback"
 
 
 def _unresolved(names: Sequence[str], facts: Facts) -> str:

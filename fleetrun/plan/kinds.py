@@ -110,7 +110,9 @@ def is_mask(name: str) -> bool:
     """Whether the variable NAME hides devices of some kind."""
     if name in _CONTAINERS:
         return False
-    return name.endswith("_VISIBLE_DEVICES") or any(name in each.masks for each in VENDORS.values())
+    return name.endswith("_VISIBLE_DEVICES") or any(
+        name in vendor.masks for vendor in VENDORS.values()
+    )
 
 
 def backends(kind: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def session_ports(first: int) -> tuple[int, ...]:
             f"--start_port={first}: launchers of several hosts meet at START+{_SESSION_PORTS[0]} "
             f"to START+{_SESSION_PORTS[-1]}; give {LAST_PORT - _SESSION_PORTS[-1]} at most."
         )
-    return tuple(first + one for one in _SESSION_PORTS)
+    return tuple(first + offset for offset in _SESSION_PORTS)
 
 
 class ModeHosts(NamedTuple):
@@ -39,9 +39,9 @@ class ModeHosts(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A process that the job has to have; a host or a port of None is for the engine to give.
+    """A process that the job needs; the engine provides a host or port of None.
 
-    `stage` counts as Paddle does: trainers are the first, heterogeneous trainers come after.
+    `stage` counts as in Paddle: trainers are the first stage, heterogeneous trainers follow.
     """
 
     role: str

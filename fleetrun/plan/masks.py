@@ -76,7 +76,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
         return Visible((), name), facts.absent[kind]
     if len(ids) == count:
         places = tuple(range(count))
-    elif 0 < len(ids) < count and all(one.isdecimal() and int(one) < count for one in ids):
+    elif 0 < len(ids) < count and all(entry.isdecimal() and int(entry) < count for entry in ids):
         # The plug-in does not read the mask: its numbers are those of all devices.
         places = tuple(map(int, ids))
     else:
@@ -100,18 +100,18 @@ class _Behind(NamedTuple):
 
 def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
     """Return the device that ENTRY names, or its instances if it is partitioned (MIG)."""
-    known = facts.device_ids.get(kind, ())
+    uuids_ = facts.device_ids.get(kind, ())
     number = entry if entry.isdigit() else ""
     if number:
         index = int(entry)
-        uuid = known[index] if known else ""
+        uuid = uuids_[index] if uuids_ else ""
     else:
-        index = next((at for at, each in enumerate(known) if each.startswith(entry)), -1)
+        index = next((at for at, candidate in enumerate(uuids_) if candidate.startswith(entry)), -1)
         uuid = entry
     instances = facts.instances[index] if facts.instances and index >= 0 else ()
     if not instances:
         return [_Behind(entry, number, (uuid,))]
-    return [_Behind(each, number, (each, known[index])) for each in instances]
+    return [_Behind(candidate, number, (candidate, uuids_[index])) for candidate in instances]
 
 
 def is_uuid(text: str) -> bool:
@@ -175,7 +175,7 @@ def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) ->
     shown = f"{name}={','.join(entries)}"
     count = facts.device_counts[kind]
     ids = facts.device_ids.get(kind, ())
-    ids += tuple(each for gpu in facts.instances for each in gpu)
+    ids += tuple(instance for gpu in facts.instances for instance in gpu)
     for entry in entries:
         if entries.count(entry) > 1:
             raise EnvironmentFault(f"{shown} names {entry} twice; name each device once.")

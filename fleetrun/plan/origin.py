@@ -25,13 +25,13 @@ def option(request: Request, name: str) -> str:
 
 def is_given(request: Request, name: str) -> bool:
     """Whether the option NAME, which has no default, was given."""
-    return any(each.name == name and each.source != "default" for each in request.settings)
+    return any(setting.name == name and setting.source != "default" for setting in request.settings)
 
 
 def _of_devices(request: Request) -> str:
     """Return the name of the option that gave the devices."""
-    own = f"{request.device_kind}s"
-    names = {"devices", own, *kinds.GENERAL}
+    option = f"{request.device_kind}s"
+    names = {"devices", option, *kinds.GENERAL}
     is_chosen = request.device_kind is None or is_given(request, "device_kind")
-    otherwise = "devices" if is_chosen else own
-    return next((each.name for each in request.settings if each.name in names), otherwise)
+    otherwise = "devices" if is_chosen else option
+    return next((setting.name for setting in request.settings if setting.name in names), otherwise)

@@ -157,8 +157,8 @@ def _strategy_lines(plan: LaunchPlan) -> list[str]:
     if strategy is None:
         return []
     winner = "the script's own settings win" if strategy.mode == "defaults" else "it wins"
-    asked = ", ".join(strategy.sources) or "only the check of the ranks"
-    lines = ["", *_hanging("Strategy", f"{visible(asked)} ({winner})", 10)]
+    sources = ", ".join(strategy.sources) or "only the check of the ranks"
+    lines = ["", *_hanging("Strategy", f"{visible(sources)} ({winner})", 10)]
     names = [f"{knob.section}.{knob.name}" for knob in strategy.knobs]
     indent = 4 + max(map(len, names), default=0)
     for name, knob in zip(names, strategy.knobs, strict=True):
@@ -199,10 +199,10 @@ def _node_lines(
             lines += _hanging("    cpus", conversion.ranges(process.cpus, ","), 14)
         logs = [process.log, *filter(None, (process.error_log,))]
         lines += _hanging("    log", visible(_under(plan.run_dir, " and ".join(logs))), 14)
-        own = {name: value for name, value in process.env.items() if name not in common}
-        if own:
+        own_env = {name: value for name, value in process.env.items() if name not in common}
+        if own_env:
             lines.append("    environment")
-            lines += _env_lines(own, indent="      ")
+            lines += _env_lines(own_env, indent="      ")
         lines += [f"      {name} is removed" for name in process.unset if name not in unset]
     return lines
 
@@ -319,8 +319,8 @@ def _common_env(plans: Sequence[LaunchPlan]) -> dict[str, str]:
     environments = [process.env for plan in plans for process in plan.processes]
     if len(environments) < 2:  # with one process there is nothing per rank
         return dict(environments[0]) if environments else {}
-    first, *others = environments
-    return {k: v for k, v in first.items() if all(env.get(k) == v for env in others)}
+    first, *remaining = environments
+    return {k: v for k, v in first.items() if all(env.get(k) == v for env in remaining)}
 
 
 def _common_unset(plans: Sequence[LaunchPlan]) -> frozenset[str]:
@@ -355,5 +355,5 @@ def _under(folder: str, name: str) -> str:
     return name if name.startswith("/") else f"{folder}/{name}"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"

@@ -37,13 +37,15 @@ def _block(plan: LaunchPlan, request: Request, *, active: bool) -> str:
         lines += ["", f"# {process.name}", _start(plan, process), 'pids="$pids $!"']
         if process.essential and not is_whole:
             lines.append('awaited="$awaited $!"')
-    whom, why = ("$pids", "all") if is_whole else ("$awaited", "the trainers, then stop the others")
+    pids, purpose = (
+        ("$pids", "all") if is_whole else ("$awaited", "the trainers, then stop the others")
+    )
     lines += [
         "",
         *_TRAPS,
-        f"# Wait for {why}; the first failure in this order is the exit code.",
+        f"# Wait for {purpose}; the first failure in this order is the exit code.",
         "code=0",
-        f'for pid in {whom}; do wait "$pid" || {{ last=$?; [ $code -ne 0 ] || code=$last; }}; done',
+        f'for pid in {pids}; do wait "$pid" || {{ last=$?; [ $code -ne 0 ] || code=$last; }}; done',
         *(() if is_whole else ("kill $pids 2>/dev/null; wait",)),
         "exit $code",
     ]

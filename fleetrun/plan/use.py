@@ -23,9 +23,9 @@ class Choice(NamedTuple):
 
 
 def free(
-    request: Request, facts: Facts, visible: masks.Visible, kind: str, wanted: int | None
+    request: Request, facts: Facts, visible: masks.Visible, kind: str, needed: int | None
 ) -> Choice:
-    """Choose the first WANTED of the VISIBLE devices that are free; None: all of them."""
+    """Choose the first NEEDED of the VISIBLE devices that are free; None: all of them."""
     option = origin.option(request, "devices")
     if kind != "gpu":
         raise UsageError(f"{option}: which {label(kind)}s are free is not known; name them.")
@@ -39,21 +39,21 @@ def free(
             )
         if _is_free(use):
             free_devices.append(device)
-    there = len(visible.devices)
-    if not free_devices or len(free_devices) < (wanted or 0):
+    total = len(visible.devices)
+    if not free_devices or len(free_devices) < (needed or 0):
         names = ", ".join(device.id for device in free_devices)
         count = (
-            f"{len(free_devices)} of {there} GPUs {'is' if len(free_devices) == 1 else 'are'} free"
+            f"{len(free_devices)} of {total} GPUs {'is' if len(free_devices) == 1 else 'are'} free"
         )
         count += f" ({names})" if free_devices else ""
-        asked = f", and {wanted} are requested" if wanted and free_devices else ""
+        shortfall = f", and {needed} are requested" if needed and free_devices else ""
         raise EnvironmentFault(
-            f"{option}: {count}{asked}; `nvidia-smi` shows who uses the others; --gpus=0,1 "
+            f"{option}: {count}{shortfall}; `nvidia-smi` shows who uses the others; --gpus=0,1 "
             "uses them anyway."
         )
-    chosen = tuple(free_devices[:wanted])
+    chosen = tuple(free_devices[:needed])
     names = ", ".join(device.id for device in chosen)
-    return Choice(chosen, (f"{option} takes {names} of {there} GPUs.",))
+    return Choice(chosen, (f"{option} takes {names} of {total} GPUs.",))
 
 
 def remarks(
@@ -67,10 +67,10 @@ def remarks(
         use = _use(facts, visible, device)
         if use is None or not _is_filled(use):
             continue
-        whom = f", by {', '.join(use.holders)}" if use.holders else ""
+        users = f", by {', '.join(use.holders)}" if use.holders else ""
         amount = f"{use.used_bytes / _GIB:.1f} of {use.total_bytes / _GIB:.1f} GiB"
         lines.append(
-            f"GPU {device.id} is in use: {amount} are taken{whom}; --gpus={FREE} takes free ones."
+            f"GPU {device.id} is in use: {amount} are taken{users}; --gpus={FREE} takes free ones."
         )
     return tuple(lines)
 

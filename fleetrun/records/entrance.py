@@ -1,4 +1,4 @@
-"""What lets other programs' launches be ours: the options of `fleetrun exec`, and its .pth file."""
+"""Redirects other programs' launches to us: the options of `fleetrun exec`, its .pth file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
 _NAME = "fleetrun-exec.pth"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "entrance")
-# What every Python of the environment runs when it starts. Nothing of fleetrun is imported before
-# it is needed; and whatever is wrong there, such as a fleetrun that was removed, is no concern of
-# the Python that starts.
+# Every Python of the environment runs this when it starts. It imports nothing of fleetrun before it
+# is needed; and a fault, such as a removed fleetrun, must not disturb that Python.
 _SOURCE = """
 def load():
     sys.path.insert(0, {folder!r})
@@ -49,14 +48,14 @@ def options(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def path() -> str:
-    """Return where the .pth file of this Python's environment is, or would be."""
+    """Return the path of the .pth file in this Python's environment."""
     import sysconfig  # it loads threading from Python 3.13 on
 
     return os.path.join(sysconfig.get_path("purelib"), _NAME)
 
 
 def installed() -> tuple[str, bool]:
-    """Return the .pth file of this Python's environment (empty: none), and if it is for us."""
+    """Return the .pth file in this Python's environment (empty: none), and whether it is ours."""
     try:
         with open(path(), encoding="utf-8") as stream:
             return path(), repr(_FOLDER) in stream.read().replace("\\'", "'")
@@ -65,7 +64,7 @@ def installed() -> tuple[str, bool]:
 
 
 def install() -> str:
-    """Write the .pth file and return its path; EnvironmentFault where that cannot be."""
+    """Write the .pth file and return its path; raises EnvironmentFault if that fails."""
     file = path()
     try:
         with open(file, "w", encoding="utf-8") as stream:
@@ -90,13 +89,13 @@ def uninstall() -> str | None:
 
 
 def _record(file: str) -> None:
-    """Note FILE in pip's record of fleetrun, so that `pip uninstall` removes it, too."""
+    """Add FILE to pip's record of fleetrun, so that `pip uninstall` removes it, too."""
     from importlib import metadata  # only to install
 
     try:
         files = metadata.distribution("fleetrun").files or ()
     except metadata.PackageNotFoundError:
-        # It runs from a checkout, of which pip knows nothing.
+        # It runs from a checkout, which pip does not know.
         return
     name = os.path.basename(file)
     for record in files:

@@ -41,13 +41,13 @@ _NAMES_1 = {
 
 
 class EventRecord(NamedTuple):
-    """One line; `more` has what only this kind of event has, as it is in the file."""
+    """One line; `more` has the fields of only this kind of event."""
 
     event: str
-    # Wall clock, and this host's steady one, in seconds.
+    # Wall clock and monotonic time, in seconds.
     time: float
     monotonic: float
-    # Of a line about a process: its name, its rank, and the attempt, counted from 0.
+    # For a line about a process: its name, its rank, and the attempt, counted from 0.
     process: str
     rank: int | None
     attempt: int
@@ -57,7 +57,7 @@ class EventRecord(NamedTuple):
 def append(
     fd: int, event: str, at: float, more: Mapping[str, Value], redact: Callable[[str], str] = str
 ) -> None:
-    """Append the line of EVENT, which was at the monotonic time AT, to the file FD."""
+    """Append the line of EVENT, at the monotonic time AT, to the file FD."""
     import json  # the start is over when this runs
 
     from fleetrun.records import secrets
@@ -74,21 +74,21 @@ def append(
 
 
 def read(path: str) -> Iterator[EventRecord]:
-    """Yield the lines of the file PATH that can be read, in their order."""
-    for found in reading.lines(path):
-        schema = found.get("schema")
+    """Yield the readable lines of the file PATH, in order."""
+    for entry in reading.lines(path):
+        schema = entry.get("schema")
         if schema not in (1, SCHEMA):
             continue
-        event = reading.text(found.get("event"))
-        more = {key: value for key, value in found.items() if key not in _COMMON}
+        event = reading.text(entry.get("event"))
+        more = {key: value for key, value in entry.items() if key not in _COMMON}
         name = _NAMES_1.get(event, event) if schema == 1 else event
-        yield reading.record(EventRecord, found, event=name, more=more)
+        yield reading.record(EventRecord, entry, event=name, more=more)
 
 
 _COMMON = frozenset(("schema", *EventRecord._fields))
 
 
 def verdicts(report: EventRecord) -> tuple[FieldVerdict, ...]:
-    """Return what a line `strategy_report` says of the strategy's fields."""
-    found = reading.mappings(report.more.get("verdicts"))
-    return tuple(reading.record(FieldVerdict, one) for one in found)
+    """Return the verdicts in a line `strategy_report`."""
+    entries = reading.mappings(report.more.get("verdicts"))
+    return tuple(reading.record(FieldVerdict, entry) for entry in entries)

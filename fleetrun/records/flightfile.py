@@ -21,20 +21,20 @@ HEADER_BYTES = 64
 SLOT = struct.Struct("<QQQQqIHHBBHi6I")
 RECORDING = 0
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
-# No ring is longer.
+# The largest size of a ring.
 MOST_BYTES = 4 << 20
 _NS = 1e9
 
 
 class CollectiveChannel(NamedTuple):
-    """What has a sequence of its own: the collectives of a group, or what goes to one peer.
+    """A sequence of collectives: those of a group, or the messages to one peer.
 
-    RANKS are those of the whole job; the NUMBER tells groups of the same ranks apart, from 1.
+    RANKS are those of the whole job; NUMBER, from 1, tells groups of the same ranks apart.
     """
 
     ranks: tuple[int, ...]
     number: int = 1
-    # Empty, `send` or `recv`, or `backward`; the ranks from which and to which the former go.
+    # Empty, `send`, `recv` or `backward`; and the ranks at both ends of a send or recv.
     operation: str = ""
     source: int = -1
     target: int = -1
@@ -51,7 +51,7 @@ class Collective(NamedTuple):
     channel: CollectiveChannel
     sequence: int
     operation: str
-    # Wall clock, in seconds; None: it is not known to be done.
+    # Wall clock, in seconds; None: not known to be done.
     issued_at: float
     done_at: float | None = None
     shape: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class Collective(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is neither done nor has it raised, as far as is known."""
+        """Whether it has neither finished nor raised, as far as is known."""
         return self.done_at is None and self.state != RAISED
 
     @property
@@ -81,32 +81,32 @@ class FlightRecord(NamedTuple):
     pid: int
     restart: int
     collectives: tuple[Collective, ...] = ()
-    # The last sequence number of each channel, also where the ring has lost that collective.
+    # The last sequence number of each channel, even if the ring has dropped that collective.
     last: Mapping[CollectiveChannel, int] = {}
-    # Whether the recorder has failed, so that the rank may be anywhere by now.
+    # Whether the recorder has failed, so that the rank may be anywhere.
     has_failed: bool = False
 
 
 def read(path: str, restart: int) -> FlightRecord | None:
-    """Return what the file PATH has of the attempt RESTART; None if it has nothing."""
-    found = parse(reading.content(path, MOST_BYTES) if path else None)
-    return found if found is not None and found.restart == restart else None
+    """Return the record of attempt RESTART in the file PATH, if any."""
+    record = parse(reading.content(path, MOST_BYTES) if path else None)
+    return record if record is not None and record.restart == restart else None
 
 
 def of_folder(run_dir: str, restart: int) -> dict[int, FlightRecord]:
-    """Return what the trainers' files in RUN_DIR have of the attempt RESTART, by rank."""
-    found = {}
+    """Return the trainers' records of attempt RESTART in RUN_DIR, by rank."""
+    record_of = {}
     for name in os.listdir(run_dir):
         rank = name.removeprefix(names.collectives(""))
         if rank != name and rank.isdigit():
             record = read(os.path.join(run_dir, name), restart)
             if record is not None:
-                found[int(rank)] = record._replace(rank=int(rank))
-    return dict(sorted(found.items()))
+                record_of[int(rank)] = record._replace(rank=int(rank))
+    return dict(sorted(record_of.items()))
 
 
 def parse(ring: bytes | None) -> FlightRecord | None:
-    """Return what RING says; None if it is no ring."""
+    """Return the record in RING; None if it is no ring."""
     if ring is None or len(ring) < HEADER_BYTES:
         return None
     magic, slots, channels, table_bytes, used, state, pid, restart, rank = HEADER.unpack_from(ring)
@@ -117,23 +117,23 @@ def parse(ring: bytes | None) -> FlightRecord | None:
     names = _Names(ring[table_at : table_at + min(used, table_bytes)], rank)
     heads = struct.unpack_from(f"<{channels}Q", ring, HEADER_BYTES)
     last = {channel: heads[n] for n, channel in names.channels.items() if n < channels and heads[n]}
-    found = sorted(
+    slots_in_order = sorted(
         fields
         for place, fields in enumerate(SLOT.iter_unpack(ring[slots_at:][: slots * SLOT.size]))
         if fields[0] and fields[0] % slots == place
     )
-    collectives = tuple(names.collectives(found))
+    collectives = tuple(names.collectives(slots_in_order))
     return FlightRecord(rank, pid, restart, collectives, last, has_failed=state != RECORDING)
 
 
 class _Names:
-    """What the numbers of a ring mean."""
+    """The names behind the numbers in a ring."""
 
     def __init__(self, table: bytes, rank: int) -> None:
         self._names: dict[tuple[str, int], Any] = {}
         groups: dict[int, tuple[tuple[int, ...], int]] = {}
         self.channels: dict[int, CollectiveChannel] = {}
-        # The line that is being written has no end.
+        # A line that is being written has no end.
         for line in table.split(b"\n")[:-1]:
             entry = reading.parse(b'{"is": %s}' % line)
             match reading.items((entry or {}).get("is")):
@@ -155,10 +155,10 @@ class _Names:
                     continue
 
     def collectives(self, slots: list[tuple[int, ...]]) -> Iterator[Collective]:
-        """Yield what SLOTS mean."""
+        """Yield the collectives in SLOTS."""
         for slot in slots:
-            _, sequence, issued, done, nbytes, site, channel, operation, *rest = slot
-            dtype, dimensions, state, peer, *shape = rest
+            _, sequence, issued, done, nbytes, site, channel, operation, *remaining = slot
+            dtype, dimensions, state, peer, *shape = remaining
             known = self.channels.get(channel)
             name = self._names.get(("operation", operation))
             if known is None or not isinstance(name, str):
@@ -180,19 +180,19 @@ class _Names:
 
 
 def _ranks(runs: list[object]) -> tuple[int, ...]:
-    """Return the ranks of RUNS.
+    """Return the ranks in RUNS.
 
     >>> _ranks([[0, 2], [5, 5]])
     (0, 1, 2, 5)
     """
-    found: list[int] = []
+    ranks: list[int] = []
     for run in runs:
         match run:
             case [int(first), int(final)] if 0 <= first <= final < first + (1 << 20):
-                found += range(first, final + 1)
+                ranks += range(first, final + 1)
             case _:
                 return ()
-    return tuple(found)
+    return tuple(ranks)
 
 
 def _site(value: object) -> tuple[str, int, str] | None:

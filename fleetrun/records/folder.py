@@ -1,7 +1,7 @@
-"""The run directory as an open folder: what is made in it is made there, whatever its path becomes.
+"""The run directory as an open folder: files are created in it, whatever its path becomes.
 
-In a folder that others may write to, a name can be a link by the time it is used. So nothing here
-follows one, and files are found by the folder's descriptor, not by its path.
+In a folder that others may write to, a name may have become a link by the time it is used. So
+nothing here follows links, and files are found by the folder's descriptor, not by its path.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def closed(path: str) -> str | None:
-    """Return the folder on the way to PATH that this user may not enter; None if there is none."""
-    for place in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
-        parts = place.split(os.sep)[1:-1]
+    """Return the folder on the way to PATH that this user may not enter, if any."""
+    for route in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        parts = route.split(os.sep)[1:-1]
         above = ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
         for folder in above:
             if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
@@ -43,19 +43,19 @@ class Folder:
 
     @property
     def fd(self) -> int:
-        """The folder's descriptor; OSError where there is no such folder."""
+        """The folder's descriptor; raises OSError if there is no such folder."""
         if self._fd < 0:
             self._fd = os.open(self.path, _OPEN | os.O_NOFOLLOW)
         return self._fd
 
     def make(self, parent: int) -> None:
-        """Make the folder in the one of descriptor PARENT; FileExistsError if it is there."""
+        """Create the folder in that of descriptor PARENT; raises FileExistsError."""
         name = os.path.basename(self.path)
         os.mkdir(name, 0o777, dir_fd=parent)
         self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
 
     def revive(self) -> None:
-        """Make the folder again if it was removed."""
+        """Create the folder again if it was removed."""
         if os.fstat(self.fd).st_nlink == 0:
             os.makedirs(self.path, exist_ok=True)
             self.close()
@@ -69,18 +69,22 @@ class Folder:
         try:
             return self.open(name, _CREATE | os.O_APPEND, mode)
         except FileExistsError:
-            # Without waiting for the reader of a pipe that another user has put there.
+            # Do not wait for the reader of a pipe that another user may have put there.
             fd = self.open(name, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
-        found, own = os.fstat(fd), os.fstat(self.fd)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == own.st_uid and found.st_nlink == 1:
+        status, folder_status = os.fstat(fd), os.fstat(self.fd)
+        if (
+            stat.S_ISREG(status.st_mode)
+            and status.st_uid == folder_status.st_uid
+            and status.st_nlink == 1
+        ):
             return fd
         os.close(fd)
         raise FileExistsError(errno.EEXIST, "another user may have put it there")
 
     def write(self, name: str, text: str, mode: int = PRIVATE) -> None:
-        """Let TEXT appear as the file NAME as a whole, or not at all on a disk that is full."""
+        """Write TEXT to the file NAME atomically: all of it, or nothing on a full disk."""
         draft = f"{name}.new"
-        # Of a launcher that was killed.
+        # A killed launcher may have left one.
         with suppress(FileNotFoundError):
             os.unlink(draft, dir_fd=self.fd)
         fd = self.open(draft, _CREATE, mode)
@@ -93,12 +97,12 @@ class Folder:
             raise
 
     def write_json(self, name: str, document: object, redact: Callable[[str], str] = str) -> None:
-        """Let DOCUMENT, with REDACT applied to all its text, appear as the file NAME."""
+        """Write DOCUMENT to the file NAME atomically, with REDACT applied to all its text."""
         import json  # 3 ms that a start has no use for
 
         from fleetrun.records import secrets
 
-        # ASCII: whatever bytes a name or a message has, any reader can take it.
+        # ASCII: any reader can take it, whatever bytes names and messages have.
         self.write(name, json.dumps(secrets.everywhere(document, redact), indent=1) + "\n")
 
     def add(self, name: str, text: str) -> None:
@@ -112,7 +116,7 @@ class Folder:
             self._fd = -1
 
     def __del__(self) -> None:
-        # Whoever has it no longer needs no descriptor; a process has only so many.
+        # Descriptors are scarce; free that of a folder nobody uses.
         with suppress(OSError):
             self.close()
 
@@ -126,31 +130,31 @@ def _fill(fd: int, text: str) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of DATA to FD, however little of it is taken at a time."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    """Write all of DATA to FD."""
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
 
 
 def append_whole(fd: int, data: bytes) -> None:
-    """Append DATA to the file FD; OSError, and no part of it, on a disk that is full."""
+    """Append DATA to the file FD; raises OSError, and writes none of it, on a full disk."""
     if (written := os.write(fd, data)) < len(data):
         os.ftruncate(fd, os.fstat(fd).st_size - written)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def point(name: str, target: str, dir_fd: int) -> None:
-    """Let NAME in the folder DIR_FD be a link to TARGET, in one step, whatever had that name."""
+    """Atomically make NAME in the folder DIR_FD a link to TARGET, whatever had that name."""
     draft = f".{name}.{os.getpid()}"
     os.symlink(target, draft, dir_fd=dir_fd)
     os.replace(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def enter(path: str, dir_fd: int | None = None) -> int:
-    """Open the folder PATH (in DIR_FD); a link counts only if its owner is trusted there.
+    """Open the folder PATH (in DIR_FD); a link counts only if its owner is trusted.
 
-    As the kernel's protected_symlinks has it, but in every folder: the link is ours, root's, or
-    belongs to the owner of the folder that it stands in.
+    This is the kernel's protected_symlinks, but in every folder: the link must be ours, root's, or
+    the folder owner's.
     """
     try:
         return os.open(path, _OPEN | os.O_NOFOLLOW, dir_fd=dir_fd)
@@ -164,14 +168,14 @@ def enter(path: str, dir_fd: int | None = None) -> int:
             os.path.basename(path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent
         )
         try:
-            found = os.fstat(link)
-            if not stat.S_ISLNK(found.st_mode):
+            status = os.fstat(link)
+            if not stat.S_ISLNK(status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-            if found.st_uid not in {0, os.geteuid(), os.fstat(parent).st_uid}:
+            if status.st_uid not in {0, os.geteuid(), os.fstat(parent).st_uid}:
                 raise PermissionError(
                     errno.EPERM, f"{path} is a link that another user has put there"
                 )
-            # Of the link that was looked at, not of one that takes its place.
+            # The target of the link that was checked, not of one that has taken its place.
             target = os.readlink("", dir_fd=link)
         finally:
             os.close(link)
@@ -181,9 +185,9 @@ def enter(path: str, dir_fd: int | None = None) -> int:
 
 
 def remove(name: str, parent: int) -> None:
-    """Remove the folder NAME of PARENT with all that is in it; no link is followed.
+    """Remove the folder NAME of PARENT with all its content; follow no link.
 
-    What is mounted in it stays, and so does the folder then.
+    Mounted file systems stay, and then so does the folder.
     """
     # Not shutil: it takes longer to import than this takes to run.
     fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)

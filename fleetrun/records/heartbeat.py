@@ -32,7 +32,7 @@ def is_scripts(path: str) -> bool:
 def beat(path: str, since_ns: int) -> int:
     """Return a number that changes with each heartbeat; 0 if there is none since SINCE_NS."""
     try:
-        seen = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0
-    return seen.st_mtime_ns if seen.st_mtime_ns >= since_ns else 0
+    return status.st_mtime_ns if status.st_mtime_ns >= since_ns else 0

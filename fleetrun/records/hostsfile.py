@@ -36,5 +36,5 @@ class HostEnd(NamedTuple):
 
 def write(folder: Folder, hosts: Sequence[HostEnd], redact: Callable[[str], str] = str) -> None:
     """Write the ends of HOSTS into FOLDER atomically; OSError if that fails."""
-    document = {"schema": SCHEMA, "hosts": [one._asdict() for one in hosts]}
+    document = {"schema": SCHEMA, "hosts": [host._asdict() for host in hosts]}
     folder.write_json(names.HOSTS, document, redact)

@@ -40,9 +40,9 @@ def paddles(path: Iterable[str]) -> Iterator[Package]:
         except OSError:
             continue
         for name in sorted(entries):
-            found = _FOLDER.fullmatch(name)
-            if found:
-                yield Package(found[1].lower().replace("_", "-"), found[2])
+            match = _FOLDER.fullmatch(name)
+            if match:
+                yield Package(match[1].lower().replace("_", "-"), match[2])
 
 
 def paddle() -> Package | None:

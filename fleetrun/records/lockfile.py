@@ -1,6 +1,6 @@
-"""`lock` marks a run directory: which launcher made it, and under which name; no schema.
+"""`lock` marks a run directory with its launcher and its name; no schema.
 
-One line, `fleetrun PID NAME`. The launcher keeps a flock on the file for as long as it runs.
+One line, `fleetrun PID NAME`. The launcher holds a flock on the file while it runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def mark(pid: int, name: str) -> bytes:
 
 
 def launcher(fd: int, name: str) -> int | None:
-    """Return the launcher whose mark of the folder NAME is in the file FD; None if there is none.
+    """Return the launcher whose mark for the folder NAME is in the file FD, if any.
 
-    Raises OSError where the file cannot be read.
+    Raises OSError if the file cannot be read.
     """
-    # No mark is longer, and what follows one makes it none.
+    # No mark is longer; anything after a mark invalidates it.
     text = os.pread(fd, len(mark(2**63, name)), 0)
     pid = text.split(b" ")[1:2]
     if not pid or not pid[0].isdigit() or text != mark(int(pid[0]), name):
@@ -43,7 +43,7 @@ def is_locked(fd: int) -> bool:
 def begin(log_dir: str, name: str) -> tuple[Folder, int]:
     """Create the run directory NAME in LOG_DIR; return it and its lock, which we hold.
 
-    FileExistsError where it is there already.
+    Raises FileExistsError if it exists.
     """
     with suppress(FileExistsError):
         os.mkdir(os.path.join(log_dir, names.RUNS))
@@ -57,7 +57,7 @@ def begin(log_dir: str, name: str) -> tuple[Folder, int]:
 
 
 def hold(folder: Folder) -> int:
-    """Create the lock of FOLDER and return it: we hold it; FileExistsError where it is there."""
+    """Create, hold and return the lock of FOLDER; raises FileExistsError."""
     lock = folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     is_locked(lock)
     os.write(lock, mark(os.getpid(), os.path.basename(folder.path)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fleetrun.records import outputtimes
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# A rotation is noted within this time; otherwise the file was truncated.
+# A rotation is noted within this time; without a note, the file was truncated.
 _NOTED_S = 1.0
 
 
@@ -41,12 +41,12 @@ class LogFile:
 
     def end(self) -> int:
         """Return the offset after the last byte."""
-        found = os.fstat(self._fd)
-        if self._is_cut() or found.st_size < self._size:
+        status = os.fstat(self._fd)
+        if self._is_cut() or status.st_size < self._size:
             self._await_cut()
-            found = os.fstat(self._fd)
-        self._size = found.st_size
-        return self._base + found.st_size
+            status = os.fstat(self._fd)
+        self._size = status.st_size
+        return self._base + status.st_size
 
     def written_at(self) -> float:
         """Return the time of the last write, in seconds since 1970."""
@@ -59,34 +59,34 @@ class LogFile:
                 if begin <= offset < end:
                     return os.pread(fd, min(length, end - offset), offset - begin)
             size = os.fstat(self._fd).st_size
-            found = os.pread(self._fd, length, offset - self._base)
-            # Else it was cut meanwhile, and these are other bytes: it is shorter now, or has grown
-            # again beyond what it was.
+            content = os.pread(self._fd, length, offset - self._base)
+            # Otherwise it was cut meanwhile, and these are other bytes: the file is shorter now, or
+            # has grown beyond its old size.
             if not self._is_cut() and self._size <= size <= os.fstat(self._fd).st_size:
                 self._size = size
-                return found
+                return content
             self._await_cut()
 
     def parts(self, begin: int, end: int) -> list[tuple[int, int, int]]:
         """Return the locations of the bytes from BEGIN to END: descriptors, offsets, lengths."""
-        found = [
+        parts = [
             (fd, max(begin, first) - first, min(end, last) - max(begin, first))
             for fd, first, last in self._archives
             if first < end and begin < last
         ]
         begin = max(begin, self._moved)
-        return [*found, (self._fd, begin - self._base, end - begin)] if begin < end else found
+        return [*parts, (self._fd, begin - self._base, end - begin)] if begin < end else parts
 
     def _is_cut(self) -> bool:
         """Whether there is a new cut."""
         return len(self._times().cuts) != self._cuts
 
     def _await_cut(self) -> None:
-        """Rearrange once the notes say what became of the file."""
+        """Rearrange once the notes tell what happened to the file."""
         deadline = time.monotonic() + _NOTED_S
         while not self._is_cut():
             if time.monotonic() > deadline:
-                # It was truncated; what the rank writes next comes after all that it wrote.
+                # It was truncated; further output counts after all earlier output.
                 self._base = self._moved = self._base + self._size
                 self._size = 0
                 return
@@ -109,7 +109,7 @@ class LogFile:
                     break
                 self._archives.insert(0, (fd, begin, end))
             size = os.fstat(self._fd).st_size
-            # Else they have moved on while they were opened.
+            # Otherwise they have moved while they were opened.
             if len(self._times().cuts) == len(cuts):
                 break
         self._cuts = len(cuts)

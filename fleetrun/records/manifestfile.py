@@ -63,9 +63,9 @@ class Recorded(NamedTuple):
     names: list[str]
     values: dict[str, str]
     config: str | None
-    # Option, text, where it was said, and the variable that holds what the text lacks.
+    # Option, text, source, and the variable that holds what the text lacks.
     lines: list[tuple[str, str, str, str | None]]
-    # Each strategy's knobs, and the variables that hold what those lack.
+    # Each strategy's fields, and the variables that hold what they lack.
     layers: list[Layer]
     lacking: list[tuple[str, str]]
 
@@ -79,7 +79,7 @@ def document(
     return {
         "schema": SCHEMA,
         "command": command,
-        "hidden": [each._asdict() for each in hidden],
+        "hidden": [entry._asdict() for entry in hidden],
         "cwd": plan.cwd,
         "python": sys.executable,
         "versions": _versions(system.release),
@@ -131,9 +131,9 @@ def _ranks(plan: LaunchPlan) -> list[dict[str, object]]:
 def _config(request: Request) -> dict[str, object] | None:
     """Return the lines of the config files that took effect."""
     paths = [
-        one.value
-        for one in request.settings
-        if one.name in {"config", "user_config"} and one.source != "default"
+        setting.value
+        for setting in request.settings
+        if setting.name in {"config", "user_config"} and setting.source != "default"
     ]
     if not paths:
         return None
@@ -157,7 +157,7 @@ def _config(request: Request) -> dict[str, object] | None:
 
 def _strategies(request: Request) -> list[dict[str, object]]:
     """Return the contents of each preset and file of the strategy."""
-    found: list[dict[str, object]] = []
+    layers: list[dict[str, object]] = []
     for layer in request.strategy.layers if request.strategy is not None else ():
         hidden = [
             knob.name
@@ -173,8 +173,8 @@ def _strategies(request: Request) -> list[dict[str, object]]:
             )
             for knob in layer.knobs
         ]
-        found.append({"name": layer.name, "knobs": knobs, "hidden": hidden})
-    return found
+        layers.append({"name": layer.name, "knobs": knobs, "hidden": hidden})
+    return layers
 
 
 def _versions(kernel: str) -> dict[str, str | None]:
@@ -189,8 +189,8 @@ def _versions(kernel: str) -> dict[str, str | None]:
 
 def _paddle() -> str | None:
     """Return the name and version of the installed Paddle, as `paddlepaddle-gpu 3.3.1`."""
-    found = installed.paddle()
-    return None if found is None else str(found)
+    package = installed.paddle()
+    return None if package is None else str(package)
 
 
 def _driver() -> str | None:
@@ -242,26 +242,30 @@ def _parse(path: str, document: dict[str, object], is_option: Callable[[str], bo
     values = _of(environment, "values", dict)
     config = None if document["config"] is None else _of(document, "config", dict)
     command = _texts(document, "command")
-    # Those written before there were strategies have no such key.
+    # Manifests older than strategies have no such key.
     listed = _of(document, "strategies", list) if "strategies" in document else []
-    strategies = [_of({"": each}, "", dict) for each in listed]
+    strategies = [_of({"": entry}, "", dict) for entry in listed]
     layers = [
-        Layer(_of(each, "name", str), tuple(_knob(knob) for knob in _of(each, "knobs", list)))
-        for each in strategies
+        Layer(_of(entry, "name", str), tuple(_knob(knob) for knob in _of(entry, "knobs", list)))
+        for entry in strategies
     ]
     return Recorded(
         path,
         _of(_of(document, "versions", dict), "fleetrun", str),
         command,
-        [_hidden(each, len(command)) for each in _of(document, "hidden", list)],
+        [_hidden(entry, len(command)) for entry in _of(document, "hidden", list)],
         _of(document, "cwd", str),
         _of(document, "python", str),
         _texts(environment, "names"),
         {name: _of(values, name, str) for name in values},
         None if config is None else _of(config, "path", str),
-        [] if config is None else [_line(each, is_option) for each in _of(config, "lines", list)],
+        [] if config is None else [_line(entry, is_option) for entry in _of(config, "lines", list)],
         layers,
-        [(_of(each, "name", str), name) for each in strategies for name in _texts(each, "hidden")],
+        [
+            (_of(entry, "name", str), name)
+            for entry in strategies
+            for name in _texts(entry, "hidden")
+        ],
     )
 
 
@@ -273,7 +277,7 @@ def _of(document: dict[str, object], key: str, kind: type[Kind]) -> Kind:
 
 
 def _texts(document: dict[str, object], key: str) -> list[str]:
-    return [_of({key: each}, key, str) for each in _of(document, key, list)]
+    return [_of({key: item}, key, str) for item in _of(document, key, list)]
 
 
 def _hidden(entry: object, words: int) -> Hidden:
@@ -300,7 +304,7 @@ def _line(entry: object, is_option: Callable[[str], bool]) -> tuple[str, str, st
 def _knob(entry: object) -> Knob:
     match entry:
         case [str() as section, str() as name, value, str() as source]:
-            found = tuple(value) if isinstance(value, list) else value
-            if isinstance(found, bool | int | float | str | tuple):
-                return Knob(section, name, found, source)
+            content = tuple(value) if isinstance(value, list) else value
+            if isinstance(content, bool | int | float | str | tuple):
+                return Knob(section, name, content, source)
     raise TypeError(f"'strategies' has {entry!r:.40}")

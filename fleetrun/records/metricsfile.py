@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEMA = 1
-# No line is longer: some hundred bytes for each of very many ranks.
+# The longest line: a few hundred bytes for each of very many ranks.
 _LONGEST = 4 * 1024 * 1024
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class System(NamedTuple):
-    """The whole host: processors in use (of 100 %), and what went over disks and network."""
+    """The whole host: processors in use (of 100 %), and traffic of disks and network."""
 
     cpu_percent: float | None
     load: float | None
@@ -55,9 +55,9 @@ class RankUse(NamedTuple):
 
 
 class GpuUsage(NamedTuple):
-    """A GPU, and which ranks of a job it was given to.
+    """A GPU, and the ranks of a job that use it.
 
-    None is what the driver does not tell, as of a MIG instance's parent.
+    None is what the driver does not report, as for the parent of a MIG instance.
     """
 
     # As `fleetrun --gpus` numbers it.
@@ -86,16 +86,16 @@ class MetricsRecord(NamedTuple):
 
 
 def append(path: str, record: MetricsRecord) -> int:
-    """Append RECORD to the file PATH atomically, and return the length of the file.
+    """Append RECORD to the file PATH atomically, and return the file's length.
 
-    Raises OSError where it cannot be written.
+    Raises OSError if that fails.
     """
     import json
 
     document: dict[str, Any] = {"schema": SCHEMA, **record._asdict()}
     document["system"] = record.system._asdict()
-    document["ranks"] = [one._asdict() for one in record.ranks]
-    document["gpus"] = [one._asdict() for one in record.gpus]
+    document["ranks"] = [use._asdict() for use in record.ranks]
+    document["gpus"] = [use._asdict() for use in record.gpus]
     line = json.dumps(_finite(document), allow_nan=False).encode() + b"\n"
     fd = os.open(path, _OPEN, 0o600)
     try:
@@ -110,8 +110,8 @@ def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class MetricsReader:
@@ -120,14 +120,14 @@ class MetricsReader:
     def __init__(self, path: str, most: int) -> None:
         self._file = reading.GrowingFile(path)
         self._most = most
-        # Of so many lines one is kept, by its number.
+        # One of so many lines is kept, by line number.
         self._every = 1
         self._kept: dict[int, MetricsRecord] = {}
         self._newest: MetricsRecord | None = None
         self._count = 0
 
     def read(self) -> tuple[MetricsRecord, ...]:
-        """Return what is kept of all lines by now, and the newest one."""
+        """Return the lines that are kept so far, and the newest one."""
         while text := self._file.read():
             self._take(text.split(b"\n")[:-1])
         last = () if self._newest is None else (self._newest,)
@@ -136,14 +136,14 @@ class MetricsReader:
     def _take(self, lines: Sequence[bytes]) -> None:
         while (self._count + len(lines)) // self._every >= self._most:
             self._every *= 2
-        self._kept = {at: one for at, one in self._kept.items() if at % self._every == 0}
+        self._kept = {at: record for at, record in self._kept.items() if at % self._every == 0}
         for number, line in enumerate(lines, self._count):
             is_last = number == self._count + len(lines) - 1
             if number % self._every and not is_last:
                 continue
-            found = reading.parse(line)
-            if found is not None and found.get("schema") == SCHEMA:
-                record = _record(found)
+            document = reading.parse(line)
+            if document is not None and document.get("schema") == SCHEMA:
+                record = _record(document)
                 if number % self._every == 0:
                     self._kept[number] = record
                 self._newest = record if number % self._every else None
@@ -151,23 +151,25 @@ class MetricsReader:
 
 
 def newest(path: str) -> MetricsRecord | None:
-    """Return the last line of the file PATH; None if there is none that can be read."""
+    """Return the last readable line of the file PATH, if any."""
     lines = (reading.content(path, _LONGEST, from_end=True) or b"").split(b"\n")
-    # Behind the last line's end there is nothing, or half a line.
-    found = reading.parse(lines[-2]) if len(lines) > 1 else None
-    return _record(found) if found is not None and found.get("schema") == SCHEMA else None
+    # After the last newline there is nothing, or half a line.
+    document = reading.parse(lines[-2]) if len(lines) > 1 else None
+    return _record(document) if document is not None and document.get("schema") == SCHEMA else None
 
 
-def _record(found: dict[str, Any]) -> MetricsRecord:
+def _record(document: dict[str, Any]) -> MetricsRecord:
     return reading.record(
         MetricsRecord,
-        found,
-        system=reading.record(System, reading.mapping(found.get("system"))),
-        ranks=tuple(reading.record(RankUse, one) for one in reading.mappings(found.get("ranks"))),
-        gpus=tuple(map(gpu, reading.mappings(found.get("gpus")))),
+        document,
+        system=reading.record(System, reading.mapping(document.get("system"))),
+        ranks=tuple(
+            reading.record(RankUse, item) for item in reading.mappings(document.get("ranks"))
+        ),
+        gpus=tuple(map(gpu, reading.mappings(document.get("gpus")))),
     )
 
 
-def gpu(one: dict[str, Any]) -> GpuUsage:
-    """Return the GPU of the JSON object ONE."""
-    return reading.record(GpuUsage, one)
+def gpu(document: dict[str, Any]) -> GpuUsage:
+    """Return the GPU in the JSON object DOCUMENT."""
+    return reading.record(GpuUsage, document)

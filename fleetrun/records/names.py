@@ -32,20 +32,20 @@ OUTPUT_TIMES = "output.times"
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
 STRATEGY = "strategy.json"
-# What each role's logs are called, as Paddle does (but for the coordinators', where it says one and
-# does two); a number follows.
+# The names of each role's logs, as in Paddle (except coordinators', where Paddle documents one name
+# and uses another); a number follows.
 LOGS = {
     "PSERVER": "serverlog",
     "TRAINER": "workerlog",
     "HETER_TRAINER": "heterlog",
     "COORDINATOR": "coordinatorlog",
 }
-# And where standard error has a file of its own.
+# With those of separate standard error files.
 LOG_NAMES = (*LOGS.values(), *[log.removesuffix("log") + "err" for log in LOGS.values()])
 _MARKER = re.compile(r"\.host-[0-9a-f]{16}")
 # The folders of all hosts but the first in the run directory that they share.
 _NODE = re.compile(r"node\d{1,7}(\.\d{1,7})?")
-# When it was started, what the job is called, its launcher, and where that is not the only one.
+# Start time, job name, launcher, and the node rank if there are several.
 _RUN = re.compile(r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?")
 LONG_ENVIRONMENT = "long_environment.json"
 
@@ -134,8 +134,8 @@ def job_name(run: str) -> str:
     >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
     ('train', 'x', 'other')
     """
-    found = _RUN.fullmatch(run)
-    return run if found is None else found[1]
+    match = _RUN.fullmatch(run)
+    return run if match is None else match[1]
 
 
 def shared_log(spec: RankSpec) -> str:
@@ -189,11 +189,11 @@ def listed(labels: Sequence[str]) -> str:
     'rank 3'
     """
     numbers = [int(label[5:]) for label in labels if label.startswith("rank ")]
-    # Not in the order in which they ended; `server 2` comes before `server 10`.
-    others = [label for label in labels if not label.startswith("rank ")]
-    others.sort(key=lambda label: (label.split(" ")[0], len(label), label))
+    # Sorted naturally: `server 2` comes before `server 10`.
+    other_labels = [label for label in labels if not label.startswith("rank ")]
+    other_labels.sort(key=lambda label: (label.split(" ")[0], len(label), label))
     words = [f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"] if numbers else []
-    words += others
+    words += other_labels
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
 
 
@@ -216,9 +216,9 @@ def log_name(log: str, attempt: int) -> str:
     return f"{log}.attempt{attempt}" if attempt else log
 
 
-def shortened(size: int, left: int) -> bytes:
+def shortened(size: int, kept: int) -> bytes:
     """Return the line before a log of SIZE bytes of which only the last LEFT bytes are kept."""
-    return b"[fleetrun: of %d bytes the last %d]\n" % (size, left)
+    return b"[fleetrun: of %d bytes the last %d]\n" % (size, kept)
 
 
 def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:

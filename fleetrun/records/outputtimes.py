@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _HEAD = b"fleetrun output.times %d " % SCHEMA
-# Of the other lines, none has fewer.
+# The fewest words of any other line.
 _WORDS = 3
-# Notes, so many that their words take little memory. Longer numbers are none.
+# A run of notes, few enough for their words to take little memory. Longer numbers are invalid.
 _NOTES = re.compile(rb"(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}", re.MULTILINE)
 
 
@@ -109,11 +109,11 @@ class Notes:
     def feed(self, text: bytes) -> None:
         """Parse the whole lines of TEXT; ignore malformed ones."""
         at = 0
-        for found in _NOTES.finditer(text):
-            self._take(text[at : found.start()])
-            words = found[0].split()
+        for match in _NOTES.finditer(text):
+            self._take(text[at : match.start()])
+            words = match[0].split()
             self._note(map(int, words[::3]), words[1::3], map(int, words[2::3]))
-            at = found.end()
+            at = match.end()
         self._take(text[at:])
 
     def _note(self, times: Iterable[int], logs: Iterable[bytes], offsets: Iterable[int]) -> None:
@@ -123,7 +123,7 @@ class Notes:
             if log is None:
                 continue
             at = since + self._base_ms
-            # Robust against changed clocks and files.
+            # Cope with changed clocks and files.
             if log.offsets:
                 if offset < log.offsets[-1]:
                     # The log was truncated.

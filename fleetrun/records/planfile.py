@@ -55,7 +55,7 @@ def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) 
     from fleetrun.records import arguments, secrets
 
     envs = [spec.env for spec in plan.processes]
-    # Nearly everything is the same for all, and it may be long.
+    # Nearly all of it is common, and it may be long.
     common = {k: v for k, v in envs[0].items() if all(e.get(k) == v for e in envs)}
     document = {
         "schema": SCHEMA,
@@ -88,7 +88,7 @@ def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) 
                 "log": spec.log,
                 "error_log": spec.error_log or None,
                 "essential": spec.essential,
-                "awaits": [[str(one) for one in group] for group in spec.awaits],
+                "awaits": [[str(endpoint) for endpoint in group] for group in spec.awaits],
             }
             for spec in plan.processes
         ],
@@ -98,14 +98,15 @@ def write(folder: Folder, plan: LaunchPlan, redact: Callable[[str], str] = str) 
 
 def read(path: str) -> PlanRecord | None:
     """Return the contents of the file PATH, as far as readable; None if it is not a plan."""
-    found = reading.document(path)
-    if found is None or found.get("schema") != SCHEMA:
+    document = reading.document(path)
+    if document is None or document.get("schema") != SCHEMA:
         return None
     return reading.record(
         PlanRecord,
-        found,
+        document,
         processes=tuple(
-            reading.record(ProcessRecord, one) for one in reading.mappings(found.get("processes"))
+            reading.record(ProcessRecord, process)
+            for process in reading.mappings(document.get("processes"))
         ),
-        max_restarts=reading.whole(reading.mapping(found.get("rules")).get("max_restarts")) or 0,
+        max_restarts=reading.whole(reading.mapping(document.get("rules")).get("max_restarts")) or 0,
     )

@@ -19,7 +19,7 @@ _STEP = re.compile(
     rb"(?:\s{0,2}(?:/|of)\s{0,2}(?P<total>\d{1,12})(?![.\d]))?"
 )
 _LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _NUMBER.encode())
-# As the Trainers of PaddleNLP and PaddleFormers print it, and as PaddleClas and its sisters do.
+# As printed by the Trainers of PaddleNLP and PaddleFormers, and by PaddleClas and its siblings.
 _THROUGHPUT = re.compile(
     rb"(?i)(tokens|samples)_per_second(?P<device>_per_device)?[\"']?[:= ]{1,3}(%b)"
     rb"|\bips[:= ]{1,3}(%b) ?(tokens?|samples?|images?|sequences?|instances?|words?)/s"
@@ -61,7 +61,7 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     for line in reversed(lines):
         if step is None:
             step = _whole(_found(line, _STEP, pattern, "step"))
-            # Of the same line: another may count epochs.
+            # From the same line: another may count epochs.
             total = None if step is None else _whole(_total(line, pattern))
         if loss is None:
             loss = _real(_found(line, _LOSS, pattern, "loss"))
@@ -81,8 +81,8 @@ def throughput_of(line: bytes) -> str:
     >>> throughput_of(b"ips: 31.25 images/s, eta: 0:01")
     '31.2 images/s'
     """
-    found = [*_THROUGHPUT.finditer(line)]
-    best = max(found, key=lambda one: (one[1] or b"").lower() == b"tokens", default=None)
+    matches = [*_THROUGHPUT.finditer(line)]
+    best = max(matches, key=lambda match: (match[1] or b"").lower() == b"tokens", default=None)
     if best is None:
         return ""
     number, unit = (best[3], best[1]) if best[1] else (best[4], best[5])
@@ -96,8 +96,8 @@ def losses(text: bytes) -> list[float]:
     >>> losses(b"step 1 loss: 0.5\nsaved\nstep 2 loss: nan")
     [0.5, nan]
     """
-    found = [_real(_found(line, _LOSS, None, "loss")) for line in re.split(rb"[\r\n]+", text)]
-    return [each for each in found if each is not None]
+    values = [_real(_found(line, _LOSS, None, "loss")) for line in re.split(rb"[\r\n]+", text)]
+    return [value for value in values if value is not None]
 
 
 def tail(log: LogRecord) -> bytes:
@@ -109,7 +109,7 @@ def tail(log: LogRecord) -> bytes:
 def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
     """Return the time and the step of the heartbeat of LOG's process.
 
-    None: there is none of this attempt.
+    None if there is none of this attempt.
     """
     name = names.heartbeat(log.file_key)
     path = os.path.join(run_dir, name)
@@ -122,27 +122,27 @@ def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
 
 
 def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
-    """Return the progress by the heartbeat and the end of LOG."""
-    said = of(tail(log), pattern)
+    """Return the progress from the heartbeat and the end of LOG."""
+    progress = of(tail(log), pattern)
     beat = beaten(run_dir, log)
-    return said if beat is None else said._replace(step=beat[1])
+    return progress if beat is None else progress._replace(step=beat[1])
 
 
 def _found(
-    line: bytes, usual: re.Pattern[bytes], pattern: re.Pattern[bytes] | None, group: str
+    line: bytes, default: re.Pattern[bytes], pattern: re.Pattern[bytes] | None, group: str
 ) -> bytes | None:
     """Return the first match of GROUP in LINE."""
     is_own = pattern is not None and group in pattern.groupindex
-    found = (pattern if pattern is not None and is_own else usual).search(line)
-    return None if found is None else found[group if is_own else 1]
+    match = (pattern if pattern is not None and is_own else default).search(line)
+    return None if match is None else match[group if is_own else 1]
 
 
 def _total(line: bytes, pattern: re.Pattern[bytes] | None) -> bytes | None:
     """Return how many steps there will be by LINE."""
-    found = (pattern if pattern is not None and "step" in pattern.groupindex else _STEP).search(
+    match = (pattern if pattern is not None and "step" in pattern.groupindex else _STEP).search(
         line
     )
-    return found["total"] if found is not None and "total" in found.re.groupindex else None
+    return match["total"] if match is not None and "total" in match.re.groupindex else None
 
 
 def _whole(text: bytes | None) -> int | None:

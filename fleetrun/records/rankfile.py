@@ -19,9 +19,9 @@ SCHEMA = 1
 # The kinds of records.
 EXCEPTION, EXIT, STRATEGY, UPDATE = "exception", "exit", "strategy", "update"
 TOPOLOGY = "topology"
-# What a rank that was started again tells once, in this order; `inject/restarted.py` has the same.
+# What a restarted rank reports once, in this order; `inject/restarted.py` has the same.
 PROGRESS = IMPORTED, FIRST_COLLECTIVE, FIRST_STEP = "imported", "first collective", "first step"
-# The axes in the order in which they are said; others follow.
+# The order in which axes are named; others follow.
 _AXES = ("dp", "mp", "pp", "sharding", "sep")
 _MOST = 1024 * 1024
 _RESTARTS = "PADDLE_RESTART_COUNT"
@@ -44,9 +44,9 @@ class ErrorReport(NamedTuple):
     raw: str = ""
     # On the clock that all processes of a host share.
     monotonic: float | None = None
-    # Of a failing sys.exit: the exit code.
+    # The exit code of a failing sys.exit.
     code: int | None = None
-    # The file that says it.
+    # The file that contains this.
     path: str = ""
 
 
@@ -64,7 +64,7 @@ class RankAxes(NamedTuple):
     axes: tuple[tuple[str, int], ...]
 
     def places(self, rank: int) -> dict[str, int]:
-        """Return where RANK is along each axis of several ranks."""
+        """Return RANK's coordinate on each axis of several ranks."""
         places = {}
         for name, size in reversed(self.axes):
             rank, place = divmod(rank, size)
@@ -73,7 +73,7 @@ class RankAxes(NamedTuple):
         return places
 
     def place(self, rank: int) -> str:
-        """Say where RANK is along the axes of several ranks; nothing if that is `dp` alone.
+        """Return RANK's coordinates as text; empty if `dp` is the only axis.
 
         >>> RankAxes((("dp", 2), ("pp", 1), ("sharding", 1), ("mp", 2))).place(3)
         'dp 1, mp 1'
@@ -85,25 +85,25 @@ class RankAxes(NamedTuple):
         return "" if known == ["dp"] else ", ".join(f"{name} {places[name]}" for name in known)
 
     def axis_of(self, ranks: Sequence[int]) -> str:
-        """Return the axis along which RANKS lie; nothing if that is none alone.
+        """Return the one axis along which RANKS lie; empty if there is none.
 
         >>> axes = RankAxes((("dp", 2), ("mp", 2)))
         >>> axes.axis_of([2, 3]), axes.axis_of([1, 3]), axes.axis_of([0, 3])
         ('mp', 'dp', '')
         """
         places = [self.places(rank) for rank in ranks]
-        axes = [name for name in places[0] if len({one[name] for one in places}) > 1]
+        axes = [name for name in places[0] if len({place[name] for place in places}) > 1]
         is_whole = len(axes) == 1 and len(ranks) == dict(self.axes)[axes[0]]
         return axes[0] if is_whole else ""
 
 
 def topology(paths: Iterable[str]) -> RankAxes | None:
-    """Return the topology that the first of the files PATHS has that has one."""
+    """Return the first topology in the files PATHS."""
     for path in filter(None, paths):
-        for found in records(path, TOPOLOGY):
-            axes = found.get("axes")
+        for record in records(path, TOPOLOGY):
+            axes = record.get("axes")
             if isinstance(axes, dict) and all(
-                isinstance(each, int) and each > 0 for each in axes.values()
+                isinstance(axis_size, int) and axis_size > 0 for axis_size in axes.values()
             ):
                 return RankAxes(tuple(axes.items()))
     return None
@@ -111,88 +111,90 @@ def topology(paths: Iterable[str]) -> RankAxes | None:
 
 def records(path: str, kind: str) -> Iterator[dict[str, Any]]:
     """Yield the records of KIND in the file PATH."""
-    for found in reading.lines(path):
-        if found.get("kind") == kind and found.get("schema") == SCHEMA:
-            yield found
+    for record in reading.lines(path):
+        if record.get("kind") == kind and record.get("schema") == SCHEMA:
+            yield record
 
 
 def last(path: str, kind: str, restart: int) -> dict[str, Any] | None:
-    """Return the last record of KIND in the file PATH that is of the attempt RESTART."""
-    known = [one for one in records(path, kind) if one.get("restart") == restart]
-    return known[-1] if known else None
+    """Return the last record of KIND and attempt RESTART in the file PATH."""
+    matching = [record for record in records(path, kind) if record.get("restart") == restart]
+    return matching[-1] if matching else None
 
 
 def progress(path: str, restart: int) -> dict[str, float]:
     """Return the moments of PROGRESS that the file PATH has of the attempt RESTART: monotonic."""
-    found = {}
+    moments = {}
     for record in reading.lines(path) if path else ():
         kind, at = record.get("kind"), record.get("monotonic")
         if kind in PROGRESS and record.get("restart") == restart and isinstance(at, float):
-            found[str(kind)] = at
-    return found
+            moments[str(kind)] = at
+    return moments
 
 
 def path_of(spec: "ProcessSpec") -> str:
-    """Return the file with the records of a process; empty: it has none."""
+    """Return the file with a process's records; empty if it has none."""
     return spec.env.get(variables.RECORDS, "")
 
 
 def restart_of(spec: "ProcessSpec") -> int:
-    """Return which attempt the process is told that it is."""
-    told = spec.env.get(_RESTARTS, "")
-    return int(told) if told.isdigit() else 0
+    """Return the attempt number that the process is given."""
+    text = spec.env.get(_RESTARTS, "")
+    return int(text) if text.isdigit() else 0
 
 
 def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | None:
-    """Return the last exception, or sys.exit, that the file PATH has of the attempt RESTART."""
-    found = last(path, kind, restart) if path else None
-    return None if found is None else _error(found, path)
+    """Return the last exception, or sys.exit, of attempt RESTART in the file PATH."""
+    record = last(path, kind, restart) if path else None
+    return None if record is None else _error(record, path)
 
 
 def exception(spec: "ProcessSpec") -> ErrorReport | None:
-    """Return the exception that has ended the process of SPEC, if it has told."""
+    """Return the exception that has ended the process of SPEC, if reported."""
     restart = restart_of(spec)
     recorded = error(path_of(spec), restart=restart)
     if recorded is not None:
         return recorded
-    told = read_error(spec.env.get(variables.ERROR_FILE, ""))
-    return None if told is None or (not told.raw and told.restart != restart) else told
+    reported = read_error(spec.env.get(variables.ERROR_FILE, ""))
+    return (
+        None if reported is None or (not reported.raw and reported.restart != restart) else reported
+    )
 
 
 def exit_under_way(spec: "ProcessSpec") -> ErrorReport | None:
-    """Return the failing sys.exit of the process of SPEC that its script has not caught."""
-    found = error(path_of(spec), EXIT, restart_of(spec))
-    return None if found is None or not found.code else found
+    """Return the failing sys.exit that the script of SPEC has not caught."""
+    report = error(path_of(spec), EXIT, restart_of(spec))
+    return None if report is None or not report.code else report
 
 
 def read_error(path: str) -> ErrorReport | None:
-    """Return what a program has written to its $FLEETRUN_ERROR_FILE; None if there is none."""
-    said = reading.content(path, _MOST) if path else None
-    if said is None:
+    """Return what a program wrote to its $FLEETRUN_ERROR_FILE, if anything."""
+    content = reading.content(path, _MOST) if path else None
+    if content is None:
         return None
-    found = reading.parse(said)
-    if found is None:
-        return ErrorReport(raw=said.decode(errors="replace"), path=path)
-    return _error(found, path)
+    document = reading.parse(content)
+    if document is None:
+        return ErrorReport(raw=content.decode(errors="replace"), path=path)
+    return _error(document, path)
 
 
 def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:
-    """Return what RANK of a run has said last of its strategy, also of one of fleetrun before 1.0.
+    """Return RANK's last evidence about its strategy, even from a fleetrun before 1.0.
 
-    Those have a document for it alone.
+    Those wrote a document of its own for it.
     """
     known = list(records(os.path.join(run_dir, names.rank_records(rank)), STRATEGY))
     return known[-1] if known else reading.document(os.path.join(run_dir, f"strategy.{rank}.json"))
 
 
 def updates(path: str) -> Iterator[Update]:
-    """Yield the updates that the file PATH has."""
-    for found in records(path, UPDATE):
-        number, at = reading.whole(found.get("number")), reading.real(found.get("at"))
+    """Yield the updates in the file PATH."""
+    for record in records(path, UPDATE):
+        number, at = reading.whole(record.get("number")), reading.real(record.get("at"))
         if number is not None and at is not None:
-            yield Update(number, at, reading.real(found.get("loss")))
+            yield Update(number, at, reading.real(record.get("loss")))
 
 
-def _error(found: dict[str, Any], path: str) -> ErrorReport:
-    kind = reading.text(found.get("class"))
-    return reading.record(ErrorReport, found, kind=kind, raw="", path=path)
+def _error(record: dict[str, Any], path: str) -> ErrorReport:
+    kind = reading.text(record.get("class"))
+    return reading.record(ErrorReport, record, kind=kind, raw="", path=path)

@@ -1,7 +1,7 @@
-"""Reading files that other processes write, some of them while they die: tolerant of anything.
+"""Tolerant readers for files that other processes write, some of them while they die.
 
-Nothing here raises because of what is in a file, and what is not as expected is nothing. Keys that
-are not known are skipped by whoever parses.
+Nothing here raises because of a file's content; unexpected content counts as missing. Callers skip
+unknown keys.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Record = TypeVar("Record", bound=tuple[object, ...])
 
 # Longer files are cut; fleetrun writes none.
 MOST = 64 * 1024 * 1024
-# Of a file that grows, this much is read in one go; no line is longer.
+# The piece of a growing file to read at once; no line is longer.
 _PIECE = 16 * 1024 * 1024
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | None:
-    """Return at most MOST bytes of the file PATH; None where there is no such file."""
+    """Return at most MOST bytes of the file PATH; None if it does not exist."""
     try:
         # A pipe or a link was not written by fleetrun.
         fd = os.open(path, _OPEN)
         with open(fd, "rb", buffering=0) as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 return None
             if from_end:
-                file.seek(max(0, found.st_size - most))
+                file.seek(max(0, status.st_size - most))
             whole = bytearray()
             while len(whole) < most and (part := file.read(most - len(whole))):
                 whole += part
@@ -43,7 +43,7 @@ def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | N
 
 
 def piece(path: str, begin: int, length: int) -> bytes:
-    """Return at most LENGTH bytes of the file PATH from BEGIN on; none if it cannot be read."""
+    """Return at most LENGTH bytes of the file PATH from BEGIN on; empty if unreadable."""
     try:
         fd = os.open(path, _OPEN)
         with open(fd, "rb", buffering=0):
@@ -53,14 +53,14 @@ def piece(path: str, begin: int, length: int) -> bytes:
 
 
 class GrowingFile:
-    """The file PATH, whose whole lines are read as they are added."""
+    """The file PATH, whose complete lines are read as they are added."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._at = 0
 
     def read(self) -> bytes:
-        """Return the next lines; nothing where there are none, or the file cannot be read."""
+        """Return the next lines; empty if there are none or the file is unreadable."""
         text = piece(self._path, self._at, _PIECE)
         whole = text.rfind(b"\n") + 1
         self._at += whole
@@ -68,7 +68,7 @@ class GrowingFile:
 
 
 def written_at(path: str) -> float:
-    """Return when the file PATH was last written to, in seconds since 1970; 0: nobody knows."""
+    """Return when the file PATH was last written, in seconds since 1970; 0: unknown."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -76,16 +76,16 @@ def written_at(path: str) -> float:
 
 
 def parse(text: bytes | None) -> dict[str, Any] | None:
-    """Return the JSON object that TEXT is; None if it is none."""
+    """Return the JSON object in TEXT; None if it is not one."""
     if text is None:
         return None
     import json  # 3 ms that a start has no use for
 
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def document(path: str) -> dict[str, Any] | None:
@@ -94,19 +94,19 @@ def document(path: str) -> dict[str, Any] | None:
 
 
 def lines(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file that has one in each line; a line without an end is none."""
+    """Yield the JSON objects of a file, one per line; ignore an unterminated line."""
     for line in (content(path) or b"").split(b"\n")[:-1]:
-        found = parse(line)
-        if found is not None:
-            yield found
+        document = parse(line)
+        if document is not None:
+            yield document
 
 
 def text(value: object) -> str:
-    """Return VALUE as text that can be printed anywhere; nothing for null."""
+    """Return VALUE as printable text; empty for null."""
     try:
         shown = "" if value is None else str(value)
     except (ValueError, RecursionError):
-        # Nested as deeply as could just be read, or a number of very many digits.
+        # Barely readable nesting, or a number of very many digits.
         return ""
     return shown.encode(errors="backslashreplace").decode()
 
@@ -121,10 +121,10 @@ def real(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
         return None
-    return found if abs(found) < float("inf") else None
+    return number if abs(number) < float("inf") else None
 
 
 def fact(value: object) -> bool | None:
@@ -144,39 +144,39 @@ def items(value: object) -> list[Any]:
 
 def mappings(value: object) -> list[dict[str, Any]]:
     """Return the objects of a list."""
-    return [one for one in items(value) if isinstance(one, dict)]
+    return [item for item in items(value) if isinstance(item, dict)]
 
 
 def texts(value: object) -> tuple[str, ...]:
     """Return the elements of a list as texts."""
-    return tuple(text(one) for one in items(value))
+    return tuple(text(item) for item in items(value))
 
 
 def wholes(value: object) -> tuple[int, ...]:
     """Return the whole numbers of a list."""
-    return tuple(one for one in map(whole, items(value)) if one is not None)
+    return tuple(number for number in map(whole, items(value)) if number is not None)
 
 
-def record(kind: type[Record], found: Mapping[str, Any], /, **given: object) -> Record:
-    """Return what the object FOUND says of each field of KIND, as its annotation has it.
+def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) -> Record:
+    """Return a KIND from the object DOCUMENT, each field read by its annotation.
 
-    What is not there, or something else, is the field's default, else nothing; fields that are
-    GIVEN are as they are.
+    A missing or malformed field gets its default, or an empty value. GIVEN fields are taken as they
+    are.
     """
     fields = {
-        name: default if (value := read(found.get(name))) is None else value
+        name: default if (value := read(document.get(name))) is None else value
         for name, read, default in _fields(kind, frozenset(given))
     }
     make: Any = kind
-    made: Record = make(**fields, **given)
-    return made
+    result: Record = make(**fields, **given)
+    return result
 
 
 @cache
 def _fields(
     kind: type[tuple[object, ...]], given: frozenset[str]
 ) -> tuple[tuple[str, Callable[[object], object], object], ...]:
-    """Return the fields of KIND that are not GIVEN, each with what reads it and what it is else."""
+    """Return the fields of KIND that are not GIVEN, with their readers and defaults."""
     rows = []
     for name, annotation in kind.__annotations__.items():
         if name not in given:
@@ -205,7 +205,7 @@ _READERS: dict[str, tuple[Callable[[object], object], object]] = {
 
 
 def size(path: str) -> int:
-    """Return how many bytes the file PATH has; -1 if it cannot be looked at."""
+    """Return the size of the file PATH in bytes; -1 if unknown."""
     try:
         return os.stat(path).st_size
     except OSError:

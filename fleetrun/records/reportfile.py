@@ -85,35 +85,35 @@ def write(folder: Folder, report: ReportRecord, redact: Callable[[str], str] = s
         "schema": SCHEMA,
         **report._asdict(),
         "culprit": None if culprit is None else _flat(culprit),
-        "victims": [_flat(one) for one in report.victims],
+        "victims": [_flat(victim) for victim in report.victims],
     }
     folder.write_json(names.REPORT, document, redact)
 
 
-def _flat(one: CulpritRecord | VictimRecord) -> dict[str, object]:
-    """Return ONE as the file has it: its end is not apart, and `kind` is called `class`."""
-    rest = {"class" if key == "kind" else key: value for key, value in one._asdict().items()}
-    return {**rest.pop("end")._asdict(), **rest}
+def _flat(record: CulpritRecord | VictimRecord) -> dict[str, object]:
+    """Return RECORD in the file's form: the end's fields inline, `kind` called `class`."""
+    fields = {"class" if key == "kind" else key: value for key, value in record._asdict().items()}
+    return {**fields.pop("end")._asdict(), **fields}
 
 
 def read(path: str) -> ReportRecord | None:
-    """Return what the file PATH says, as far as it can be read; None if it is no report."""
-    found = reading.document(path)
-    if found is None or found.get("schema") != SCHEMA:
+    """Return the readable content of the file PATH; None if it is no report."""
+    document = reading.document(path)
+    if document is None or document.get("schema") != SCHEMA:
         return None
-    culprit = found.get("culprit")
+    culprit = document.get("culprit")
     return reading.record(
         ReportRecord,
-        found,
+        document,
         culprit=_culprit(culprit) if isinstance(culprit, dict) else None,
         victims=tuple(
-            reading.record(VictimRecord, one, end=reading.record(EndRecord, one))
-            for one in reading.mappings(found.get("victims"))
+            reading.record(VictimRecord, victim, end=reading.record(EndRecord, victim))
+            for victim in reading.mappings(document.get("victims"))
         ),
         restarts=tuple(reading.mappings(found.get("restarts"))),
     )
 
 
-def _culprit(found: Mapping[str, Any]) -> CulpritRecord:
-    end, kind = reading.record(EndRecord, found), reading.text(found.get("class"))
-    return reading.record(CulpritRecord, found, end=end, kind=kind)
+def _culprit(document: Mapping[str, Any]) -> CulpritRecord:
+    end, kind = reading.record(EndRecord, document), reading.text(document.get("class"))
+    return reading.record(CulpritRecord, document, end=end, kind=kind)

@@ -1,4 +1,4 @@
-"""The launches of a log folder: which there are, which one is meant, and whether it still runs."""
+"""The launches of a log folder: listing them, finding one, and whether it still runs."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class LogRecord(NamedTuple):
     ended_at: float | None = None
     code: int | None = None
     signal: str = ""
-    # Whether it ended badly before anybody was asked to end.
+    # Whether it failed before anything was asked to end.
     has_failed: bool = False
-    # The file of standard error; nothing: it is in the other one.
+    # The file of standard error; empty: it is in the other one.
     error_path: str = ""
 
     @property
     def label(self) -> str:
-        """Return how users think of the process: `rank 3`."""
+        """The user's name of the process: `rank 3`."""
         return names.label_of(self.process)
 
     @property
     def file_key(self) -> str:
-        """Return what names the files of the process: its rank, or such as `server.0`."""
+        """The key in the names of the process's files: its rank, or such as `server.0`."""
         return self.process.removeprefix("trainer.")
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the files with its output, standard output's first."""
+        """The files with its output, standard output first."""
         return (self.path, self.error_path) if self.error_path else (self.path,)
 
 
@@ -68,12 +68,12 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the folder, of a host in a shared one with that of the run."""
+        """The name of the folder; for a host in a shared one, with that of the run."""
         return names.run_name(self.path)
 
     @property
     def host(self) -> str:
-        """Return the host that it ran on, as the plan has it; nothing if that is not known."""
+        """The host it ran on, according to the plan; empty if unknown."""
         nodes = () if self.plan is None else self.plan.nodes
         return nodes[self.node_rank] if self.node_rank < len(nodes) else ""
 
@@ -113,9 +113,9 @@ def read(path: str) -> Run:
                 )
             case "root_cause":
                 for name in reading.texts(event.more.get("failed")):
-                    one = logs.get((name, event.attempt))
-                    if one is not None:
-                        logs[name, event.attempt] = one._replace(has_failed=True)
+                    failed_log = logs.get((name, event.attempt))
+                    if failed_log is not None:
+                        logs[name, event.attempt] = failed_log._replace(has_failed=True)
             case _:
                 pass
     reported = launched.more if launched else {}
@@ -141,14 +141,14 @@ def _log(event: eventfile.EventRecord, plan: planfile.PlanRecord | None) -> str:
     log = reading.text(event.more.get("log"))
     if not log and plan is not None:
         # Written by an older fleetrun.
-        found = [one.log for one in plan.processes if one.name == event.process]
-        log = names.log_name(found[0], event.attempt) if found else ""
+        logs = [process.log for process in plan.processes if process.name == event.process]
+        log = names.log_name(logs[0], event.attempt) if logs else ""
     return _name(log)
 
 
-def _name(found: object) -> str:
+def _name(value: object) -> str:
     """Return the name of a file of the run directory, and no path elsewhere."""
-    name = reading.text(found)
+    name = reading.text(value)
     return "" if os.path.basename(name) != name else name
 
 
@@ -160,10 +160,10 @@ def is_running(path: str) -> bool:
         return False
     try:
         if lockfile.launcher(fd, os.path.basename(path)) is None:
-            # Between the file and its lock: else we would take it from the launcher. A copy has
+            # It has no mark yet: locking it now would take the lock from the launcher. A copy has
             # another name, and was never locked.
             return os.fstat(fd).st_size == 0
-        # Shared, so that several may look at once; the launcher has it for itself.
+        # Shared, so that several may check at once; the launcher's is exclusive.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -177,10 +177,10 @@ def listed(log_dir: str) -> list[str]:
     """Return the run directories in LOG_DIR, the newest first."""
     folder = os.path.join(log_dir, names.RUNS)
     try:
-        found = sorted(os.listdir(folder), reverse=True)
+        entries = sorted(os.listdir(folder), reverse=True)
     except OSError:
         return []
-    paths = [os.path.join(folder, name) for name in found]
+    paths = [os.path.join(folder, name) for name in entries]
     return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
 
 
@@ -194,10 +194,9 @@ def latest(log_dir: str) -> str | None:
 
 
 def find(word: str, log_dir: str) -> list[str]:
-    """Return the run directories that WORD may mean: a path, or the name of a launch into LOG_DIR.
+    """Return the run directories that WORD may mean: a path, or part of the name of a launch.
 
-    The path may be that of a log folder, of which the newest launch is meant. Of a name any part
-    will do, such as the job's id.
+    The path may be that of a log folder, meaning its newest launch. Names are looked up in LOG_DIR.
     """
     for path in (word, os.path.join(log_dir, names.RUNS, word)):
         if os.path.exists(os.path.join(path, names.LOCK)):
@@ -214,7 +213,7 @@ _APART_S = 3600.0
 
 
 def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:
-    """Return RUN, and those that other hosts of its job have left in the same log folder.
+    """Return RUN, and its counterparts of other hosts in the same log folder.
 
     READ reads the launch in a folder, or remembers it.
     """
@@ -225,28 +224,32 @@ def hosts(run: Run, read: Callable[[str], Run] = read) -> list[Run]:
     parts = _parts(whole)
     if parts:
         return [run if path == run.path else read(path) for path in (whole, *parts)]
-    found = {run.node_rank: run}
+    run_of = {run.node_rank: run}
     for path in listed(os.path.dirname(above)):
-        one = run if path == run.path else _of_host(path, run, read)
-        if one is None or one.started_at is None or one.plan is None:
+        candidate = run if path == run.path else _of_host(path, run, read)
+        if candidate is None or candidate.started_at is None or candidate.plan is None:
             continue
-        other = found.get(one.node_rank)
-        apart = abs(one.started_at - run.started_at)
-        if one.plan.nodes != run.plan.nodes or apart > _APART_S or one.node_rank == run.node_rank:
+        known = run_of.get(candidate.node_rank)
+        distance_s = abs(candidate.started_at - run.started_at)
+        if (
+            candidate.plan.nodes != run.plan.nodes
+            or distance_s > _APART_S
+            or candidate.node_rank == run.node_rank
+        ):
             continue
-        if other is None or apart < abs((other.started_at or 0.0) - run.started_at):
-            found[one.node_rank] = one
-    return [found[node] for node in sorted(found)]
+        if known is None or distance_s < abs((known.started_at or 0.0) - run.started_at):
+            run_of[candidate.node_rank] = candidate
+    return [run_of[node] for node in sorted(run_of)]
 
 
 def _parts(whole: str) -> list[str]:
     """Return the folders of the other hosts in the run directory WHOLE, if they share it."""
     try:
-        found = [name for name in os.listdir(whole) if names.is_node_folder(name)]
+        folders = [name for name in os.listdir(whole) if names.is_node_folder(name)]
     except OSError:
         return []
-    found.sort(key=lambda name: (len(name), name))
-    paths = [os.path.join(whole, name) for name in found]
+    folders.sort(key=lambda name: (len(name), name))
+    paths = [os.path.join(whole, name) for name in folders]
     return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
 
 

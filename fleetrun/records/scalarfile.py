@@ -1,8 +1,8 @@
-"""Reading the scalars that scripts write for VisualDL and TensorBoard, without either.
+"""Reads the scalars that scripts write for VisualDL and TensorBoard, without either.
 
-Both are records of protocol buffers, one after the other: VisualDL's `Record` behind its length,
-and TensorBoard's `Event` behind its length and a checksum, with another behind it. What is no
-scalar, and a last record that is half-written, is left out.
+Both files are sequences of protocol buffers: VisualDL's `Record` after its length, and
+TensorBoard's `Event` after its length and a checksum, with another checksum after it. Anything but
+scalars, and a half-written last record, is left out.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fleetrun.records import reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# As TensorBoard and VisualDL name their files.
+# The names of TensorBoard's and VisualDL's files.
 FILES = re.compile(r"(?:^|/)(?:events\.out\.tfevents\.|vdlrecords\.)[^/]*$")
-# Of more records there are pieces at even distances; in each, all tags take their turns.
+# More records are sampled in pieces at even distances, each long enough for all tags.
 _MOST_RECORDS, _PIECES = 1 << 16, 128
-# How far below a script's working folder it is looked for them.
+# How deep below a script's working folder to look for them.
 _DEEPEST, _MOST_FOLDERS = 4, 2000
 _LENGTH = struct.Struct("<Q")
 # The wire types of protocol buffers.
@@ -62,18 +62,18 @@ def read(folder: str) -> Iterator[Scalar]:
 
 
 def below(folder: str, since: float) -> set[str]:
-    """Return the folders in FOLDER, itself too, with files of scalars written to SINCE then.
+    """Return FOLDER and the folders below it that have scalar files written since SINCE.
 
-    VisualDL does not keep its file open, so nobody sees in /proc where a script writes it.
+    VisualDL does not keep its file open, so /proc does not show it.
     """
-    found: set[str] = set()
+    folders: set[str] = set()
     todo = [(folder, 0)]
-    for place, depth in todo:
+    for parent, depth in todo:
         try:
-            with os.scandir(place) as entries:
+            with os.scandir(parent) as entries:
                 for entry in entries:
                     if FILES.search(entry.name) and entry.stat().st_mtime >= since:
-                        found.add(place)
+                        folders.add(parent)
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if is_folder and depth < _DEEPEST and entry.name[0] != ".":
                         todo.append((entry.path, depth + 1))
@@ -81,7 +81,7 @@ def below(folder: str, since: float) -> set[str]:
             continue
         if len(todo) > _MOST_FOLDERS:
             break
-    return found
+    return folders
 
 
 def _records(content: bytes, checksum: int) -> Iterator[bytes]:
@@ -127,8 +127,8 @@ def _of_tensorboard(record: bytes) -> Iterator[Scalar]:
     for number, value in _fields(summary):
         if number != 1 or not isinstance(value, bytes):
             continue
-        told = dict(_fields(value))
-        tag, real, tensor = told.get(1), told.get(2), told.get(8)
+        value_fields = dict(_fields(value))
+        tag, real, tensor = value_fields.get(1), value_fields.get(2), value_fields.get(8)
         if isinstance(tensor, bytes):
             real = _of_tensor(tensor)
         if isinstance(tag, bytes) and isinstance(real, float):

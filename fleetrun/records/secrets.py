@@ -1,9 +1,9 @@
-"""Which values must never be shown or written down: known by their name, and by their shape.
+"""Recognises secrets, which must never be shown or written down, by name and by shape.
 
-Ranks load this file by its path, whatever Python they have: it imports nothing of fleetrun.
+Ranks load this file by its path, in any Python: it imports nothing of fleetrun.
 """
 
-# No syntax younger than Python 3.7, for those ranks; and `re` costs nothing, `typing` has it.
+# No syntax newer than Python 3.7, for those ranks. `re` is free, as `typing` imports it.
 from __future__ import annotations
 
 import re
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 HIDDEN = "***"
 
-# Patterns are compiled when they are first used, and an ordinary launch uses none: one of these is
-# in every text that a pattern finds something in.
+# Patterns are compiled on first use, and an ordinary launch uses none: every text in which a
+# pattern matches contains one of these.
 _PARTS = (
     *("pass", "secret", "cred", "key", "token", "auth", "jwt", "bearer", "hook", "otp", "sess"),
     *("sig", "cookie", "pwd", "psk", "pat"),
@@ -240,8 +240,8 @@ def _without_secrets(text: str, is_word: bool) -> str:  # noqa: FBT001 - it is k
 _masked_line = lru_cache(maxsize=2048)(_without_secrets)
 
 
-def _masked(text: str, found: list[str], *, is_word: bool = False) -> str:
-    """Mask TEXT, and put into FOUND what was masked."""
+def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
+    """Mask TEXT, and append what was replaced to MASKED."""
     lower = text.lower()
     for marks, pattern, is_meant in _SHAPES:
         # Looking for a mark first is many times faster than looking for what it may begin.
@@ -249,16 +249,16 @@ def _masked(text: str, found: list[str], *, is_word: bool = False) -> str:
             is_login = is_word and pattern is _LOGIN
             every = re.finditer(_LOGIN_IN_WORD if is_login else pattern, text)
             matches = [match for match in every if is_meant(match)]
-            text = _without((match.span(match.lastindex or 0) for match in matches), text, found)
-    return _without(_values(text), text, found) if _has_one(_PARTS, lower) else text
+            text = _without((match.span(match.lastindex or 0) for match in matches), text, masked)
+    return _without(_values(text), text, masked) if _has_one(_PARTS, lower) else text
 
 
-def _without(spans: Iterable[tuple[int, int]], text: str, found: list[str]) -> str:
-    """Mask the SPANS of TEXT, and put what stood there into FOUND."""
+def _without(spans: Iterable[tuple[int, int]], text: str, masked: list[str]) -> str:
+    """Mask the SPANS of TEXT, and append what was there to MASKED."""
     parts: list[str] = []
     done = 0
     for start, end in spans:
-        found.append(text[start:end])
+        masked.append(text[start:end])
         parts += (text[done:start], HIDDEN)
         done = end
     return "".join((*parts, text[done:]))
@@ -374,7 +374,7 @@ def _in_argument(word: str, flag: str, client: str) -> tuple[str, str, str | Non
 
 
 class Hider:
-    """Takes the secrets of ENVIRON and WORDS, a command line, and all that looks like one out."""
+    """Removes the secrets of ENVIRON and of the command line WORDS, and all that looks like one."""
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str] = ()) -> None:
         self._environ = environ
@@ -390,22 +390,22 @@ class Hider:
         return mask(text)
 
     def _find(self) -> tuple[str, ...]:
-        found = [value for name, value in self._environ.items() if is_secret(name)]
+        values = [value for name, value in self._environ.items() if is_secret(name)]
         arguments = list(in_arguments(self._words))
-        found += [value for _, _, name, value in arguments if name]
+        values += [value for _, _, name, value in arguments if name]
         for value in (*self._environ.values(), *(value for *_, value in arguments)):
-            _masked(value, found, is_word=True)
+            _masked(value, values, is_word=True)
         # The password of a login; and all as they are told within quotes.
-        found += [value.partition(":")[2] for value in found]
-        found += [repr(value)[1:-1] for value in found]
-        # One may be a part of another.
+        values += [value.partition(":")[2] for value in values]
+        values += [repr(value)[1:-1] for value in values]
+        # Longer ones first: one may be part of another.
         return tuple(
-            sorted(filter(_is_distinct, set(found)), key=lambda value: (-len(value), value))
+            sorted(filter(_is_distinct, set(values)), key=lambda value: (-len(value), value))
         )
 
 
 def of_launch(request: Request, environ: Mapping[str, str]) -> Hider:
-    """Return what hides the secrets of a launch: those of ENVIRON, and of what REQUEST says."""
+    """Return the redactor of a launch: for the secrets in ENVIRON and in REQUEST."""
     return Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
 
 
@@ -423,16 +423,16 @@ def _is_distinct(value: str) -> bool:
     return not (is_word and len(value) < 18) and not (value.isdigit() and len(value) <= 8)
 
 
-def everywhere(document: object, hide: Callable[[str], str]) -> object:
-    """Return DOCUMENT, as JSON has it, with every text in it as HIDE makes it.
+def everywhere(document: object, redactor: Callable[[str], str]) -> object:
+    """Return the JSON value DOCUMENT with REDACTOR applied to every text in it.
 
     >>> everywhere({"a": ["https://me:pw@h", 1]}, mask)
     {'a': ['https://***@h', 1]}
     """
     if isinstance(document, str):
-        return hide(document)
+        return redactor(document)
     if isinstance(document, dict):
-        return {key: everywhere(value, hide) for key, value in document.items()}
+        return {key: everywhere(value, redactor) for key, value in document.items()}
     if isinstance(document, (list, tuple)):
-        return [everywhere(value, hide) for value in document]
+        return [everywhere(value, redactor) for value in document]
     return document

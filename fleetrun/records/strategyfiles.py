@@ -1,6 +1,6 @@
-"""Reading `strategy.json`, what is asked for, and the record of what came of it in a rank.
+"""Reads `strategy.json`, the requested strategy, and each rank's record of its outcome.
 
-Only a launch with a strategy loads it. `inject/evidence.py` writes the record.
+Only a launch with a strategy loads this. `inject/evidence.py` writes the record.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from fleetrun.records import rankfile, reading
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Of what is asked for.
+# The schema of the requested strategy.
 DOCUMENT_SCHEMA = 1
 SECTIONS = ("strategy", "build_strategy", "execution_strategy")
 EFFECTIVE, NO_WORD = "effective", "no_word"
-# In effect; the job trains in the same way without it.
+# In effect, but the job trains the same without it.
 NO_DIFFERENCE = "no_difference"
 IN_EFFECT = frozenset((EFFECTIVE, NO_DIFFERENCE))
 STATUSES = IN_EFFECT | {"no_effect", "refused", "script"}
-# What ranks count is told in plurals.
+# Ranks report counts in the plural.
 _ONE = re.compile(r"\b1 (allreduce|communicator|gradient|micro-step|operator|block|parameter)s\b")
 
 
 class StrategyDocument(NamedTuple):
-    """What `strategy.json` asks for: its fields as text, in order, and what else is shown."""
+    """The content of `strategy.json`: its fields as text, in order, and what else is shown."""
 
     fields: tuple[tuple[str, str], ...]
     sources: tuple[str, ...] = ()
     mode: str = "defaults"
     is_strict: bool = False
-    # Why a field that was left to auto has its value, by field.
+    # The reason for the value of each field that was left to auto.
     reasons: tuple[tuple[str, str], ...] = ()
     environment: tuple[str, ...] = ()
 
 
 class GradientCounts(NamedTuple):
-    """How a rank's gradients were sent; None: it did not say."""
+    """How a rank's gradients were sent; None: not reported."""
 
     gradients: int | None = None
     allreduces_before: int | None = None
@@ -50,22 +50,22 @@ class GradientCounts(NamedTuple):
 
 
 class RankEvidence(NamedTuple):
-    """All that one rank says."""
+    """The evidence of one rank."""
 
     is_complete: bool = False
     # As `Paddle 3.3.1, dygraph on gpu`.
     where: str = ""
     fields: tuple[FieldVerdict, ...] = ()
     notes: tuple[str, ...] = ()
-    # Sentences about what script and strategy do not agree on.
+    # Sentences about conflicts between script and strategy.
     disagreements: tuple[str, ...] = ()
     ranks_equal: bool | None = None
     # After which update they were compared.
     compared_after: int | None = None
     counts: GradientCounts | None = None
-    # What was to count, compare or report there, and has failed.
+    # What was to count, compare or report in the rank, and failed.
     failures: tuple[str, ...] = ()
-    # As long as there was no update: the backwards, and the class that has the parameters.
+    # Before the first update: the number of backwards, and the class with the parameters.
     backwards: int = 0
     optimizer: str = ""
 
@@ -77,54 +77,55 @@ class RankEvidence(NamedTuple):
 
 def parse_document(text: str) -> StrategyDocument:
     """Return what TEXT, that of `strategy.json`, asks for; nothing if it is none."""
-    found = reading.parse(text.encode(errors="surrogateescape")) or {}
+    document = reading.parse(text.encode(errors="surrogateescape")) or {}
     return StrategyDocument(
         fields=tuple(
             (name, as_text(value))
             for section in SECTIONS
-            for name, value in reading.mapping(found.get(section)).items()
+            for name, value in reading.mapping(document.get(section)).items()
         ),
-        sources=reading.texts(found.get("sources")),
-        mode=reading.text(found.get("mode", "defaults")),
-        is_strict=found.get("strict") is True,
+        sources=reading.texts(document.get("sources")),
+        mode=reading.text(document.get("mode", "defaults")),
+        is_strict=document.get("strict") is True,
         reasons=tuple(
-            (name, reading.text(why)) for name, why in reading.mapping(found.get("reasons")).items()
+            (name, reading.text(why))
+            for name, why in reading.mapping(document.get("reasons")).items()
         ),
         environment=tuple(
             f"{name}={reading.text(value)}"
-            for name, value in reading.mapping(found.get("environment")).items()
+            for name, value in reading.mapping(document.get("environment")).items()
         ),
     )
 
 
-def parse_evidence(found: Mapping[str, Any] | None) -> RankEvidence | None:
+def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
     """Return what the record FOUND of a rank says; None if it is none."""
-    if found is None or found.get("schema") != rankfile.SCHEMA:
+    if record is None or record.get("schema") != rankfile.SCHEMA:
         return None
     try:
-        return _evidence(found)
+        return _evidence(record)
     except RecursionError:
         # Nested as deeply as could just be read.
         return None
 
 
-def _evidence(found: Mapping[str, Any]) -> RankEvidence:
+def _evidence(record: Mapping[str, Any]) -> RankEvidence:
     return reading.record(
         RankEvidence,
-        found,
-        is_complete=found.get("complete") is True,
-        where=_where(found),
+        record,
+        is_complete=record.get("complete") is True,
+        where=_where(record),
         fields=tuple(
-            _field(one) for one in reading.mappings(found.get("knobs")) if one.get("name")
+            _field(entry) for entry in reading.mappings(record.get("knobs")) if entry.get("name")
         ),
         disagreements=tuple(
-            f"The script sets {one.get('name')} to {as_text(one.get('script'))}, the strategy to "
-            f"{as_text(one.get('strategy'))}: {as_text(one.get('used'))} is used."
-            for one in reading.mappings(found.get("disagreements"))
+            f"The script sets {entry.get('name')} to {as_text(entry.get('script'))}, the strategy "
+            f"to {as_text(entry.get('strategy'))}: {as_text(entry.get('used'))} is used."
+            for entry in reading.mappings(record.get("disagreements"))
         ),
-        counts=_counts(reading.mapping(found.get("counts"))),
-        backwards=reading.whole(found.get("backwards")) or 0,
-        optimizer=reading.text(found.get("optimizer", "")),
+        counts=_counts(reading.mapping(record.get("counts"))),
+        backwards=reading.whole(record.get("backwards")) or 0,
+        optimizer=reading.text(record.get("optimizer", "")),
     )
 
 
@@ -135,26 +136,26 @@ def _counts(reported: Mapping[str, Any]) -> GradientCounts | None:
     return reading.record(GradientCounts, reported, groups=groups)
 
 
-def _field(one: Mapping[str, Any]) -> FieldVerdict:
-    status = reading.text(one.get("status"))
+def _field(entry: Mapping[str, Any]) -> FieldVerdict:
+    status = reading.text(entry.get("status"))
     why = ". ".join(
-        reading.text(one[key]).rstrip(".") for key in ("evidence", "reason") if one.get(key)
+        reading.text(entry[key]).rstrip(".") for key in ("evidence", "reason") if entry.get(key)
     )
     return FieldVerdict(
-        name=reading.text(one["name"]),
-        asked=as_text(one.get("asked")),
-        in_effect=as_text(one.get("in_effect")),
-        # A word that is not known is none.
+        name=reading.text(entry["name"]),
+        asked=as_text(entry.get("asked")),
+        in_effect=as_text(entry.get("in_effect")),
+        # An unknown word counts as none.
         status=status if status in STATUSES else NO_WORD,
         why=_ONE.sub(r"1 \1", why),
     )
 
 
-def _where(found: Mapping[str, Any]) -> str:
-    paddle, graph, device = (reading.text(found.get(key)) for key in ("paddle", "graph", "device"))
+def _where(record: Mapping[str, Any]) -> str:
+    paddle, graph, device = (reading.text(record.get(key)) for key in ("paddle", "graph", "device"))
     parts = (
         f"Paddle {paddle}" if paddle else "",
-        " on ".join(one for one in (graph, device) if one),
+        " on ".join(word for word in (graph, device) if word),
     )
     return ", ".join(part for part in parts if part)
 
@@ -170,7 +171,7 @@ def as_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, dict):
-        return " ".join(f"{key}={as_text(one)}" for key, one in value.items())
+        return " ".join(f"{key}={as_text(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ",".join(map(as_text, value))
     return " ".join(reading.text(value).split())

@@ -57,16 +57,16 @@ class TraceRecord(NamedTuple):
 
 def read(path: str) -> TraceRecord | None:
     """Return what the file PATH has; None where there is none."""
-    found = reading.document(path)
-    if found is None or found.get("schema") != SCHEMA:
+    document = reading.document(path)
+    if document is None or document.get("schema") != SCHEMA:
         return None
-    more = reading.mapping(found.get("otherData"))
-    summary = reading.mapping(more.get("summary"))
-    rank, first = reading.whole(more.get("rank")), reading.whole(more.get("first_step"))
+    other_data = reading.mapping(document.get("otherData"))
+    summary = reading.mapping(other_data.get("summary"))
+    rank, first = reading.whole(other_data.get("rank")), reading.whole(other_data.get("first_step"))
     steps = reading.whole(summary.get("steps"))
     if rank is None or first is None or not steps:
         return None
-    events = reading.mappings(found.get("traceEvents"))
+    events = reading.mappings(document.get("traceEvents"))
     tracks = {
         event.get("tid"): reading.text(reading.mapping(event.get("args")).get("name"))
         for event in events
@@ -81,8 +81,8 @@ def read(path: str) -> TraceRecord | None:
             spans.append(SpanRecord(name, kind, tracks[tid], begin / _US_PER_S, length / _US_PER_S))
     seconds = {
         kind: value
-        for kind, each in reading.mapping(summary.get("seconds")).items()
-        if (value := reading.real(each)) is not None
+        for kind, raw in reading.mapping(summary.get("seconds")).items()
+        if (value := reading.real(raw)) is not None
     }
     hidden = reading.real(summary.get("hidden"))
     return TraceRecord(rank, first, steps, seconds, hidden, tuple(spans))

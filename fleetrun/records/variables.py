@@ -1,4 +1,4 @@
-"""The table of all variables FLEETRUN_*: what sets each, what reads it, and its meaning.
+"""The table of all variables FLEETRUN_*: who sets and reads each, and its meaning.
 
 The code in the ranks must not import this module, so it repeats the names; a test keeps both in
 step, and the pages of docs/ with the public ones.
