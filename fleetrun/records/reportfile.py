@@ -110,7 +110,7 @@ def read(path: str) -> ReportRecord | None:
             reading.record(VictimRecord, victim, end=reading.record(EndRecord, victim))
             for victim in reading.mappings(document.get("victims"))
         ),
-        restarts=tuple(reading.mappings(found.get("restarts"))),
+        restarts=tuple(reading.mappings(document.get("restarts"))),
     )
 
 
