@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from lab import ends
 from training import start_warm
-from waiting import TRAINING_S
+from waiting import TRAINING_S, until
 
 from fleetrun.records import eventfile, flightfile, names
 
@@ -28,6 +29,16 @@ for step in range(3):
         next_batch()
     dist.all_reduce(paddle.ones([4]))
 """
+BUSY = """
+import time
+import paddle, paddle.distributed as dist
+paddle.set_device("cpu")
+dist.init_parallel_env()
+while True:
+    dist.all_reduce(paddle.ones([4]))
+    open("trains", "w").close()
+    time.sleep(0.01)
+"""
 DESYNC = """
 import paddle, paddle.distributed as dist
 paddle.set_device("cpu")
@@ -36,6 +47,30 @@ dist.all_reduce(paddle.ones([4]))
 dist.all_reduce(paddle.ones([5 if dist.get_rank() == 2 else 4]))
 dist.barrier()
 """
+
+
+@pytest.mark.skipif(not shutil.which("nft"), reason="there is no nft (Debian: nftables)")
+def test_of_a_dead_network_no_rank_is_named(two_hosts: tuple[Host, Host]) -> None:
+    for host in two_hosts:
+        (host.folder / "job.py").write_text(BUSY)
+    # Launchers reach each other; ranks do not.
+    options = "--master=10.88.0.1:6000", "--nnodes=2", "--nproc_per_node=2", "--hang_timeout=8"
+    launchers = [start_warm(host, *options, "job.py") for host in two_hosts]
+    until(lambda: all((host.folder / "trains").exists() for host in two_hosts), TRAINING_S)
+    rules = (
+        "add table ip lab",
+        "add chain ip lab in { type filter hook input priority 0; }",
+        "add rule ip lab in tcp sport 6000 accept",
+        "add rule ip lab in ip saddr 10.88.0.1 drop",
+    )
+    two_hosts[1].run("nft", "; ".join(rules))
+    assert ends(launchers, TRAINING_S) == [124, 124]
+    run = two_hosts[0].folder / "log" / "latest"
+    (hung,) = [one for one in eventfile.read(str(run / names.EVENTS)) if one.event == "hung"]
+    (found,) = hung.more["collectives"]
+    assert found["who"] == []
+    assert found["text"].startswith("all its ranks have entered all_reduce ")
+    assert found["text"].endswith("no rank is missing, so the network or a device holds it up")
 
 
 @pytest.mark.parametrize(
