@@ -314,6 +314,8 @@ class Loaded:
         # The warning filters before and after.
         self._filters: tuple[list[Any], list[Any]] = [], []
         self._finders: list[Any] = []
+        # What imports have added to the path: setuptools, the folder of its own needs.
+        self._folders: list[str] = []
         self._changed: dict[str, str] = {}
         self._printed = b"", b""
         # The environment that the rank was started with.
@@ -329,6 +331,7 @@ class Loaded:
             sys.path.insert(
                 0, os.getcwd() if script == "-m" else os.path.dirname(os.path.abspath(script))
             )
+        known = set(sys.path)
         with _noted_reads(self._read), _kept_at_exit(self._at_exit), _kept_output() as printed:
             sys.meta_path.insert(0, _CoreFinder(self._put_off_start))
             self._import("numpy", _openblas_threads)
@@ -348,6 +351,7 @@ class Loaded:
             if name.partition(".")[0] not in sys.stdlib_module_names:
                 self._modules[name] = sys.modules.pop(name)
         self._finders = [finder for finder in sys.meta_path if finder not in finders]
+        self._folders = [folder for folder in sys.path if folder not in known]
         sys.path[:], sys.meta_path[:] = path, finders
         warnings.filters[:] = filters  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
@@ -445,6 +449,7 @@ class Loaded:
                 sys.modules[hidden] = self._modules.pop(hidden)
             return
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self] + self._finders
+        sys.path += [folder for folder in self._folders if folder not in sys.path]
         sys.modules.update(self._modules)
         self._modules.clear()
         for fd, text in enumerate(self._printed, 1):

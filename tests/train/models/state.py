@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 _PR_GET_PDEATHSIG = 2
+# Two of the C library's own, which it catches once there was a thread, and SIGWINCH, ignored by
+# default: on Python 3.13 what Paddle imports loads readline, in a forked rank a moment earlier.
+_CAUGHT_BY_LIBRARIES = 3 << 31 | 1 << (signal.SIGWINCH - 1)
 
 
 def state() -> dict[str, Any]:
@@ -37,7 +40,7 @@ def state() -> dict[str, Any]:
             for k, v in vars(sys.modules["__main__"]).items()
             if k[:2] == "__"
         },
-        "path": sys.path,
+        "path": [*sys.path],
         "flags": repr(sys.flags),
         "places": (os.getsid(0) == here, os.getpgid(0) == here, parent),
         "cpus": sorted(os.sched_getaffinity(0)),
@@ -45,9 +48,8 @@ def state() -> dict[str, Any]:
         "limits": {
             n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n[:7] == "RLIMIT_"
         },
-        # But for two of the C library's own, which it catches once there was a thread.
         "signals": {
-            name: f"{int(status[name], 16) & ~(3 << 31):x}"
+            name: f"{int(status[name], 16) & ~_CAUGHT_BY_LIBRARIES:x}"
             for name in ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
         },
         "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
