@@ -104,8 +104,10 @@ def average(parameter: Any, group: Any, nranks: int) -> int:
             group.all_reduce(gradient, ReduceOp.SUM, True).wait()
             return 1
         rows = [] if gradient is None else list(gradient.rows())
-        counts = paddle.zeros([nranks], dtype="int32")
-        counts[group.rank()] = len(rows)
+        # Not by assignment to an element: Paddle crashes there with some plug-ins.
+        counts = paddle.to_tensor(
+            [len(rows) * (rank == group.rank()) for rank in range(nranks)], dtype="int32"
+        )
         group.all_reduce(counts, ReduceOp.SUM, True).wait()
         lengths = [int(count) for count in counts.numpy()]
         most = max(lengths)
@@ -130,9 +132,10 @@ def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:
     """Return the tensors OWN of all ranks, each padded to MOST rows, along the first axis."""
     import paddle
 
-    padded = paddle.zeros([most, *own.shape[1:]], dtype=own.dtype)
-    if own.shape[0]:
-        padded[: own.shape[0]] = own
+    padded = own
+    if own.shape[0] < most:
+        absent = paddle.zeros([most - own.shape[0], *own.shape[1:]], dtype=own.dtype)
+        padded = paddle.concat([own, absent]) if own.shape[0] else absent
     gathered = paddle.zeros([nranks * most, *own.shape[1:]], dtype=own.dtype)
     group.all_gather_into_tensor(gathered, padded, True).wait()
     return gathered
