@@ -131,8 +131,13 @@ def together() -> tuple[dict[str, Any], int]:
         sharded: Any = paddle.distributed.sharding.group_sharded_parallel
         level = {2: "os_g", 3: "p_g_os"}[stage]
         # Else so small parameters are not sharded.
+        groups = {"group": hcg.get_sharding_parallel_group()}
+        if degree["dp"] > 1:
+            groups["dp_group"] = hcg.get_data_parallel_group()
         model, optimizer, _ = sharded(
-            net, optimizer_of(net.parameters()), level, segment_size=layout.get("segment", 16)
+            *(net, optimizer_of(net.parameters()), level),
+            segment_size=layout.get("segment", 16),
+            **groups,
         )
     else:
         model = fleet_.distributed_model(net)
