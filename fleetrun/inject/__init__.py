@@ -28,6 +28,7 @@ from . import (
     settings,
     static,
     topology,
+    trainers,
     unsupported,
     updates,
 )
@@ -50,6 +51,7 @@ _PARTS = (
     (static, private_names.STATIC),
     (parameter_servers, ""),
     (rank_check, private_names.CHECK),
+    (trainers, ""),
     (unsupported, ""),
     (after_update, ""),
 )

@@ -23,6 +23,8 @@ class _Settings:
         self._proof = proof
         # The script's values by field; of dictionaries only the keys that it has set.
         self.script: dict[str, Any] = {}
+        # Why a switch is left to the script.
+        self.reasons: dict[str, str] = {}
 
     @property
     def overrides(self) -> bool:
@@ -63,6 +65,18 @@ def set_by_script(name: str, value: Any) -> Any:
     """Record that the script has set the field NAME to VALUE; return the value in effect."""
     _settings.set_by_script(name, value)
     return effective(name)
+
+
+def leave_to_script(name: str, reason: str) -> None:
+    """Switch NAME off for REASON, as the script does the same by itself; not in mode `override`."""
+    _settings.script[name] = False
+    if not effective(name):
+        _settings.reasons[name] = reason
+
+
+def script_does(name: str) -> str:
+    """Return the reason of `leave_to_script` for NAME; empty if it is not left to the script."""
+    return _settings.reasons.get(name, "")
 
 
 def effective(name: str, default: Any = None) -> Any:

@@ -146,7 +146,12 @@ class _RemainingFields:
         refusal = self._spec.refusal(name, value)
         if name in _BY_GRAPH and proof.known(name, value).get("status") == REFUSED:
             refusal = str(proof.known(name, value)["reason"])
-        if settings.script_wins(name):
+        if settings.script_does(name):
+            # Of what is counted, the evidence remains.
+            if proof.status(name) is None:
+                proof.knob(name, SCRIPT)
+            proof.put(name, status=SCRIPT, in_effect=None, reason=settings.script_does(name))
+        elif settings.script_wins(name):
             self._counted[name] = status = proof.status(name)
             if status is None:
                 proof.knob(name, SCRIPT)
@@ -188,7 +193,9 @@ class _RemainingFields:
             return
         switch = name[: -len("_configs")]
         status = self._counted.get(switch, self._proof.status(switch))
-        if not settings.is_on(switch):
+        if settings.script_does(switch):
+            self._proof.knob(name, SCRIPT, reason=f"as {switch}")
+        elif not settings.is_on(switch):
             script_wins = settings.script_wins(switch)
             reason = f"the script switches {switch} off" if script_wins else f"{switch} is not on"
             self._proof.knob(name, NO_EFFECT, reason=reason)

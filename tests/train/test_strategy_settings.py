@@ -287,6 +287,61 @@ def test_a_rest_is_applied_only_where_all_ranks_have_one(
         assert [proof["updates"] for proof in proofs(tmp_path)] == [2, 2]
 
 
+# As the Trainers of PaddleNLP and PaddleFormers: two micro-steps to an update.
+SUITES_TRAINER = """
+import paddle
+
+class Trainer:
+    def __init__(self, **args):
+        self.args = type("Arguments", (), args)
+
+    def train(self):
+        model = paddle.nn.Linear(4, 1)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+        for index in range(8):
+            model(paddle.ones([2, 4])).mean().backward()
+            if index % 2:
+                optimizer.step()
+                optimizer.clear_grad()
+"""
+TRAINED = """
+import os
+os.environ["FLEETRUN_RECORDS"] = "rank.0.jsonl"
+from paddlenlp.trainer.trainer import Trainer
+Trainer(gradient_accumulation_steps=2, bf16=True, fp16=False, sharding=[], recompute=True).train()
+"""
+
+
+@pytest.mark.parametrize("mode", ["defaults", "override"])
+@pytest.mark.parametrize("version", PYTHONS)
+def test_what_a_trainer_does_itself_is_not_done_twice(
+    version: str, mode: str, tmp_path: Path
+) -> None:
+    suite = tmp_path / "paddlenlp" / "trainer"
+    suite.mkdir(parents=True)
+    (suite.parent / "__init__.py").write_text("import paddle\n")
+    (suite / "trainer.py").write_text(SUITES_TRAINER)
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    asked = {**merge, "amp": True, "sharding": True, "recompute": True}
+    done, logs = train(version, tmp_path, TRAINED, {"strategy": asked, "mode": mode}, ranks=1)
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    (proof,) = proofs(tmp_path)
+    found = {name: (knob["status"], knob["reason"]) for name, knob in knobs(proof).items()}
+    its = "the Trainer does so itself, by its "
+    if mode == "override":
+        assert proof["updates"] == 2
+        assert found["gradient_merge"][0] == "effective"
+        return
+    assert proof["updates"] == 4
+    assert found == {
+        "gradient_merge": ("script", f"{its}gradient_accumulation_steps"),
+        "gradient_merge_configs": ("script", "as gradient_merge"),
+        "amp": ("script", f"{its}bf16"),
+        "recompute": ("script", f"{its}recompute"),
+        "sharding": ("no_effect", "in dygraph Paddle shards by hybrid_configs or group_sharded_parallel"),
+    }
+
+
 SPAWNED = (
     BEGIN
     + """
