@@ -1,4 +1,4 @@
-"""What the Trainers of PaddleNLP and PaddleFormers do themselves, and strategies do not do again."""
+"""What Trainers of PaddleNLP and PaddleFormers do themselves, which strategies do not repeat."""
 
 from __future__ import annotations
 

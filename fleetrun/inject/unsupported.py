@@ -146,17 +146,14 @@ class _RemainingFields:
         refusal = self._spec.refusal(name, value)
         if name in _BY_GRAPH and proof.known(name, value).get("status") == REFUSED:
             refusal = str(proof.known(name, value)["reason"])
-        if settings.script_does(name):
-            # Of what is counted, the evidence remains.
-            if proof.status(name) is None:
-                proof.knob(name, SCRIPT)
-            proof.put(name, status=SCRIPT, in_effect=None, reason=settings.script_does(name))
-        elif settings.script_wins(name):
+        if settings.script_wins(name):
             self._counted[name] = status = proof.status(name)
             if status is None:
                 proof.knob(name, SCRIPT)
-            value = settings.effective(name)
-            proof.put(name, status=SCRIPT, in_effect=value, reason="the script sets it itself")
+            does = settings.script_does(name)
+            value = None if does else settings.effective(name)
+            reason = does or "the script sets it itself"
+            proof.put(name, status=SCRIPT, in_effect=value, reason=reason)
         elif proof.status(name) is not None:
             return
         elif refusal:

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 # Unfinished ones end otherwise, or begin with a dot or `tmp`.
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
 # The output of paddle.save and pickle ends with this byte.
-_PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", ".pdckpt")
+_PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", ".pdckpt", ".pth")
+_PICKLED += ("trainer_state.bin",)
 _END = b"."
 _PART = re.compile(rb"\d+_\d+\.distcp")
 _RANKS = re.compile(r"(rng_state)_(\d+)(\.pth)")
-# Trainers write the first one with the model, the second one last.
-_TRAINERS, _TRAINERS_LAST = "training_args.bin", "trainer_state.json"
-# Some Trainers write this when everything else is there.
-_DONE = ".checkpoint_done"
+# Trainers write the first one with the model, and one of the others (.bin: PaddleFormers) later.
+_TRAINERS, _STATES = "training_args.bin", frozenset({"trainer_state.json", "trainer_state.bin"})
+# Some Trainers write these when everything else is there.
+_LAST = (".checkpoint_done", "scheduler.pdparams")
 _HEADER = 8
 _MOST = 256 * 1024 * 1024
 # What a host tells the others: so many, and so much of why one is incomplete.
@@ -90,9 +91,9 @@ def _newest_first(folder: str, *, is_alone: bool) -> Iterator[tuple[str, str]]:
     names: list[str] = []
     with suppress(OSError):
         names = [name for name in os.listdir(folder) if _NUMBERED.fullmatch(name)]
-    is_marked = any(os.path.exists(f"{folder}/{name}/{_DONE}") for name in names)
+    last = [one for one in _LAST if any(os.path.exists(f"{folder}/{name}/{one}") for name in names)]
     for name in sorted(names, key=_age, reverse=True):
-        yield name, fault(os.path.join(folder, name), is_marked=is_marked, is_alone=is_alone)
+        yield name, fault(os.path.join(folder, name), last, is_alone=is_alone)
 
 
 def _age(name: str) -> tuple[int, str]:
@@ -100,17 +101,17 @@ def _age(name: str) -> tuple[int, str]:
     return int(match[1]) if match else -1, name
 
 
-def fault(path: str, *, is_marked: bool = False, is_alone: bool = True) -> str:
+def fault(path: str, last: Iterable[str] = (), *, is_alone: bool = True) -> str:
     """Return why the checkpoint PATH is incomplete; empty if it is complete.
 
-    IS_MARKED: complete ones have a marker file, as its neighbours do. IS_ALONE: as for `find`.
+    LAST: files that are written at the end, as its neighbours have them. IS_ALONE: as for `find`.
     """
     try:
         if not os.path.isdir(path):
             return _fault_of(path)
         names = sorted(_files(path))
         return (
-            _missing(frozenset(names), is_marked=is_marked, is_alone=is_alone)
+            _missing(frozenset(names), last, is_alone=is_alone)
             or next(filter(None, (_fault_of(f"{path}/{name}") for name in names)), "")
             or _unlisted(path, names)
         )
@@ -124,21 +125,24 @@ def _files(path: str) -> Iterable[str]:
             yield os.path.relpath(os.path.join(root, name), path)
 
 
-def _missing(names: frozenset[str], *, is_marked: bool, is_alone: bool) -> str:
+def _missing(names: frozenset[str], last: Iterable[str], *, is_alone: bool) -> str:
     """Name the missing file that the other files imply."""
     if not names:
         return "it is empty"
-    if is_marked and _DONE not in names:
-        return f"{_DONE} is missing"
-    if _TRAINERS in names and _TRAINERS_LAST not in names:
-        return f"{_TRAINERS_LAST} is missing"
+    for name in last:
+        if name not in names:
+            return f"{name} is missing"
+    if _TRAINERS in names and not _STATES & names:
+        return "trainer_state is missing"
     folders = {os.path.dirname(name) for name in names if name.endswith(".distcp")}
     for folder in folders:
         if not any(n.endswith(".metadata") and os.path.dirname(n) == folder for n in names):
             return f"the .metadata of {folder or 'its parts'} is missing"
     ranks = {int(match[2]) for name in names if (match := _RANKS.fullmatch(name))}
-    # A host with a folder of its own has those of its own ranks.
-    first = 0 if is_alone else min(ranks, default=0)
+    # A host with a folder of its own has those of its own ranks; a single one above 1 is named by
+    # the number of ranks, and has those of all (PaddleNLP).
+    is_from_0 = is_alone and not (len(ranks) == 1 and max(ranks) > 1)
+    first = 0 if is_from_0 else min(ranks, default=0)
     absent = set(range(first, max(ranks, default=-1))) - ranks
     return f"rng_state_{min(absent)}.pth is missing" if absent else ""
 

@@ -41,7 +41,7 @@ DISTRIBUTED = {
     "1_0.distcp": PICKLED,
     "0.metadata": b"\x80\x04\x8c\x0a0_0.distcp\x8c\x0a1_0.distcp.",
 }
-DONE = ".checkpoint_done"
+NO_RANKS: dict[str, bytes | None] = {"rng_state_0.pth": None, "rng_state_1.pth": None}
 
 
 def make(folder: Path, files: dict[str, bytes]) -> None:
@@ -64,8 +64,17 @@ def make(folder: Path, files: dict[str, bytes]) -> None:
         ),
         (TRAINER, {"optimizer.pdopt": PICKLED[:-1]}, "optimizer.pdopt is cut off"),
         (TRAINER, {"optimizer.pdopt": b""}, "optimizer.pdopt is empty"),
-        (TRAINER, {"trainer_state.json": None}, "trainer_state.json is missing"),
+        (TRAINER, {"trainer_state.json": None}, "trainer_state is missing"),
         (TRAINER, {"rng_state_0.pth": None}, "rng_state_0.pth is missing"),
+        # All ranks in one, named by their number (PaddleNLP 2.8).
+        (TRAINER, {**NO_RANKS, "rng_state_2.pth": PICKLED}, ""),
+        # PaddleFormers 1.2.
+        (TRAINER, {"trainer_state.json": None, "trainer_state.bin": PICKLED}, ""),
+        (
+            TRAINER,
+            {"trainer_state.json": None, "trainer_state.bin": PICKLED[:3]},
+            "trainer_state.bin is cut off",
+        ),
         (DISTRIBUTED, {}, ""),
         (DISTRIBUTED, {"1_0.distcp": None}, "1_0.distcp is missing, which 0.metadata names"),
         (DISTRIBUTED, {"1_0.distcp": PICKLED[:2]}, "1_0.distcp is cut off"),
@@ -88,12 +97,13 @@ def test_a_checkpoint_is_whole_if_all_its_parts_are(
     assert sorted(os.listdir(newest)) == sorted(changed)
 
 
-def test_marked_neighbours_ask_for_a_mark(tmp_path: Path) -> None:
-    make(tmp_path / "step_1", {**TRAINER, DONE: b""})
+@pytest.mark.parametrize("mark", [".checkpoint_done", "scheduler.pdparams"])
+def test_marked_neighbours_ask_for_a_mark(mark: str, tmp_path: Path) -> None:
+    make(tmp_path / "step_1", {**TRAINER, mark: PICKLED})
     make(tmp_path / "step_2", TRAINER)
     found = checkpoints.find(str(tmp_path))
     assert found.newest == str(tmp_path / "step_1")
-    assert found.partial == ((str(tmp_path / "step_2"), f"{DONE} is missing"),)
+    assert found.partial == ((str(tmp_path / "step_2"), f"{mark} is missing"),)
 
 
 def test_files_and_other_names(tmp_path: Path) -> None:

@@ -338,7 +338,10 @@ def test_what_a_trainer_does_itself_is_not_done_twice(
         "gradient_merge_configs": ("script", "as gradient_merge"),
         "amp": ("script", f"{its}bf16"),
         "recompute": ("script", f"{its}recompute"),
-        "sharding": ("no_effect", "in dygraph Paddle shards by hybrid_configs or group_sharded_parallel"),
+        "sharding": (
+            "no_effect",
+            "in dygraph Paddle shards by hybrid_configs or group_sharded_parallel",
+        ),
     }
 
 

@@ -13,6 +13,7 @@ import devices
 import pytest
 from commandline import fleetrun
 from training import MODELS, PYTHONS
+from waiting import TRAINING_S
 
 pytestmark = [pytest.mark.train, pytest.mark.long]
 
@@ -95,15 +96,24 @@ def words(name: str, *more: str, model: str = "llama") -> list[str]:
 
 
 def launched(name: str, folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    return fleetrun(*argv, folder=folder, FLEETRUN_PYTHON=python(name), OMP_NUM_THREADS="1")
+    return fleetrun(
+        *argv,
+        folder=folder,
+        timeout=TRAINING_S,
+        FLEETRUN_PYTHON=python(name),
+        OMP_NUM_THREADS="1",
+    )
 
 
 def weights(text: str) -> str:
     return str(re.findall(r"^weights (\S+)", text, re.MULTILINE)[-1])
 
 
+MERGED = ("--set", "gradient_merge=true", "--set", "gradient_merge_configs.k_steps=2")
 KINDS = {
     "pretrain": (),
+    # The norm of gradients that were summed otherwise differs in its last bits.
+    "merged": ("--max_grad_norm=0",),
     "accumulated": ("--gradient_accumulation_steps=2",),
     "recomputed": ("--recompute=True",),
     "lora": ("--lora",),
@@ -121,9 +131,13 @@ def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
     renamed = RENAMED.get(library, {})
     more = [word for each in KINDS[kind] for word in renamed.get(each, (each,))]
     options = ["--strategy=recommended", "--nproc_per_node=2", "--updates=4"]
+    options += MERGED if kind in {"merged", "accumulated"} else ()
     done = launched(library, tmp_path, "verify", *options, *words(library, *more, "--max_steps=64"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Equal: the weights and losses are those of plain Paddle" in done.stdout
+    assert ("2 micro-steps made one update" in done.stdout) == (kind == "merged")
+    its = "script +the Trainer does so itself, by its gradient_accumulation_steps"
+    assert bool(re.search(its, done.stdout)) == (kind == "accumulated")
 
 
 @pytest.mark.parametrize("model", ["bert", "ernie", "ernie4_5"])
@@ -151,24 +165,33 @@ def test_other_models_train_as_with_paddles_own_launcher(
     assert weights(ours.stdout) == weights(log)
 
 
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [
+        # With this, the Trainer marks checkpoints as whole.
+        ("--env=FLAG_LLM_PDC=1", "--save_steps=3"),
+        ("--resume_from=out", "--resume_from_checkpoint={checkpoint}"),
+    ],
+)
 def test_a_killed_trainer_resumes_from_its_last_whole_checkpoint(
-    library: str, tmp_path: Path
+    library: str, option: str, word: str, tmp_path: Path
 ) -> None:
-    options = ["--max_restart=1", "--nproc_per_node=2", "--env=FLAG_LLM_PDC=1"]
-    options.append("--strategy=recommended")
+    options = ["--max_restart=1", "--nproc_per_node=2", option, "--strategy=recommended"]
     found = []
     for name, kill_at in (("undisturbed", 0), ("killed", 7)):
         folder = tmp_path / name
         folder.mkdir()
         if kill_at:
-            # As of a Trainer that was killed while it saved: not marked as whole.
-            (folder / "out" / "checkpoint-7").mkdir(parents=True)
-        script = words(library, "--save_steps=3", f"--kill_at={kill_at}")
+            # As of a Trainer that was killed while it saved.
+            partial = folder / "out" / "checkpoint-7"
+            partial.mkdir(parents=True)
+            (partial / "training_args.bin").write_bytes(b"\x80")
+        script = words(library, "--save_steps=3", word, f"--kill_at={kill_at}")
         done = launched(library, folder, *options, *script)
         assert done.returncode == 0, done.stdout + done.stderr
         found.append(weights(done.stdout))
-        begins = re.findall(r"^begins with (\S+)", done.stdout, re.MULTILINE)
-        assert begins == (["None", "out/checkpoint-6"] if kill_at else ["None"])
+        begins = re.findall(r"^begins with (?:\S*/)?(\S+)", done.stdout, re.MULTILINE)
+        assert begins == (["None", "checkpoint-6"] if kill_at else ["None"])
     assert found[0] == found[1]
 
 
@@ -224,7 +247,11 @@ def test_the_real_cli_launches_by_fleetrun(library: str, tmp_path: Path) -> None
     with devices.on("npu"):
         variables = {**devices.variables(own / "python"), "ASCEND_RT_VISIBLE_DEVICES": "0,1"}
     words = ("exec", "--strategy=recommended", *train)
-    done = fleetrun(*words, folder=tmp_path, PATH=path, **variables)
+    done = fleetrun(*words, folder=tmp_path, timeout=TRAINING_S, PATH=path, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "21 gradients in 1 allreduce" in done.stderr
     assert "6 steps (exit code 0)" in done.stderr
+    words = ("verify", "--strategy=recommended", "--updates=4", "exec", *train)
+    done = fleetrun(*words, folder=tmp_path, timeout=TRAINING_S, PATH=path, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Equal: the weights and losses are those of plain Paddle" in done.stdout

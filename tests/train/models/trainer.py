@@ -101,8 +101,9 @@ def main() -> None:
         data_collator=together,
         callbacks=[Killer()],
     )
-    folder = arguments.output_dir
-    last = trainers.get_last_checkpoint(folder) if os.path.isdir(folder) else None
+    folder, last = arguments.output_dir, arguments.resume_from_checkpoint
+    if "FLAG_LLM_PDC" in os.environ and os.path.isdir(folder):
+        last = trainers.get_last_checkpoint(folder)
     print(f"begins with {last}", flush=True)
     trainer.train(resume_from_checkpoint=last)
     total = sum(float(each.astype("float64").abs().sum()) for each in model.parameters())
