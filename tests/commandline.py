@@ -18,7 +18,7 @@ FLEETRUN = (sys.executable, "-m", "fleetrun")
 
 
 def fleetrun(
-    *words: str, folder: Path | None = None, timeout: float = LONG_S, **variables: str
+    *words: str, folder: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `fleetrun WORDS` in FOLDER (the current one), with VARIABLES beside ours."""
     return subprocess.run(
@@ -27,7 +27,7 @@ def fleetrun(
         env=environ(**variables),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=LONG_S,
         check=False,
     )
 

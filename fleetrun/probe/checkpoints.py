@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
 # The output of paddle.save and pickle ends with this byte.
 _PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", ".pdckpt", ".pth")
-_PICKLED += ("trainer_state.bin",)
 _END = b"."
 _PART = re.compile(rb"\d+_\d+\.distcp")
 _RANKS = re.compile(r"(rng_state)_(\d+)(\.pth)")
@@ -156,7 +155,7 @@ def _fault_of(path: str) -> str:
     if not size and not name.startswith("."):
         return f"{name} is empty"
     with open(path, "rb") as file:
-        if name.endswith(_PICKLED):
+        if name.endswith(_PICKLED) or name == "trainer_state.bin":
             file.seek(size - 1)
             return "" if file.read() == _END else f"{name} is cut off"
         if name.endswith(".json") and size < _MOST:
