@@ -34,7 +34,7 @@ def test_the_keys_are_those_of_schema_1(tmp_path: Path) -> None:
     reportfile.write(Folder(str(tmp_path)), WHOLE, lambda text: text.replace("no", "***"))
     found = json.loads((tmp_path / names.REPORT).read_text())
     assert " ".join(found) == (
-        "schema outcome exit_code attempts time culprit victims evidence earlier"
+        "schema outcome exit_code attempts time culprit victims evidence earlier restarts"
     )
     end = "process rank pid attempt code signal fault"
     assert " ".join(found["culprit"]) == (
