@@ -23,7 +23,10 @@ BUCKETS = {"fuse_grad_size_in_num": 4, "nccl_comm_num": 2}
 EVERYWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**BUCKETS, **MERGE, "bf16_allreduce": True, "amp": True}, {"scaled": True, "prototxt": True}),
     # Gradients so small that Paddle's reducer may have them.
-    ({"fuse_grad_size_in_MB": 4, "find_unused_parameters": False}, {"fleet": True}),
+    (
+        {"fuse_grad_size_in_MB": 4, "find_unused_parameters": False},
+        {"fleet": True, "trainer": True},
+    ),
     (BUCKETS, {"looks_up": True}),
 ]
 # What fails in a static graph, with servers that nobody has started, and when the launcher wants
@@ -119,6 +122,8 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
                     "FAULT": json.dumps(fault),
                     "FLEETRUN_HEARTBEAT": str(folder / "heartbeat"),
                     "FLEETRUN_STOP_AFTER": "1000",
+                    # As a rank that was started again.
+                    "PADDLE_RESTART_COUNT": "1",
                     "FLEETRUN_VERIFY": json.dumps(verify),
                     "FLEETRUN_FLIGHT_RECORDER": str(seen / "collectives"),
                 },

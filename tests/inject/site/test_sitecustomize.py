@@ -138,19 +138,24 @@ def test_a_strategy_that_cannot_be_read_is_said_and_paddle_is_imported(tmp_path:
     assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
 
 
-def test_who_waits_for_paddle_itself_is_called_when_it_is_there(tmp_path: Path) -> None:
-    (tmp_path / "paddle.py").write_text("class Tensor:\n    def backward(self): ...\n")
+def test_what_waits_for_a_module_of_paddle_is_called_after_it(tmp_path: Path) -> None:
+    base = tmp_path / "paddle" / "base"
+    base.mkdir(parents=True)
+    (tmp_path / "paddle" / "__init__.py").write_text("import paddle.base.core\n")
+    (base / "__init__.py").write_text("")
+    (base / "core.py").write_text("class eager:\n    def run_backward(tensors): ...\n")
     (tmp_path / "strategy.json").write_text('{"schema": 1}')
     code = """
 import sys
 import zipfile
 import paddle
-print(hasattr(paddle.Tensor.backward, "__wrapped__"))
-print(type(paddle.__loader__).__name__, type(paddle.__spec__.loader).__name__)
+core = paddle.base.core
+print(hasattr(core.eager.run_backward, "__wrapped__"))
+print(type(core.__loader__).__name__, type(core.__spec__.loader).__name__)
 """
     env = {
         "FLEETRUN_STRATEGY_FILE": str(tmp_path / "strategy.json"),
-        # Only then does anybody wait for Paddle itself: for its losses.
+        # Only then are losses recorded.
         "FLEETRUN_STOP_AFTER": "9",
     }
     *lines, told = said(code, SITE, str(tmp_path), **env).splitlines()
@@ -159,7 +164,7 @@ print(type(paddle.__loader__).__name__, type(paddle.__spec__.loader).__name__)
 
 
 def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_path: Path) -> None:
-    # This one has no tensors whose losses could be remembered.
+    # This one has no function that runs a backward, whose losses could be recorded.
     (tmp_path / "paddle.py").write_text("")
     (tmp_path / "strategy.json").write_text('{"schema": 1}')
     env = {
@@ -169,7 +174,10 @@ def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_pat
     }
     text = said("import paddle; print('on')", SITE, str(tmp_path), **env)
     assert text.startswith("on\nfleetrun: Paddle of unknown version differs from the versions")
-    assert "paddle.Tensor.backward is missing: the losses of steps are not recorded" in text
+    assert (
+        "paddle.base.core.eager.run_backward is missing: the losses of steps are not recorded"
+        in text
+    )
     # All in one line.
     assert text.count("\n") == 2
 

@@ -2,11 +2,12 @@
 
 FAULT is a JSON object: `where` is a function of fleetrun's, by its module, or empty for every call
 across the border; without it nothing fails. `rank` is the only rank on which it fails, if it is
-there. `scaled`, `prototxt`, `fleet` and `looks_up` are what the script does besides.
+there. `scaled`, `prototxt`, `fleet`, `looks_up` and `trainer` are what the script does besides.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -47,6 +48,13 @@ if "prototxt" in fault:
     strategy.load_from_prototxt(str(path))
 if "fleet" in fault:
     paddle.distributed.fleet.init(is_collective=True)
+if "trainer" in fault:
+    package = Path(f"{os.environ['OUTPUT']}.{rank}.modules")
+    (package / "paddleformers" / "trainer").mkdir(parents=True)
+    text = "class Trainer:\n    args = None\n    def train(self): ...\n"
+    (package / "paddleformers" / "trainer" / "trainer.py").write_text(text)
+    sys.path.append(str(package))
+    importlib.import_module("paddleformers.trainer.trainer").Trainer().train()
 nn = paddle.nn
 
 
