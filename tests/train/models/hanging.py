@@ -50,7 +50,7 @@ def train(fault: Fault) -> None:
     import paddle
     from paddle import distributed as dist
 
-    paddle.device.set_device("cpu")
+    paddle.device.set_device(os.environ.get("TESTDEVICE_KIND", "cpu"))
     dist.init_parallel_env()
     rank = dist.get_rank()
     pair: Any = dist.new_group([0, 1])
