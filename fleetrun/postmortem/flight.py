@@ -110,8 +110,13 @@ def _reopened(record: FlightRecord) -> FlightRecord:
 # A desync -----------------------------------------------------------------------------------------
 
 
-def desyncs(records: Mapping[int, FlightRecord], job: JobRanks) -> tuple[FlightFinding, ...]:
-    """Return where ranks first called different collectives at the same position, if anywhere."""
+def desyncs(
+    records: Mapping[int, FlightRecord], job: JobRanks, *, is_early: bool = False
+) -> tuple[FlightFinding, ...]:
+    """Return where ranks first called different collectives at the same position, if anywhere.
+
+    IS_EARLY: a tie is left out while ranks of its group may still show who is right.
+    """
     places: dict[tuple[CollectiveChannel, int], dict[int, Collective]] = {}
     for rank, record in records.items():
         for collective in () if record.has_failed else record.collectives:
@@ -119,7 +124,10 @@ def desyncs(records: Mapping[int, FlightRecord], job: JobRanks) -> tuple[FlightF
                 places.setdefault((collective.channel, collective.sequence), {})[rank] = collective
     first: dict[CollectiveChannel, tuple[float, dict[int, Collective]]] = {}
     for (channel, _), calls in places.items():
-        if len(calls) < 2 or len(set(_signatures(calls).values())) < 2:
+        counts = Counter(_signatures(calls).values())
+        if len(counts) < 2:
+            continue
+        if is_early and len(calls) < len(channel.ranks) and not _has_majority(counts):
             continue
         at = min(collective.issued_at for collective in calls.values())
         if channel not in first or at < first[channel][0]:
@@ -143,10 +151,15 @@ def _signatures(calls: Mapping[int, Collective]) -> dict[int, tuple[object, ...]
     }
 
 
+def _has_majority(counts: Counter[tuple[object, ...]]) -> bool:
+    """Whether more ranks made one call than any other."""
+    most = [number for _, number in counts.most_common(2)]
+    return len(most) == 1 or most[0] > most[1]
+
+
 def _desync(calls: Mapping[int, Collective], job: JobRanks) -> FlightFinding:
     signatures = _signatures(calls)
-    counts = Counter(signatures.values()).most_common()
-    is_majority = len(counts) == 1 or counts[0][1] > counts[1][1]
+    is_majority = _has_majority(Counter(signatures.values()))
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in sorted(calls):
         groups.setdefault(signatures[rank], []).append(rank)

@@ -132,7 +132,8 @@ class FlightRecords:
 
     def _compare(self) -> None:
         """Report once that ranks have called different collectives at one place."""
-        for finding in flight.desyncs({**self._received, **self._here()}, self._job_of({}))[:1]:
+        records = {**self._received, **self._here()}
+        for finding in flight.desyncs(records, self._job_of({}), is_early=True)[:1]:
             if finding.text not in self._reported:
                 self._reported.add(finding.text)
                 self._job.log(f"{sentence(finding.text)}.")

@@ -305,3 +305,14 @@ def test_of_several_waits_for_one_rank_the_oldest_is_told() -> None:
     (found,) = flight.verdict(records, JobRanks(3))
     assert found.ranks == (0,)
     assert "never entered reduce 1 of ranks 0, 2; rank 2 waits there" in found.text
+
+
+def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
+    group = CollectiveChannel(tuple(range(4)))
+    sums, copies = [Call(group, "all_reduce")], [Call(group, "broadcast")]
+    two = play({2: sums, 3: copies})
+    job = JobRanks(4)
+    assert flight.desyncs(two, job, is_early=True) == ()
+    assert [finding.ranks for finding in flight.desyncs(two, job)] == [(2, 3)]
+    three = play({1: sums, 2: sums, 3: copies})
+    assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
