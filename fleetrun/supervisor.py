@@ -15,10 +15,8 @@ from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
     Action,
     Await,
-    Elapsed,
     Event,
     Examine,
-    Examined,
     Exited,
     Finish,
     Finished,
@@ -27,18 +25,20 @@ from fleetrun.run.events import (
     GatherFailed,
     HostStopped,
     Interrupted,
-    Judged,
-    Noticed,
     Outcome,
     Ready,
     Recovered,
+    RootCauses,
+    RunWarning,
     SignalAll,
     SourceFailed,
     Spawn,
-    StacksWanted,
+    StacksRequested,
     Started,
     StopGathering,
+    StrategyReport,
     Sweep,
+    TimerExpired,
     assert_never,
     signal_name,
 )
@@ -356,7 +356,7 @@ class Supervisor:
                 case signal.SIGCHLD:
                     self._loop.timer("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
                 case signal.SIGQUIT:
-                    self._observers.on_event(StacksWanted(time.monotonic()))
+                    self._observers.on_event(StacksRequested(time.monotonic()))
                 case signal.SIGTSTP:
                     self._pause()
                 case signal.SIGTTIN:
@@ -443,14 +443,14 @@ class Supervisor:
 
         return failures.has_raised(spec)
 
-    def _examine(self, exits: tuple[Exited, ...]) -> Examined:
+    def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
         from fleetrun.postmortem import failures  # only after a failure
 
         try:
             exits = failures.examine(self._plan, exits)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever a file holds
             self._log(f"The cause could not be examined ({error!r}).")
-        return Examined(exits, time.monotonic())
+        return RootCauses(exits, time.monotonic())
 
     def _wait_for_group(self, ended: worker.Worker, left: int) -> None:
         """Give the processes that a rank left in its group its grace; then the rank has ended."""
@@ -471,12 +471,12 @@ class Supervisor:
         self._loop.timer(key, time.monotonic() + _GROUP_S, look_again)
 
     def _on_deadline(self) -> None:
-        self._feed(Elapsed(time.monotonic()))
+        self._feed(TimerExpired(time.monotonic()))
         self._perform_all()
 
     def _declare(self, happening: Declared) -> None:
         """Notify the observers of what a source declares, and act on it."""
-        if isinstance(happening, Noticed | Recovered | Judged):
+        if isinstance(happening, RunWarning | Recovered | StrategyReport):
             self._observers.on_event(happening)
         elif self._is_over:
             if isinstance(happening, SourceFailed) and happening.is_required:
@@ -549,7 +549,7 @@ class Supervisor:
         text = report.left_running(left)
         if text:
             self._log(text)
-            self._observers.on_event(Noticed("ended", text, time.monotonic()))
+            self._observers.on_event(RunWarning("ended", text, time.monotonic()))
 
     def _await(self, action: Await) -> None:
         from fleetrun.run.readiness import Readiness  # only with servers

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from fleetrun.model import Device
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.authentication import Handshake, Key, Seal
 from fleetrun.session.codec import Codec
@@ -160,7 +160,7 @@ class Peer:
 
         def elapse() -> None:
             if due == self.due and self.state.phase != member.ENDED:
-                self.feed(Elapsed(self.job.now))
+                self.feed(TimerExpired(self.job.now))
 
         self.job.at(max(self.job.now, self.state.wake_at), elapse)
 
@@ -292,7 +292,7 @@ class Simulation:
 
         def elapse() -> None:
             if due == self.due:
-                self.feed(Elapsed(self.now))
+                self.feed(TimerExpired(self.now))
 
         self.at(self.state.wake_at, partial(self.compute, elapse))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation import Chances, Launcher, Wire, World
 
-from fleetrun.run.events import Elapsed
+from fleetrun.run.events import TimerExpired
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import StoreAnswer
@@ -385,7 +385,7 @@ class ElectedWorld(World):
 
         def elapse() -> None:
             if timer == leader.coordinator_timer:
-                self.feed_leader(leader, Elapsed(leader.clock()))
+                self.feed_leader(leader, TimerExpired(leader.clock()))
 
         self.at(due + 1e-6, elapse)
 

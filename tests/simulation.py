@@ -11,7 +11,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.session import coordinator, member, state
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import (
@@ -153,7 +153,7 @@ class Launcher:
 
         def elapse() -> None:
             if timer == self.timer:
-                self.feed(Elapsed(self.clock()))
+                self.feed(TimerExpired(self.clock()))
 
         self.world.at(due + 1e-6, elapse)
 
@@ -378,7 +378,7 @@ class World:
 
         def elapse() -> None:
             if timer == self.coordinator_timer:
-                self.feed(Elapsed(first.clock()))
+                self.feed(TimerExpired(first.clock()))
 
         self.at(due + 1e-6, elapse)
 

@@ -311,7 +311,7 @@ def test_the_page_of_knobs_is_what_the_tables_and_measurements_make_of_it(made: 
 def test_every_exit_code_of_the_code_is_in_the_help() -> None:
     codes = {code for row in help_text.EXIT_CODES for code in row[0].split(", ")}
     kinds = (errors.UsageError, errors.EnvironmentFault, errors.RendezvousError)
-    known = {kind.exit_code for kind in kinds} | {events.HUNG, events.REFUTED}
+    known = {kind.exit_code for kind in kinds} | {events.HUNG, events.STRATEGY_REJECTED}
     assert {str(code) for code in known} <= codes
 
 

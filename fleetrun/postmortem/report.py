@@ -15,8 +15,8 @@ from fleetrun.run.events import (
     GatherFailed,
     Hung,
     Interrupted,
-    Refuted,
     SourceFailed,
+    StrategyRejected,
 )
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def verdict(
             lines.append(f"{culprit.describe()}.")
         case Hung() as hang:
             lines += _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
-        case Refuted(faults=faults):
-            lines += _refuted(faults)
+        case StrategyRejected(faults=faults):
+            lines += _rejected(faults)
         case Failure() as elsewhere:
             lines += _elsewhere(elsewhere)
         case GatherFailed() as failed:
@@ -188,7 +188,7 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     return [*lines, f"All stacks are in {hang.stacks}."]
 
 
-def _refuted(faults: Sequence[str]) -> list[str]:
+def _rejected(faults: Sequence[str]) -> list[str]:
     """Return which fields of the strategy are not in effect, and on which ranks."""
     lines = ["The strategy is not in effect as asked, and --strategy_strict requires it:"]
     lines += [f"    {sentence(fault)}." for fault in faults[:_FAULTS]]

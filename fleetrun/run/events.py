@@ -22,7 +22,7 @@ _LAST_CODE = 255
 # The exit code of a job that hung; `timeout` uses it, too.
 HUNG = 124
 # The exit code of a job whose strategy is not in effect, with --strategy_strict.
-REFUTED = 5
+STRATEGY_REJECTED = 5
 
 
 def signal_name(signum: int) -> str:
@@ -125,7 +125,7 @@ class Ready(NamedTuple):
     attempt: int = 0
 
 
-class Examined(NamedTuple):
+class RootCauses(NamedTuple):
     """These exits, completed from error files and logs: when each process failed, and why."""
 
     exits: tuple[Exited, ...]
@@ -178,13 +178,13 @@ class Hung(NamedTuple):
         return f"the job hung for {self.seconds:.0f} s{where}"
 
 
-class StacksWanted(NamedTuple):
+class StacksRequested(NamedTuple):
     """The launcher was asked for the stacks of all processes."""
 
     at: float
 
 
-class Noticed(NamedTuple):
+class RunWarning(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
     `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost, fork server,
@@ -240,7 +240,7 @@ def spent(phases: tuple[tuple[str, float], ...], lost_steps: int | None) -> str:
     return f"{told} s" if lost_steps is None else f"{told} s; {steps} lost"
 
 
-class Judged(NamedTuple):
+class StrategyReport(NamedTuple):
     """What the ranks' evidence says about the strategy; without consequences."""
 
     verdicts: tuple[FieldVerdict, ...]
@@ -251,17 +251,18 @@ class Judged(NamedTuple):
     ranks_equal: bool | None = None
 
 
-class Refuted(NamedTuple):
+class StrategyRejected(NamedTuple):
     """The strategy, which must be in effect, is not; `faults` says where."""
 
     faults: tuple[str, ...]
     at: float
-    exit_code: int = REFUTED
+    exit_code: int = STRATEGY_REJECTED
 
     def describe(self) -> str:
         """Return one line of text.
 
-        >>> Refuted(("rank 0: nccl_comm_num is refused", "rank 1 left no evidence"), 9.0).describe()
+        >>> faults = ("rank 0: nccl_comm_num is refused", "rank 1 left no evidence")
+        >>> StrategyRejected(faults, at=9.0).describe()
         'the strategy is not in effect: rank 0: nccl_comm_num is refused, and 1 more'
         """
         more = len(self.faults) - 1
@@ -364,7 +365,7 @@ class SourceFailed(NamedTuple):
 
 # The failures after which another attempt may follow, and everything that may end a job.
 Retried: TypeAlias = Exited | Hung | Failure
-Cause: TypeAlias = Retried | Interrupted | Refuted | SourceFailed | GatherFailed
+Cause: TypeAlias = Retried | Interrupted | StrategyRejected | SourceFailed | GatherFailed
 
 
 class Outcome(NamedTuple):
@@ -405,7 +406,7 @@ class Outcome(NamedTuple):
         return self.cause.describe()
 
 
-class Elapsed(NamedTuple):
+class TimerExpired(NamedTuple):
     """The deadline set by a policy, or by a coordinator or member of a session, has passed."""
 
     at: float
@@ -457,7 +458,7 @@ class StopGathering(NamedTuple):
 
 
 class Examine(NamedTuple):
-    """Determine when and why these processes failed; answered at once by Examined."""
+    """Determine when and why these processes failed; answered at once by RootCauses."""
 
     exits: tuple[Exited, ...]
 
@@ -489,25 +490,39 @@ Event: TypeAlias = (
     | Started
     | Ready
     | Exited
-    | Examined
+    | RootCauses
     | Interrupted
-    | Elapsed
+    | TimerExpired
     | Hung
-    | Refuted
+    | StrategyRejected
     | StopRequested
     | JobVerdict
     | SourceFailed
 )
 # What sources may declare.
 Declared: TypeAlias = (
-    Hung | Noticed | Recovered | Judged | Refuted | StopRequested | JobVerdict | SourceFailed
+    Hung
+    | RunWarning
+    | Recovered
+    | StrategyReport
+    | StrategyRejected
+    | StopRequested
+    | JobVerdict
+    | SourceFailed
 )
 Action: TypeAlias = (
     Gather | StopGathering | Spawn | Await | SignalAll | Examine | HostStopped | Sweep | Finish
 )
 # What sinks and sources are notified of.
 Happening: TypeAlias = (
-    Event | SignalAll | HostStopped | Finished | StacksWanted | Noticed | Recovered | Judged
+    Event
+    | SignalAll
+    | HostStopped
+    | Finished
+    | StacksRequested
+    | RunWarning
+    | Recovered
+    | StrategyReport
 )
 
 

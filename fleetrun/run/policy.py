@@ -1,7 +1,7 @@
 """The policy: `step(state, event, rules) -> (state, actions)` decides and has no side effects.
 
 The caller performs the actions. The answers to Spawn (Started, or Exited if it failed), Examine
-(Examined) and StopGathering (GatherFailed) come before any other event. Before an action that had
+(RootCauses) and StopGathering (GatherFailed) come before any other event. Before an action that had
 to wait, the caller asks `is_current`.
 """
 
@@ -14,10 +14,8 @@ from fleetrun.run.events import (
     Action,
     Await,
     Cause,
-    Elapsed,
     Event,
     Examine,
-    Examined,
     Exited,
     Failure,
     Finish,
@@ -30,15 +28,17 @@ from fleetrun.run.events import (
     JobVerdict,
     Outcome,
     Ready,
-    Refuted,
     Retried,
+    RootCauses,
     SignalAll,
     SourceFailed,
     Spawn,
     Started,
     StopGathering,
     StopRequested,
+    StrategyRejected,
     Sweep,
+    TimerExpired,
     assert_never,
 )
 
@@ -98,7 +98,7 @@ class PolicyState(NamedTuple):
     cause: Cause | None = None
     # The first signal that asked us to stop: nothing starts any more.
     interrupted: Interrupted | None = None
-    # When to send Elapsed.
+    # When to send TimerExpired.
     deadline: float | None = None
     # When SIGKILL is sent to the remaining processes.
     kill_at: float = 0.0
@@ -186,8 +186,8 @@ def is_current(state: PolicyState, action: Action) -> bool:
 def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
     """Return the state after EVENT, and the actions that follow."""
     match event:
-        case Refuted():
-            return _refuted(state, event, rules)
+        case StrategyRejected():
+            return _rejected(state, event, rules)
         case SourceFailed():
             return _source_failed(state, event, rules)
         case _ if state.phase == FINISHED:
@@ -204,11 +204,11 @@ def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901,
             return state, (Spawn(event.process, state.attempt),) if is_next else ()
         case Exited():
             return _exited(state, event, rules)
-        case Examined():
+        case RootCauses():
             return _examined(state, event, rules)
         case Interrupted():
             return _interrupted(state, event, rules)
-        case Elapsed():
+        case TimerExpired():
             return _elapsed(state, event)
         case Hung():
             return _hung(state, event, rules)
@@ -260,7 +260,7 @@ def failed_at(exited: Exited) -> float:
     return exited.at if exited.failed_at is None else exited.failed_at
 
 
-def _examined(state: PolicyState, event: Examined, rules: Rules) -> Step:
+def _examined(state: PolicyState, event: RootCauses, rules: Rules) -> Step:
     """Make the first failure the cause, and finish or restart."""
     first = culprit(event.exits)
     if first.process in state.late and first.raised and first.status.signum in {TERM, KILL}:
@@ -298,7 +298,7 @@ def _source_failed(state: PolicyState, event: SourceFailed, rules: Rules) -> Ste
     if state.phase == STOPPED:
         return _finish(state._replace(given_up=why))
     if state.cause is None:
-        return _refuted(state, event, rules)
+        return _rejected(state, event, rules)
     is_open = state.phase in {STOPPING, KILLING} and isinstance(state.cause, Retried)
     if is_open and state.attempt < rules.max_restarts:
         # There would have been another attempt.
@@ -306,9 +306,9 @@ def _source_failed(state: PolicyState, event: SourceFailed, rules: Rules) -> Ste
     return state, ()
 
 
-def _refuted(state: PolicyState, event: Refuted | SourceFailed, rules: Rules) -> Step:
+def _rejected(state: PolicyState, event: StrategyRejected | SourceFailed, rules: Rules) -> Step:
     """Make EVENT the cause unless there is one."""
-    is_early = isinstance(event, Refuted) and state.phase == GATHERING
+    is_early = isinstance(event, StrategyRejected) and state.phase == GATHERING
     if state.cause is not None or is_early:
         # An earlier attempt has run with this strategy already.
         return state, ()
@@ -514,7 +514,7 @@ def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
     return _finish(state) if state.phase == STOPPED else _kill(state, event.at)
 
 
-def _elapsed(state: PolicyState, event: Elapsed) -> Step:
+def _elapsed(state: PolicyState, event: TimerExpired) -> Step:
     if state.deadline is None or event.at < state.deadline:
         return state, ()
     if state.phase == GATHERING and state.is_resting:

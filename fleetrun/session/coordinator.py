@@ -1,7 +1,7 @@
 """The coordinator of a session: keeps the roster, and decides how the job ends on all hosts.
 
 `step(state, event) -> (state, actions)`, pure. The caller performs the actions and feeds every
-message of a member, every broken connection, and Elapsed at `wake_at`.
+message of a member, every broken connection, and TimerExpired at `wake_at`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import RendezvousError
 from fleetrun.records.variables import TOKEN
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.policy import decide
 from fleetrun.session import admission, rank_assignment
 from fleetrun.session.authentication import fingerprint
@@ -81,7 +81,7 @@ def step(state: State, event: Event) -> Step:
             return _received(state, event)
         case Broken(connection=connection, at=at):
             return _broken(state, connection, at)
-        case Elapsed(at=at):
+        case TimerExpired(at=at):
             return _look(state, at)
 
 

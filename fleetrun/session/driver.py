@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fleetrun.errors import RendezvousError
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.loop import Loop, LoopShare, nothing
 from fleetrun.session import coordinator, exchange, member, messages, state
 from fleetrun.session.authentication import Key
@@ -544,10 +544,10 @@ class Session:
             self._share.timer((id(self), "coordinator"), due, self._coordinator_elapsed)
 
     def _member_elapsed(self) -> None:
-        self._event(Elapsed(time.monotonic()))
+        self._event(TimerExpired(time.monotonic()))
 
     def _coordinator_elapsed(self) -> None:
-        elapsed = Elapsed(time.monotonic())
+        elapsed = TimerExpired(time.monotonic())
         self._do(partial(self._feed_coordinator, elapsed))
 
     def _feed(self, event: member.Event) -> None:

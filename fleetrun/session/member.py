@@ -1,7 +1,7 @@
 """A member of a session: what each launcher does about the others.
 
 `step(state, event) -> (state, actions)`, pure. The caller performs the actions and feeds the
-coordinator's messages, what happens to the ranks here, and Elapsed at `wake_at`.
+coordinator's messages, what happens to the ranks here, and TimerExpired at `wake_at`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.run.policy import decide
 from fleetrun.session.messages import (
     LOST,
@@ -133,7 +133,7 @@ class KillAt(NamedTuple):
     at: float | None
 
 
-Event: TypeAlias = Connected | Disconnected | Gone | Heard | Elapsed | JoinRequested | Said
+Event: TypeAlias = Connected | Disconnected | Gone | Heard | TimerExpired | JoinRequested | Said
 Action: TypeAlias = SendToCoordinator | Redial | Deliver | Fence | KillAt
 
 
@@ -225,7 +225,7 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
             # The coordinator has not proved that this is its job. A host without the script may
             # coordinate it, but only to end it.
             return _refused(state, "its script differs from the one here")
-        case Elapsed(at=at):
+        case TimerExpired(at=at):
             return _elapsed(state, at)
         case JoinRequested(request=request, failure=failure):
             state = state._replace(phase=JOINING, request=request, failure=failure)
@@ -411,7 +411,7 @@ def _stood_still(state: MemberState) -> str:
 
 
 def _set_timer(state: MemberState, at: float) -> MemberState:
-    """Set when Elapsed is due."""
+    """Set when TimerExpired is due."""
     config = state.config
     due = [at + config.heartbeat_s]
     if state.unanswered:

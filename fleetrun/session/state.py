@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.records.hostsfile import HostEnd
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.session.messages import LOST, JoinRequest, Verdict
 from fleetrun.session.rank_assignment import Host
 
@@ -64,7 +64,7 @@ class Close(NamedTuple):
     connection: int
 
 
-Event: TypeAlias = Received | Broken | Elapsed
+Event: TypeAlias = Received | Broken | TimerExpired
 Action: TypeAlias = Send | Close
 
 

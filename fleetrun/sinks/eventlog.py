@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from fleetrun.records import eventfile, names
 from fleetrun.run import policy
 from fleetrun.run.events import (
-    Elapsed,
-    Examined,
     Exited,
     Finished,
     Gathered,
@@ -19,16 +17,18 @@ from fleetrun.run.events import (
     Hung,
     Interrupted,
     JobVerdict,
-    Judged,
-    Noticed,
     Ready,
     Recovered,
-    Refuted,
+    RootCauses,
+    RunWarning,
     SignalAll,
     SourceFailed,
-    StacksWanted,
+    StacksRequested,
     Started,
     StopRequested,
+    StrategyRejected,
+    StrategyReport,
+    TimerExpired,
     assert_never,
     signal_name,
 )
@@ -92,7 +92,7 @@ class EventLog(Sink):
                 return "exited", self._process(happening) | fields
             case Interrupted(signum=signum):
                 return "interrupted", {"signal": signal_name(signum)}
-            case Examined(exits=exits):
+            case RootCauses(exits=exits):
                 first = policy.culprit(exits)
                 failed = self._names(exited.process for exited in exits)
                 return "root_cause", {
@@ -105,7 +105,7 @@ class EventLog(Sink):
                     "signal": signal_name(signum),
                     "spared": self._names(sorted(spared)),
                 }
-            case Elapsed():
+            case TimerExpired():
                 return "timer", {}
             case Hung(places=places, deadlocked=deadlocked):
                 return "hung", {
@@ -128,15 +128,15 @@ class EventLog(Sink):
                 return "restarting", _fields(happening, "attempt")
             case GatherFailed():
                 return "start_failed", _fields(happening, "attempt", "why")
-            case StacksWanted():
+            case StacksRequested():
                 return "stacks_requested", {}
-            case Noticed(what=what, text=text, labels=labels):
+            case RunWarning(what=what, text=text, labels=labels):
                 return "warning", {"what": what, "who": labels, "text": text}
             case Recovered():
                 fields = _fields(happening, "attempt", "failed_at", "lost_steps")
                 fields["text"] = f"{happening.describe()}."
                 return "recovered", {**fields, "phases": dict(happening.phases)}
-            case Judged(silent=silent, ranks_equal=ranks_equal):
+            case StrategyReport(silent=silent, ranks_equal=ranks_equal):
                 return "strategy_report", {
                     "verdicts": [verdict._asdict() for verdict in happening.verdicts],
                     "silent": silent,
@@ -156,7 +156,7 @@ class EventLog(Sink):
                 return "job_verdict", {"attempt": attempt, **_failure(failure), **given_up}
             case SourceFailed():
                 return "source_failed", _fields(happening, "source", "why", "is_required")
-            case Refuted():
+            case StrategyRejected():
                 return "strategy_rejected", _fields(happening, "faults")
             case Finished(outcome=outcome):
                 return "finished", {

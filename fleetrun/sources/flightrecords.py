@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import flight
 from fleetrun.records import flightfile, names, rankfile, reading, variables
-from fleetrun.run.events import Noticed
+from fleetrun.run.events import RunWarning
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives, rank_of
 
@@ -39,7 +39,7 @@ class FlightRecords:
         self._reported: set[str] = set()
 
     def open(
-        self, waiting: Waiting, *, period_s: float, declare: Callable[[Noticed], None]
+        self, waiting: Waiting, *, period_s: float, declare: Callable[[RunWarning], None]
     ) -> None:
         """Look every PERIOD_S seconds for ranks that have called different collectives."""
         self._waiting, self._period_s, self._declare = waiting, period_s, declare
@@ -138,4 +138,4 @@ class FlightRecords:
                 self._reported.add(finding.text)
                 self._job.log(f"{sentence(finding.text)}.")
                 labels = tuple(f"rank {rank}" for rank in finding.ranks)
-                self._declare(Noticed("desync", finding.text, time.monotonic(), labels))
+                self._declare(RunWarning("desync", finding.text, time.monotonic(), labels))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.run.events import Exited, Gathered, Noticed, SignalAll, Started
+from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll, Started
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class LostTasks(Source):
         label = self._labels[task]
         text = f"The engine's task of {label} is gone (kill -9?): {label} is killed with it."
         self._log(text)
-        self._declare(Noticed("task lost", text, time.monotonic(), (label,)))
+        self._declare(RunWarning("task lost", text, time.monotonic(), (label,)))
         # It is not reaped before its exit is handled, when the rest of its group is killed, too.
         with suppress(ProcessLookupError, PermissionError):
             os.kill(self._pids[task], signal.SIGKILL)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fleetrun.model import FieldVerdict
 from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, NO_WORD
-from fleetrun.run.events import Judged
+from fleetrun.run.events import StrategyReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ _CONFIGS = "_configs"
 
 def judge(
     asked: StrategyDocument, evidence_of: Mapping[str, RankEvidence | None], at: float
-) -> Judged:
+) -> StrategyReport:
     """Return the verdict on each field from EVIDENCE_OF the ranks.
 
     Ranks with equal evidence share a verdict; the first one of each field is that of the first
@@ -63,7 +63,7 @@ def judge(
         for evidence in evidence_of.values()
         if evidence and evidence.ranks_equal is not None
     ]
-    return Judged(tuple(verdicts), at, silent, all(compared) if compared else None)
+    return StrategyReport(tuple(verdicts), at, silent, all(compared) if compared else None)
 
 
 def _rows(asked: StrategyDocument, evidence: RankEvidence) -> Iterable[FieldVerdict]:
@@ -86,7 +86,7 @@ def _rows(asked: StrategyDocument, evidence: RankEvidence) -> Iterable[FieldVerd
 
 def faults(
     asked: StrategyDocument,
-    judged: Judged,
+    judged: StrategyReport,
     silence: Mapping[str, str],
     evidence_of: Mapping[str, RankEvidence | None],
 ) -> tuple[str, ...]:

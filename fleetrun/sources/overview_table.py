@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import FieldVerdict
     from fleetrun.records.strategyfiles import GradientCounts, RankEvidence, StrategyDocument
-    from fleetrun.run.events import Judged
+    from fleetrun.run.events import StrategyReport
 
 _SHOWN = {
     NO_DIFFERENCE: "no difference here",
@@ -41,7 +41,7 @@ _GAP = "  "
 def table(
     asked: StrategyDocument,
     evidence_of: Mapping[str, RankEvidence | None],
-    judged: Judged,
+    judged: StrategyReport,
     silence: Mapping[str, str],
     width: int,
 ) -> str:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import names, rankfile
 from fleetrun.run.events import (
-    REFUTED,
+    STRATEGY_REJECTED,
     Exited,
     Finished,
     Gathered,
-    Judged,
-    Refuted,
     SignalAll,
     Started,
+    StrategyRejected,
+    StrategyReport,
 )
 from fleetrun.run.observers import Source
 
@@ -97,7 +97,7 @@ class Proof(Source):
     """Watches for the evidence of JOB's trainers, and declares what it says about the strategy."""
 
     name = "the proof of the strategy"
-    exit_code = REFUTED
+    exit_code = STRATEGY_REJECTED
 
     def __init__(
         self,
@@ -287,9 +287,9 @@ class Proof(Source):
         self._has_judged = True
         faults = overview.faults(request, self._show(request), self._silence(), self._evidence())
         if faults and request.is_strict and self._judges:
-            self._declare(Refuted(faults, time.monotonic()))
+            self._declare(StrategyRejected(faults, time.monotonic()))
 
-    def _show(self, request: StrategyDocument) -> Judged:
+    def _show(self, request: StrategyDocument) -> StrategyReport:
         """Declare and show the verdicts, if they have changed."""
         from fleetrun.sources import overview, overview_table  # only with a strategy
 

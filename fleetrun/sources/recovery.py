@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import heartbeat, rankfile, variables
 from fleetrun.run.events import (
-    Examined,
     Exited,
     Finished,
     Gathered,
     Hung,
     Recovered,
+    RootCauses,
     SignalAll,
     Started,
     StopRequested,
@@ -66,7 +66,7 @@ class Recovery(Source):
             case StopRequested(at=at):
                 self._conclude(at)
                 self._fail(at, at)
-            case Examined(exits=exits):
+            case RootCauses(exits=exits):
                 moments = [exited.failed_at for exited in exits if exited.failed_at is not None]
                 if self._moments:
                     self._moments["failed"] = min([self._moments["failed"], *moments])

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records import heartbeat
-from fleetrun.run.events import Exited, Gathered, Noticed, SignalAll
+from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Resumption(Source):
 
     def _say(self, text: str) -> None:
         self._job.log(text)
-        self._declare(Noticed("checkpoint", text, time.monotonic()))
+        self._declare(RunWarning("checkpoint", text, time.monotonic()))
 
 
 def _given(checkpoints: Checkpoints, folder: str) -> str:

@@ -15,9 +15,9 @@ from fleetrun.run.events import (
     Hung,
     Interrupted,
     JobVerdict,
-    Refuted,
     SourceFailed,
     StopRequested,
+    StrategyRejected,
     signal_name,
 )
 from fleetrun.run.observers import Source
@@ -113,7 +113,7 @@ class JobSession(Source, SessionHandler):
                     # Trainers of other hosts may be waiting for it.
                     place = self._plan.ranks.index(spec.rank)
                     self._session.to_coordinator(ServerEnded(self._plan.generation, place))
-            case Exited() | Hung() | Refuted() | SourceFailed():
+            case Exited() | Hung() | StrategyRejected() | SourceFailed():
                 if not isinstance(happening, SourceFailed) or happening.is_required:
                     self._session.failed(self._failure(happening, ""))
             case Interrupted(signum=signum) if signum not in FORWARDED:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from fleetrun.run.events import Exited, Gathered, Noticed, SignalAll, Started
+from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll, Started
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class StandBy(Source):
                     "ranks of another attempt are forked from a process that has imported Paddle; "
                     f"it adds {own_bytes / _MB:.0f} MB to this host's memory."
                 )
-            self._declare(Noticed("fork server", text, now))
+            self._declare(RunWarning("fork server", text, now))
         return state != "loading"
 
 

@@ -17,9 +17,9 @@ from fleetrun.run.events import (
     Exited,
     Finished,
     Gathered,
-    Noticed,
+    RunWarning,
     SignalAll,
-    StacksWanted,
+    StacksRequested,
     Started,
 )
 from fleetrun.run.observers import Source
@@ -185,7 +185,7 @@ class Watch(Source):
                 self._end()
             case Finished():
                 self._end()
-            case StacksWanted():
+            case StacksRequested():
                 self._collect("fleetrun was asked for its stack", self._say_where)
             case _:
                 pass
@@ -269,7 +269,7 @@ class Watch(Source):
     def _notice(self, kind: str, text: str, processes: tuple[int, ...], at: float) -> None:
         self._job.log(sentence(text))
         self._declare(
-            Noticed(kind, text, at, tuple(self._labels[process] for process in processes))
+            RunWarning(kind, text, at, tuple(self._labels[process] for process in processes))
         )
 
     # Hangs ----------------------------------------------------------------------------------------

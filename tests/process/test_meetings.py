@@ -13,7 +13,7 @@ from commandline import FLEETRUN, Command
 from meetings import Meeting
 from waiting import until
 
-from fleetrun.run.events import REFUTED
+from fleetrun.run.events import STRATEGY_REJECTED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,7 +147,7 @@ def test_one_host_shows_what_became_of_the_strategy_on_all(tmp_path: Path) -> No
     job = Meeting(tmp_path, EVIDENCE, *options)
     job.start()
     job.start()
-    assert job.ends() == [REFUTED, REFUTED]
+    assert job.ends() == [STRATEGY_REJECTED, STRATEGY_REJECTED]
     assert "Strategy comm_fusion (mode" in job.said(0)
     assert "Rank 1: fuse_grad_size_in_MB has no effect" in job.said(0)
     assert "Strategy comm_fusion (mode" not in job.said(1)

@@ -11,7 +11,7 @@ import pytest
 from timers import Timers
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.run.events import Declared, Elapsed, Happening, Noticed, SourceFailed
+from fleetrun.run.events import Declared, Happening, RunWarning, SourceFailed, TimerExpired
 from fleetrun.run.loop import Loop
 from fleetrun.run.observers import Chores, ObservedJob, Observers, Sink, Source
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fleetrun.run.loop import Waiting
 
-NEWS = Elapsed(1.0)
+NEWS = TimerExpired(1.0)
 
 
 class _Ear(Sink):
@@ -193,7 +193,7 @@ def test_a_source_that_has_failed_hears_and_declares_nothing_more(room: _Room) -
     spring = _Spring("on_event")
     observers = room.open(spring)
     observers.on_event(NEWS)
-    spring.declare(Noticed("stopped", "rank 0 is stopped", 1.0))
+    spring.declare(RunWarning("stopped", "rank 0 is stopped", 1.0))
     assert spring.heard == [NEWS]
     assert len(room.declared) == 1
 

@@ -14,10 +14,8 @@ from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Action,
-    Elapsed,
     Event,
     Examine,
-    Examined,
     Exited,
     Failure,
     Finish,
@@ -28,14 +26,16 @@ from fleetrun.run.events import (
     Interrupted,
     JobVerdict,
     Outcome,
-    Refuted,
+    RootCauses,
     SignalAll,
     SourceFailed,
     Spawn,
     Started,
     StopGathering,
     StopRequested,
+    StrategyRejected,
     Sweep,
+    TimerExpired,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Job:
                     self.outcome = outcome
                 case Examine(exits=exits):
                     known = [one._replace(**self.facts.get(one.process, {})) for one in exits]
-                    todo += self.take(Examined(tuple(known), self.now))
+                    todo += self.take(RootCauses(tuple(known), self.now))
                 case SignalAll() | Sweep() | HostStopped():
                     pass
 
@@ -153,7 +153,7 @@ class Job:
         """Let time pass, and the timer ring."""
         self.now += seconds
         if self.state.deadline is not None and self.now >= self.state.deadline:
-            self.feed(Elapsed(self.now))
+            self.feed(TimerExpired(self.now))
 
     def signals(self) -> list[int]:
         """Return the signals that were sent to all."""
@@ -173,10 +173,10 @@ SIGNALS = {"INT": INT, "KILL": KILL, "TERM": TERM, "HUP": HUP, "USR1": USR1, "SE
 ELSEWHERE = Failure("10.0.0.2", "server 1 exited with 7", 7)
 DONE = JobVerdict(None, 1.0)
 HERE = JobVerdict(None, 1.0, is_here=True)
-REFUTED = Refuted(("rank 0: nccl_comm_num has no effect",), 3.0)
+STRATEGY_REJECTED = StrategyRejected(("rank 0: nccl_comm_num has no effect",), 3.0)
 LOST = SourceFailed("the session", "a bug", "without word of the others", 3.0)
 EVENTS: dict[str, Event] = {
-    "refuted": REFUTED,
+    "refuted": STRATEGY_REJECTED,
     "lost": LOST,
     "optional lost": LOST._replace(is_required=False),
     "session lost": LOST._replace(source=policy.SESSION),
@@ -189,7 +189,7 @@ EVENTS: dict[str, Event] = {
     "again": JobVerdict(ELSEWHERE, 1.0, is_final=False),
     "again here": HERE._replace(is_final=False),
     "done 1": DONE._replace(attempt=1),
-    "early timer": Elapsed(0.0),
+    "early timer": TimerExpired(0.0),
 }
 
 
@@ -545,7 +545,7 @@ def test_s53_three_failures_alike_without_a_new_step_are_enough(
     assert bool(one.verdict().given_up) == (attempts == 3)
 
 
-@pytest.mark.parametrize("event", [REFUTED, LOST])
+@pytest.mark.parametrize("event", [STRATEGY_REJECTED, LOST])
 def test_what_is_found_out_at_the_last_exit_is_the_verdict(event: Event) -> None:
     one = job(1)
     one.take(Exited(0, "rank 0", OK, 2.0))
@@ -632,7 +632,7 @@ def test_an_answer_for_another_attempt_is_none() -> None:
     [
         (None, GatherFailed(1, "Port 6070 is taken.", 3, 0.0), 3, "started again: Port 6070 is"),
         (JobVerdict(ELSEWHERE, 0.0, is_final=False), JobVerdict(ELSEWHERE, 0.0), 7, "server 1"),
-        (REFUTED, LOST, 1, "the session failed"),
+        (STRATEGY_REJECTED, LOST, 1, "the session failed"),
     ],
 )
 def test_what_ends_a_job_while_it_gathers(
@@ -657,7 +657,7 @@ def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
 def test_after_the_end_nothing_happens() -> None:
     one = job(1)
     one.exit(0)
-    for event in (Interrupted(INT, 1.0), Elapsed(2.0)):
+    for event in (Interrupted(INT, 1.0), TimerExpired(2.0)):
         assert policy.step(one.state, event, one.rules) == (one.state, ())
 
 
@@ -709,7 +709,7 @@ def happen(one: Job, dice: Dice) -> None:
         case 4:
             one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
         case 5 if dice.roll(4) == 3:
-            one.feed(Refuted(("rank 0 left no evidence",), one.now))
+            one.feed(StrategyRejected(("rank 0 left no evidence",), one.now))
         case 5:
             one.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
         case 6 if one.has_peers and one.state.phase != policy.FINISHED:
@@ -815,7 +815,7 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.exit_code == 128 + stops[0].signum
             before = one.events[: one.events.index(stops[0])]
             assert not any(first in before for first in failures[:1])
-        case Refuted():
+        case StrategyRejected():
             assert outcome.exit_code == 5
             assert outcome.cause in one.events
         case GatherFailed():

@@ -18,19 +18,19 @@ from fleetrun.run import policy
 from fleetrun.run.events import (
     Action,
     Await,
-    Elapsed,
     Event,
     Examine,
-    Examined,
     Exited,
     Finish,
     Gather,
     Gathered,
     Interrupted,
     Ready,
+    RootCauses,
     SignalAll,
     Spawn,
     Started,
+    TimerExpired,
 )
 from fleetrun.run.loop import Loop
 from fleetrun.run.readiness import Readiness
@@ -64,8 +64,8 @@ def play(*events: Event, rules: Rules = Rules()) -> tuple[policy.PolicyState, li
     return state, done
 
 
-def answers(actions: Sequence[Action]) -> list[Examined]:
-    return [Examined(action.exits, 2.0) for action in actions if isinstance(action, Examine)]
+def answers(actions: Sequence[Action]) -> list[RootCauses]:
+    return [RootCauses(action.exits, 2.0) for action in actions if isinstance(action, Examine)]
 
 
 def named(actions: Sequence[Action]) -> list[str]:
@@ -115,7 +115,7 @@ def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
     rules = Rules(max_restarts=1)
     state, _ = play(started(0), exited(0, 5), rules=rules)
     assert state.deadline is not None
-    state, actions = policy.step(state, Elapsed(state.deadline), rules)
+    state, actions = policy.step(state, TimerExpired(state.deadline), rules)
     assert actions == (Gather(1),)
     state, actions = begin(1, state)
     assert named(actions) == ["Spawn 0"]

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.session import coordinator, state
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
@@ -131,7 +131,7 @@ class Session:
             self.now = min(until, self.now + 1.0)
             for number in alive:
                 self.say(number, Heartbeat(1))
-            self.feed(Elapsed(self.now))
+            self.feed(TimerExpired(self.now))
 
     def last(self, number: int) -> FromCoordinator:
         """Return what was sent last to NUMBER, but for answers to heartbeats."""

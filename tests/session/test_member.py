@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.session import member
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import (
@@ -52,7 +52,7 @@ class Launcher:
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, max(self.now + 0.01, self.state.wake_at))
-            self.feed(Elapsed(self.now))
+            self.feed(TimerExpired(self.now))
 
     def said(self) -> list[object]:
         """Return what it has sent."""

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from fleetrun.run.events import Elapsed, Failure
+from fleetrun.run.events import Failure, TimerExpired
 from fleetrun.session import member
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.member import (
@@ -71,7 +71,7 @@ class Launcher:
         now = 0.5
         while self.state.wake_at < until:
             now = self.state.wake_at
-            self.feed(Elapsed(now))
+            self.feed(TimerExpired(now))
             self.feed(Heard(Acknowledged(self.state.number), now + 0.01))
         return now
 
@@ -96,7 +96,7 @@ def test_a_launcher_that_was_stopped_says_so_and_kills_its_ranks() -> None:
     now = one.beat(60.0) + 45.0
     # The connection was closed meanwhile; sockets are looked at before the clock.
     one.feed(Disconnected(now))
-    one.feed(Elapsed(now))
+    one.feed(TimerExpired(now))
     assert "was not running for 43 s" in one.why()
     assert "cut off" not in one.why()
     assert any(isinstance(action, Fence) for action in one.done)
@@ -111,7 +111,7 @@ def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
     assert "was not running" in one.why()
     one.feed(Said(Stopped(0, None), now + 1.0))
     one.feed(Disconnected(now + 1.1))
-    one.feed(Elapsed(now + 1.2))
+    one.feed(TimerExpired(now + 1.2))
     (end,) = [told for told in one.delivered() if isinstance(told, Verdict)]
     assert end.failure is not None
     assert end.failure.host == "node-2"
@@ -129,7 +129,7 @@ def test_a_coordinator_that_runs_puts_off_the_death_of_its_ranks_too() -> None:
     one = Launcher(is_local=True)
     for _ in range(20):
         now = one.state.wake_at
-        one.feed(Elapsed(now))
+        one.feed(TimerExpired(now))
         assert now + CONFIG.fence_s < one.killed_at() < now + CONFIG.heartbeat_timeout_s
 
 
@@ -144,7 +144,7 @@ def test_a_coordinator_that_was_stopped_says_so_and_not_how_its_ranks_have_ended
     now = one.state.wake_at + 45.0
     victim = Failure("node-1", "this host was cut off", 1, is_victim=True)
     for i in order:
-        one.feed((Said(Failed(0, KILLED), now), Elapsed(now), Heard(Stop(0, victim), now))[i])
+        one.feed((Said(Failed(0, KILLED), now), TimerExpired(now), Heard(Stop(0, victim), now))[i])
     one.feed(Said(Stopped(0, KILLED), now + 1.0))
     (end,) = [
         action.message.failure
@@ -157,7 +157,7 @@ def test_a_coordinator_that_was_stopped_says_so_and_not_how_its_ranks_have_ended
 
 def test_nobody_else_misses_a_coordinator_whose_ranks_are_all_that_there_are() -> None:
     one = Launcher(is_local=True, is_alone=True)
-    one.feed(Elapsed(one.state.wake_at))
+    one.feed(TimerExpired(one.state.wake_at))
     killed = [action.at for action in (*one.started, *one.done) if isinstance(action, KillAt)]
     assert {*killed} == {None}
 
@@ -182,7 +182,7 @@ def test_ranks_that_were_killed_while_it_was_stopped_have_not_failed_by_themselv
     one.feed(Said(Failed(0, killed), now))
     one.feed(Disconnected(now))
     one.feed(Said(Stopped(0, killed), now + 0.1))
-    one.feed(Elapsed(now + 5.0))
+    one.feed(TimerExpired(now + 5.0))
     assert "was not running" in one.why()
     (end,) = [told for told in one.delivered() if isinstance(told, Verdict)]
     assert end.failure is not None
@@ -193,13 +193,13 @@ def test_one_that_runs_but_hears_nothing_was_cut_off() -> None:
     one = Launcher()
     until = one.beat(60.0) + 20.0
     while one.state.phase == member.RUNNING and one.state.wake_at < until:
-        one.feed(Elapsed(one.state.wake_at))
+        one.feed(TimerExpired(one.state.wake_at))
     assert "cut off from the coordinator, 10.0.0.1" in one.why()
 
 
 def test_one_that_is_answered_late_does_not_end_a_job_that_can_do_without_it() -> None:
     one = Launcher(RendezvousConfig(1, 2, heartbeat_timeout_s=10.0))
-    one.feed(Elapsed(one.beat(60.0) + 7.5))
+    one.feed(TimerExpired(one.beat(60.0) + 7.5))
     sent = [action.message for action in one.done if isinstance(action, SendToCoordinator)]
     said = sent[-2]
     assert isinstance(said, Failed)

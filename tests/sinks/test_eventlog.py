@@ -22,8 +22,6 @@ from fleetrun.model import (
 )
 from fleetrun.records import eventfile
 from fleetrun.run.events import (
-    Elapsed,
-    Examined,
     Exited,
     Failure,
     Finished,
@@ -34,17 +32,19 @@ from fleetrun.run.events import (
     Hung,
     Interrupted,
     JobVerdict,
-    Judged,
-    Noticed,
     Outcome,
     Ready,
     Recovered,
-    Refuted,
+    RootCauses,
+    RunWarning,
     SignalAll,
     SourceFailed,
-    StacksWanted,
+    StacksRequested,
     Started,
     StopRequested,
+    StrategyRejected,
+    StrategyReport,
+    TimerExpired,
 )
 from fleetrun.run.loop import Loop
 from fleetrun.sinks.eventlog import EventLog
@@ -67,12 +67,14 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
         Ready(0, 1.0),
         Started(0, "rank 3", 11, 1.0),
         Started(1, "server 0", 12, 1.0),
-        Noticed("stopped", "rank 3 \udcff is stopped.", 1.5, ("rank 3",)),
-        StacksWanted(1.6),
+        RunWarning("stopped", "rank 3 \udcff is stopped.", 1.5, ("rank 3",)),
+        StacksRequested(1.6),
         Hung(30.0, 1.7, ((("rank 3",), "train.py:1"),), ("rank 3",), "stacks.*.txt"),
         Recovered(1, 1.0, (("detected", 0.1), ("stopped", 0.2)), 3, 1.8),
-        Judged((FieldVerdict("amp", "true", "", "no_word", who=("rank 3",)),), 1.8, ("rank 3",)),
-        Refuted(("rank 3 left no evidence",), 1.9),
+        StrategyReport(
+            (FieldVerdict("amp", "true", "", "no_word", who=("rank 3",)),), 1.8, ("rank 3",)
+        ),
+        StrategyRejected(("rank 3 left no evidence",), 1.9),
         StopRequested(Failure("10.0.0.2", "server 1 exited with 7", 7), 1.9),
         JobVerdict(None, 1.9),
         HostStopped(0, killed, ""),
@@ -82,8 +84,8 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
         killed,
         Exited(1, "server 0", ExitStatus(code=127), 2.0, fault="there is no program."),
         SignalAll(15, frozenset({1})),
-        Examined((killed, killed._replace(failed_at=1.9, process=1)), 2.1),
-        Elapsed(2.1),
+        RootCauses((killed, killed._replace(failed_at=1.9, process=1)), 2.1),
+        TimerExpired(2.1),
         Gathered(0, plan, 2.1),
         Gathered(1, plan, 2.2),
         GatherFailed(1, "Port 6070 is taken.", 3, 2.2),
@@ -178,7 +180,7 @@ def test_s71_half_a_line_on_a_full_disk_is_none(tmp_path: Path, begin: bytes) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
     try:
         with pytest.raises(OSError, match=os.strerror(28)):
-            log.on_event(Elapsed(1.0))
+            log.on_event(TimerExpired(1.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old)

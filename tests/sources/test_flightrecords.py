@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from fleetrun.run.events import Noticed
+    from fleetrun.run.events import RunWarning
 
 TEXT = "ank 0 called all_reduce where rank 1 called broadcast: collective 1 of all ranks"
 SITE = re.compile(r" in \S+:\d+")
@@ -38,7 +38,7 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    declared: list[Noticed] = []
+    declared: list[RunWarning] = []
     timers = [Timers(), Timers()]
     hearers: dict[type, Any] = {}
     hosts = []

@@ -10,7 +10,6 @@ from plans import generation
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
 from fleetrun.run.events import (
-    Elapsed,
     Exited,
     Finish,
     Gather,
@@ -18,6 +17,7 @@ from fleetrun.run.events import (
     Hung,
     SignalAll,
     Started,
+    TimerExpired,
 )
 from fleetrun.sources.hang import Comparison, DeepSample, GpuLoad, IdleClock, Lag, Sample
 
@@ -279,7 +279,7 @@ def test_s61_a_hang_counts_as_a_failure_for_restarts() -> None:
         ended = Exited(index, f"rank {index}", ExitStatus(signum=15), 26.0)
         state, actions = policy.step(state, ended, rules)
     assert state.deadline is not None
-    state, actions = policy.step(state, Elapsed(state.deadline), rules)
+    state, actions = policy.step(state, TimerExpired(state.deadline), rules)
     assert actions == (Gather(1),)
 
 

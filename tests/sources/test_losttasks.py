@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from waiting import LONG_S
 
-from fleetrun.run.events import Noticed, SignalAll, Started
+from fleetrun.run.events import RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop
 from fleetrun.sources.losttasks import LostTasks
 
@@ -42,7 +42,7 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
             source.on_event(Started(index, f"rank {index}", rank.pid, 1.0))
         assert ranks[0].wait(LONG_S) == -signal.SIGKILL
         assert said == ["The engine's task of rank 0 is gone (kill -9?): rank 0 is killed with it."]
-        assert [one.what for one in declared if isinstance(one, Noticed)] == ["task lost"]
+        assert [one.what for one in declared if isinstance(one, RunWarning)] == ["task lost"]
         # The engine ends the job, and what is left of it later.
         source.on_event(SignalAll(signal.SIGTERM))
         os.write(pipes[1][1], b"gone")

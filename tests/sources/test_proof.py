@@ -22,11 +22,11 @@ from fleetrun.run.events import (
     Exited,
     Finished,
     Gathered,
-    Judged,
     Outcome,
-    Refuted,
     SignalAll,
     Started,
+    StrategyRejected,
+    StrategyReport,
 )
 from fleetrun.run.loop import Loop
 from fleetrun.session import codec
@@ -144,9 +144,9 @@ class Room:
         self.loop.close()
 
     @property
-    def refuted(self) -> Refuted | None:
+    def refuted(self) -> StrategyRejected | None:
         """Return the refutation, of which there is one at most."""
-        found = [one for one in self.declared if isinstance(one, Refuted)]
+        found = [one for one in self.declared if isinstance(one, StrategyRejected)]
         assert len(found) <= 1
         return found[0] if found else None
 
@@ -178,7 +178,7 @@ Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
   fuse_grad_size_in_MB: auto: a tenth of the gradients
   Environment: FLAGS_x=1"""  # noqa: E501 - as wide as it is
     ]
-    assert [type(one) for one in here.declared] == [Judged]
+    assert [type(one) for one in here.declared] == [StrategyReport]
 
 
 def test_what_differs_between_ranks_has_a_line_of_its_own(tmp_path: Path) -> None:
@@ -485,7 +485,7 @@ def test_a_strict_job_cannot_do_without_its_proof(tmp_path: Path, *, is_strict: 
     with pytest.raises(ValueError, match="Strategy"):
         here.exit(0)
     assert here.proof.is_required == is_strict
-    assert here.proof.exit_code == events.REFUTED
+    assert here.proof.exit_code == events.STRATEGY_REJECTED
 
 
 def test_without_strict_nothing_is_refuted(tmp_path: Path) -> None:

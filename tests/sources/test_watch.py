@@ -18,7 +18,7 @@ from waiting import LONG_S
 from fleetrun.model import Rules
 from fleetrun.probe import nvml
 from fleetrun.run import isolation, proc
-from fleetrun.run.events import Hung, Noticed, SignalAll, Started
+from fleetrun.run.events import Hung, RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop
 from fleetrun.sources.hang import Comparison
 from fleetrun.sources.watch import Watch, _Rank
@@ -124,7 +124,7 @@ def test_s63_the_rank_that_does_the_opposite_is_named_and_left_alone(
     here = room(*codes, pace_s=0.5, window_s=1.0)
     here.until(lambda: here.declared, 30.0)
     (noticed,) = here.declared
-    assert isinstance(noticed, Noticed)
+    assert isinstance(noticed, RunWarning)
     assert (noticed.what, noticed.labels) == ("straggler", ("rank 1",))
     assert here.said[0].startswith(re.sub(" 1 s", f" {seconds(here.said[0])} s", words))
     assert all(child.poll() is None for child in here.children)
