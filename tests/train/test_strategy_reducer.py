@@ -258,6 +258,20 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
             # All gradients fit into one bucket of Paddle's.
             is_more = field == "nccl_comm_num" and strategy[field] == 2
             assert knobs[field]["status"] == ("no_effect" if is_more else "no_difference")
+    # Fleet's own values, some of which Paddle has for static graphs only, leave all as it is.
+    merged = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 1}}
+    own: dict[str, dict[str, Any]] = {
+        "counts": {"fuse_grad_size_in_num": 8, "fuse_grad_size_in_TFLOPS": 50.0},
+        "waiting": {"sync_nccl_allreduce": True},
+        "merged": {"fuse_all_reduce_ops": True, **merged},
+    }
+    for name, fields in own.items():
+        train(PYTHONS[version], "failing.py", tmp_path / name, fields)
+        knobs = {each["name"]: each for each in evidence(tmp_path / name)["knobs"]}
+        for field in fields:
+            is_merge = field in merged
+            assert knobs[field]["status"] == ("no_effect" if is_merge else "no_difference"), name
+            assert is_merge or "Paddle's own reducer sends them" in knobs[field]["evidence"], name
     # Not as if Paddle alone had the argument that the strategy gives it.
     train(PYTHONS[version], "failing.py", tmp_path / "last", {"last_comm_group_size_MB": 0.0001})
     (knob,) = evidence(tmp_path / "last")["knobs"]

@@ -289,8 +289,10 @@ class Reducers:
         model_bytes = model.comm_buffer_size
         model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
 
+        paddles_limits: BucketLimits | None = None
+
         def limits(total: int) -> BucketLimits:
-            return bucket_limits(total, model_bytes, model_last_bytes)
+            return paddles_limits or bucket_limits(total, model_bytes, model_last_bytes)
 
         trained = [parameter for parameter in dense if tensors.is_trained(parameter)]
         sizes, packed = pack(trained[::-1], limits)
@@ -299,12 +301,17 @@ class Reducers:
         size, why_levels = self._levels.choose(ranks, nbytes, group, place)
         hierarchy = communicators.split_ranks(ranks, size) if size else None
         are_paddles = _are_equal(packed, model.group_indices)
+        asked = self._asked()
         hands_over = (
             not tables
             and not model.find_unused_parameters
-            and handover.suffices(self._asked(), packed, has_levels=size, are_paddles=are_paddles)
+            and handover.suffices(asked, packed, has_levels=size, are_paddles=are_paddles)
             and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
         )
+        if hands_over and not (are_paddles or handover.limits_bytes(asked)):
+            # Fields that have Paddle's own values leave its buckets as they are.
+            are_paddles = True
+            paddles_limits = BucketLimits(model_bytes, last_bytes=model.last_comm_buffer_size)
         lent = group if hands_over else None
         own, more = self._communicators(ranks, size, len(packed), place, lent=lent)
         compressed = compression.choose(own[0], ranks, communicators.global_rank())

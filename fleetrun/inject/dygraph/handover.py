@@ -46,10 +46,14 @@ _PADDLES_LAYERS = "paddle.nn."
 # Paddle 3.3.1). On devices copies are cheap, and Python costs the same.
 _SMALL = 16 * 1024
 _is_frozen = operator.attrgetter("stop_gradient")
-# The field values with which Paddle's reducer does the same as without them.
+# The field values with which Paddle's reducer does the same as without them. A strategy that has
+# the defaults of fleet's asks for nothing.
 _PADDLES_OWN: dict[str, tuple[object, ...]] = {
+    "fuse_grad_size_in_num": (8, None),
+    "fuse_grad_size_in_TFLOPS": (50, None),
     "nccl_comm_num": (1, None),
-    "sync_nccl_allreduce": (False, None),
+    # Fleet's default is for static graphs: in dynamic ones Paddle never waits.
+    "sync_nccl_allreduce": (True, False, None),
     # With `auto` it has been decided by now.
     "use_hierarchical_allreduce": (False, None, "auto"),
     "fp16_allreduce": (False, None),
@@ -57,22 +61,25 @@ _PADDLES_OWN: dict[str, tuple[object, ...]] = {
     "gradient_merge": (False, None),
 }
 # The only communication fields that Paddle's reducer supports.
-_BYTES = frozenset(("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "last_comm_group_size_MB"))
+_SIZES = frozenset(("fuse_grad_size_in_MB", "last_comm_group_size_MB"))
+_BYTES = _SIZES | {"fuse_all_reduce_ops"}
 
-# Fields that may leave the buckets as they are, and those that are moot with one bucket.
+# Fields that may leave the buckets as they are, and the one that is moot with one bucket.
 _COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
-_ORDER = ("nccl_comm_num", "sync_nccl_allreduce")
+_ORDER = ("nccl_comm_num",)
 
 
 def pays(sizes: Sequence[int], *, is_synchronous: bool) -> bool:
     """Whether Paddle's reducer costs less than ours for gradients of SIZES, in bytes.
 
-    IS_SYNCHRONOUS: the backend's collectives block, as gloo's do.
+    IS_SYNCHRONOUS: the backend's collectives block, as gloo's do. Ours lets the backward go on
+    meanwhile, unless it waits for each.
 
     >>> pays([4096, 128] * 150, is_synchronous=True), pays([1 << 20], is_synchronous=True)
     (True, False)
     """
-    return not is_synchronous or sum(sizes) < _SMALL * len(sizes)
+    overlaps = is_synchronous and settings.overlaps()
+    return not overlaps or sum(sizes) < _SMALL * len(sizes)
 
 
 def suffices(
@@ -91,15 +98,25 @@ def suffices(
     size = settings.effective("fuse_grad_size_in_MB")
     return (
         not has_levels
-        and all(
-            name in _BYTES
-            or name in moot
-            or (name in _PADDLES_OWN and settings.effective(name) in _PADDLES_OWN[name])
-            for name in asked
-        )
+        and all(name in _BYTES or name in moot or _is_paddles_own(name) for name in asked)
         and (are_paddles or bool(settings.effective("fuse_all_reduce_ops", default=True)))
         and (not isinstance(size, str) or size == "auto")
     )
+
+
+def limits_bytes(asked: Iterable[str]) -> bool:
+    """Whether the communication fields ASKED limit the bytes of buckets.
+
+    >>> limits_bytes(["fuse_grad_size_in_num", "last_comm_group_size_MB"]), limits_bytes([])
+    (True, False)
+    """
+    return not _SIZES.isdisjoint(asked)
+
+
+def _is_paddles_own(name: str) -> bool:
+    if name == "gradient_merge" and settings.effective_spec().merge_steps == 1:
+        return True
+    return name in _PADDLES_OWN and settings.effective(name) in _PADDLES_OWN[name]
 
 
 # Gradients that cannot be inspected are not plain.

@@ -156,9 +156,9 @@ class ReducerReport:
         for name in _FUSION:
             self._report_field(name, fused, is_moot=are_paddles)
         early = self._described_overlap(setup, counts)
-        # A single allreduce has nothing to overlap with.
-        overlaps = setup.is_at_step or (counts["early"] and not any(m["is_built"] for m in models))
-        is_moot = counts["allreduces"] == 1 or (setup.overlaps and not overlaps)
+        # Paddle's reducer never waits, and a single allreduce has nothing to overlap with.
+        is_moot = any(model["is_built"] for model in models) or counts["allreduces"] == 1
+        is_moot = is_moot or (setup.overlaps and not (setup.is_at_step or counts["early"]))
         self._report_field("sync_nccl_allreduce", early, is_moot=is_moot)
         in_turn = " in turn" if counts["communicators"] > 1 else ""
         used = plural(counts["communicators"], "communicator")
@@ -171,6 +171,8 @@ class ReducerReport:
         self._proof.write()
 
     def _described_overlap(self, setup: ReducerSetup, counts: dict[str, Any]) -> str:
+        if any(model["is_built"] for model in self._models.values()):
+            return "Paddle's own reducer sends them during the backward pass, as without it"
         if not setup.overlaps:
             return "each allreduce was waited for at once"
         if setup.is_at_step:
@@ -178,8 +180,6 @@ class ReducerReport:
                 "allreduces ran concurrently when the optimizer stepped, none of them during the"
                 " backward pass"
             )
-        if any(model["is_built"] for model in self._models.values()):
-            return "Paddle's own reducer sends them during the backward pass, as without it"
         early = (
             f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
             " last gradient was ready"

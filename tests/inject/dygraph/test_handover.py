@@ -8,6 +8,7 @@ import pytest
 
 from fleetrun.inject import settings
 from fleetrun.inject.dygraph import handover
+from fleetrun.inject.dygraph.data_parallel import REDUCER_FIELDS
 from fleetrun.inject.evidence import Evidence
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.strategy import fields
@@ -39,36 +40,53 @@ def settings_are_reset() -> Any:
         ({"nccl_comm_num": 1}, SEVERAL, False, True),
         ({"nccl_comm_num": 2}, SEVERAL, True, False),
         ({"sync_nccl_allreduce": False}, SEVERAL, False, True),
-        # The default of fleet is for static graphs: in dynamic ones Paddle never waits.
-        ({"sync_nccl_allreduce": True}, SEVERAL, True, False),
+        # Fleet's default is for static graphs: in dynamic ones Paddle never waits.
+        ({"sync_nccl_allreduce": True}, SEVERAL, False, True),
         ({"sync_nccl_allreduce": True, "nccl_comm_num": 2}, ONE, True, True),
-        # It counts no gradients, so even fleet's defaults need ours, unless the buckets are equal.
-        ({"fuse_grad_size_in_num": 8}, SEVERAL, False, False),
-        ({"fuse_grad_size_in_num": 8}, SEVERAL, True, True),
-        ({"fuse_grad_size_in_TFLOPS": 50.0}, SEVERAL, False, False),
-        ({"fuse_grad_size_in_TFLOPS": 50.0}, SEVERAL, True, True),
+        # Paddle's reducer counts no gradients; fleet's defaults ask for nothing.
+        ({"fuse_grad_size_in_num": 8}, SEVERAL, False, True),
+        ({"fuse_grad_size_in_num": 9}, SEVERAL, False, False),
+        ({"fuse_grad_size_in_num": 9}, SEVERAL, True, True),
+        ({"fuse_grad_size_in_TFLOPS": 50.0}, SEVERAL, False, True),
+        ({"fuse_grad_size_in_TFLOPS": 9.0}, SEVERAL, False, False),
+        ({"fuse_grad_size_in_TFLOPS": 9.0}, SEVERAL, True, True),
+        # Unless another field needs fleetrun's reducer.
+        ({"fuse_grad_size_in_num": 8, "nccl_comm_num": 2}, SEVERAL, True, False),
+        ({"sync_nccl_allreduce": True, "fuse_grad_size_in_num": 9}, SEVERAL, False, False),
         ({"use_hierarchical_allreduce": "auto"}, SEVERAL, False, True),
         ({"use_hierarchical_allreduce": True}, SEVERAL, True, False),
         ({"bf16_allreduce": True}, ONE, True, False),
         ({"fp16_allreduce": True}, ONE, True, False),
-        ({"gradient_merge": True}, ONE, True, False),
+        # One step makes an update, as without it.
+        ({"gradient_merge": True}, SEVERAL, False, True),
+        ({"gradient_merge": True, "gradient_merge_configs": {"k_steps": 1}}, SEVERAL, False, True),
+        ({"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}, ONE, True, False),
     ],
 )
 def test_paddles_reducer_stays_where_it_does_what_is_asked(
     asked: dict[str, Any], packed: list[list[int]], *, are_paddles: bool, is_enough: bool
 ) -> None:
     begin(asked)
-    found = handover.suffices(asked, packed, has_levels=None, are_paddles=are_paddles)
+    names = [name for name in asked if name in REDUCER_FIELDS]
+    found = handover.suffices(names, packed, has_levels=None, are_paddles=are_paddles)
     assert found is is_enough
-    assert not handover.suffices(asked, packed, has_levels=2, are_paddles=are_paddles)
+    assert not handover.suffices(names, packed, has_levels=2, are_paddles=are_paddles)
 
 
-def test_switches_that_are_off_by_default_ask_for_nothing() -> None:
+def test_defaults_of_fleet_ask_for_nothing() -> None:
     asked = {
         field.name: field.default
         for field in fields.TABLE
-        if field.name in handover._PADDLES_OWN and field.name != "sync_nccl_allreduce"
+        if field.name in handover._PADDLES_OWN.keys() | handover._BYTES
     }
-    assert len(asked) == len(handover._PADDLES_OWN) - 1
+    assert len(asked) == len(handover._PADDLES_OWN.keys() | handover._BYTES)
     begin(asked)
     assert handover.suffices(asked, SEVERAL, has_levels=None, are_paddles=False)
+
+
+def test_who_waits_for_each_allreduce_saves_nothing_over_gloo() -> None:
+    large = [1 << 20]
+    for waits in (False, True):
+        begin({"sync_nccl_allreduce": waits})
+        assert handover.pays(large, is_synchronous=True) is waits
+        assert handover.pays(large, is_synchronous=False)

@@ -59,7 +59,10 @@ def told(
         )
         report.reduced(
             reducer,
-            ReducerSetup(number - last, communicators, None, [16], overlaps=True, nranks=4),
+            ReducerSetup(
+                *(number - last, communicators, None, [16], settings.overlaps()),
+                nranks=4,
+            ),
         )
     proof.updates = 1
     assert proof.claim()
@@ -151,6 +154,16 @@ def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
     assert row[3] == (
         "6 gradients in 2 allreduces (Paddle's own: 1); largest 1.53e-05 MB; as built: Paddle's own"
         " reducer sends them, which cannot be observed; plus 3 collectives for sparse gradients"
+    )
+
+
+def test_paddles_reducer_waits_for_none(tmp_path: Path) -> None:
+    said = told(tmp_path, {"sync_nccl_allreduce": True}, (8, 8), calls=(2,), built=[8, 8])
+    assert said["sync_nccl_allreduce"] == (
+        "no_difference",
+        True,
+        "",
+        "Paddle's own reducer sends them during the backward pass, as without it",
     )
 
 
