@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import devices
 import pytest
 from training import PYTHONS, evidence, train
 
@@ -77,6 +78,25 @@ def test_tables_may_differ_in_a_few_rows_and_weights_that_stay_prove_nothing(
         assert sum(note.startswith(still) for note in proof["notes"]) == 1
         # The first update, which was skipped, was compared.
         assert rank["equal"] is None
+
+
+@pytest.mark.parametrize(("level", "moves"), [("O2", False), ("O1", True)])
+@pytest.mark.parametrize("strategy", [OURS, {}])
+def test_ranks_whose_scaler_skips_every_update_prove_nothing(
+    level: str, strategy: dict[str, Any], tmp_path: Path, *, moves: bool
+) -> None:
+    with devices.on("npu"):
+        ranks = train(
+            *(PYTHONS["3.3.1"], "halves.py", tmp_path / "ours", strategy),
+            more={"LEVEL": level},
+        )
+    dtypes = ["FLOAT32" if moves else "FLOAT16"]
+    assert ranks == [{"dtypes": dtypes, "is_scaled": True, "moved": moves}] * 2
+    for proof in proofs(tmp_path / "ours"):
+        assert proof["ranks_equal"] is (True if moves else None)
+        assert proof["counts"]["skipped"] == (3 if moves else 4)
+        said = [note for note in proof["notes"] if "equal ranks prove nothing" in note]
+        assert len(said) == (not moves)
 
 
 @pytest.mark.parametrize("version", PYTHONS)
