@@ -372,11 +372,11 @@ class _Check:
         return self._changes_programs or any(map(channels.channel_of, operators))
 
     def report_unchanged(self) -> None:
-        """Note the models whose weights no update has changed, which proves nothing."""
+        """Note the models whose weights no compared update has changed, which proves nothing."""
         if self._unchanged:
             self._proof.note(
-                "no update has changed the weights, so equal ranks prove nothing (a GradScaler "
-                "skips updates whose gradients are not finite)"
+                "until the last comparison no update had changed the weights, so equal ranks prove"
+                " nothing (a GradScaler skips updates whose gradients are not finite)"
             )
             self._proof.write()
 
