@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import device_strategies
 import devices
 import pytest
-from training import PYTHONS, evidence, train
+from training import PYTHONS, alone, evidence, train
 
 from fleetrun.records import tracefile
 
@@ -33,6 +33,27 @@ SHORT = [
     ("merged", 2, 1),
     ("one by one", 2, 1),
 ]
+
+
+# Says how two steps end with a table of sparse gradients, and then of dense ones.
+TABLE = """
+import paddle
+
+def train(is_sparse):
+    table = paddle.nn.Embedding(5, 6, sparse=is_sparse)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=table.parameters())
+    for _ in range(2):
+        table(paddle.arange(5)).mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return "trained"
+
+try:
+    print(train(is_sparse=True))
+except RuntimeError as error:
+    print(error)
+print(train(is_sparse=False))
+"""
 
 
 def test_each_field_that_takes_effect_is_tried() -> None:
@@ -103,6 +124,15 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
                 assert_witnessed(proof, seen)
                 made = len({one.group for one in seen})
                 assert more.get("FLEET") or made == communicators(proof, rank, nranks, hosts)
+
+
+def test_sparse_gradients_are_not_merged_where_paddle_crashes(tmp_path: Path) -> None:
+    asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    with devices.on("npu"):
+        _, said = alone("3.3.1", tmp_path, TABLE, {"strategy": asked})
+    refused, dense = said.splitlines()[-2:]
+    assert "gradient_merge: Paddle crashes where it adds up sparse gradients on the" in refused
+    assert dense == "trained"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,10 @@ _CLIPPED_WEIGHTS = (
     " clipping does, and gradients of other weights than those that are updated cannot be merged:"
     " clip the weights once before the first step, too, or use the strategy without gradient_merge."
 )
+_SPARSE = (
+    "fleetrun: gradient_merge: Paddle crashes where it adds up sparse gradients on the device of a"
+    " plug-in: make embeddings with sparse=False, or use the strategy without gradient_merge."
+)
 _OTHER_WEIGHTS = (
     "fleetrun: gradient_merge: the script writes weights between the backwards of one update, or"
     " between a backward and its step, as SAM does: gradients of other weights than those that are"
@@ -178,6 +182,8 @@ class GradientAccumulator:
         """Raise RuntimeError if what the script did before this step cannot be merged."""
         if self._weights.are_written(self._trained | self._dirty):
             raise RuntimeError(_OTHER_WEIGHTS)
+        if not (self.merged or self.is_last) and tensors.crash_if_added_to(self.parameters):
+            raise RuntimeError(_SPARSE)
         self._has_plain_step |= not self._is_composing
         if self._is_composing and self._script is None and self.is_changed():
             self._check_rescaled(self._averaged, tensors.gradients(self.parameters))
