@@ -22,9 +22,12 @@ MERGED = {**FUSED, "gradient_merge": True, "gradient_merge_configs": {"k_steps":
 REPLACEABLE = "coalesce_tensor,concat,cast,sum,max,isfinite,stack,arange,view_dtype"
 
 
-def test_kernels_that_most_plugins_lack_are_done_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strides", ["1", "0"])
+def test_kernels_that_most_plugins_lack_are_done_without(strides: str, tmp_path: Path) -> None:
     with devices.on("npu", **LATE, without=REPLACEABLE):
-        ranks = train(PYTHON, "odd.py", tmp_path / "ours", FUSED)
+        # Vendors' plug-ins set it to 0.
+        more = {"FLAGS_use_stride_kernel": strides}
+        ranks = train(PYTHON, "odd.py", tmp_path / "ours", FUSED, more=more)
     for rank, report in enumerate(ranks):
         assert report["weights"] == pytest.approx(report["alone"], abs=2e-6)
         proof = evidence(tmp_path / "ours", rank)
