@@ -20,13 +20,8 @@ if TYPE_CHECKING:
     from .compression import Compression
     from .reducer import Reducer
 
-_FUSION = (
-    "fuse_all_reduce_ops",
-    "fuse_grad_size_in_MB",
-    "fuse_grad_size_in_num",
-    "fuse_grad_size_in_TFLOPS",
-    "last_comm_group_size_MB",
-)
+_COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
+_FUSION = ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", *_COUNTS, "last_comm_group_size_MB")
 _HIERARCHY = (levels.FIELD, levels.SIZE)
 # The backwards of each model that are counted.
 _COUNTED_BACKWARDS = 2
@@ -134,13 +129,14 @@ class ReducerReport:
         counts["groups"] = models[0]["groups"]
         self._proof.graph = "dygraph"
         self._proof.counts.update(counts)
+        is_built = any(model["is_built"] for model in models)
         fused = (
             f"{plural(counts['gradients'], 'gradient')} in"
             f" {plural(counts['allreduces'], 'allreduce')}"
             f" (Paddle's own: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
-        if any(model["is_built"] for model in models):
+        if is_built:
             fused += "; as built: Paddle's own reducer sends them, which cannot be observed"
         if counts["usage_allreduces"]:
             extra = plural(counts["usage_allreduces"], "small allreduce")
@@ -154,11 +150,14 @@ class ReducerReport:
             model["paddles_bytes"] == sorted(model["bucket_bytes"]) for model in models
         )
         for name in _FUSION:
-            self._report_field(name, fused, is_moot=are_paddles)
+            # Paddle's reducer counts no gradients.
+            is_moot = are_paddles or (self._are_built() and name in _COUNTS)
+            self._report_field(name, fused, is_moot=is_moot)
         early = self._described_overlap(setup, counts)
-        # Paddle's reducer never waits, and a single allreduce has nothing to overlap with.
-        is_moot = any(model["is_built"] for model in models) or counts["allreduces"] == 1
-        is_moot = is_moot or (setup.overlaps and not (setup.is_at_step or counts["early"]))
+        # It never waits, and a single allreduce has nothing to overlap with.
+        is_moot = self._are_built() or counts["allreduces"] == 1
+        overlaps = setup.is_at_step or (counts["early"] and not is_built)
+        is_moot = is_moot or (setup.overlaps and not overlaps)
         self._report_field("sync_nccl_allreduce", early, is_moot=is_moot)
         in_turn = " in turn" if counts["communicators"] > 1 else ""
         used = plural(counts["communicators"], "communicator")
@@ -170,16 +169,20 @@ class ReducerReport:
             self._report_compression(setup.compression)
         self._proof.write()
 
+    def _are_built(self) -> bool:
+        """Whether Paddle's reducer averages the gradients of every model."""
+        return all(model["is_built"] for model in self._models.values())
+
     def _described_overlap(self, setup: ReducerSetup, counts: dict[str, Any]) -> str:
-        if any(model["is_built"] for model in self._models.values()):
-            return "Paddle's own reducer sends them during the backward pass, as without it"
-        if not setup.overlaps:
+        if not (setup.overlaps or self._are_built()):
             return "each allreduce was waited for at once"
         if setup.is_at_step:
             return (
                 "allreduces ran concurrently when the optimizer stepped, none of them during the"
                 " backward pass"
             )
+        if any(model["is_built"] for model in self._models.values()):
+            return "Paddle's own reducer sends them during the backward pass, as without it"
         early = (
             f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
             " last gradient was ready"

@@ -157,6 +157,13 @@ def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
     )
 
 
+def test_paddles_reducer_counts_no_gradients(tmp_path: Path) -> None:
+    asked = {"fuse_grad_size_in_MB": 2, "fuse_grad_size_in_num": 8}
+    said = told(tmp_path, asked, (8, 8), calls=(2,), built=[8, 8])
+    assert said["fuse_grad_size_in_MB"][0] == "effective"
+    assert said["fuse_grad_size_in_num"][0] == "no_difference"
+
+
 def test_paddles_reducer_waits_for_none(tmp_path: Path) -> None:
     said = told(tmp_path, {"sync_nccl_allreduce": True}, (8, 8), calls=(2,), built=[8, 8])
     assert said["sync_nccl_allreduce"] == (
