@@ -185,6 +185,15 @@ def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
     assert ranks[0]["weights"] == ranks[1]["weights"]
 
 
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_rank_needs_no_other_after_the_last_backward_of_its_model(
+    version: str, tmp_path: Path
+) -> None:
+    # What two ranks would still have to agree about ended the one that was slower.
+    asked = {"fuse_grad_size_in_MB": "auto"}
+    assert train(PYTHONS[version], "early_end.py", tmp_path / "ours", asked) == [False, True]
+
+
 # Both layouts with each Paddle: two of the four always.
 @pytest.mark.parametrize("asked", [{"fuse_grad_size_in_MB": 1}, ONE_BY_ONE, MERGE])
 @pytest.mark.parametrize("version", PYTHONS)

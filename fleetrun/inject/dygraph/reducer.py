@@ -309,6 +309,11 @@ class Reducer:
         for bucket in self.buckets:
             self._expect_last(bucket.parameters[-1])
 
+    def _add_missing_communicators(self) -> None:
+        if self._is_short:
+            self._is_short = False
+            self._add_communicators()
+
     def _add_communicators(self) -> None:
         """Take more communicators if the buckets need them, on all ranks alike."""
         self._more_communicators(len(self.buckets))
@@ -332,6 +337,9 @@ class Reducer:
             self._arrivals.clear()
             return
         self._has_sparse_gradient = False
+        # Not in the backward of another model: a rank that is done by then may have ended.
+        if self._is_awaited:
+            self._add_missing_communicators()
         self.restart()
         if self._planner is not None:
             self._planner.begin()
@@ -354,7 +362,7 @@ class Reducer:
             if key not in self._ready:
                 self._ready[key] = None
                 bucket.missing -= 1
-        if self._sends_late:
+        if self._sends_late or self._is_short:
             return
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._send(self._next)
@@ -413,6 +421,7 @@ class Reducer:
     @_at_own_place
     def flush(self) -> None:
         """Average all gradients that are not being averaged already, and wait for all."""
+        self._add_missing_communicators()
         ready = len(self._ready)
         sent = self.buckets[: self._next]
         self.early = sum(1 for bucket in sent if bucket.gradients_before < ready)
@@ -469,9 +478,6 @@ class Reducer:
 
     def restart(self) -> None:
         """Reset the state to that before a backward."""
-        if self._is_short:
-            self._is_short = False
-            self._add_communicators()
         self._next = 0
         self._ready = {}
         self._arrivals.clear()
