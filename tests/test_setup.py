@@ -6,8 +6,10 @@ The fakes of `python`, `pip`, `nvidia-smi` and `apt-get` raise on whatever they 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +87,8 @@ def python():
         case ["-c", code] if "create_connection" in code:
             log("index")
             if not machine["online"]:
-                sys.exit("pypi.org, where pip finds packages, cannot be reached (no route).")
+                print("pypi.org, where pip finds packages, cannot be reached (no route).")
+                sys.exit(4 if machine["places"] else 1)
         case ["-c", code] if "m.version(" in code and venv:
             sys.exit(code.split("'")[1] not in machine["installed"])
         case ["-c", code] if "m.distributions()" in code and venv:
@@ -141,10 +144,11 @@ def pip(verb, *asked):
         fleetrun.chmod(0o755)
     elif verb == "install" and set(asked[1:]) <= set(machine["lacks"].values()):
         machine["packages"] += asked[1:]
-    elif verb == "install" and asked[1].startswith("paddlepaddle"):
-        name, _, version = asked[1].partition("==")
-        if name == "paddlepaddle-gpu" and version not in offered:
-            sys.exit(f"ERROR: No matching distribution found for {asked[1]}")
+    elif verb == "install" and any(word.startswith("paddlepaddle") for word in asked):
+        wanted = next(word for word in asked if word.startswith("paddlepaddle"))
+        name, _, version = wanted.partition("==")
+        if not machine["online"] or name == "paddlepaddle-gpu" and version not in offered:
+            sys.exit(f"ERROR: No matching distribution found for {wanted}")
         machine["installed"][name] = version
         (site / f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
     else:
@@ -175,6 +179,8 @@ fakes.get(me.name, other)()
 BARE: dict[str, Any] = {
     "uid": 0,
     "online": True,
+    # Whether pip is told of folders of this machine, too.
+    "places": False,
     "version": [3, 11],
     "has": ["python3-venv", "libgomp1"],
     "apt": ["python3-venv", "libgomp1"],
@@ -307,11 +313,31 @@ def test_a_newer_python_of_the_system_is_named(machine: Make) -> None:
     assert "PYTHON=/path/to/python scripts/setup" in ended.said
 
 
-def test_a_python_that_is_none_is_a_mistake(machine: Make) -> None:
-    ended = machine().run("setup", PYTHON="/nonexistent")
-    assert ended.code == 2
-    assert "PYTHON=/nonexistent is not a Python 3.10 to 3.13" in ended.said
+@pytest.mark.parametrize(
+    ("python", "what"),
+    [
+        ("/nonexistent", "no program"),
+        ("cat", "not a Python"),
+        ("python3", "Python 3.11.2"),
+    ],
+)
+def test_a_python_that_does_not_suit_is_told_in_one_sentence(
+    machine: Make, python: str, what: str
+) -> None:
+    ended = machine(version=[3, 9]).run("setup", PYTHON=python)
+    assert ended.code == 3
+    assert ended.said == (
+        f"setup: PYTHON={python} is {what}; Paddle 3.3.1 needs Python 3.10 to 3.13.\n"
+    )
     assert ended.ran == []
+
+
+@pytest.mark.parametrize("option", ["--paddle", "--venv"])
+def test_an_option_without_its_value_is_a_mistake(machine: Make, option: str) -> None:
+    ended = machine().run("setup", option)
+    assert ended.code == 2
+    assert ended.said.startswith(f"setup: {option} needs a ")
+    assert "Usage: scripts/setup" in ended.said
 
 
 def test_a_machine_without_a_network_is_told_in_one_sentence(machine: Make) -> None:
@@ -319,6 +345,49 @@ def test_a_machine_without_a_network_is_told_in_one_sentence(machine: Make) -> N
     assert ended.code == 3
     assert "cannot be reached (no route). Connect this machine to the network, or" in ended.said
     assert ended.ran == ["index"]
+
+
+def test_without_a_network_what_pip_has_here_is_tried_once(machine: Make) -> None:
+    ended = machine(online=False, places=True).run("setup")
+    assert ended.code == 3
+    assert "cannot be reached (no route). Only pip's local places are left." in ended.said
+    assert "pip could not install paddlepaddle==3.3.1, or what it needs. Connect this" in ended.said
+    assert ended.installed() == ["pip install -qqq setuptools paddlepaddle==3.3.1"]
+
+
+def index_check(*, places: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the search for pip's index as the script does, with a home of its own."""
+    text = (ROOT / "scripts" / "setup").read_text()
+    code = text.partition("\nindex_check='")[2].partition("\n'\n")[0]
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull, "HOME": "/nonexistent"}
+        | ({"PIP_FIND_LINKS": places} if places else {})
+        | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_one_place_that_answers_suffices() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        here = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        assert index_check(PIP_INDEX_URL=here).returncode == 0
+        away = "http://127.0.0.1:1/simple"
+        assert index_check(PIP_INDEX_URL=away, PIP_EXTRA_INDEX_URL=here).returncode == 0
+        assert index_check(PIP_INDEX_URL="https://index.invalid/", https_proxy=here).returncode == 0
+
+
+def test_places_that_do_not_answer_are_named_with_their_proxy() -> None:
+    away = "http://127.0.0.1:1/simple"
+    done = index_check(PIP_INDEX_URL=away)
+    refused = "cannot be reached (Connection refused).\n"
+    assert (done.returncode, done.stdout) == (1, f"127.0.0.1, where pip finds packages, {refused}")
+    done = index_check(PIP_INDEX_URL="https://index.invalid/", PIP_PROXY="127.0.0.1:1")
+    who = "127.0.0.1, the proxy for index.invalid, where pip finds packages,"
+    assert (done.returncode, done.stdout) == (1, f"{who} {refused}")
+    assert index_check(PIP_INDEX_URL=away, places="/opt/wheels").returncode == 4
 
 
 @pytest.mark.parametrize(
@@ -376,7 +445,7 @@ def test_the_cpu_build_is_the_last_resort_and_is_said_last(machine: Make) -> Non
     ended = machine(**{**GPUS, "indexes": BARE["indexes"], "computes": []}).run("setup")
     assert ended.code == 0, ended.said
     assert "does not compute on this GPU: failed product on gpu:0 ended with 1: no ke" in ended.said
-    assert ended.installed()[-1] == "pip install -q paddlepaddle==3.3.1 setuptools"
+    assert ended.installed()[-1] == "pip install -q setuptools paddlepaddle==3.3.1"
     assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
 
 
@@ -408,7 +477,7 @@ def test_a_driver_that_is_too_old_for_any_build_is_said(machine: Make) -> None:
 
 def test_cpu_asks_no_index_for_a_gpu_build(machine: Make) -> None:
     ended = machine(**GPUS).run("setup", "--cpu")
-    assert ended.installed() == ["pip install -q paddlepaddle==3.3.1 setuptools"]
+    assert ended.installed() == ["pip install -q setuptools paddlepaddle==3.3.1"]
     assert "CPU BUILD" not in ended.said
 
 
