@@ -275,4 +275,6 @@ def _script(words: Sequence[str]) -> Script:
         return Script("file", first, rest)
     if not rest:
         raise UsageError("-m needs a module: write `fleetrun [options] -m package.module`.")
+    if not rest[0]:
+        raise UsageError("-m: the module's name is empty; is a variable unset?")
     return Script("module", rest[0], rest[1:])

@@ -166,6 +166,7 @@ def test_an_abbreviation_is_read_and_said() -> None:
                 "file of that name write ./run_check."
             ),
         ),
+        (["-m", ""], "-m: the module's name is empty; is a variable unset?"),
         (["-m"], "-m needs a module: write `fleetrun [options] -m package.module`."),
         (["--gpus"], "--gpus needs a value: give LIST."),
         (

@@ -20,6 +20,8 @@ _SHARED_MEMORY = (
     "use fewer DataLoader workers."
 )
 
+_PYTHONS = ("", "3", *(f"3.{minor}" for minor in range(8, 20)))
+
 # To add a failure, add a row: the marks are plain text as in the log, the sentence says what
 # happened and what to do. The first row that matches is used.
 KNOWN_FAILURES = (
@@ -223,7 +225,12 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "missing-module",
-        ("ModuleNotFoundError: ", "ImportError: "),
+        (
+            "ModuleNotFoundError: ",
+            "ImportError: ",
+            # Of `python -m`, after the interpreter's name, without a traceback.
+            *(f"python{version}: No module named " for version in _PYTHONS),
+        ),
         "Python could not import a module: install it into the interpreter that fleetrun uses "
         "(fleetrun --dry-run shows which), or set PYTHONPATH.",
     ),

@@ -155,6 +155,8 @@ TEXTS = (
     ("host-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8 TiB"),
     ("open-files", "OSError: [Errno 24] Too many open files: '/data/1'"),
     ("missing-module", "ModuleNotFoundError: No module named 'paddel'"),
+    ("missing-module", "/venv/bin/python3.11: No module named paddel.train"),
+    ("missing-module", "python: No module named a.__main__; 'a' is a package and cannot be ..."),
     ("missing-script", "python: can't open file '/x/tran.py': [Errno 2] No such file or directory"),
     ("syntax", "    def f(:\n          ^\nSyntaxError: invalid syntax"),
     ("peer-lost", "ValueError: (InvalidArgument) TCP send error. Details: Broken pipe."),
