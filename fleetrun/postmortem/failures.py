@@ -88,7 +88,8 @@ def _set_back(exited: Exited, exits: Sequence[Exited]) -> Exited:
     if exited.raised is not None or exited.status.signum not in _OWN_SIGNALS:
         return exited
     earlier = [other.at for other in exits if other.raised is None and other.at < exited.at]
-    return exited._replace(failed_at=max([exited.at - _SEEN_AFTER_S, *earlier]))
+    late_s = min(_SEEN_AFTER_S, exited.lived_s or _SEEN_AFTER_S)
+    return exited._replace(failed_at=max([exited.at - late_s, *earlier]))
 
 
 def _with_last_lines(exited: Exited, words: list[str]) -> Exited:

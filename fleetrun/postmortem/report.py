@@ -107,9 +107,10 @@ def left_running(left: Sequence[Leftover]) -> str:
     'The job is done; ended processes that it had left running: pid 7 (serve --password=***).'
     """
     # multiprocessing's resource tracker ends by itself.
+    # One that needs several blows is listed with each.
     reported = [
         process
-        for process in left
+        for process in dict.fromkeys(left)
         if process.argv and "resource_tracker" not in " ".join(process.argv)
     ]
     if not reported:

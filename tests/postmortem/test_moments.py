@@ -18,3 +18,9 @@ def test_a_crash_comes_after_an_end_that_was_seen_before_it() -> None:
     (alone,) = examine(plans.plan(), (crashed,))
     assert alone.failed_at is not None
     assert alone.failed_at < crashed.at
+
+
+def test_a_crash_does_not_come_before_the_start() -> None:
+    crashed = Exited(0, "rank 0", ExitStatus(signum=7), at=2.02, lived_s=0.02)
+    (examined,) = examine(plans.plan(), (crashed,))
+    assert examined.failed_at == crashed.at - crashed.lived_s

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fleetrun.model import Device, Endpoint, ExitStatus, RankSpec
 from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Culprit, Investigation, Victim
+from fleetrun.run.children import Leftover
 from fleetrun.run.events import Exited, Hung, Outcome
 
 CHAIN = """\
@@ -42,6 +43,11 @@ C++ Traceback (most recent call last):
 Error Message Summary:
 ----------------------
 FatalError: `Segmentation fault` is detected by the operating system."""
+
+
+def test_a_process_that_was_killed_twice_is_named_once() -> None:
+    left = Leftover(7, ("sleep", "60"))
+    assert report.left_running([left, Leftover(8, ("top",)), left]).count("pid 7") == 1
 
 
 def test_a_traceback_is_whole_with_what_led_to_it() -> None:
