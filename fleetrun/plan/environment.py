@@ -154,7 +154,7 @@ def variables(
             **shared,
             **process.identity,
             **_own_mask(facts, share, process.spec),
-            **_files(process.spec, run_dir),
+            **_files(process.spec, run_dir, roster.generation),
             **({} if strategy is None else {STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}"}),
             **_profile(request, process.spec, run_dir),
             **_flight_recorder(request, process.spec, run_dir),
@@ -264,12 +264,13 @@ def _plugins(facts: Facts, share: Share, run_dir: str) -> dict[str, str]:
     return env
 
 
-def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
+def _files(spec: RankSpec, run_dir: str, attempt: int) -> dict[str, str]:
     """Return the variables with the paths of this rank's records, heartbeat and error file."""
     name = names.rank_name(spec)
     return {
         RECORDS: f"{run_dir}/{names.rank_records(name)}",
-        ERROR_FILE: f"{run_dir}/{names.error(name)}",
+        # A program need not say to which attempt its error belongs.
+        ERROR_FILE: f"{run_dir}/{names.log_name(names.error(name), attempt)}",
         HEARTBEAT: f"{run_dir}/{names.heartbeat(name)}",
     }
 

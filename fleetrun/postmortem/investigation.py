@@ -159,8 +159,8 @@ def last_lines_of(
     error = rankfile.exception(spec)
     # The log has what the user saw, unless the script sent its errors elsewhere.
     if error is not None and not lastlines.explains(words):
-        reported = error.stack.rstrip().split("\n") if error.stack else []
-        reported = lastlines.shorten(reported) or error.raw.strip().split("\n")[:_RAW_LINES]
+        reported = error.text.strip("\n").rstrip().split("\n")
+        reported = reported[:_RAW_LINES] if error.raw else lastlines.shorten(reported)
         words, source = (reported, error.path) if any(reported) else (words, source)
     return words, log, source, error
 

@@ -80,6 +80,7 @@ FILES = (
     File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; the strategy's outcome."),
     File("trace.{rank}.json", "rank", "report, Perfetto", 1, "Where the time of steps goes."),
     File("error.{rank}.json", "rank", "launcher", 1, "The same, of other programs."),
+    File("error.{rank}.json.attempt{attempt}", "rank", "launcher", 1, "That of a later attempt."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the last step."),
     File("collectives.{rank}", "rank", "launcher, logs", None, "Its last collectives, in a ring."),
     File("stacks.{rank}.txt", "launcher", "people", None, "The stacks of all threads."),

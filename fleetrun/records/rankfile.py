@@ -49,6 +49,11 @@ class ErrorReport(NamedTuple):
     # The file that contains this.
     path: str = ""
 
+    @property
+    def text(self) -> str:
+        """What the rank reported: the stack, or else class and message."""
+        return self.stack or ": ".join(filter(None, (self.kind, self.message))) or self.raw
+
 
 class Update(NamedTuple):
     """An update of the parameters: when it was made, on the clock of the host, and the loss."""
@@ -151,14 +156,8 @@ def error(path: str, kind: str = EXCEPTION, restart: int = 0) -> ErrorReport | N
 
 def exception(spec: "ProcessSpec") -> ErrorReport | None:
     """Return the exception that has ended the process of SPEC, if reported."""
-    restart = restart_of(spec)
-    recorded = error(path_of(spec), restart=restart)
-    if recorded is not None:
-        return recorded
-    reported = read_error(spec.env.get(variables.ERROR_FILE, ""))
-    return (
-        None if reported is None or (not reported.raw and reported.restart != restart) else reported
-    )
+    recorded = error(path_of(spec), restart=restart_of(spec))
+    return recorded or read_error(spec.env.get(variables.ERROR_FILE, ""))
 
 
 def exit_under_way(spec: "ProcessSpec") -> ErrorReport | None:
@@ -173,9 +172,10 @@ def read_error(path: str) -> ErrorReport | None:
     if content is None:
         return None
     document = reading.parse(content)
-    if document is None:
+    report = None if document is None else _error(document, path)
+    if report is None or not report.text:
         return ErrorReport(raw=content.decode(errors="replace"), path=path)
-    return _error(document, path)
+    return report
 
 
 def evidence(run_dir: str, rank: str) -> dict[str, Any] | None:

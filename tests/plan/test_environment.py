@@ -100,6 +100,11 @@ def test_a_rank_gets_what_every_paddle_reads() -> None:
     }
 
 
+def test_a_later_attempt_has_an_error_file_of_its_own() -> None:
+    env = first(roster=a_roster()._replace(generation=2))
+    assert env["FLEETRUN_ERROR_FILE"] == f"{RUN_DIR}/error.0.json.attempt2"
+
+
 @pytest.mark.parametrize(
     ("inherited", "chosen", "expected"),
     [

@@ -84,5 +84,6 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.rank_records("{rank}"): rankfile.SCHEMA,
         # A program's.
         names.error("{rank}"): 1,
+        names.error("{rank}") + ".attempt{attempt}": 1,
         names.trace("{rank}"): tracefile.SCHEMA,
     }

@@ -64,9 +64,26 @@ def test_the_exception_of_a_process_is_recorded_or_else_left_in_a_file_of_its_ow
         assert found is not None
         assert found.path == str(records)
         assert (rankfile.exit_under_way(spec) is not None) == (kind == "exit" and not change)
-    own.write_text(json.dumps({**WHOLE, "restart": 1}))
+    # Each attempt has a file of its own; a program need not say which it is.
+    own.write_text(json.dumps({"message": "own"}))
     records.unlink()
-    assert rankfile.exception(spec) is None
+    found = rankfile.exception(spec)
+    assert found is not None
+    assert found.text == "own"
+
+
+def test_s20_what_a_program_says_without_a_stack_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "error.3.json"
+    for document, text in (
+        ({"class": "DeviceError", "message": "lost"}, "DeviceError: lost"),
+        ({"message": "lost"}, "lost"),
+        ({"class": "DeviceError", "stack": "here\n"}, "here\n"),
+        ({"reason": "lost", "code": 7}, '{"reason": "lost", "code": 7}'),
+    ):
+        path.write_text(json.dumps(document))
+        found = read_error(str(path))
+        assert found is not None
+        assert found.text == text
 
 
 def test_the_evidence_of_a_run_that_had_a_document_for_it_is_read(tmp_path: Path) -> None:
