@@ -9,15 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.run.loop import Loop
+from fleetrun.run.tcpconnect import TcpConnect, resolve
 from fleetrun.session.connection import reason
-from fleetrun.session.dialer import TcpConnect
-from fleetrun.session.resolver import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fleetrun.remote.protocol import HostEndpoint
-    from fleetrun.session.connection import Link
+    from fleetrun.run.tcpconnect import Link
 
 # The kernel repeats a lost packet after 1 and 3 s.
 _TIMEOUT_S = 5.0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
-import select
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.records.names import listed
+from fleetrun.run.tcpconnect import TcpConnect, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.tcpconnect import Link
 
 # Servers on other hosts, which somebody may start by hand, may take longer.
 _TIMEOUT_S = 30.0
@@ -56,11 +58,13 @@ class Readiness:
         self._listening: tuple[int, frozenset[tuple[Endpoint, ...]]] = (0, frozenset())
         # Those that do not.
         self._silent: list[tuple[Endpoint, ...]] = []
-        self._calls: dict[Endpoint, _Call] = {}
+        self._calls: dict[Endpoint, TcpConnect] = {}
+        self._answered: set[Endpoint] = set()
 
     def begin(self, plan: LaunchPlan, process: int, attempt: int) -> None:
         """Let PROCESS of PLAN wait until the endpoints that it awaits listen."""
         self._process, self._attempt = process, attempt
+        self._answered.clear()
         self._wanted = plan.processes[process].awaits
         if self._listening[0] != attempt:
             self._listening = attempt, frozenset()
@@ -122,60 +126,25 @@ class Readiness:
         # A process that has ended, such as a server that was not needed, will never listen.
         if any(map(self._is_gone, group)):
             return True
-        answers = [self._listens(endpoint) for endpoint in group]
-        return any(answers)
+        for endpoint in group:
+            self._call(endpoint)
+        return not self._answered.isdisjoint(group)
 
     def _is_gone(self, endpoint: Endpoint) -> bool:
         own = self._own.get(endpoint)
         return endpoint in self._gone or (own is not None and not self._is_alive(own))
 
-    def _listens(self, endpoint: Endpoint) -> bool:
-        call = self._calls.pop(endpoint, None)
-        if call is None:
-            try:
-                call = _Call(endpoint)
-            except OSError:
-                # Connection refused, no route, or no such name yet.
-                return False
-        if call.is_answered():
-            call.close()
-            return True
-        if call.is_refused() or time.monotonic() - call.began > _UNANSWERED_S:
-            call.close()
-        else:
-            self._calls[endpoint] = call
-        return False
+    def _call(self, endpoint: Endpoint) -> None:
+        """Connect to ENDPOINT, unless that is under way; its name may be unknown as yet."""
+        places = resolve(*endpoint) if endpoint not in self._calls else ()
+        for place in [place for place in places if place.family == _socket.AF_INET][:1]:
+            self._calls[endpoint] = TcpConnect(
+                place, self._waiting, partial(self._called, endpoint), _UNANSWERED_S
+            )
 
-
-class _Call:
-    """One attempt to connect."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.began = time.monotonic()
-        self._socket = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-        try:
-            self._socket.settimeout(0)
-            self._socket.connect_ex((endpoint.host, endpoint.port))
-        except OSError:
-            self.close()
-            raise
-
-    def _events(self) -> int:
-        poll = select.poll()
-        poll.register(self._socket.fileno(), select.POLLOUT)
-        return sum(event for _, event in poll.poll(0))
-
-    def is_answered(self) -> bool:
-        if self._events() != select.POLLOUT:
-            return False
-        try:
-            # A socket whose own port is the one it connects to is connected to itself.
-            return bool(self._socket.getpeername() != self._socket.getsockname())
-        except OSError:
-            return False
-
-    def is_refused(self) -> bool:
-        return self._events() != 0
-
-    def close(self) -> None:
-        self._socket.close()
+    def _called(self, endpoint: Endpoint, link: Link | None, _why_not: int) -> None:
+        del self._calls[endpoint]
+        if link is not None:
+            link.socket.close()
+            self._answered.add(endpoint)
+            self._look()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.tcpconnect import Link
     from fleetrun.session.authentication import Key, Seal
     from fleetrun.session.codec import Codec
 
@@ -45,33 +46,12 @@ HUNG_UP = "hung up"
 _GIVE_UP_MS = 60_000
 
 
-class Link(NamedTuple):
-    """A connected socket, and the addresses of both ends."""
-
-    socket: _socket.socket
-    address: str
-    local_address: str
-    # The port of the listener.
-    port: int = 0
-
-
 class Wire(NamedTuple):
     """What the connections of a session have in common: its key, its messages, and the loop."""
 
     key: Key
     codec: Codec
     waiting: Waiting
-
-
-def plain_address(name: tuple[object, ...]) -> str:
-    """Return the IP address in a socket's NAME; IPv4 as such, even on a socket for both.
-
-    >>> plain_address(("::ffff:10.0.0.1", 80, 0, 0)), plain_address(("fe80::1%eth0", 80, 0, 2))
-    ('10.0.0.1', 'fe80::1')
-    """
-    address = str(name[0]).partition("%")[0]
-    is_mapped = address.startswith("::ffff:") and "." in address
-    return address[7:] if is_mapped else address
 
 
 class Connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
 import random
@@ -10,14 +9,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.run.loop import WRITABLE, nothing
-from fleetrun.session.connection import HUNG_UP, Connection, Link, plain_address, reason
-from fleetrun.session.resolver import Lookup, Place, literal, own_name
+from fleetrun.run.tcpconnect import Lookup, Place, TcpConnect, literal, own_name, plain_address
+from fleetrun.session.connection import HUNG_UP, Connection, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fleetrun.run.loop import Waiting
+    from fleetrun.run.tcpconnect import Link
     from fleetrun.session.connection import Wire
 
 # A firewall may drop packets; the next address is tried after this.
@@ -217,70 +215,6 @@ class Dialer:
             self._closed(attempt.target)
 
 
-class TcpConnect:
-    """One attempt to connect to PLACE: DONE is called with the link, or with None and an errno.
-
-    Nothing is called after `close`; the socket belongs to whoever got the link.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        waiting: Waiting,
-        done: Callable[[Link | None, int], None],
-        within_s: float = _CONNECT_S,
-    ) -> None:
-        self._waiting = waiting
-        self._done = done
-        self._socket: _socket.socket | None = None
-        kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
-        try:
-            link = self._socket = _socket.socket(place.family, kind)
-            number = link.connect_ex(place.name)
-        except OSError as error:
-            # A kernel without IPv6, or no file to spare.
-            number = error.errno or errno.EIO
-        until = time.monotonic()
-        if self._socket is not None and number in {0, errno.EINPROGRESS}:
-            number, until = errno.ETIMEDOUT, until + within_s
-            waiting.watch(self._socket.fileno(), self._connected, WRITABLE)
-        # Never from within the constructor.
-        waiting.timer((id(self), "connect"), until, partial(self._fail, number))
-
-    def _connected(self) -> None:
-        link = self._socket
-        assert link is not None  # it was watched
-        try:
-            here, there = link.getsockname(), link.getpeername()
-        except OSError as error:
-            number = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
-            self._fail(number or error.errno or errno.ENOTCONN)
-            return
-        if here == there:
-            # A caller that was given the very port that it calls reaches itself.
-            self._fail(errno.ECONNREFUSED)
-            return
-        self._forget()
-        self._socket = None
-        self._done(Link(link, plain_address(there), plain_address(here), there[1]), 0)
-
-    def _fail(self, number: int) -> None:
-        self.close()
-        self._done(None, number)
-
-    def _forget(self) -> None:
-        self._waiting.timer((id(self), "connect"), None, nothing)
-        if self._socket is not None:
-            self._waiting.unwatch(self._socket.fileno())
-
-    def close(self) -> None:
-        """Give up."""
-        self._forget()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
 class _Attempt:
     """One call at PLACE: READY is called with the connection, or FAILED with a reason."""
 
@@ -301,7 +235,7 @@ class _Attempt:
         # Whether the listener has said why it refuses us.
         self.is_refused = False
         self.outcome = SILENT
-        self._connect = TcpConnect(place, wire.waiting, self._connected)
+        self._connect = TcpConnect(place, wire.waiting, self._connected, _CONNECT_S)
 
     def _connected(self, link: Link | None, number: int) -> None:
         if link is None:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from fleetrun.run.tcpconnect import literal
 from fleetrun.session import member, messages, state
 from fleetrun.session.callers import Callers
 from fleetrun.session.dialer import Target
@@ -13,7 +14,6 @@ from fleetrun.session.driver import RendezvousEndpoint, Session
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import JobStore
 from fleetrun.session.loss import PlaceRelease
-from fleetrun.session.resolver import literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.run.tcpconnect import Link, plain_address
 from fleetrun.session.callers import PendingCallers
-from fleetrun.session.connection import Connection, Link, plain_address
+from fleetrun.session.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

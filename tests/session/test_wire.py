@@ -295,7 +295,7 @@ def test_a_name_that_means_ourselves_is_not_another_host(
     """Debian gives a host's own name 127.0.1.1, and copies of such a file give it to others."""
     net.listen()
     monkeypatch.setattr(
-        "fleetrun.session.resolver.resolve",
+        "fleetrun.run.tcpconnect.resolve",
         lambda _host, port, flags=0: () if flags else ((int(socket.AF_INET), ("127.0.1.1", port)),),
     )
     dialer, end = net.call(Target("node-2", net.port))
