@@ -9,20 +9,19 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from simulation import Chances, Launcher, Wire, World
+from simulation import Chances, Launcher, World
 
-from fleetrun.run.events import TimerExpired
-from fleetrun.session import coordinator, member, messages, state
+from fleetrun.session import member, messages, state
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import StoreAnswer
-from fleetrun.session.messages import LauncherKilled, Leave, Missing, RosterMessage
+from fleetrun.session.messages import Missing, RosterMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
-    from fleetrun.session.messages import FromCoordinator, FromMember
+    from fleetrun.session.messages import FromCoordinator
 
 # How long an answer of etcd is awaited, and how late it may end a lease.
 _TIMEOUT_S, _LATE_S = 2.0, 0.6
@@ -174,11 +173,9 @@ class ElectedLauncher(Launcher):
         super().__init__(world, index, name=name)
         self.is_local = False
         self.state = member.begin(self.asked, name, "", self.clock(), is_local=False)
-        self.coordinator: state.State | None = None
-        self.coordinator_timer = 0
         asker = Asker(self)
         self.election = Election(self.asked, name, asker, asker, self, clock=self.clock)  # type: ignore[arg-type]
-        self.called: LeaderRecord | None = None
+        self.leader: LeaderRecord | None = None
         # Until when it does not reach etcd, although it reaches the others.
         self.astray_until = 0.0
         # And until when it reaches etcd alone.
@@ -221,12 +218,12 @@ class ElectedLauncher(Launcher):
             config=begun.config, is_local=True, coordinator=self.name, generation=generation
         )
         self.world.connect(self, self)
-        self.world.set_coordinator_timer(self)
+        self.set_coordinator_timer()
 
     def follow(self) -> None:
         """Call another one, when it is time."""
         self.world.hang_up(self)
-        self.called = None
+        self.leader = None
         self.feed(member.Gone(self.clock()))
 
     def unfollow(self) -> None:
@@ -265,6 +262,52 @@ class ElectedLauncher(Launcher):
             self.election.config = self.state.config
         self.seek()
 
+    def begin(self) -> None:
+        """Begin to look for the coordinator."""
+        self.seek()
+
+    def called(self) -> Launcher | None:
+        """Return whom it knows as the coordinator."""
+        name = None if self.leader is None else self.leader.host
+        return next((one for one in self.world.launchers if one.name == name), None)
+
+    def coordinate(self, event: state.Event) -> None:
+        """Let the launcher, if it still is the coordinator, take EVENT."""
+        self.election.check()
+        super().coordinate(event)
+        if self.coordinator is not None and state.is_below_minimum(self.coordinator):
+            self.election.give_way("it reaches too few")
+
+    def send(self, number: int, message: FromCoordinator) -> None:
+        """Send MESSAGE when etcd has the roster, as ElectedSession does."""
+        is_roster = isinstance(message, RosterMessage)
+        if (
+            isinstance(message, RosterMessage)
+            and self.unkept is None
+            and message.generation != self.kept_generation
+        ):
+            self.unkept = message
+            assert self.coordinator is not None
+            record = state.record(self.coordinator, message, self.name)
+            self.election.keep(record, self.has_kept)
+        held = {one for one, _ in self.held}
+        is_held = self.unkept is not None and (is_roster or number in held)
+        if is_held and not isinstance(message, messages.Acknowledged):
+            self.held.append((number, message))
+        else:
+            self.world.to_member(number, message)
+
+    def has_kept(self) -> None:
+        """Send what had to wait."""
+        if self.unkept is None:
+            return
+        self.kept_generation, self.unkept = self.unkept.generation, None
+        if not self.state.config.starts_again:
+            self.election.fix()
+        held, self.held = self.held, []
+        for number, message in held:
+            self.send(number, message)
+
     def seek(self) -> None:
         """Look for a coordinator, or call it."""
         is_connected = self.coordinator is not None or self.wire is not None
@@ -272,9 +315,9 @@ class ElectedLauncher(Launcher):
             return
         self.election.seek()
         leader = self.election.leader
-        if leader == self.called or self.state.phase not in {member.IDLE, member.JOINING}:
+        if leader == self.leader or self.state.phase not in {member.IDLE, member.JOINING}:
             return
-        self.called = leader
+        self.leader = leader
         if leader is not None:
             generation = max(self.state.generation, leader.generation)
             self.state = self.state._replace(coordinator=leader.host, generation=generation)
@@ -305,144 +348,32 @@ class ElectedWorld(World):
     def __init__(self, seed: int, *, asked: Sequence[RendezvousConfig], chances: Chances) -> None:
         super().__init__(seed, asked=asked, chances=chances)
         self.etcd = Etcd(self)
-        self.ends: dict[int, ElectedLauncher] = {}
         self.rosters: dict[tuple[str, int], RosterMessage] = {}
 
     def made(self) -> Sequence[ElectedLauncher]:
         """Return the launchers."""
         return [ElectedLauncher(self, i, name=f"host {i}") for i in range(len(self.asked))]
 
-    # The coordinator's end of a wire.
-    def connect(self, host: ElectedLauncher, leader: ElectedLauncher) -> None:
+    def connect(self, host: Launcher, leader: Launcher) -> None:
         """Connect HOST to LEADER."""
-        host.has_hung_up = False
-        host.wire = wire = Wire(next(self.count))
-        self.wires[wire.number] = (wire, host)
-        self.ends[wire.number] = leader
+        assert isinstance(host, ElectedLauncher)
         if host is not leader:
             host.election.connected()
-        host.feed(member.Connected(host.clock()))
+        super().connect(host, leader)
 
-    def feed_leader(self, leader: ElectedLauncher, event: state.Event) -> None:
-        """Let LEADER take EVENT as the coordinator."""
-        if leader.puts_off(lambda: self.feed_leader(leader, event._replace(at=leader.clock()))):
-            return
-        leader.election.check()
-        if leader.coordinator is None or not leader.is_alive:
-            return
-        leader.coordinator, actions = coordinator.step(leader.coordinator, event)
-        for action in actions:
-            match action:
-                case state.Send(connections=connections, message=message):
-                    for number in connections:
-                        self.send(leader, number, message)
-                case state.Close(connection=connection):
-                    wire = self.wires.get(connection)
-                    if wire is not None:
-                        self.after(0.001, lambda w=wire[0]: self.break_wire(w))  # type: ignore[misc]
-        if leader.coordinator is not None and state.is_below_minimum(leader.coordinator):
-            leader.election.give_way("it reaches too few")
-        self.set_coordinator_timer(leader)
-
-    def send(self, leader: ElectedLauncher, number: int, message: FromCoordinator) -> None:
-        """Send MESSAGE when etcd has the roster, as ElectedSession does."""
-        if (
-            isinstance(message, RosterMessage)
-            and leader.unkept is None
-            and message.generation != leader.kept_generation
-        ):
-            leader.unkept = message
-            assert leader.coordinator is not None
-            record = state.record(leader.coordinator, message, leader.name)
-            leader.election.keep(record, lambda: self.has_kept(leader))
-        held = {one for one, _ in leader.held}
-        is_held = leader.unkept is not None and (
-            isinstance(message, RosterMessage) or number in held
-        )
-        if is_held and not isinstance(message, messages.Acknowledged):
-            leader.held.append((number, message))
-        else:
-            self.to_member(number, message)
-
-    def has_kept(self, leader: ElectedLauncher) -> None:
-        """Send what had to wait."""
-        if leader.unkept is None:
-            return
-        leader.kept_generation, leader.unkept = leader.unkept.generation, None
-        if not leader.state.config.starts_again:
-            leader.election.fix()
-        held, leader.held = leader.held, []
-        for number, message in held:
-            self.send(leader, number, message)
-
-    def set_coordinator_timer(self, leader: ElectedLauncher) -> None:
-        """Let time pass until something is due."""
-        leader.coordinator_timer += 1
-        timer = leader.coordinator_timer
-        if leader.coordinator is None:
-            return
-        due = max(self.now, leader.coordinator.wake_at - leader.skew)
-
-        def elapse() -> None:
-            if timer == leader.coordinator_timer:
-                self.feed_leader(leader, TimerExpired(leader.clock()))
-
-        self.at(due + 1e-6, elapse)
-
-    def set_timer(self) -> None:
-        """Set none: each coordinator has its own."""
-
-    def stop_serving(self, leader: ElectedLauncher) -> None:
-        """Let all connections to LEADER break."""
-        leader.coordinator = None
+    def stop_serving(self, leader: Launcher) -> None:
+        """Let all connections to LEADER break, and forget what waits for etcd."""
+        assert isinstance(leader, ElectedLauncher)
         leader.unkept = None
         leader.held.clear()
-        for number, end in list(self.ends.items()):
-            if end is leader and number in self.wires:
-                wire, host = self.wires[number]
-                if host is leader:
-                    leader.wire = None
-                    self.break_wire(wire)
-                elif not leader.is_cut() and self.now >= leader.apart_until:
-                    host.has_hung_up = self.chance.random() < 0.8
-                    self.after(self.delay(), lambda w=wire: self.break_wire(w))  # type: ignore[misc]
+        super().stop_serving(leader)
 
-    # The network.
-    def to_coordinator(self, host: Launcher, message: FromMember) -> None:
-        """Send a message to the coordinator that HOST has called."""
-        wire = host.wire
-        if wire is None:
-            return
-        leader = self.ends[wire.number]
-
-        def call() -> None:
-            received = state.Received(
-                wire.number,
-                message,
-                leader.clock(),
-                f"10.0.0.{host.index}",
-                f"10.0.0.{leader.index}",
-                is_local=host is leader,
-            )
-            self.feed_leader(leader, received)
-
-        self.deliver(wire, host, call, up=True)
-
-    def deliver(self, wire: Wire, host: Launcher, call: Callable[[], None], *, up: bool) -> None:
-        """Let nothing through while either end is cut off."""
-        leader, ends = self.ends[wire.number], host
-        assert isinstance(ends, ElectedLauncher)
-
-        def arrive() -> None:
-            if not leader.is_alive or not wire.is_open:
-                return
-            until = max(leader.cut_until, leader.apart_until, ends.apart_until)
-            if host is not leader and self.now < until:
-                self.at(until + 0.001, arrive)
-                return
-            call()
-
-        super().deliver(wire, host, arrive, up=up)
+    def apart_until(self, host: Launcher, leader: Launcher) -> float:
+        """Return until when nothing gets through between HOST and LEADER, which may reach etcd."""
+        assert isinstance(host, ElectedLauncher)
+        assert isinstance(leader, ElectedLauncher)
+        until = super().apart_until(host, leader)
+        return until if host is leader else max(until, host.apart_until, leader.apart_until)
 
     def to_coordinator_leave(self, host: Launcher) -> None:
         """Let a launcher end; a coordinator goes on until all have heard it."""
@@ -460,93 +391,15 @@ class ElectedWorld(World):
             self.stop_serving(host)
             host.election.leave(is_final=False)
             return
-        if host.state.phase == member.ENDED:
-            self.to_coordinator(host, Leave(None))
-        host.say(Leave(host.departure))
-        host.has_ended = True
-        host.ended_at = self.now
+        super().to_coordinator_leave(host)
         host.election.leave(is_final=True)
-
-    def dial(self, host: Launcher) -> None:
-        """Let a launcher call the coordinator that it knows of, until it gets through."""
-        assert isinstance(host, ElectedLauncher)
-        called = host.called
-        if called is None:
-            return
-        (leader,) = (one for one in self.launchers if one.name == called.host)
-
-        def ask() -> None:
-            if not host.is_alive or host.has_ended or host.called != called or host.wire:
-                return
-            if host.coordinator is not None or host.puts_off(ask):
-                return
-            is_there = leader.is_alive and leader.coordinator is not None
-            are_apart = self.now < max(host.apart_until, leader.apart_until)
-            if host.is_cut() or leader.is_cut() or are_apart or not is_there:
-                self.after(0.5, ask)
-                is_unknown = is_there or host.is_cut() or leader.is_cut() or are_apart
-                if host.has_hung_up and not is_unknown:
-                    host.feed(member.Gone(host.clock()))
-                return
-            self.connect(host, leader)
-
-        self.after(self.delay(), ask)
-
-    def tell_of_break(self, wire: Wire) -> None:
-        """Let the coordinator notice that a connection has broken."""
-        leader = self.ends[wire.number]
-        self.feed_leader(leader, state.Broken(wire.number, leader.clock()))
-
-    def die(self, host: Launcher, *, is_silent: bool) -> None:
-        """Kill a launcher or its host."""
-        assert isinstance(host, ElectedLauncher)
-        if not host.is_alive or host.has_ended:
-            return
-        wire = host.wire
-        host.is_alive = False
-        self.end_of_ranks(host, is_silent=is_silent)
-        if is_silent:
-            return
-        if host.coordinator is not None:
-            self.stop_serving(host)
-        elif wire is not None:
-            self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
-
-    def tell_loss(self, host: Launcher, *, has_ranks: bool) -> None:
-        """Let the guard of HOST say that its launcher was killed to whom that last called."""
-        assert isinstance(host, ElectedLauncher)
-        called = host.called
-        leaders = [one for one in self.launchers if called and one.name == called.host]
-        if not leaders or host.is_cut() or leaders[0].is_cut() or leaders[0] is host:
-            return
-        leader, message = leaders[0], LauncherKilled(host.name, "", has_ranks)
-        address = f"10.0.0.{host.index}"
-
-        def arrive() -> None:
-            at = leader.clock()
-            self.feed_leader(leader, state.Received(next(self.count), message, at, address))
-
-        self.after(self.delay(), arrive)
-
-    def reset(self, host: Launcher) -> None:
-        """Break a connection; a coordinator has none to itself."""
-        if host.wire is not None and self.ends[host.wire.number] is not host:
-            super().reset(host)
 
     def jump(self, host: Launcher, seconds: float) -> None:
         """Let a host's clock go forward, as after a pause of the machine."""
         assert isinstance(host, ElectedLauncher)
-        host.skew += seconds
-        host.was_cut_long = True
+        super().jump(host, seconds)
         # Timers that are due are late.
         self.after(0.0, host.election.check)
-        host.set_timer()
-        self.set_coordinator_timer(host)
-
-    def begin(self, host: Launcher) -> None:
-        """Let a launcher begin to look for the coordinator."""
-        assert isinstance(host, ElectedLauncher)
-        host.seek()
 
     def script(self) -> None:
         """Plan what goes wrong, with the way to etcd alone, too."""

@@ -67,8 +67,10 @@ class Chances(NamedTuple):
 class Wire:
     """A connection: messages arrive in order, each after a while, until it breaks."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, host: Launcher, leader: Launcher) -> None:
         self.number = number
+        # Whose it is, and whom that has called.
+        self.host, self.leader = host, leader
         self.is_open = True
         # When the last message arrives, each way.
         self.arrival = {True: 0.0, False: 0.0}
@@ -85,7 +87,9 @@ class Launcher:
         self.is_alive = True
         self.is_local = index == 0
         self.wire: Wire | None = None
-        self.is_dialing = False
+        # What it knows as the coordinator, which the first host is, or one that is elected.
+        self.coordinator: state.State | None = None
+        self.coordinator_timer = 0
         self.cut_until = 0.0
         self.was_cut_long = False
         # The generation of the ranks that run here, and until when they cannot but end.
@@ -156,6 +160,57 @@ class Launcher:
                 self.feed(TimerExpired(self.clock()))
 
         self.world.at(due + 1e-6, elapse)
+
+    def coordinate(self, event: state.Event) -> None:
+        """Let the launcher, which is the coordinator, take EVENT."""
+        if self.puts_off(lambda: self.coordinate(event._replace(at=self.clock()))):
+            return
+        if self.coordinator is None or not self.is_alive:
+            return
+        self.coordinator, actions = coordinator.step(self.coordinator, event)
+        for action in actions:
+            match action:
+                case state.Send(connections=connections, message=message):
+                    for number in connections:
+                        self.send(number, message)
+                case state.Close(connection=connection):
+                    wire = self.world.wires.get(connection)
+                    if wire is not None:
+                        self.world.after(0.001, partial(self.world.break_wire, wire))
+        self.set_coordinator_timer()
+
+    def send(self, number: int, message: FromCoordinator) -> None:
+        """Send the coordinator's MESSAGE."""
+        if isinstance(message, RosterMessage):
+            known = self.world.generations.setdefault(message.generation, message)
+            assert known == message, "the coordinator made two rosters"
+        self.world.to_member(number, message)
+
+    def set_coordinator_timer(self) -> None:
+        """Let time pass until something is due for the coordinator."""
+        self.coordinator_timer += 1
+        timer = self.coordinator_timer
+        if self.coordinator is None:
+            return
+        due = max(self.world.now, self.coordinator.wake_at - self.skew)
+
+        def elapse() -> None:
+            if timer == self.coordinator_timer:
+                self.coordinate(TimerExpired(self.clock()))
+
+        self.world.at(due + 1e-6, elapse)
+
+    def called(self) -> Launcher | None:
+        """Return whom it calls."""
+        return self.world.launchers[0]
+
+    def begin(self) -> None:
+        """Begin to take part; the first host coordinates."""
+        if not self.is_local:
+            self.world.dial(self)
+            return
+        self.world.connect(self, self)
+        self.set_coordinator_timer()
 
     def perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
         """Do what the member wants."""
@@ -316,17 +371,16 @@ class World:
         self.now = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count()
-        self.wires: dict[int, tuple[Wire, Launcher]] = {}
-        self.coordinator_alive = True
-        self.coordinator_timer = 0
-        self.launchers = self.made()
-        self.coordinator = state.begin(self.config, self.launchers[0].clock())
+        self.wires: dict[int, Wire] = {}
         self.messages = 0
         self.generations: dict[int, RosterMessage] = {}
+        self.launchers = self.made()
 
     def made(self) -> Sequence[Launcher]:
-        """Return the launchers."""
-        return [Launcher(self, i, name=f"host {i}") for i in range(len(self.asked))]
+        """Return the launchers, of which the first coordinates."""
+        launchers = [Launcher(self, i, name=f"host {i}") for i in range(len(self.asked))]
+        launchers[0].coordinator = state.begin(self.config, launchers[0].clock())
+        return launchers
 
     # Time -----------------------------------------------------------------------------------
 
@@ -345,43 +399,6 @@ class World:
             self.now = max(self.now, when)
             call()
 
-    # The coordinator ------------------------------------------------------------------------
-
-    def feed(self, event: state.Event) -> None:
-        """Let the coordinator take EVENT."""
-        if not self.coordinator_alive:
-            return
-        first = self.launchers[0]
-        if first.puts_off(lambda: self.feed(event._replace(at=first.clock()))):
-            return
-        self.coordinator, actions = coordinator.step(self.coordinator, event)
-        for action in actions:
-            match action:
-                case state.Send(connections=connections, message=message):
-                    if isinstance(message, RosterMessage):
-                        known = self.generations.setdefault(message.generation, message)
-                        assert known == message, "the coordinator made two rosters"
-                    for number in connections:
-                        self.to_member(number, message)
-                case state.Close(connection=connection):
-                    wire = self.wires.get(connection)
-                    if wire is not None:
-                        self.after(0.001, lambda w=wire[0]: self.break_wire(w))  # type: ignore[misc]
-        self.set_timer()
-
-    def set_timer(self) -> None:
-        """Let time pass until something is due."""
-        self.coordinator_timer += 1
-        timer = self.coordinator_timer
-        first = self.launchers[0]
-        due = max(self.now, self.coordinator.wake_at - first.skew)
-
-        def elapse() -> None:
-            if timer == self.coordinator_timer:
-                self.feed(TimerExpired(first.clock()))
-
-        self.at(due + 1e-6, elapse)
-
     # The network ----------------------------------------------------------------------------
 
     def delay(self) -> float:
@@ -389,42 +406,42 @@ class World:
         # Most messages are quick, some are lost and sent again.
         return self.chance.choice((0.001, 0.001, 0.001, 0.02, 0.3))
 
-    def deliver(self, wire: Wire, host: Launcher, call: Callable[[], None], *, up: bool) -> None:
+    def apart_until(self, host: Launcher, leader: Launcher) -> float:
+        """Return until when nothing gets through between HOST and LEADER."""
+        return 0.0 if host is leader else max(host.cut_until, leader.cut_until)
+
+    def deliver(self, wire: Wire, call: Callable[[], None], *, up: bool) -> None:
         """Let CALL happen at the other end of WIRE, in order, if it gets there."""
         self.messages += 1
-        start = max(self.now, host.cut_until) if not host.is_local else self.now
-        arrival = max(wire.arrival[up], start + (0.0 if host.is_local else self.delay()))
+        host, leader = wire.host, wire.leader
+        start = max(self.now, self.apart_until(host, leader))
+        arrival = max(wire.arrival[up], start + (0.0 if host is leader else self.delay()))
         wire.arrival[up] = arrival
 
         def arrive() -> None:
             if not wire.is_open:
                 return
-            if self.now < host.cut_until and not host.is_local:
-                self.at(host.cut_until + 0.001, arrive)
+            until = self.apart_until(host, leader)
+            if self.now < until:
+                self.at(until + 0.001, arrive)
                 return
             call()
 
         self.at(arrival, arrive)
 
     def to_coordinator(self, host: Launcher, message: FromMember) -> None:
-        """Send a message to the coordinator."""
+        """Send a message to the coordinator that HOST has called."""
         wire = host.wire
         if wire is None:
             return
+        leader = wire.leader
 
         def call() -> None:
-            self.feed(
-                state.Received(
-                    wire.number,
-                    message,
-                    self.launchers[0].clock(),
-                    f"10.0.0.{host.index}",
-                    "10.0.0.0",
-                    is_local=host.is_local,
-                )
-            )
+            addresses = f"10.0.0.{host.index}", f"10.0.0.{leader.index}"
+            received = state.Received(wire.number, message, leader.clock(), *addresses)
+            leader.coordinate(received._replace(is_local=host is leader))
 
-        self.deliver(wire, host, call, up=True)
+        self.deliver(wire, call, up=True)
 
     def to_coordinator_leave(self, host: Launcher) -> None:
         """Let a launcher end."""
@@ -436,36 +453,44 @@ class World:
 
     def to_member(self, number: int, message: FromCoordinator) -> None:
         """Send a message to a member."""
-        wire, host = self.wires.get(number, (None, None))
-        if wire is None or host is None:
+        wire = self.wires.get(number)
+        if wire is None:
             return
+        host = wire.host
 
         def call() -> None:
             if host.wire is wire:
                 host.feed(member.Heard(message, host.clock()))
 
-        self.deliver(wire, host, call, up=False)
+        self.deliver(wire, call, up=False)
 
     def dial(self, host: Launcher) -> None:
-        """Let a launcher call until it gets through."""
-        if host.is_dialing:
+        """Let a launcher call the coordinator that it knows of, until it gets through."""
+        leader = host.called()
+        if leader is None:
             return
-        host.is_dialing = True
 
         def ask() -> None:
-            if not host.is_alive or host.has_ended or host.puts_off(ask):
+            is_over = not host.is_alive or host.has_ended or host.called() is not leader
+            if is_over or host.wire or host.coordinator is not None or host.puts_off(ask):
                 return
-            if host.is_cut() or not self.coordinator_alive:
-                self.after(0.5, ask)
-                if host.has_hung_up and not host.is_cut():
-                    host.feed(member.Gone(host.clock()))
+            is_there = leader.is_alive and leader.coordinator is not None
+            are_apart = self.now < self.apart_until(host, leader)
+            if is_there and not are_apart:
+                self.connect(host, leader)
                 return
-            host.is_dialing = host.has_hung_up = False
-            host.wire = wire = Wire(next(self.count))
-            self.wires[wire.number] = (wire, host)
-            host.feed(member.Connected(host.clock()))
+            self.after(0.5, ask)
+            if host.has_hung_up and not are_apart and not is_there:
+                host.feed(member.Gone(host.clock()))
 
-        self.after(0.0 if host.is_local else self.delay(), ask)
+        self.after(self.delay(), ask)
+
+    def connect(self, host: Launcher, leader: Launcher) -> None:
+        """Connect HOST to LEADER."""
+        host.has_hung_up = False
+        host.wire = wire = Wire(next(self.count), host, leader)
+        self.wires[wire.number] = wire
+        host.feed(member.Connected(host.clock()))
 
     def hang_up(self, host: Launcher) -> None:
         """Let a launcher give its connection up."""
@@ -473,15 +498,16 @@ class World:
         if wire is None:
             return
         # What is on its way still arrives; the end of it comes last.
-        self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
+        self.deliver(wire, lambda: self.break_wire(wire), up=True)
 
     def break_wire(self, wire: Wire) -> None:
         """Let a connection break, with all that is on its way."""
         if not wire.is_open:
             return
         wire.is_open = False
-        _, host = self.wires.pop(wire.number)
-        self.tell_of_break(wire)
+        del self.wires[wire.number]
+        host, leader = wire.host, wire.leader
+        leader.coordinate(state.Broken(wire.number, leader.clock()))
 
         def notice() -> None:
             if host.wire is wire:
@@ -490,9 +516,18 @@ class World:
 
         self.after(0.001, notice)
 
-    def tell_of_break(self, wire: Wire) -> None:
-        """Let the coordinator notice that a connection has broken."""
-        self.feed(state.Broken(wire.number, self.launchers[0].clock()))
+    def stop_serving(self, leader: Launcher) -> None:
+        """Let all connections to LEADER, which coordinates no more, break."""
+        leader.coordinator = None
+        for wire in [wire for wire in self.wires.values() if wire.leader is leader]:
+            host = wire.host
+            if host is leader:
+                leader.wire = None
+                self.break_wire(wire)
+            elif self.now >= self.apart_until(host, leader):
+                # What was not read makes the kernel reset the connection.
+                host.has_hung_up = self.chance.random() < 0.8
+                self.after(self.delay(), partial(self.break_wire, wire))
 
     # What happens to hosts --------------------------------------------------------------------
 
@@ -500,18 +535,15 @@ class World:
         """Kill a launcher (its connection breaks, its guard ends the ranks) or its host."""
         if not host.is_alive or host.has_ended:
             return
-        host.is_alive = False
         wire = host.wire
+        host.is_alive = False
         self.end_of_ranks(host, is_silent=is_silent)
-        if host.is_local:
-            self.coordinator_alive = False
-            for each, other in list(self.wires.values()):
-                if not is_silent and not other.is_cut():
-                    # What was not read makes the kernel reset the connection.
-                    other.has_hung_up = self.chance.random() < 0.8
-                    self.after(self.delay(), lambda w=each: self.break_wire(w))  # type: ignore[misc]
-        elif wire is not None and not is_silent:
-            self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
+        if is_silent:
+            return
+        if host.coordinator is not None:
+            self.stop_serving(host)
+        elif wire is not None:
+            self.deliver(wire, lambda: self.break_wire(wire), up=True)
 
     def end_of_ranks(self, host: Launcher, *, is_silent: bool) -> None:
         """Let the guard of a launcher that was killed end its ranks, and tell the coordinator."""
@@ -532,15 +564,17 @@ class World:
             self.after(0.05, lambda: self.tell_loss(host, has_ranks=host.ranks is not None))
 
     def tell_loss(self, host: Launcher, *, has_ranks: bool) -> None:
-        """Let the guard of HOST say that its launcher was killed, if it gets through."""
-        if host.is_local or host.is_cut() or not self.coordinator_alive:
+        """Let the guard of HOST say that its launcher was killed to whom that last called."""
+        leader = host.called()
+        if leader is None or leader is host or self.now < self.apart_until(host, leader):
             return
         message = LauncherKilled(host.name, "", has_ranks)
-        at, address = self.launchers[0].clock(), f"10.0.0.{host.index}"
-        self.after(
-            self.delay(),
-            lambda: self.feed(state.Received(next(self.count), message, at, address, "10.0.0.0")),
-        )
+
+        def arrive() -> None:
+            at, address = leader.clock(), f"10.0.0.{host.index}"
+            leader.coordinate(state.Received(next(self.count), message, at, address))
+
+        self.after(self.delay(), arrive)
 
     def cut(self, host: Launcher, seconds: float) -> None:
         """Let nothing through to a host or from it."""
@@ -554,8 +588,8 @@ class World:
         host.was_cut_long = True
 
     def reset(self, host: Launcher) -> None:
-        """Break a connection, as a firewall does."""
-        if host.wire is not None:
+        """Break a connection, as a firewall does; a coordinator has none to itself."""
+        if host.wire is not None and host.wire.leader is not host:
             self.break_wire(host.wire)
 
     def jump(self, host: Launcher, seconds: float) -> None:
@@ -566,8 +600,7 @@ class World:
             # The guard is faster than the launcher.
             host.let_guard_kill_at(host.kill_at)
         host.set_timer()
-        if host.is_local:
-            self.set_timer()
+        host.set_coordinator_timer()
 
     def victim(self, host: Launcher) -> None:
         """Let the ranks of a host fail of another's failure."""
@@ -596,7 +629,7 @@ class World:
                 self.config.is_elastic and chance.random() < chances.late
             )
             begin = chance.uniform(0.0, 60.0 if is_late and not host.is_local else 3.0)
-            self.after(begin, lambda h=host: self.begin(h))  # type: ignore[misc]
+            self.after(begin, host.begin)
             self.after(begin, host.offer)
             self.after(begin, host.set_timer)
             span = chance.choice(chances.spans_s)
@@ -623,11 +656,6 @@ class World:
                     # A firewall that says so.
                     self.after(moment, partial(self.reset, host))
                 self.after(moment, partial(self.cut, host, seconds))
-        self.set_timer()
-
-    def begin(self, host: Launcher) -> None:
-        """Let a launcher begin."""
-        self.dial(host)
 
     def check(self, until: float) -> None:
         """Play, and see that all ended, and ended alike."""
@@ -635,7 +663,7 @@ class World:
         live = [host for host in self.launchers if host.is_alive]
         for host in live:
             assert host.has_ended, f"{host.name} still waits: {host.state}"
-        if not self.coordinator_alive or self.launchers[0].stopped_until:
+        if not self.launchers[0].is_alive or self.launchers[0].stopped_until:
             return
         alike: dict[int, Verdict] = {}
         ends: list[Failure | None] = []
