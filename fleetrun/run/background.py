@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -58,12 +59,18 @@ class Background(Sink):
                 os.rename(names.CONSOLE, self._console, src_dir_fd=self._folder.fd)
             self._is_kept = False
 
-    def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - nothing to wait for
-        """Print how to attach to the job, and let the foreground process exit."""
-        self.announce()
+    def open(self, waiting: Waiting) -> None:
+        """Announce the job in the next turn, when all observers know of its processes."""
+        # Only then do the names in the log folder point to this launch.
+        waiting.timer("announce", time.monotonic(), self.announce)
+
+    def close(self) -> None:
+        """Announce a job that has ended before that."""
+        if self._ready >= 0:
+            self.announce()
 
     def announce(self) -> None:
-        """Do what `open` does, without an event loop."""
+        """Print how to attach to the job, and let the foreground process exit."""
         pid = os.getpid()
         self._log(
             f"running in the background as process {pid}: `fleetrun attach {pid}` shows its "
