@@ -32,8 +32,13 @@ _SLIP, _ALIKE = 1, 0.7
 # The names of other tools for commands of ours.
 _COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("run", "launch", "start"), ""),
-    **dict.fromkeys(("list", "status", "jobs"), "ps"),
-    **dict.fromkeys(("kill", "cancel"), "stop"),
+    **dict.fromkeys(("list", "ls", "status", "jobs"), "ps"),
+    **dict.fromkeys(("kill", "cancel", "abort"), "stop"),
+    **dict.fromkeys(("watch", "monitor"), "top"),
+    **dict.fromkeys(("dashboard", "web"), "ui"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
+    **dict.fromkeys(("strategies", "presets"), "strategy list"),
+    "tail": "logs",
     "help": "--help",
     "version": "--version",
 }
@@ -305,6 +310,8 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
             # `true` is like `tune`, and a program.
             meant = closest(word, plural if _is_program(word) else near, _ALIKE)
     if meant is not None:
+        if word == "help" and rest and rest[0] in COMMANDS:
+            meant, rest = rest[0], ("--help",)
         instead = " ".join(("fleetrun", *([meant, *rest] if meant else rest or ["train.py"])))
         raise UsageError(
             f"there is no command {word}; did you mean `{instead}`? "

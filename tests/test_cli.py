@@ -106,6 +106,9 @@ def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str
             "there is no command launch; did you mean `fleetrun x.py`?",
         ),
         (["version"], "did you mean `fleetrun --version`?"),
+        (["help", "logs"], "did you mean `fleetrun logs --help`?"),
+        (["tail", "-f"], "did you mean `fleetrun logs -f`? `fleetrun -- tail` runs"),
+        (["presets"], "did you mean `fleetrun strategy list`?"),
         (["top", "--foo"], "top: no such option: --foo; see `fleetrun top --help`."),
         (["top", "--onec"], "top: no such option: --onec; did you mean --once?"),
         (["completion"], "completion: give bash|zsh|fish."),
@@ -125,7 +128,7 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("word", ["log", "list", "status", "run", "help", "version", "kill"])
+@pytest.mark.parametrize("word", ["log", "list", "ls", "status", "run", "help", "watch", "kill"])
 def test_a_word_that_is_nearly_a_command_asks_back_though_a_file_has_its_name(
     word: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
