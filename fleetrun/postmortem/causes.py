@@ -235,6 +235,22 @@ KNOWN_FAILURES = (
         "(fleetrun --dry-run shows which), or set PYTHONPATH.",
     ),
     KnownFailure(
+        "usage",
+        # Of argparse, and of click.
+        (
+            ".py: error: ",
+            ": error: unrecognized arguments: ",
+            ": error: the following arguments are required: ",
+            ": error: argument ",
+            "Error: No such option",
+            "Error: Missing ",
+            "Error: Invalid value for ",
+            "Error: Got unexpected extra argument",
+        ),
+        "The script does not accept its arguments: all that follow it on fleetrun's command line.",
+        places=("usage: ", "Usage: "),
+    ),
+    KnownFailure(
         "missing-script",
         ("can't open file ",),
         "Python could not open the script: check its path and the folder you start in.",
@@ -273,6 +289,7 @@ NOT_RETRYABLE = frozenset(
     {
         "missing-module",
         "no-paddle",
+        "usage",
         "missing-script",
         "syntax",
         "gpu-id",

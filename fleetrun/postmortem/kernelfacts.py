@@ -6,6 +6,7 @@ What is not readable is left out; nothing here raises.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,12 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
         facts.append(
             "The kernel has counted no out-of-memory kill since the start, so look for another "
             "sender: a scheduler, systemd-oomd, a user's kill -9."
+        )
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if most != resource.RLIM_INFINITY:
+        facts.insert(
+            0,
+            f"`ulimit -Ht` allows {most} s of processor time; then the kernel kills a process.",
         )
     return [*facts, _memory(culprit, group)]
 

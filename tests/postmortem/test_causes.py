@@ -157,6 +157,11 @@ TEXTS = (
     ("missing-module", "ModuleNotFoundError: No module named 'paddel'"),
     ("missing-module", "/venv/bin/python3.11: No module named paddel.train"),
     ("missing-module", "python: No module named a.__main__; 'a' is a package and cannot be ..."),
+    ("usage", "usage: t.py [-h] [--lr LR]\nt.py: error: unrecognized arguments: --nope"),
+    (
+        "usage",
+        "Usage: train [OPTIONS]\nTry 'train --help' for help.\n\nError: No such option: --nope",
+    ),
     ("missing-script", "python: can't open file '/x/tran.py': [Errno 2] No such file or directory"),
     ("syntax", "    def f(:\n          ^\nSyntaxError: invalid syntax"),
     ("peer-lost", "ValueError: (InvalidArgument) TCP send error. Details: Broken pipe."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,6 +101,13 @@ def test_s14_what_struck_elsewhere_is_told_as_such(monkeypatch: pytest.MonkeyPat
 def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=7)
     assert "look for another sender" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
+
+
+def test_s14_a_limit_of_processor_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    now(monkeypatch, in_cgroup=None, on_host=None)
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_CPU: (60, 120)}.get)
+    (limit, _) = kernelfacts.of(killed(9), Baseline(0.0))
+    assert limit.startswith("`ulimit -Ht` allows 120 s of processor time")
 
 
 def test_s14_where_nothing_is_counted_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
