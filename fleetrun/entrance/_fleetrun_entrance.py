@@ -25,6 +25,9 @@ _NEW = "paddle.distributed.launch"
 _OLD = "paddle.distributed.fleet.launch"
 # The modules that `python -m` or runpy runs, or that have a function `launch`.
 _MODULES = (_NEW, _NEW + ".__main__", _NEW + ".main", _OLD)
+# Each launch makes this module's `Context` first, also where the launcher's code runs in a
+# namespace of its own, as with runpy.run_path.
+_CONTEXT = _NEW + ".context"
 # The options of Python that take a value, as one letter.
 _WITH_VALUE = "WXQ"
 
@@ -157,7 +160,7 @@ class _LauncherFinder:
     def find_spec(self, name, path=None, target=None):
         # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
         """Return the module's own spec with our loader, for Paddle's launcher alone."""
-        if name not in _MODULES or name == _NEW:
+        if name != _CONTEXT and (name not in _MODULES or name == _NEW):
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
@@ -189,10 +192,11 @@ class _LauncherLoader:
 
     def exec_module(self, module):
         # type: (Any) -> None
-        """Execute the module, and replace its `launch`."""
+        """Execute the module, and replace what launches."""
         self._loader.exec_module(module)
-        if hasattr(module, "launch"):
-            module.launch = launch
+        entry = "Context" if module.__name__ == _CONTEXT else "launch"
+        if hasattr(module, entry):
+            setattr(module, entry, launch)
 
     def get_code(self, name):
         # type: (str) -> CodeType

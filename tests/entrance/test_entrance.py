@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.extended
 
 ENTRANCE = ROOT / "fleetrun" / "entrance" / "_fleetrun_entrance.py"
-PADDLES = "import sys\n\n\ndef launch():\n    print('Paddle launches', sys.argv[1:])\n"
+PADDLES = """
+import sys
+from paddle.distributed.launch.context import Context
+
+def launch():
+    Context()
+    print('Paddle launches', sys.argv[1:])
+"""
 CALLED = "\n\nif __name__ == '__main__':\n    launch()\n"
 SEE = "import os, json; print(json.dumps(dict(os.environ)))\n"
 
@@ -83,6 +90,7 @@ def project(tmp_path: Path) -> Path:
     (launchers.parent / "fleet" / "__init__.py").touch()
     (launchers.parent / "fleet" / "launch.py").write_text(PADDLES + CALLED)
     (launchers / "__init__.py").touch()
+    (launchers / "context.py").write_text("class Context:\n    pass\n")
     (launchers / "main.py").write_text(PADDLES + CALLED)
     (launchers / "__main__.py").write_text("from .main import launch\n\nlaunch()\n")
     (tmp_path / "see.py").write_text(SEE)
@@ -114,6 +122,7 @@ def below(project: Path, *words: str, **variables: str) -> subprocess.CompletedP
 
 
 RUNPY = "import runpy, sys; sys.argv[1:] = [{!r}]; runpy.run_module({!r}, run_name='__main__')"
+RUN_PATH = RUNPY.replace("run_module", "run_path")
 CALL = (
     "import sys; sys.argv[1:] = ['seven.py']\n"
     "from {} import launch\n"
@@ -128,6 +137,11 @@ CALL = (
         ("sh", "-c", f"{sys.executable} -um paddle.distributed.fleet.launch seven.py"),
         (sys.executable, "-c", RUNPY.format("seven.py", "paddle.distributed.launch")),
         (sys.executable, "-c", RUNPY.format("seven.py", "paddle.distributed.fleet.launch")),
+        (
+            sys.executable,
+            "-c",
+            RUN_PATH.format("seven.py", "lib/paddle/distributed/launch/main.py"),
+        ),
     ],
 )
 def test_a_launch_by_paddles_launcher_is_ours(project: Path, words: tuple[str, ...]) -> None:
