@@ -82,6 +82,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "dp x pp": ({"dp": 2, "pp": 2, "accumulate": 2}, {"all_reduce": 1}),
     "dp x sep": ({"dp": 2, "sep": 2}, {}),
     "sharding x sep": ({"sharding": 2, "sep": 2}, {}),
+    "sep x mp": ({"sep": 2, "mp": 2}, {}),
+    "sep x pp": ({"sep": 2, "pp": 2, "accumulate": 2}, {}),
     "dp x stage 2": ({"dp": 2, "sharding": 2, "stage": 2}, {}),
     "dp x stage 3": ({"dp": 2, "sharding": 2, "stage": 3}, {}),
     "dp x sharding x pp": ({"dp": 2, "sharding": 2, "pp": 2, "accumulate": 2}, {}),
