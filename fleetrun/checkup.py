@@ -182,7 +182,9 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     results = examine(request, environ, timeout_s=_PREFLIGHT_S, log=remark(environ)).findings
     redact = secrets.of_launch(request, environ)
     grave = [finding for finding in results if finding.level == findings.ERROR]
-    shown = grave if request.quiet else [one for one in results if one.level != findings.OK]
+    shown = (
+        grave if request.quiet else [result for result in results if result.level != findings.OK]
+    )
     for finding in shown:
         seen = finding.seen.removesuffix(".")
         text = redact(f"{finding.check}: {seen}; {finding.means}; fix: {finding.fix}")

@@ -126,12 +126,12 @@ class _Attempts:
             from fleetrun.probe import checkpoints  # few launches have it
 
             folder = self.request.resume_from
-            found = (
+            listed = (
                 checkpoints.find(folder)
                 if roster.checkpoints is None
                 else checkpoints.agreed(folder, roster.checkpoints)
             )
-            facts = facts._replace(checkpoints=found)
+            facts = facts._replace(checkpoints=listed)
         plan = planner.plan(self.request, facts, self._share, roster)
         if self.request.debug is None:
             return plan

@@ -262,15 +262,15 @@ def _number(option: Option, text: str) -> str | int | float:
     """Read TEXT as a number within OPTION's bounds, or one of its words."""
     if text.lower() in option.words:
         return text.lower()
-    found = conversion.number(
+    number = conversion.number(
         conversion.parse_duration(text) if option.kind == "duration" else text,
         is_whole=option.kind == "int",
         minimum=option.minimum,
         maximum=_MOST if option.maximum is None else option.maximum,
     )
-    if found is None:
+    if number is None:
         raise ValueError(wanted(option))
-    return found
+    return number
 
 
 def _choice(option: Option, text: str) -> str:

@@ -27,7 +27,7 @@ _LOST = 137
 
 
 def _attach(word: str | None, *, lines: int) -> int:
-    job = ps.one(word, jobs.find(), "attach")
+    job = ps.meant(word, jobs.find(), "attach")
     if job.launcher is None:
         raise EnvironmentFault(
             f"attach: the launcher of {job.name} was killed; its logs are in {job.run_dir}."

@@ -140,7 +140,7 @@ def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
     }
 
 
-def one(word: str | None, running: Sequence[RunningJob], command: str) -> RunningJob:
+def meant(word: str | None, running: Sequence[RunningJob], command: str) -> RunningJob:
     """Return the job of RUNNING that WORD names, for COMMAND; UsageError if there is not one."""
     matches = tuple(running) if word is None else jobs.named(running, word)
     if word is None and len(matches) > 1:

@@ -30,7 +30,7 @@ _AGAIN_S = 0.1
 def command(word: str | None) -> int:
     """Ask the launcher of the job that WORD names for the stacks, and print them."""
     running = tuple(job for job in jobs.find() if job.launcher is not None)
-    job = ps.one(word, running, "stacks")
+    job = ps.meant(word, running, "stacks")
     run = job.run_dir
     events = os.path.join(run, names.EVENTS)
     before = _answers(events)

@@ -380,12 +380,12 @@ def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:
 
 def methods_of(kind: Any) -> list[tuple[str, _Operation]]:
     """Return the names of the methods of a ProcessGroup's class that are collectives, and which."""
-    found = [
+    methods = [
         (method, operation)
         for name, operation in OPERATIONS.items()
         for method in (name, _ON_STREAM.format(name))
     ]
-    return [(name, operation) for name, operation in found if hasattr(kind, name)]
+    return [(name, operation) for name, operation in methods if hasattr(kind, name)]
 
 
 def _patch_backward(recorder: FlightRecorder, core: Any) -> None:

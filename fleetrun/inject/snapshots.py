@@ -292,8 +292,8 @@ class _MergeByHand:
                 watch_method(kind, "_redefine_opt_step", after=self._knows)
 
     def _knows(self, model: Any) -> None:
-        for each in sharding_optimizers(model):
-            self._models[id(each)] = model
+        for optimizer in sharding_optimizers(model):
+            self._models[id(optimizer)] = model
 
     def _once(self, average: Callable[..., None]) -> Callable[..., None]:
         """Call AVERAGE for complete sums only: trainers call it themselves before each step."""

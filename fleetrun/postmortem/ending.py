@@ -57,10 +57,10 @@ def _restarts(restarts: Sequence[Recovered]) -> str:
     if not restarts:
         return ""
     phases: dict[str, float] = {}
-    for one in restarts:
-        for name, seconds in one.phases:
+    for restart in restarts:
+        for name, seconds in restart.phases:
             phases[name] = phases.get(name, 0.0) + seconds
-    known = [one.lost_steps for one in restarts if one.lost_steps is not None]
+    known = [restart.lost_steps for restart in restarts if restart.lost_steps is not None]
     lost = sum(known) if known else None
     took = f"{counted(len(restarts), 'restart')} took {sum(phases.values()):.2f} s"
     return f"{took}: {spent((*phases.items(),), lost)}.\n"

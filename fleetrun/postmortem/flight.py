@@ -245,13 +245,13 @@ def waiting(
     A collective that was issued after UNTIL may be in progress.
     """
     known = {rank: record for rank, record in records.items() if not record.has_failed}
-    found = {}
+    waiting = {}
     for rank in known:
         waits = [wait for wait in _waits(rank, known, until) if _holds_up(wait)]
         if waits:
             first = min(waits, key=lambda wait: wait.collective.issued_at)
-            found[rank] = first.collective, first.missing
-    return found
+            waiting[rank] = first.collective, first.missing
+    return waiting
 
 
 def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:

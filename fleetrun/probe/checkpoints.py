@@ -72,7 +72,7 @@ def agreed(folder: str, listings: Sequence[HostListing]) -> Checkpoints:
         faults = [(host, listing.get(name, "it is not there")) for host, listing in known]
         host, why = next(((host, why) for host, why in faults if why), ("", ""))
         if why:
-            is_everywhere = all(one == why for _, one in faults)
+            is_everywhere = all(reason == why for _, reason in faults)
             partial.append((path, why if is_everywhere else f"{why} on {host}"))
             continue
         why = fault(path, is_alone=False)
@@ -90,7 +90,9 @@ def _newest_first(folder: str, *, is_alone: bool) -> Iterator[tuple[str, str]]:
     names: list[str] = []
     with suppress(OSError):
         names = [name for name in os.listdir(folder) if _NUMBERED.fullmatch(name)]
-    last = [one for one in _LAST if any(os.path.exists(f"{folder}/{name}/{one}") for name in names)]
+    last = [
+        file for file in _LAST if any(os.path.exists(f"{folder}/{name}/{file}") for name in names)
+    ]
     for name in sorted(names, key=_age, reverse=True):
         yield name, fault(os.path.join(folder, name), last, is_alone=is_alone)
 

@@ -82,7 +82,7 @@ def about(job: RunningJob) -> JobRecords:
     shown = running(job)[:1] or (() if job.launcher is None else (job.launcher,))
     run = runs.read(job.run_dir)
     plan = run.plan
-    found = JobRecords(
+    records = JobRecords(
         job_id=run.job_id,
         argv=tuple(map(proc.command, shown)),
         cwd=_folder(job.launcher),
@@ -91,8 +91,8 @@ def about(job: RunningJob) -> JobRecords:
         attempt=run.attempt,
     )
     if plan is None:
-        return found
-    return found._replace(
+        return records
+    return records._replace(
         job_id=plan.job_id,
         mode=plan.mode,
         nodes=plan.nodes,
@@ -184,8 +184,8 @@ def _held(pid: int) -> str | None:
 def _environ(pid: int) -> dict[str, str]:
     """Return the variables with which PID was started, as far as they are about its job."""
     pairs = proc.content(f"/proc/{pid}/environ").decode(errors="surrogateescape").split("\0")
-    found = (pair.partition("=") for pair in pairs)
-    return {name: value for name, _, value in found if name in {JOB, RUN_DIR}}
+    split = (pair.partition("=") for pair in pairs)
+    return {name: value for name, _, value in split if name in {JOB, RUN_DIR}}
 
 
 def _first(holders: Sequence[int]) -> int | None:

@@ -16,19 +16,19 @@ def find(target: str, cwd: str) -> str | None:
 
     Every part of it may be misspelt, the folders too.
     """
-    found, rest = ("/", target[1:]) if target.startswith("/") else ("", target)
+    path, rest = ("/", target[1:]) if target.startswith("/") else ("", target)
     parts = [part for part in rest.split("/") if part]
     for place, part in enumerate(parts):
         is_last = place == len(parts) - 1
-        here = os.path.join(cwd, found)
+        here = os.path.join(cwd, path)
         if _fits(os.path.join(here, part), is_last=is_last):
             name: str | None = part
         else:
             name = _closest(part, here, is_last=is_last)
         if name is None:
             return None
-        found = os.path.join(found, name)
-    return found if "/" in found or not target.startswith("./") else f"./{found}"
+        path = os.path.join(path, name)
+    return path if "/" in path or not target.startswith("./") else f"./{path}"
 
 
 def _fits(path: str, *, is_last: bool) -> bool:

@@ -34,15 +34,15 @@ def addresses() -> tuple[Address, ...]:
     OSError where the kernel does not tell.
     """
     names = dict(_socket.if_nameindex())
-    found = []
+    addresses = []
     for message in dump(_ROUTE, _GET_ADDRESSES, _BODY.pack(_socket.AF_UNSPEC, 0, 0, 0, 0)):
         family, _, _, _, index = _BODY.unpack_from(message)
         parts = dict(attributes(message[_BODY.size :]))
         packed = parts.get(_LOCAL, parts.get(_ADDRESS))
         is_ip = family in {_socket.AF_INET, _socket.AF_INET6}
         if is_ip and packed is not None and index in names:
-            found.append(Address(names[index], _socket.inet_ntop(family, packed)))
-    return tuple(sorted(found, key=lambda one: ":" in one.ip))
+            addresses.append(Address(names[index], _socket.inet_ntop(family, packed)))
+    return tuple(sorted(addresses, key=lambda address: ":" in address.ip))
 
 
 def dump(protocol: int, kind: int, body: bytes) -> Iterator[bytes]:

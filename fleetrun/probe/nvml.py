@@ -53,7 +53,7 @@ def text(answer: str | bytes) -> str:
 def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa: ANN401 - as above
     """Open the driver, and return the GPUs, those that are barred, and those that are lost."""
     lib.nvmlInit()
-    found: dict[int, object] = {}
+    gpus: dict[int, object] = {}
     barred: list[tuple[int, str]] = []
     lost: list[tuple[int, str]] = []
     for index in range(lib.nvmlDeviceGetCount()):
@@ -65,8 +65,8 @@ def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa
             is_barred = "NoPermission" in type(error).__name__
             (barred if is_barred else lost).append((index, str(error)))
         else:
-            found[index] = handle
-    return found, tuple(barred), tuple(lost)
+            gpus[index] = handle
+    return gpus, tuple(barred), tuple(lost)
 
 
 class NvmlGpu(NamedTuple):
@@ -120,8 +120,8 @@ class DriverQuery:
 def survey(lib: Library, *, wants_bus: bool) -> _Found:
     """Return the GPUs, those that may not be opened, and those that do not work."""
     gpus: list[tuple[str, tuple[str, ...], str, _Uses]] = []
-    found, barred, lost = handles(lib)
-    for index, handle in found.items():
+    handle_of, barred, lost = handles(lib)
+    for index, handle in handle_of.items():
         parts = instances(lib, handle)
         if not parts and _wants_instances(lib, handle):
             lost = (*lost, (index, _UNDIVIDED))
@@ -139,7 +139,7 @@ def instances(lib: Library, handle: object) -> dict[str, object]:
     """Return a GPU's MIG instances by their UUIDs."""
     # The numbers of instances may have gaps.
     numbers = range(ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
-    parts = [ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, each) for each in numbers]
+    parts = [ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in numbers]
     named = [(ask(lib, "nvmlDeviceGetUUID", part), part) for part in parts if part is not None]
     return {text(uuid): part for uuid, part in named if uuid is not None}
 
@@ -149,7 +149,7 @@ def _use(lib: Library, handle: object) -> tuple[int, int, tuple[int, ...]] | Non
     memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
     if memory is None:
         return None
-    return memory.used, memory.total, tuple(one.pid for one in running(lib, handle))
+    return memory.used, memory.total, tuple(process.pid for process in running(lib, handle))
 
 
 def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two versions
@@ -159,14 +159,14 @@ def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two ve
     """
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
         try:
-            found: Sequence[Any] = getattr(lib, name)(handle)
+            processes: Sequence[Any] = getattr(lib, name)(handle)
         except (lib.NVMLError, AttributeError):  # noqa: PERF203 - of two
             break
         except Exception as error:
             if type(error).__name__ != "NVMLLibraryMismatchError":
                 raise
         else:
-            return found
+            return processes
     return ()
 
 
@@ -186,7 +186,7 @@ def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int,
     numbered = usable(lib)
     if gpus is None:
         gpus = [str(index) for index in range(len(numbered))]
-    found = {}
+    usage = {}
     for gpu in gpus:
         if not gpu.isdecimal():
             handle = ask(lib, "nvmlDeviceGetHandleByUUID", gpu)
@@ -196,14 +196,14 @@ def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int,
             rates = ask(lib, "nvmlDeviceGetUtilizationRates", handle)
             memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
             kernels, controller = (rates.gpu, rates.memory) if rates is not None else (0, 0)
-            found[gpu] = kernels, controller, 0 if memory is None else memory.used
-    return found
+            usage[gpu] = kernels, controller, 0 if memory is None else memory.used
+    return usage
 
 
 def usable(lib: Library) -> list[object]:
     """Open the driver, and return the GPUs in the order in which `survey` numbers them."""
-    found = handles(lib)[0].values()
-    return [gpu for gpu in found if instances(lib, gpu) or not _wants_instances(lib, gpu)]
+    gpus = handles(lib)[0].values()
+    return [gpu for gpu in gpus if instances(lib, gpu) or not _wants_instances(lib, gpu)]
 
 
 def ask_loads(gpus: Sequence[str] | None, nvml: Callable[[], Library] = library) -> IsolatedCall:

@@ -70,9 +70,9 @@ def constants(root: str) -> bytes | None:
     They are a few of its hundreds of megabytes.
     """
     for library in _LIBRARIES:
-        found = _constants(os.path.join(root, library))
-        if found is not None:
-            return found
+        constants = _constants(os.path.join(root, library))
+        if constants is not None:
+            return constants
     return None
 
 
@@ -93,9 +93,9 @@ def kernels(root: str) -> tuple[str, ...]:
     sm_90 is machine code, compute_90 is PTX, which a driver compiles for newer GPUs.
     """
     for library in _KERNELS:
-        found = _kernels(os.path.join(root, library))
-        if found:
-            return found
+        kernels = _kernels(os.path.join(root, library))
+        if kernels:
+            return kernels
     return ()
 
 

@@ -51,7 +51,7 @@ def is_worth_asking(request: Request, signs: Signs) -> bool:
         return False
     if request.backend == "gloo" and request.devices is None:
         return False
-    has_files = any(one not in kinds.BUILT_IN for one in signs.files)
+    has_files = any(kind not in kinds.BUILT_IN for kind in signs.files)
     return is_named(request) or signs.root != "" or has_files
 
 
@@ -82,12 +82,12 @@ def _packages(python: str) -> list[str]:
     if python == sys.executable:
         return sys.path
     prefix = os.path.dirname(os.path.dirname(python))
-    found = []
+    folders = []
     for lib in (os.path.join(prefix, "lib"), os.path.join(prefix, "local", "lib")):
         versions = [name for name in files.names(lib) if name.startswith("python3")]
         packages = ("site-packages", "dist-packages")
-        found += [os.path.join(lib, name, each) for name in versions for each in packages]
-    return found
+        folders += [os.path.join(lib, name, package) for name in versions for package in packages]
+    return folders
 
 
 def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) -> str:
@@ -98,9 +98,9 @@ def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) ->
     # A shell script most likely says `python`.
     named = [name for name in (program, _interpreter(program, facts.cwd)) if _is_python(name)]
     for name in named or ("python", "python3"):
-        found = scripts.which(name, facts.cwd, environ)
-        if found is not None:
-            return found
+        python = scripts.which(name, facts.cwd, environ)
+        if python is not None:
+            return python
     return facts.python
 
 

@@ -62,7 +62,7 @@ def _cpus(text: str) -> list[int]:
     >>> _cpus("0-2,8\n"), _cpus("")
     ([0, 1, 2, 8], [])
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for piece in text.strip().split(","):
-        found += conversion.parse_range(piece) or ()
-    return found
+        numbers += conversion.parse_range(piece) or ()
+    return numbers

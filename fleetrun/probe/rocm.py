@@ -27,7 +27,7 @@ def with_gpus(facts: Facts, request: Request, root: str, path: Sequence[str]) ->
     count = _count(root)
     mask = facts.environ.get(ROCR_MASK)
     if mask is not None:
-        count = min(count, len([one for one in mask.split(",") if one.strip()]))
+        count = min(count, len([entry for entry in mask.split(",") if entry.strip()]))
     if not count:
         return facts
     is_named = request.devices is not None or request.nproc_per_node == "gpu"

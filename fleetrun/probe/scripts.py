@@ -62,11 +62,11 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     name = shlex.split(wrap.partition(": ")[2])[0]
     if "/" not in name:
         try:
-            found = _find_program(name, cwd, environ)
+            program = _find_program(name, cwd, environ)
         except EnvironmentFault:
-            found = ""
+            program = ""
         # What the current folder has is no program of that name for a rank.
-        if found.startswith("./") or not found:
+        if program.startswith("./") or not program:
             return f"there is no program {name} in $PATH; install it, or give its path."
         return None
     path = os.path.join(cwd, name)
@@ -116,9 +116,9 @@ def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:
 
 def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
     """Return the program called NAME, which is in $PATH or in the folder CWD."""
-    found = which(name, cwd, environ)
-    if found is not None:
-        return found
+    program = which(name, cwd, environ)
+    if program is not None:
+        return program
     here = os.path.join(cwd, name)
     if os.path.isfile(here):
         if os.access(here, os.X_OK):

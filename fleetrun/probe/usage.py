@@ -31,13 +31,13 @@ def of(leaders: Iterable[int]) -> dict[int, Usage]:
     if not wanted:
         return {}
     everybody = proc.all_processes()
-    states = {one.pid: one.state for one in everybody}
+    states = {process.pid: process.state for process in everybody}
     return {
         leader: Usage(
             state=states[leader],
-            cpu_s=sum(one.cpu_s for one in members),
-            resident_bytes=sum(one.resident_pages for one in members) * _PAGE,
-            threads=sum(one.threads for one in members),
+            cpu_s=sum(process.cpu_s for process in members),
+            resident_bytes=sum(process.resident_pages for process in members) * _PAGE,
+            threads=sum(process.threads for process in members),
             processes=len(members),
         )
         for leader, members in proc.families(everybody, wanted).items()

@@ -481,7 +481,7 @@ class _Service:
                 self._say(tuple(status))
                 ended = children.end(pid, status)
                 self.ranks.discard(pid)
-                self._say((ended.peak_bytes, [tuple(one) for one in ended.left]))
+                self._say((ended.peak_bytes, [tuple(process) for process in ended.left]))
             case "kill at", [at]:
                 self.kill_at = at
             case "tell at", [target]:
@@ -490,7 +490,7 @@ class _Service:
                 self._say((children.left_in(group),))
             case "sweep", [ranks, seconds]:
                 swept = children.sweep(frozenset(ranks) | self._own, seconds, is_guard=True)
-                self._say((swept.stuck, [tuple(one) for one in swept.ended]))
+                self._say((swept.stuck, [tuple(process) for process in swept.ended]))
             case _:  # pragma: no cover - there are no others
                 raise AssertionError(order)
 

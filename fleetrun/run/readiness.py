@@ -80,8 +80,10 @@ class Readiness:
         own_hosts = {endpoint.host for endpoint in self._own}
         is_here = all(endpoint.host in own_hosts for group in self._wanted for endpoint in group)
         timeout_s = _TIMEOUT_S if is_here else _REMOTE_TIMEOUT_S
-        servers = [one for one in plan.ranks if one.role == "PSERVER"]
-        names = {one.endpoint: f"server {one.rank} at {one.endpoint}" for one in servers}
+        servers = [server for server in plan.ranks if server.role == "PSERVER"]
+        names = {
+            server.endpoint: f"server {server.rank} at {server.endpoint}" for server in servers
+        }
 
         def silent() -> str:
             return listed([names.get(group[0], str(group[0])) for group in self._silent])

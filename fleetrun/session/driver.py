@@ -216,7 +216,7 @@ class Session:
             self._wire,
             missing=lambda: () if self._coordinator is None else state.absent(self._coordinator),
             join=lambda: None if self._member is None else member.introduction(self._member),
-            found=self._contradicted,
+            report=self._contradicted,
         )
 
     def _contradicted(self, why: str) -> None:

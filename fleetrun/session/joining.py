@@ -242,7 +242,7 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
     me = [entry.launcher for entry in agreed.entries].index(launcher)
     first = agreed.entries[0]
     # What a host that comes later has found when it came may be out of date.
-    former = [one for one in agreed.entries if one.attempt] or agreed.entries
+    former = [entry for entry in agreed.entries if entry.attempt] or agreed.entries
     port = first.master_port if first.master_port is not None else first.ports[0]
     return local._replace(
         members=members,
@@ -250,7 +250,7 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
         master=Endpoint(first.host, port),
         generation=agreed.generation,
         rules=agreed.config.rules,
-        checkpoints=tuple((one.host, one.checkpoints) for one in former),
+        checkpoints=tuple((entry.host, entry.checkpoints) for entry in former),
     )
 
 

@@ -35,14 +35,14 @@ class RivalSearch:
         *,
         missing: Callable[[], Sequence[str]],
         join: Callable[[], Join | None],
-        found: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._ports = ports
         self._wire = wire
         self._waiting = wire.waiting
         self._missing = missing
         self._join = join
-        self._found = found
+        self._report = report
         self._dialer: Dialer | None = None
         self._call_later(_FIRST_S)
 
@@ -74,4 +74,4 @@ class RivalSearch:
     def _heard(self, message: tuple[object, ...]) -> None:
         if isinstance(message, Refused) and message.ends_job:
             self.close()
-            self._found(message.why)
+            self._report(message.why)

@@ -97,21 +97,21 @@ def faults(
     names = {name for name, _ in asked.fields}
     if not names:
         return ()
-    unproved = {who for who, one in evidence_of.items() if one and one.failures}
+    unproved = {who for who, evidence in evidence_of.items() if evidence and evidence.failures}
     clauses = []
-    for one in judged.verdicts:
-        labels = [who for who in one.who if one.status != NO_WORD or who not in unproved]
-        if one.name in names and one.status not in IN_EFFECT and labels:
-            clauses.append(f"{listed(labels)}: {as_sentence(one)}")
+    for verdict in judged.verdicts:
+        labels = [who for who in verdict.who if verdict.status != NO_WORD or who not in unproved]
+        if verdict.name in names and verdict.status not in IN_EFFECT and labels:
+            clauses.append(f"{listed(labels)}: {as_sentence(verdict)}")
     return (*clauses, *(f"{who} {silence[who]}" for who in judged.silent if who not in unproved))
 
 
-def as_sentence(one: FieldVerdict) -> str:
+def as_sentence(verdict: FieldVerdict) -> str:
     """Return the status of a field as a sentence without its full stop.
 
     >>> as_sentence(FieldVerdict("dgc", "true", "", "refused", "Paddle has none."))
     'dgc is refused: Paddle has none'
     """
     # Not what was counted, which tells nothing where there is no effect.
-    why = f": {one.why.rstrip('.')}" if one.why else ""
-    return f"{one.name} {_STATUS_TEXT[one.status]}{why}"
+    why = f": {verdict.why.rstrip('.')}" if verdict.why else ""
+    return f"{verdict.name} {_STATUS_TEXT[verdict.status]}{why}"

@@ -46,22 +46,26 @@ def table(
     width: int,
 ) -> str:
     """Return the overview, within WIDTH columns where words allow; 0: no limit."""
-    witnesses = [one for one in evidence_of.values() if one is not None]
-    where = next((one.where for one in witnesses if one.where), "")
+    witnesses = [evidence for evidence in evidence_of.values() if evidence is not None]
+    where = next((evidence.where for evidence in witnesses if evidence.where), "")
     origin = f"Strategy {', '.join(asked.sources)}" if asked.sources else "Strategy"
     if not judged.verdicts and not asked.sources:
         origin = "Comparison of the ranks"
     title = f"{origin} (mode {asked.mode}{'; ' + where if where else ''})"
-    main = {one.name: one for one in reversed(judged.verdicts)}
-    shown = [one for one in judged.verdicts if main[one.name] is one]
-    remarks = _counted(next((one.counts for one in witnesses if one.counts), None), where)
+    main = {verdict.name: verdict for verdict in reversed(judged.verdicts)}
+    shown = [verdict for verdict in judged.verdicts if main[verdict.name] is verdict]
+    remarks = _counted(
+        next((evidence.counts for evidence in witnesses if evidence.counts), None), where
+    )
     remarks += [
-        _difference(one, main[one.name]) for one in judged.verdicts if main[one.name] is not one
+        _difference(verdict, main[verdict.name])
+        for verdict in judged.verdicts
+        if main[verdict.name] is not verdict
     ]
     remarks += [f"{sentence(who)} {silence[who]}." for who in judged.silent]
-    remarks += _by_rank(evidence_of, [one.disagreements for one in witnesses])
+    remarks += _by_rank(evidence_of, [evidence.disagreements for evidence in witnesses])
     if judged.ranks_equal is not None:
-        after = max((one.compared_after or 0 for one in witnesses), default=0)
+        after = max((evidence.compared_after or 0 for evidence in witnesses), default=0)
         when = f" after update {after}" if after else ""
         remarks.append(
             f"The parameters of all ranks are equal{when}."
@@ -69,15 +73,15 @@ def table(
             else "THE PARAMETERS OF THE RANKS DIFFER."
         )
     # Skip reasons that a row has given in more detail.
-    explained = {one.name for one in shown if "auto: " in one.why}
+    explained = {verdict.name for verdict in shown if "auto: " in verdict.why}
     remarks += [f"{name}: {why}" for name, why in asked.reasons if name not in explained]
-    remarks += [f"Environment: {one}" for one in asked.environment]
+    remarks += [f"Environment: {variable}" for variable in asked.environment]
     remarks += notes(evidence_of)
     room = width - len(_GAP) if width else 0
     # The console puts its name before the first line.
     first, *more = wrapped(title, width - len("fleetrun: ") if width else 0)
     lines = [*more, *_rows(shown, room)]
-    lines += [line for one in remarks for line in wrapped(one, room)]
+    lines += [line for remark in remarks for line in wrapped(remark, room)]
     return "\n".join([first, *(_GAP + line for line in lines)])
 
 
@@ -87,12 +91,12 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
         return []
     values = [
         (
-            one.name,
-            one.asked or "-",
-            one.in_effect or "-",
-            _SHOWN.get(one.status, one.status),
+            verdict.name,
+            verdict.asked or "-",
+            verdict.in_effect or "-",
+            _SHOWN.get(verdict.status, verdict.status),
         )
-        for one in shown
+        for verdict in shown
     ]
     cells = [
         ("knob", "asked", "in effect", "status"),
@@ -101,8 +105,8 @@ def _rows(shown: Sequence[FieldVerdict], room: int) -> list[str]:
     begin = sum(_widths(cells)) + len(_GAP) * 4
     # Most rows repeat the evidence of the row above, which is shown once.
     whys = ["evidence"] + [
-        "the same" if place and one.why and one.why == shown[place - 1].why else one.why
-        for place, one in enumerate(shown)
+        "the same" if place and verdict.why and verdict.why == shown[place - 1].why else verdict.why
+        for place, verdict in enumerate(shown)
     ]
     if not room or room - begin >= _NARROWEST:
         return _beside(cells, whys, room - begin if room else 0)
@@ -197,19 +201,21 @@ def _difference(verdict: FieldVerdict, main: FieldVerdict) -> str:
 
 def notes(evidence_of: Mapping[str, RankEvidence | None]) -> list[str]:
     """Return what the ranks have noted, each sentence once."""
-    return _by_rank(evidence_of, [one.notes for one in evidence_of.values() if one is not None])
+    return _by_rank(
+        evidence_of, [evidence.notes for evidence in evidence_of.values() if evidence is not None]
+    )
 
 
 def _by_rank(
     evidence_of: Mapping[str, RankEvidence | None], notes_of: Sequence[tuple[str, ...]]
 ) -> list[str]:
     """Return each sentence once, with the ranks that report it unless all do."""
-    witnesses = [label for label, one in evidence_of.items() if one is not None]
+    witnesses = [label for label, evidence in evidence_of.items() if evidence is not None]
     labels_of: dict[str, list[str]] = {}
     for label, sentences in zip(witnesses, notes_of, strict=True):
         for words in sentences:
             labels_of.setdefault(words, []).append(label)
     return [
-        one if len(labels) == len(witnesses) else f"{sentence(listed(labels))}: {one}"
-        for one, labels in labels_of.items()
+        note if len(labels) == len(witnesses) else f"{sentence(listed(labels))}: {note}"
+        for note, labels in labels_of.items()
     ]

@@ -298,10 +298,10 @@ class Proof(Source):
         silence = self._silence()
         # Counts grow with every update and are no news.
         gist = (
-            tuple(one._replace(why="") for one in judged.verdicts),
+            tuple(verdict._replace(why="") for verdict in judged.verdicts),
             tuple((who, silence[who]) for who in judged.silent),
             judged.ranks_equal,
-            tuple(one.disagreements if one else () for one in evidence_of.values()),
+            tuple(evidence.disagreements if evidence else () for evidence in evidence_of.values()),
         )
         if gist != self._shown:
             self._shown = gist

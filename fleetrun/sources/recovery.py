@@ -103,7 +103,7 @@ class Recovery(Source):
         paths = map(rankfile.path_of, self._job.plan.processes)
         told = [rankfile.progress(path, self._attempt) for path in paths]
         for name in rankfile.PROGRESS:
-            moments = [one[name] for one in told if name in one]
+            moments = [times[name] for times in told if name in times]
             if moments:
                 self._moments[name] = (min if name == rankfile.FIRST_STEP else max)(moments)
         beats = [heartbeat.beat(path, self._since_ns) for path in self._heartbeats()]

@@ -363,8 +363,8 @@ class Watch(Source):
             self._remove_samples()
             if self._clock is not None and texts.keys() == self._ranks.keys():
                 seen = {process: places.of_processes(text) for process, text in texts.items()}
-                self._say_unseen(tuple(one for one in sorted(seen) if not seen[one]))
-                stacks = {pid: each for one in seen.values() for pid, each in one.items()}
+                self._say_unseen(tuple(process for process in sorted(seen) if not seen[process]))
+                stacks = {pid: stack for by_pid in seen.values() for pid, stack in by_pid.items()}
                 self._clock.see_stacks(stacks, time.monotonic())
             after, self._after_sample = self._after_sample, None
             if after is not None:

@@ -245,25 +245,25 @@ def test_a_job_whose_folder_is_gone_has_no_console() -> None:
 def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
     word: str, meant: int
 ) -> None:
-    assert ps.one(word, JOBS, "stop") == JOBS[meant]
+    assert ps.meant(word, JOBS, "stop") == JOBS[meant]
 
 
 @pytest.mark.parametrize("word", ["2", "2025", "2025010", ""])
 def test_a_process_that_is_no_more_is_never_the_beginning_of_a_name(word: str) -> None:
     with pytest.raises(UsageError, match=rf"stop: no job {word} runs on this host"):
-        ps.one(word, JOBS[:1], "stop")
+        ps.meant(word, JOBS[:1], "stop")
 
 
 def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
     same_day = (JOBS[0], JOBS[1]._replace(name="20250101T000001Z-a-12"))
     with pytest.raises(UsageError, match=r"2 jobs match; .*: 11 \(a\), 12 \(a\)\."):
-        ps.one("20250101", same_day, "stop")
+        ps.meant("20250101", same_day, "stop")
     with pytest.raises(
         UsageError, match=r"3 jobs match; .*: 11 \(.\), 12 \(.\), 20250103T000000Z-b-13"
     ):
-        ps.one(None, JOBS, "stop")
+        ps.meant(None, JOBS, "stop")
     with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
-        ps.one(None, (), "stop")
+        ps.meant(None, (), "stop")
 
 
 def test_what_a_killed_launcher_left_behind_is_not_meant_by_a_bare_stop() -> None:

@@ -399,13 +399,13 @@ def _verdict(run: runs.Run) -> str:
     return run.verdict or "its launcher was killed"
 
 
-def _waiting(found: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRow]:
+def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRow]:
     """Return ROWS with the collectives in which ranks wait, as far as they are recorded."""
     # Where all make steps there is nothing to read.
     if len(rows) > _MOST_RECORDED or not any(row.state.startswith("silent") for row in rows):
         return rows
     records: dict[int, flightfile.FlightRecord] = {}
-    for run in found:
+    for run in found_runs:
         records.update(flightfile.of_folder(run.path, run.attempt))
     now = time.time()
     waits = flight.waiting(records, now - flight.LATE_S)
@@ -419,14 +419,14 @@ def _waiting(found: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRow]:
 
 
 def _waited(
-    one: flightfile.Collective, missing: tuple[int, ...], job: flight.JobRanks, now: float
+    collective: flightfile.Collective, missing: tuple[int, ...], job: flight.JobRanks, now: float
 ) -> str:
     """Return in which collective a rank waits: `all_reduce 3 for rank 2, 12 s`."""
-    group = flight.of(one.channel, job)
+    group = flight.of(collective.channel, job)
     where = "" if group == "of all ranks" else f" {group}"
     whom = f" for rank{'s' * (len(missing) > 1)} {conversion.ranges(missing)}" if missing else ""
-    waited_s = max(0.0, now - one.issued_at)
-    return f"{one.operation} {one.sequence}{where}{whom}, {waited_s:.0f} s"
+    waited_s = max(0.0, now - collective.issued_at)
+    return f"{collective.operation} {collective.sequence}{where}{whom}, {waited_s:.0f} s"
 
 
 def _is_launcher(pid: int) -> bool:

@@ -105,30 +105,34 @@ class Noise(NamedTuple):
     losses: Mapping[int, Sequence[tuple[int, float]]]
 
 
-def between(one: RunSnapshots, other: RunSnapshots) -> RunDifferences:
+def between(first: RunSnapshots, other: RunSnapshots) -> RunDifferences:
     """Return where OTHER differs from ONE in any bit; what only one of them has is a fault."""
     weights = {}
-    for rank, own in one.parameters.items():
+    for rank, own in first.parameters.items():
         theirs = other.parameters.get(rank, {})
         if {*own} != {*theirs}:
             return RunDifferences({}, {}, f"rank {rank} has not made the same updates in both runs")
         for (optimizer, update), parameters in own.items():
             matching = theirs[optimizer, update]
-            if [each.size for each in parameters] != [each.size for each in matching]:
+            if [parameter.size for parameter in parameters] != [
+                parameter.size for parameter in matching
+            ]:
                 return RunDifferences(
                     {}, {}, f"rank {rank} does not train parameters of the same sizes"
                 )
             for index, (mine, yours) in enumerate(zip(parameters, matching, strict=True)):
                 if mine.checksum != yours.checksum:
-                    found = Difference(update, rank, mine.name, _apart(mine, yours), mine.largest)
-                    weights[update, ParameterPlace(rank, optimizer, index)] = found
-    if {*one.parameters} != {*other.parameters}:
+                    difference = Difference(
+                        update, rank, mine.name, _apart(mine, yours), mine.largest
+                    )
+                    weights[update, ParameterPlace(rank, optimizer, index)] = difference
+    if {*first.parameters} != {*other.parameters}:
         return RunDifferences({}, {}, "not the same ranks have trained in both runs")
     losses = {
         (update, rank): Difference(
-            *(update, rank, "", _distance(loss, again), abs(loss)), is_printed=one.are_printed
+            *(update, rank, "", _distance(loss, again), abs(loss)), is_printed=first.are_printed
         )
-        for rank, own in one.losses.items()
+        for rank, own in first.losses.items()
         for update, loss in own.items()
         for again in [other.losses.get(rank, {}).get(update)]
         if again is not None and _distance(loss, again)
@@ -136,22 +140,22 @@ def between(one: RunSnapshots, other: RunSnapshots) -> RunDifferences:
     return RunDifferences(weights, losses)
 
 
-def common(one: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunSnapshots]:
+def common(first: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunSnapshots]:
     """Return the snapshots of ONE and of OTHER that exist in both."""
     keys = {
         rank: own.keys() & other.parameters.get(rank, {}).keys()
-        for rank, own in one.parameters.items()
+        for rank, own in first.parameters.items()
     }
     first, second = (
         RunSnapshots(
             {
-                rank: {key: each.parameters[rank][key] for key in sorted(both)}
+                rank: {key: snapshots.parameters[rank][key] for key in sorted(both)}
                 for rank, both in keys.items()
                 if both
             },
             {},
         )
-        for each in (one, other)
+        for snapshots in (first, other)
     )
     return first, second
 
@@ -161,13 +165,13 @@ def noise(pairs: Iterable[RunDifferences]) -> Noise:
     weights: dict[ParameterPlace, dict[int, float]] = defaultdict(dict)
     losses: dict[int, dict[int, float]] = defaultdict(dict)
     for pair in pairs:
-        for (update, place), each in pair.weights.items():
-            weights[place][update] = max(each.apart, weights[place].get(update, 0.0))
-        for (update, rank), each in pair.losses.items():
-            losses[rank][update] = max(each.apart, losses[rank].get(update, 0.0))
+        for (update, place), difference in pair.weights.items():
+            weights[place][update] = max(difference.apart, weights[place].get(update, 0.0))
+        for (update, rank), difference in pair.losses.items():
+            losses[rank][update] = max(difference.apart, losses[rank].get(update, 0.0))
     return Noise(
-        {place: _rising(each) for place, each in weights.items()},
-        {rank: _rising(each) for rank, each in losses.items()},
+        {place: _rising(by_update) for place, by_update in weights.items()},
+        {rank: _rising(by_update) for rank, by_update in losses.items()},
     )
 
 
@@ -178,38 +182,40 @@ def _rising(by_update: Mapping[int, float]) -> list[tuple[int, float]]:
     [(1, 3.0), (2, 3.0), (5, 4.0)]
     """
     most = 0.0
-    found = []
+    rising = []
     for update in sorted(by_update):
         most = max(most, by_update[update])
-        found.append((update, most))
-    return found
+        rising.append((update, most))
+    return rising
 
 
-def beyond(found: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Difference]:
+def beyond(measured: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Difference]:
     """Return what of FOUND is more than rounding and KNOWN noise, in the order of its updates.
 
     RUNS has the parameters.
     """
     parted = []
     typical: dict[int, float] = {}
-    for (update, place), each in found.weights.items():
+    for (update, place), difference in measured.weights.items():
         if update not in typical:
             typical[update] = _typical(known, runs, update)
         parameter = runs.parameters[place.rank][place.optimizer, update][place.at]
         own = _until(known.weights.get(place, ()), update)
         allowed = max(_rounding(parameter, update), _NOISE * max(own, typical[update]))
-        if not each.apart <= allowed:
-            parted.append((update, place, each._replace(allowed=allowed)))
-    for (update, rank), each in found.losses.items():
+        if not difference.apart <= allowed:
+            parted.append((update, place, difference._replace(allowed=allowed)))
+    for (update, rank), difference in measured.losses.items():
         ulps = max(_FEWEST_ULPS, _ULPS_PER_UPDATE * update)
         allowed = max(
-            ulps * _UNITS["float32"] * each.largest,
+            ulps * _UNITS["float32"] * difference.largest,
             _NOISE * _until(known.losses.get(rank, ()), update),
         )
-        if not each.apart <= allowed:
+        if not difference.apart <= allowed:
             # The loss of an update comes before its weights.
-            parted.append((update, ParameterPlace(rank, -1, 0), each._replace(allowed=allowed)))
-    return [each for _, _, each in sorted(parted, key=lambda one: one[:2])]
+            parted.append(
+                (update, ParameterPlace(rank, -1, 0), difference._replace(allowed=allowed))
+            )
+    return [difference for _, _, difference in sorted(parted, key=lambda row: row[:2])]
 
 
 def _typical(known: Noise, runs: RunSnapshots, update: int) -> float:
@@ -220,13 +226,15 @@ def _typical(known: Noise, runs: RunSnapshots, update: int) -> float:
         for (_, made), parameters in own.items()
         if made == update
     )
-    noisy = sorted((_until(each, update) for each in known.weights.values()), reverse=True)
+    noisy = sorted(
+        (_until(by_update, update) for by_update in known.weights.values()), reverse=True
+    )
     return noisy[count // 2] if count // 2 < len(noisy) else 0.0
 
 
 def largest(found: Iterable[Difference]) -> Difference | None:
     """Return the largest difference, in the numbers themselves."""
-    return max(found, key=lambda each: each.apart, default=None)
+    return max(found, key=lambda difference: difference.apart, default=None)
 
 
 def ranks_apart(runs: RunSnapshots, axes: RankAxes | None) -> Difference | None:
@@ -237,16 +245,16 @@ def ranks_apart(runs: RunSnapshots, axes: RankAxes | None) -> Difference | None:
             for (optimizer, made), parameters in own.items():
                 if made != update:
                     continue
-                for index, each in enumerate(parameters):
-                    copy = (optimizer, index, each.size, _owner(rank, each.kind, axes))
-                    first, known = held.setdefault(copy, (rank, each))
-                    if first == rank or known.checksum == each.checksum:
+                for index, parameter in enumerate(parameters):
+                    copy = (optimizer, index, parameter.size, _owner(rank, parameter.kind, axes))
+                    first, known = held.setdefault(copy, (rank, parameter))
+                    if first == rank or known.checksum == parameter.checksum:
                         continue
-                    apart = _apart(known, each)
+                    apart = _apart(known, parameter)
                     allowed = _rounding(known, max(1, update))
                     if not apart <= allowed:
                         return Difference(
-                            update, rank, each.name, apart, known.largest, allowed, first
+                            update, rank, parameter.name, apart, known.largest, allowed, first
                         )
     return None
 
@@ -273,19 +281,19 @@ def _rounding(parameter: Parameter, update: int) -> float:
     return _ULPS_PER_UPDATE * update * unit * parameter.largest
 
 
-def _apart(one: Parameter, other: Parameter) -> float:
+def _apart(first: Parameter, other: Parameter) -> float:
     """Return the largest known difference; 0 if only elements differ whose values are not known."""
-    pairs = zip((one.largest, *one.values), (other.largest, *other.values), strict=True)
+    pairs = zip((first.largest, *first.values), (other.largest, *other.values), strict=True)
     return max(_distance(mine, yours) for mine, yours in pairs)
 
 
-def _distance(one: float, other: float) -> float:
+def _distance(first: float, other: float) -> float:
     """Return the distance of two numbers: 0 if both are NaN, infinite if one of them is.
 
     >>> _distance(1.0, 1.5), _distance(math.nan, math.nan), _distance(1.0, math.nan)
     (0.5, 0.0, inf)
     """
-    if one == other or (math.isnan(one) and math.isnan(other)):
+    if first == other or (math.isnan(first) and math.isnan(other)):
         return 0.0
-    apart = abs(one - other)
+    apart = abs(first - other)
     return math.inf if math.isnan(apart) else apart

@@ -96,25 +96,25 @@ def prove(
     failed = next((run for run in done if run.fault), None)
     if failed is not None:
         return _broken(done, failed)
-    found = _compared(done)
-    if not found.parted or found.noisy:
-        return found
+    equivalence = _compared(done)
+    if not equivalence.parted or equivalence.noisy:
+        return equivalence
     # Sums in another order are no mistake: how far apart do they make this training?
     moved = train(plain._replace(name=f"{plain.name}, gradients moved by rounding", moves=True))
-    return found if moved.fault else _compared(done)
+    return equivalence if moved.fault else _compared(done)
 
 
 def _broken(done: Sequence[VerifyRun], failed: VerifyRun) -> Equivalence:
     """Return what the run that FAILED with the strategy has shown until then."""
     plain = next(run.snapshots for run in done if not run.kind.has_strategy)
-    found = differences.between(*differences.common(plain, failed.snapshots))
-    parted = _earliest([found], differences.noise([]), plain)
+    pair = differences.between(*differences.common(plain, failed.snapshots))
+    parted = _earliest([pair], differences.noise([]), plain)
     return Equivalence(tuple(done), strategy_fault=failed.fault, parted=parted)
 
 
 def _compared(done: Sequence[VerifyRun]) -> Equivalence:
     proof = Equivalence(tuple(done))
-    plain, strategy = (proof.of(has_strategy=each) for each in (False, True))
+    plain, strategy = (proof.of(has_strategy=has_strategy) for has_strategy in (False, True))
     first = plain[0].snapshots
     apart = tuple(differences.between(first, run.snapshots) for run in plain[1:])
     moved = [
@@ -122,14 +122,14 @@ def _compared(done: Sequence[VerifyRun]) -> Equivalence:
         for run in done
         if run.kind.moves and not run.fault
     ]
-    found = tuple(differences.between(first, run.snapshots) for run in strategy)
+    pairs = tuple(differences.between(first, run.snapshots) for run in strategy)
     known = differences.noise([*apart, *moved])
     none = differences.noise([])
     return proof._replace(
         plain=apart,
-        strategy=found,
+        strategy=pairs,
         moved=moved[0] if moved else None,
-        parted=_earliest(found, known, first),
+        parted=_earliest(pairs, known, first),
         noisy=_earliest(apart, none, first),
         ranks_apart=differences.ranks_apart(first, plain[0].axes),
     )
@@ -138,8 +138,8 @@ def _compared(done: Sequence[VerifyRun]) -> Equivalence:
 def _earliest(
     pairs: Iterable[RunDifferences], known: Noise, first: differences.RunSnapshots
 ) -> tuple[Difference, ...]:
-    found = [apart for pair in pairs for apart in differences.beyond(pair, known, first)]
-    return tuple(sorted(found, key=lambda apart: (apart.is_printed, apart.update)))
+    parted = [apart for pair in pairs for apart in differences.beyond(pair, known, first)]
+    return tuple(sorted(parted, key=lambda apart: (apart.is_printed, apart.update)))
 
 
 def text(spec: VerifySpec, proof: Equivalence) -> str:
@@ -201,7 +201,7 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
         changing = [name for name in spec.fields if name.startswith(MEANINGFUL)]
         changing = [name for name in changing if not name.startswith(_MERGE)]
         where = f"{_where(proof, first)}. Noise and rounding come to {first.allowed:.3g}."
-        weight = next((each for each in proof.parted if each.name), None)
+        weight = next((difference for difference in proof.parted if difference.name), None)
         if not first.name and weight is not None:
             held = f"{weight.name} of {_rank(proof, weight.rank)}"
             where += f" The first parameter is {held}: it differs {_after(weight)}."
@@ -215,9 +215,14 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
         how = "within the noise of two plain runs" if proof.noisy else "within rounding"
     seen = "weights and losses" if any(run.snapshots.losses for run in proof.runs) else "weights"
     lines = [f"Equal: the {seen} are those of plain Paddle {how}, on {ranks}."]
-    unseen = [each for run in proof.strategy for each in run.weights.values() if not each.apart]
+    unseen = [
+        difference
+        for run in proof.strategy
+        for difference in run.weights.values()
+        if not difference.apart
+    ]
     if unseen:
-        count = len({(each.rank, each.name) for each in unseen})
+        count = len({(difference.rank, difference.name) for difference in unseen})
         verb = "differs" if count == 1 else "differ"
         lines.insert(
             0,
@@ -242,10 +247,10 @@ def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
     compared = [update for update in first.updates() if update]
     named = f"{', '.join(map(str, compared))}; timed: {spec.snapshots + 1} to {min(made)}"
     whole = all(
-        len(each.values) == each.size
+        len(parameter.values) == parameter.size
         for rank in first.parameters.values()
         for parameters in rank.values()
-        for each in parameters
+        for parameter in parameters
     )
     count = {
         (key, place)
@@ -263,8 +268,12 @@ def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
         *(() if proof.moved is None else (("moved by rounding", (proof.moved,)),)),
         (spec.name, proof.strategy),
     ):
-        weights = differences.largest(found for pair in pairs for found in pair.weights.values())
-        losses = differences.largest(found for pair in pairs for found in pair.losses.values())
+        weights = differences.largest(
+            difference for pair in pairs for difference in pair.weights.values()
+        )
+        losses = differences.largest(
+            difference for pair in pairs for difference in pair.losses.values()
+        )
         largest = (
             f"weights {_most(weights)}, losses {_most(losses) if first.losses else 'not seen'}"
         )
@@ -298,17 +307,17 @@ def _memory(
             max((getattr(run, of) or 0 for run in runs), default=0) for runs in (plain, strategy)
         ]
         if all(most):
-            own, theirs = (f"{each / 2**20:.0f} MiB" for each in most)
+            own, theirs = (f"{size / 2**20:.0f} MiB" for size in most)
             yield what, f"{theirs} at most in a process of {name}, {own} of plain Paddle"
 
 
-def _where(proof: Equivalence, found: Difference) -> str:
-    rank = _rank(proof, found.rank)
-    if found.is_printed:
-        return f"loss {found.update} that {rank} printed differs {_by(found)}"
-    if not found.name:
-        return f"the loss of {rank} in update {found.update} differs {_by(found)}"
-    return f"{found.name} of {rank} differs {_after(found)}"
+def _where(proof: Equivalence, difference: Difference) -> str:
+    rank = _rank(proof, difference.rank)
+    if difference.is_printed:
+        return f"loss {difference.update} that {rank} printed differs {_by(difference)}"
+    if not difference.name:
+        return f"the loss of {rank} in update {difference.update} differs {_by(difference)}"
+    return f"{difference.name} of {rank} differs {_after(difference)}"
 
 
 def _rank(proof: Equivalence, rank: int | None) -> str:
@@ -318,21 +327,25 @@ def _rank(proof: Equivalence, rank: int | None) -> str:
     return f"rank {rank} ({place})" if place else f"rank {rank}"
 
 
-def _after(found: Difference) -> str:
-    return f"{_by(found)} after update {found.update}"
+def _after(difference: Difference) -> str:
+    return f"{_by(difference)} after update {difference.update}"
 
 
-def _by(found: Difference) -> str:
-    share = f" ({found.share:.2g} of its largest number)" if found.name and found.largest else ""
-    return f"by {found.apart:.3g}{share}"
+def _by(difference: Difference) -> str:
+    share = (
+        f" ({difference.share:.2g} of its largest number)"
+        if difference.name and difference.largest
+        else ""
+    )
+    return f"by {difference.apart:.3g}{share}"
 
 
-def _most(found: Difference | None) -> str:
-    if found is None:
+def _most(difference: Difference | None) -> str:
+    if difference is None:
         return "not at all"
-    name = f"{found.name}, " if found.name else ""
-    at = "printed loss" if found.is_printed else "update"
-    return f"{found.apart:.3g} ({name}rank {found.rank}, {at} {found.update})"
+    name = f"{difference.name}, " if difference.name else ""
+    at = "printed loss" if difference.is_printed else "update"
+    return f"{difference.apart:.3g} ({name}rank {difference.rank}, {at} {difference.update})"
 
 
 def write(spec: VerifySpec, proof: Equivalence) -> None:
@@ -341,12 +354,16 @@ def write(spec: VerifySpec, proof: Equivalence) -> None:
     def figure(value: float) -> Any:  # noqa: ANN401 - JSON has no infinity
         return value if abs(value) < float("inf") else str(value)
 
-    def row(found: Difference | None) -> Any:  # noqa: ANN401 - JSON
-        if found is None:
+    def row(difference: Difference | None) -> Any:  # noqa: ANN401 - JSON
+        if difference is None:
             return None
-        keys = {"update": found.update, "rank": found.rank, "parameter": found.name or None}
-        keys |= {} if found.other_rank is None else {"other_rank": found.other_rank}
-        return {**keys, "apart": figure(found.apart), "allowed": figure(found.allowed)}
+        keys = {
+            "update": difference.update,
+            "rank": difference.rank,
+            "parameter": difference.name or None,
+        }
+        keys |= {} if difference.other_rank is None else {"other_rank": difference.other_rank}
+        return {**keys, "apart": figure(difference.apart), "allowed": figure(difference.allowed)}
 
     document = {
         "schema": 1,
@@ -360,7 +377,9 @@ def write(spec: VerifySpec, proof: Equivalence) -> None:
         "largest": {
             of: row(
                 differences.largest(
-                    found for pair in proof.strategy for found in getattr(pair, of).values()
+                    difference
+                    for pair in proof.strategy
+                    for difference in getattr(pair, of).values()
                 )
             )
             for of in ("weights", "losses")

@@ -144,8 +144,12 @@ def _asked(lib: Library, handle: object, index: int) -> Gpu:
         memory=None if memory is None else int(memory.total),
         used=None if memory is None else int(memory.used),
         users=tuple(
-            User(int(one.pid), "", None if one.usedGpuMemory is None else int(one.usedGpuMemory))
-            for one in nvml.running(lib, handle)
+            User(
+                int(process.pid),
+                "",
+                None if process.usedGpuMemory is None else int(process.usedGpuMemory),
+            )
+            for process in nvml.running(lib, handle)
         ),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
         ecc_errors=query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
