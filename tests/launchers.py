@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ports
 
@@ -19,10 +19,12 @@ CONFIG = RendezvousConfig(2, 2, rdzv_timeout_s=60.0)
 
 
 class Rank(SessionHandler):
-    """Keeps what the session decides for a launcher."""
+    """Keeps what the session decides for a launcher; without ranks, it ANSWERS at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session, *, answers: bool) -> None:
+        self._session = session if answers else None
         self.has_obeyed = False
+        self.runs = 0
         self.stopped: list[Failure] = []
         self.verdicts: list[Verdict] = []
         self.rosters: list[RosterMessage] = []
@@ -34,14 +36,30 @@ class Rank(SessionHandler):
     def plan(self, roster: RosterMessage) -> None:
         """Keep the roster."""
         self.rosters.append(roster)
+        if self._session is not None:
+            self._session.planned(None)
+
+    def run(self) -> None:
+        """Start."""
+        self.runs += 1
 
     def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
         """Keep the reason."""
         self.stopped.append(failure)
+        if self._session is not None:
+            self._session.stopped(None)
 
     def conclude(self, verdict: Verdict) -> None:
         """Keep the verdict."""
         self.verdicts.append(verdict)
+
+
+class Launched(NamedTuple):
+    """A launcher of the job, and what it says on its console."""
+
+    session: Session
+    handler: Rank
+    said: list[str]
 
 
 class Launchers:
@@ -50,24 +68,37 @@ class Launchers:
     def __init__(self) -> None:
         self.loop = Loop()
         self.port = ports.free(1)[0]
-        self.sessions: list[Session] = []
+        self.launched: list[Launched] = []
 
     def start(
-        self, name: str, *, serves: bool = False, config: RendezvousConfig = CONFIG
-    ) -> tuple[Session, Rank, list[str]]:
-        """Let a launcher take part, or begin to."""
-        endpoint = RendezvousEndpoint(
-            config,
-            HERE,
-            (self.port,),
-            "job",
-            addresses=(HERE,) if serves else (),
-            may_be_second=True,
-        )
+        self,
+        name: str,
+        *,
+        serves: bool = False,
+        config: RendezvousConfig = CONFIG,
+        answers: bool = False,
+        **endpoint: Any,
+    ) -> Launched:
+        """Let a launcher begin at an ENDPOINT; the name of its host is the last part of its own."""
+        addresses = (HERE,) if serves else ()
+        usual = RendezvousEndpoint(config, HERE, (self.port,), "default", addresses=addresses)
         said: list[str] = []
-        session = Session(endpoint, name, host=name, log=said.append)
-        session.handler = rank = Rank()
+        host = name.replace("launcher", "node")
+        session = Session(usual._replace(**endpoint), name, host=host, log=said.append)
+        session.handler = handler = Rank(session, answers=answers)
         session.open(self.loop)
-        session.join(JoinRequest("", name, len(self.sessions), (7000,), ((),)))
-        self.sessions.append(session)
-        return session, rank, said
+        self.launched.append(Launched(session, handler, said))
+        return self.launched[-1]
+
+    def take_part(self, name: str, **start: Any) -> Launched:
+        """Let a launcher begin, and join."""
+        request = JoinRequest("", name, len(self.launched), (7000,), ((),))
+        launched = self.start(name, may_be_second=True, **start)
+        launched.session.join(request)
+        return launched
+
+    def close(self) -> None:
+        """End all that were started."""
+        for launched in self.launched:
+            launched.session.close()
+        self.loop.close()

@@ -10,21 +10,20 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import ports
 import pytest
+from launchers import HERE, Launched, Launchers
 from wire import turn_until
 
 from fleetrun.model import Device
 from fleetrun.run.events import Failure
-from fleetrun.run.loop import Loop
 from fleetrun.session.authentication import Key
 from fleetrun.session.codec import frame
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.connection import Wire
 from fleetrun.session.dialer import Dialer, Target
-from fleetrun.session.driver import CODEC, RendezvousEndpoint, Session, SessionHandler
+from fleetrun.session.driver import CODEC
 from fleetrun.session.listener import Listener
 from fleetrun.session.messages import (
     PROTOCOL,
@@ -43,48 +42,13 @@ from fleetrun.session.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fleetrun.run.loop import Loop
     from fleetrun.session.connection import Connection
 
-HERE = "127.0.0.1"
 SCRIPT = "0f" * 32
 COMMAND = "train.py --lr 0.1"
 TOKEN = "a token"  # noqa: S105 - of tests
 SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"))
-
-
-class Handler(SessionHandler):
-    """A launcher's ranks, which are none: keeps what the session decides."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.rosters: list[RosterMessage] = []
-        self.runs = 0
-        self.verdicts: list[Verdict] = []
-
-    def plan(self, roster: RosterMessage) -> None:
-        """Have a plan at once."""
-        self.rosters.append(roster)
-        self.session.planned(None)
-
-    def run(self) -> None:
-        """Start."""
-        self.runs += 1
-
-    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
-        """Stop."""
-        self.session.stopped(None)
-
-    def conclude(self, verdict: Verdict) -> None:
-        """Keep the verdict."""
-        self.verdicts.append(verdict)
-
-
-class Launched(NamedTuple):
-    """A launcher of the job, and what it says on its console."""
-
-    session: Session
-    handler: Handler
-    said: list[str]
 
 
 class Stranger:
@@ -144,37 +108,27 @@ class Stranger:
             link.close()
 
 
-class Job:
+class Job(Launchers):
     """A job of two hosts at a port, with all who call there."""
 
     def __init__(self) -> None:
-        self.loop = Loop()
-        self.port = ports.free(1)[0]
-        self.launched: list[Launched] = []
+        super().__init__()
         self.strangers: list[Stranger] = []
         self.token: str | None = None
         self.config = RendezvousConfig(2, 2, rdzv_timeout_s=60.0, max_restarts=9)
 
-    def launch(self, script: str = SCRIPT, secret: str = "", command: str = COMMAND) -> Launched:
+    def launch(self, number: int | None = None, **endpoint: object) -> Launched:
         """Let a launcher of the user's own begin; the first one coordinates."""
-        number = len(self.launched)
-        endpoint = RendezvousEndpoint(
-            self.config,
-            HERE,
-            (self.port,),
-            "default",
-            self.token,
-            script,
-            secret or f"{number:032x}",
-            addresses=() if number else (HERE,),
-            command=command,
+        number = len(self.launched) if number is None else number
+        secret = f"{number:032x}"
+        proofs = {"token": self.token, "script": SCRIPT, "command": COMMAND, "secret": secret}
+        return self.start(
+            f"launcher-{number}",
+            serves=not number,
+            config=self.config,
+            answers=True,
+            **{**proofs, **endpoint},
         )
-        said: list[str] = []
-        session = Session(endpoint, f"launcher-{number}", host=f"node-{number}", log=said.append)
-        session.handler = handler = Handler(session)
-        session.open(self.loop)
-        self.launched.append(Launched(session, handler, said))
-        return self.launched[-1]
 
     def join(self, number: int, settings: tuple[tuple[str, str], ...] = SETTINGS) -> None:
         """Let launcher NUMBER join."""
@@ -213,9 +167,7 @@ def job() -> Iterator[Job]:
     yield made
     for stranger in made.strangers:
         stranger.close()
-    for one in made.launched:
-        one.session.close()
-    made.loop.close()
+    made.close()
 
 
 def offer(
@@ -560,14 +512,7 @@ class FalseCoordinator:
 def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: Job) -> None:
     false = FalseCoordinator(job, script="another")
     try:
-        member = RendezvousEndpoint(
-            job.config, HERE, (job.port,), "default", None, SCRIPT, "5" * 32
-        )
-        said: list[str] = []
-        session = Session(member, "launcher-1", host="node-1", log=said.append)
-        session.handler = handler = Handler(session)
-        session.open(job.loop)
-        job.launched.append(Launched(session, handler, said))
+        _, handler, _ = job.launch(1)
         job.join(0)
         turn_until(job.loop, lambda: handler.verdicts)
         (verdict,) = handler.verdicts
@@ -670,20 +615,7 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
 
 
 def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
-    endpoint = RendezvousEndpoint(
-        job.config,
-        HERE,
-        (job.port,),
-        "default",
-        script=SCRIPT,
-        addresses=(HERE,),
-        allowed=frozenset({"127.0.0.2"}),
-    )
-    said: list[str] = []
-    session = Session(endpoint, "launcher-0", host="node-0", log=said.append)
-    session.handler = Handler(session)
-    session.open(job.loop)
-    job.launched.append(Launched(session, session.handler, said))
+    said = job.launch(allowed=frozenset({"127.0.0.2"})).said
     stranger = job.stranger(SCRIPT)
     turn_until(job.loop, lambda: said)
     assert "not an address of this job" in said[0]

@@ -20,14 +20,12 @@ def launchers() -> Iterator[Launchers]:
     """Launchers that are closed after the test."""
     made = Launchers()
     yield made
-    for session in made.sessions:
-        session.close()
-    made.loop.close()
+    made.close()
 
 
 def test_two_launchers_make_a_roster(launchers: Launchers) -> None:
-    _, first, _ = launchers.start("first", serves=True)
-    _, second, _ = launchers.start("second")
+    _, first, _ = launchers.take_part("first", serves=True)
+    _, second, _ = launchers.take_part("second")
     turn_until(launchers.loop, lambda: first.rosters and second.rosters)
     assert first.rosters == second.rosters
 
@@ -35,9 +33,9 @@ def test_two_launchers_make_a_roster(launchers: Launchers) -> None:
 def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
     launchers: Launchers,
 ) -> None:
-    first, _, said = launchers.start("first", serves=True)
+    first, _, said = launchers.take_part("first", serves=True)
     asked = CONFIG._replace(heartbeat_timeout_s=60.0, max_restarts=3, least=1)
-    second, rank, told = launchers.start("second", config=asked)
+    second, rank, told = launchers.take_part("second", config=asked)
     turn_until(launchers.loop, lambda: rank.rosters)
     assert second.config == first.config == CONFIG
     assert rank.has_obeyed
@@ -48,8 +46,8 @@ def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
 
 
 def test_who_leaves_while_it_is_being_connected_is_not_waited_for(launchers: Launchers) -> None:
-    _, first, _ = launchers.start("first", serves=True)
-    second, _, _ = launchers.start("second")
+    _, first, _ = launchers.take_part("first", serves=True)
+    second, _, _ = launchers.take_part("second")
     second.quit(Failure("second", "interrupted", 143))
     assert second.is_busy
     turn_until(launchers.loop, lambda: first.verdicts)
@@ -60,14 +58,14 @@ def test_who_leaves_while_it_is_being_connected_is_not_waited_for(launchers: Lau
 
 
 def test_who_leaves_when_nobody_is_there_to_hear_it_ends_at_once(launchers: Launchers) -> None:
-    second, _, _ = launchers.start("second")
+    second, _, _ = launchers.take_part("second")
     turn_until(launchers.loop, lambda: "refused" in second.missing())
     second.quit(Failure("second", "interrupted", 143))
     turn_until(launchers.loop, lambda: not second.is_busy)
 
 
 def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) -> None:
-    session, _, said = launchers.start("first", serves=True)
+    session, _, said = launchers.take_part("first", serves=True)
     for number in range(100):
         session._caller_refused(f"10.0.1.{number}", "has another token")
     assert len(said) == 32
@@ -78,8 +76,8 @@ def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) ->
 def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launchers) -> None:
     # As the kernel, or a child, still holds that of a launcher that was killed.
     with socket.create_server((HERE, launchers.port)) as held:
-        first, one, _ = launchers.start("first", serves=True)
-        _, other, _ = launchers.start("second")
+        first, one, _ = launchers.take_part("first", serves=True)
+        _, other, _ = launchers.take_part("second")
         assert not first.serves
         held.accept()[0].close()
     turn_until(launchers.loop, lambda: one.rosters and other.rosters)
@@ -89,11 +87,10 @@ def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launc
 def test_who_may_coordinate_does_when_the_coordinator_has_ended_before_the_start(
     launchers: Launchers,
 ) -> None:
-    gone, _, _ = launchers.start("gone", serves=True, config=CONFIG._replace(least=3, most=3))
-    first, one, _ = launchers.start("first", serves=True)
+    gone, _, _ = launchers.take_part("gone", serves=True, config=CONFIG._replace(least=3, most=3))
+    first, one, _ = launchers.take_part("first", serves=True)
     turn_until(launchers.loop, lambda: first.is_connected)
-    launchers.sessions.remove(gone)
     gone.close()
-    launchers.start("second")
+    launchers.take_part("second")
     turn_until(launchers.loop, lambda: one.rosters)
     assert first.serves

@@ -26,15 +26,15 @@ class Job(Launchers):
     def __init__(self) -> None:
         super().__init__()
         self.reports: list[LossReport] = []
-        self.first, self.rank, _ = self.start("first", serves=True)
-        self.second, self.other, _ = self.start("second")
+        self.first, self.rank, _ = self.take_part("first", serves=True)
+        self.second, self.other, _ = self.take_part("second")
         turn_until(self.loop, lambda: self.rank.rosters and self.other.rosters)
-        for session in self.sessions:
-            session.planned(None)
+        for launched in self.launched:
+            launched.session.planned(None)
         turn_until(self.loop, self._are_running)
 
     def _are_running(self) -> bool:
-        known = [session._member for session in self.sessions]
+        known = [launched.session._member for launched in self.launched]
         return all(one is not None and one.phase == member.RUNNING for one in known)
 
     def kill(self, session: Session) -> LossReport:
@@ -42,7 +42,6 @@ class Job(Launchers):
         target = session._connected_to
         assert target is not None
         session.close()
-        self.sessions.remove(session)
         report = session.loss_report(self.loop, target)
         assert isinstance(report, LossReport)
         self.reports.append(report)
@@ -54,11 +53,9 @@ def job() -> Iterator[Job]:
     """Return a job that is closed after the test."""
     made = Job()
     yield made
-    for session in made.sessions:
-        session.close()
     for report in made.reports:
         report.close()
-    made.loop.close()
+    made.close()
 
 
 def test_the_coordinator_hears_that_a_launcher_was_killed_and_then_that_no_rank_is_left(
