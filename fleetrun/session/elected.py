@@ -12,6 +12,7 @@ from fleetrun.session.callers import Callers
 from fleetrun.session.dialer import Target
 from fleetrun.session.driver import RendezvousEndpoint, Session
 from fleetrun.session.election import Election
+from fleetrun.session.jobrecord import StoreAddress
 from fleetrun.session.jobstore import JobStore
 from fleetrun.session.loss import PlaceRelease
 
@@ -57,13 +58,9 @@ class ElectedSession(Session):
         self._own = own_addresses
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         self._where = " or ".join(str(Target(*server)) for server in endpoints)
-        self._store = JobStore(
-            endpoints,
-            endpoint.job_id,
-            timeout_s=max(timeout_s, _LEAST_TIMEOUT_S),
-            is_secure=is_secure,
-            waiting=self._share,
-        )
+        timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
+        address = StoreAddress(tuple(endpoints), endpoint.job_id, timeout_s, is_secure)
+        self._store = JobStore(address, self._share)
         self._election = Election(self.config, launcher, self._store, self._share, self)
         self._called: LeaderRecord | None = None
         # The roster that etcd is storing, and the messages that wait for that.

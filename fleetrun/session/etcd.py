@@ -18,6 +18,8 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fleetrun.session.jobrecord import StoreAddress
+
 _AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 # In bytes; a record of thousands of hosts is smaller.
 _LONGEST = 16 * 1024 * 1024
@@ -45,26 +47,16 @@ class Seen(NamedTuple):
 
 
 class Client:
-    """Asks the members of etcd at ENDPOINTS about job NAME, over TLS if IS_SECURE.
+    """Asks the etcd at ADDRESS about a job."""
 
-    Each answer is awaited for TIMEOUT_S seconds.
-    """
-
-    def __init__(
-        self,
-        endpoints: Sequence[tuple[str, int]],
-        name: str,
-        *,
-        timeout_s: float,
-        is_secure: bool = False,
-    ) -> None:
-        self.endpoints = list(endpoints)
-        self._timeout_s = timeout_s
-        self._is_secure = is_secure
+    def __init__(self, address: StoreAddress) -> None:
+        self.endpoints = list(address.endpoints)
+        self._timeout_s = address.timeout_s
+        self._is_secure = address.is_secure
         self._link: http.client.HTTPConnection | None = None
         self._local = ""
         # A job's name may contain any characters, and no job's keys may lie within another's.
-        folder = f"/fleetrun/{quote(name, safe='')}"
+        folder = f"/fleetrun/{quote(address.name, safe='')}"
         self._leader_key, self._record_key = f"{folder}/coordinator", f"{folder}/roster"
 
     # Requests -----------------------------------------------------------------------------------

@@ -19,6 +19,18 @@ def _check(*counts: int, names: tuple[str, ...]) -> None:
             raise ValueError(name[:80])
 
 
+class StoreAddress(NamedTuple):
+    """Where an etcd keeps job NAME: its members, asked in this order, over TLS if `is_secure`.
+
+    Each answer is awaited for `timeout_s` seconds.
+    """
+
+    endpoints: tuple[tuple[str, int], ...]
+    name: str
+    timeout_s: float
+    is_secure: bool = False
+
+
 class LeaderRecord(NamedTuple):
     """The launcher that coordinates the job, and its endpoint.
 

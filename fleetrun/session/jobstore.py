@@ -12,10 +12,11 @@ from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from fleetrun.run.isolation import CallResult
     from fleetrun.run.loop import Waiting
+    from fleetrun.session.jobrecord import StoreAddress
 
 
 class StoreAnswer(NamedTuple):
@@ -27,22 +28,11 @@ class StoreAnswer(NamedTuple):
 
 
 class JobStore:
-    """Asks etcd at ENDPOINTS about job NAME, one request at a time; over TLS if IS_SECURE."""
+    """Asks the etcd at ADDRESS about a job, one request at a time."""
 
-    def __init__(
-        self,
-        endpoints: Sequence[tuple[str, int]],
-        name: str,
-        *,
-        timeout_s: float,
-        waiting: Waiting,
-        is_secure: bool = False,
-    ) -> None:
+    def __init__(self, address: StoreAddress, waiting: Waiting) -> None:
         # The one that answered last is asked first.
-        self._endpoints = tuple(endpoints)
-        self._name = name
-        self._timeout_s = timeout_s
-        self._is_secure = is_secure
+        self._address = address
         self._waiting = waiting
         self._requests: deque[tuple[str, tuple[object, ...], Callable[[StoreAnswer], None]]] = (
             deque()
@@ -58,10 +48,7 @@ class JobStore:
 
     def elsewhere(self, waiting: Waiting) -> JobStore:
         """Return a store of the same etcd, for another process."""
-        endpoints, timeout_s, is_secure = self._endpoints, self._timeout_s, self._is_secure
-        return JobStore(
-            endpoints, self._name, timeout_s=timeout_s, waiting=waiting, is_secure=is_secure
-        )
+        return JobStore(self._address, waiting)
 
     def ask(self, done: Callable[[StoreAnswer], None], method: str, *values: object) -> None:
         """Call METHOD of the client; DONE is called with the answer, from the loop."""
@@ -74,9 +61,7 @@ class JobStore:
         from fleetrun.session import etcd  # slow to import
 
         method, values, _ = self._requests[0]
-        client = etcd.Client(
-            self._endpoints, self._name, timeout_s=self._timeout_s, is_secure=self._is_secure
-        )
+        client = etcd.Client(self._address)
         # Taken before it is sent: a lease is renewed no earlier than this.
         self._asked_at = time.monotonic()
         try:
@@ -92,7 +77,8 @@ class JobStore:
         self._call = None
         value, trouble = None, result.trouble
         if not trouble:
-            value, trouble, self._endpoints = cast("tuple[Any, str, tuple[Any, ...]]", result.value)
+            value, trouble, members = cast("tuple[Any, str, tuple[Any, ...]]", result.value)
+            self._address = self._address._replace(endpoints=members)
         self._end(value, trouble)
 
     def _end(self, value: object, trouble: str) -> None:

@@ -16,6 +16,7 @@ from wire import turn_until
 
 from fleetrun.run.loop import Loop
 from fleetrun.session.etcd import Client, RefusedError, UnreachableError
+from fleetrun.session.jobrecord import StoreAddress
 from fleetrun.session.jobstore import JobStore, StoreAnswer
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def client() -> Iterator[Callable[..., Client]]:
     """Return what makes clients of some members, for one test."""
     with ExitStack() as stack:
         yield lambda *members, name="job": stack.enter_context(
-            closing(Client(members, name, timeout_s=TIMEOUT_S))
+            closing(Client(StoreAddress(members, name, TIMEOUT_S)))
         )
 
 
@@ -99,7 +100,7 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
     endpoint: tuple[str, int],
 ) -> None:
     loop = Loop()
-    store = JobStore([endpoint], "another job", timeout_s=TIMEOUT_S, waiting=loop)
+    store = JobStore(StoreAddress((endpoint,), "another job", TIMEOUT_S), loop)
     answers: list[StoreAnswer] = []
     try:
         store.ask(answers.append, "campaign", "me", 60, 0)
@@ -108,12 +109,13 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
         assert [one.trouble for one in answers] == ["", ""]
         assert answers[1].value[:2] == ("me", answers[0].value[1])
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            store._endpoints = (silent.getsockname(),)
+            address = store._address
+            store._address = address._replace(endpoints=(silent.getsockname(),))
             store.ask(answers.append, "look")
             assert store._call is not None
             os.kill(store._call.pid, signal.SIGKILL)
             turn_until(loop, lambda: not store.is_busy)
-        store._endpoints = (endpoint,)
+        store._address = address
         assert answers[2].trouble == "the process that asks it was killed by SIGKILL"
         store.ask(answers.append, "renew", answers[0].value[0])
         turn_until(loop, lambda: not store.is_busy)
@@ -135,8 +137,8 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
         host, _, port = where.rpartition(":")
 
         def client(*, is_secure: bool = True) -> Client:
-            made = Client([(host, int(port))], "job", timeout_s=TIMEOUT_S, is_secure=is_secure)
-            return stack.enter_context(closing(made))
+            address = StoreAddress(((host, int(port)),), "job", TIMEOUT_S, is_secure)
+            return stack.enter_context(closing(Client(address)))
 
         monkeypatch.delenv("ETCDCTL_CACERT", raising=False)
         with pytest.raises(UnreachableError, match="for etcd with TLS give etcds://"):
