@@ -18,8 +18,6 @@ import etcds  # pyright: ignore[reportMissingImports] - it is in tests
 from chaos_hosts import HEARTBEAT_TIMEOUT_S, KILL, TERM, Fault, HostsJob
 from chaos_job import Lost, await_
 
-etcd_missing = etcds.missing
-
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence

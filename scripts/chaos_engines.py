@@ -19,22 +19,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos_hosts import GRACE_S, RANK
-from chaos_job import Lost, await_, marked
-from chaos_report import Result, report
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
 import lab  # pyright: ignore[reportMissingImports] - it is in tests
 import slurm  # pyright: ignore[reportMissingImports] - as above
 import sshd_hosts  # pyright: ignore[reportMissingImports] - as above
+from chaos_hosts import GRACE_S, RANK
+from chaos_job import Lost, await_, marked
+from chaos_report import Result, report
 from waiting import patient  # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Strike = Callable[["EngineJob"], Sequence[int]]
+
+ROOT = Path(__file__).parents[1]
 
 MARK = "CHAOS_MARK"
 TIMEOUT_S = 240.0
