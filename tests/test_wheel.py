@@ -130,3 +130,7 @@ def test_a_name_that_paddle_has_taken_is_noticed_and_given_back(installed: Insta
     subprocess.run(hint.split(), check=True)
     assert command.read_text() == ours
     assert "name back" not in installed.run("fleetrunx", "true").stderr
+    # `pip uninstall paddlepaddle` deletes it.
+    command.unlink()
+    found = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
+    assert found.stdout.count(hint) == 1

@@ -109,6 +109,8 @@ class Software(NamedTuple):
     # The file that `fleetrun exec --install` has written (empty: none), and whether it is ours.
     exec_file: str = ""
     is_exec_ours: bool = False
+    # Whether the environment has `fleetrunx` but no `fleetrun`, as after an uninstalled Paddle.
+    is_command_lost: bool = False
 
 
 class User(NamedTuple):

@@ -71,7 +71,9 @@ def _commands(software: Software) -> Iterator[Finding]:
             check,
             "there is none",
             "scripts that call `fleetrun` fail",
-            f'export PATH="{software.prefix}/bin:$PATH"  # or `{python} -m fleetrun`',
+            installed.mend(software.prefix)
+            if software.is_command_lost
+            else f'export PATH="{software.prefix}/bin:$PATH"  # or `{python} -m fleetrun`',
         )
         return
     first = commands[0]

@@ -68,6 +68,18 @@ def taken_command(prefix: str) -> str | None:
     return f"{folder}/fleetrun is Paddle's launcher now. To get the name back: {mend(prefix)}"
 
 
+def is_lost(prefix: str) -> bool:
+    """Whether the environment PREFIX has `fleetrunx` but no `fleetrun`.
+
+    `pip uninstall` of Paddle deletes the script of that name, whosever it is.
+    """
+    folder = os.path.join(prefix, "bin")
+    spare, command = (
+        os.path.exists(os.path.join(folder, name)) for name in ("fleetrunx", "fleetrun")
+    )
+    return spare and not command
+
+
 def mend(prefix: str) -> str:
     """Return the command that makes the `fleetrun` of the environment PREFIX ours again."""
     from shlex import quote  # hardly anybody needs it

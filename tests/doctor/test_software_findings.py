@@ -71,6 +71,15 @@ def test_what_is_not_well_is_the_one_finding(
     assert bad(judged(WELL._replace(**changed))) == [(check, level)]
 
 
+def test_a_command_that_was_uninstalled_with_paddle_is_copied_back() -> None:
+    (lost,) = (
+        finding
+        for finding in judged(WELL._replace(commands=(), is_command_lost=True))
+        if finding.level != OK
+    )
+    assert lost.fix == "cp /env/bin/fleetrunx /env/bin/fleetrun"
+
+
 def test_a_part_that_the_job_needs_and_paddle_lacks_is_an_error() -> None:
     build = BUILD._replace(parts={"gloo": True, "parameter servers": False})
     lacking = WELL._replace(build=build)

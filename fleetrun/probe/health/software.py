@@ -39,6 +39,7 @@ def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
         packages=tuple(map(str, installed.paddles(folders))),
         exec_file=exec_file,
         is_exec_ours=is_exec_ours,
+        is_command_lost=installed.is_lost(sys.prefix),
     )
 
 
