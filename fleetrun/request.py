@@ -195,10 +195,13 @@ def _targets() -> dict[str, Option]:
 
 
 def _is_blank(given: RawOption, notes: list[str]) -> bool:
-    """Whether GIVEN is empty, as `--ips=$UNSET` is; if so, add a remark to NOTES."""
+    """Whether GIVEN is empty, as `--ips=$UNSET` is; add a remark to NOTES if it or an entry is."""
     blank = given.option.kind in ("text", "list") and not given.raw.strip()
     if blank:
         notes.append(f"{given.typed} is empty and counts as not given.")
+    elif given.option.kind == "list" and not all(map(str.strip, given.raw.split(","))):
+        # As `--ips=$A,$B` with an unset variable is; the job would be smaller than meant.
+        notes.append(f"{given.typed}={given.raw} has an empty entry, which counts as not given.")
     return blank
 
 
@@ -422,6 +425,7 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
     elif count > 1 and not ips and not is_cloud:
         has_address = any(chosen[name].value for name in ("host", "network"))
         _check_meeting(master, nnodes.given, has_address=has_address)
+        _check_rank(chosen["rank"], count + (chosen["spares"].of(int) or 0))
     if master.given.source == "command line" and count == 1:
         notes.append(f"{master.given.typed} has no effect: the job is on one host.")
     is_alone = count == 1 and not is_cloud
@@ -544,6 +548,11 @@ def _bounds(given: RawOption) -> tuple[int, int]:
     if colon and int(high) < int(low):
         raise UsageError(given.blame("give the smaller number of hosts first."))
     return int(low), int(high if colon else low)
+
+
+def _check_rank(resolved: ResolvedOption, hosts: int) -> None:
+    if (resolved.of(int) or 0) >= hosts:
+        raise UsageError(resolved.given.blame(f"the job has {hosts} hosts, 0 to {hosts - 1}."))
 
 
 def _rank(resolved: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | None:

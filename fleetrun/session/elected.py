@@ -101,7 +101,10 @@ class ElectedSession(Session):
         if self.is_connected or self._election.leader is not None:
             return super().missing()
         trouble = self._election.trouble
-        return f"etcd ({trouble})" if trouble else f"a coordinator that etcd at {self._where} knows"
+        if trouble:
+            return f"etcd ({trouble})"
+        etcd = f"etcd at {self._where}"
+        return f"a coordinator that {etcd} knows" if self._election.has_answered else etcd
 
     def _quit(self, failure: Failure | None) -> None:
         coordinator, election = self._coordinator, self._election

@@ -96,6 +96,7 @@ class Election:
         self._session = session
         # Why etcd does not answer.
         self.trouble = ""
+        self.has_answered = False
         self.leader: LeaderRecord | None = None
         self.is_leading = False
         self.renewed_at = 0.0
@@ -174,6 +175,7 @@ class Election:
     def _looked(self, answer: StoreAnswer) -> None:
         self._is_looking = False
         self.trouble = answer.trouble
+        self.has_answered = self.has_answered or not answer.trouble
         if not self._is_seeking or self._leaves_until is not None:
             return
         self._look_later()

@@ -266,6 +266,9 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _unanswered(self) -> None:
         """Give up: at once without a coordinator, otherwise if it stays silent."""
+        if self._fault is not None:
+            self._refuse(self._fault)
+            return
         waited = f"{self._session.config.rdzv_timeout_s:g} s"
         if not self._session.is_connected:
             self._refuse(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import ports
@@ -128,6 +129,15 @@ def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert done.code == 4
     assert f"127.0.0.1:{port}" in done.said
     assert "did not answer within 1 s" in done.said
+
+
+def test_an_etcd_that_says_nothing_is_not_said_to_know_anybody(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        where = f"127.0.0.1:{mute.getsockname()[1]}"
+        options = ("--nnodes=2", f"--master=etcd://{where}", "--rdzv_timeout=0.5")
+        done = Command(tmp_path, "exit 0", *options).run()
+    assert done.code == 4
+    assert f"Etcd at {where} did not answer within 0.5 s." in done.said
 
 
 # What a training process writes, here by a shell: on the second host a field has no effect.

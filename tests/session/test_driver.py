@@ -10,6 +10,7 @@ from launchers import CONFIG, HERE, Launchers
 from wire import turn_until
 
 from fleetrun.run.events import Failure
+from fleetrun.session.connection import HUNG_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,10 @@ def test_who_leaves_when_nobody_is_there_to_hear_it_ends_at_once(launchers: Laun
 
 def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) -> None:
     session, _, said = launchers.take_part("first", serves=True)
+    session._caller_refused("10.0.1.0", HUNG_UP)
+    assert said[-1].endswith(
+        "refused: it hung up, as a fleetrun with another token or another --job_id does."
+    )
     for number in range(100):
         session._caller_refused(f"10.0.1.{number}", "has another token")
     assert len(said) == 32

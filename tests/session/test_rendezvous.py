@@ -35,11 +35,12 @@ def rendezvous(
     warm: Callable[[], IsolatedCall] | None = None,
     *,
     hook: Callable[[], IsolatedCall] | None = None,
+    offer: Callable[[int], JoinRequest] = lambda _: BARE,
 ) -> Rendezvous:
     """Make the gathering of a host that offers nothing, with the session TOLD."""
     return Rendezvous(
         cast("Session", told),
-        offer=lambda _: BARE,
+        offer=offer,
         bare=BARE,
         plan=plan,
         redact=lambda text: text.replace("hunter2", "***"),
@@ -67,10 +68,15 @@ class Told:
     def open(self, waiting: object) -> None:
         """Open nothing."""
 
-    def join(self, request: JoinRequest) -> None:
+    def join(self, request: JoinRequest, _fault: Failure | None = None) -> None:
         """Take note."""
         self.offers += 1
         self.troubles.append(request.trouble)
+
+    is_connected = has_told_all = False
+
+    def flush(self) -> None:
+        """Write nothing."""
 
     def missing(self) -> str:
         """Name what is waited for."""
@@ -97,6 +103,21 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
     assert failure.what.startswith("None of node, node,")
     for message in (Stopped(0, failure), Leave(failure)):
         assert CODEC.read(CODEC.write(message)) == message
+
+
+def test_a_host_with_a_fault_ends_with_it_if_nobody_comes() -> None:
+    fault, answers = EnvironmentFault("Port 6070 is taken."), []
+
+    def offer(_: int) -> JoinRequest:
+        raise fault
+
+    told, loop = Told(), Loop()
+    told.config = RendezvousConfig(2, 2, rdzv_timeout_s=0.01)
+    gathering = rendezvous(told, lambda _: cast("LaunchPlan", ()), offer=offer)
+    gathering.begin(0, loop, answers.append)
+    turn_until(loop, lambda: bool(answers))
+    loop.close()
+    assert answers == [fault]
 
 
 def test_a_wait_names_the_timeout_that_counts() -> None:
