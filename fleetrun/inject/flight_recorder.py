@@ -7,6 +7,7 @@ stopped there.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import json
@@ -30,10 +31,10 @@ _VARIABLE = "FLEETRUN_FLIGHT_RECORDER"
 _WHAT = "the flight recorder"
 MAGIC = b"FLTRING1"
 # The header: magic, slots, channels, bytes of the table, its bytes in use, state, pid, restart,
-# rank.
-HEADER = struct.Struct("<8s8I")
-_USED, _STATE = struct.Struct("<I"), struct.Struct("<I")
-_USED_AT, _STATE_AT = 20, 24
+# rank, when the tasks of a device were last asked whether they are done.
+HEADER = struct.Struct("<8s8IQ")
+_USED, _STATE, _SETTLED = struct.Struct("<I"), struct.Struct("<I"), struct.Struct("<Q")
+_USED_AT, _STATE_AT, _SETTLED_AT = 20, 24, 40
 HEADER_BYTES = 64
 RECORDING, FAILED = 0, 1
 # The last sequence number of each channel.
@@ -42,6 +43,7 @@ _HEAD = struct.Struct("<Q")
 # dtype, dimensions, state, peer, shape. Times are nanoseconds of the wall clock.
 SLOT = struct.Struct("<QQQQqIHHBBHi6I")
 _NUMBER, _DONE, _OUTCOME = struct.Struct("<Q"), struct.Struct("<Q"), struct.Struct("<H")
+_NUMBER_DONE = struct.Struct("<Q16xQ")
 _DONE_AT, _OUTCOME_AT = 24, 50
 # The state of a collective: the caller waits, it runs on a device, or it has raised.
 BLOCKING, ASYNCHRONOUS, RAISED = 0, 1, 2
@@ -49,6 +51,8 @@ SLOTS, CHANNELS, TABLE_BYTES = 1024, 512, 64 * 1024
 _MOST_DIMENSIONS, _LARGEST = 6, 2**32 - 1
 # The most device tasks that are not known to be done.
 _MOST_PENDING = 64
+# How often a thread asks for them while the rank calls no collective.
+_PERIOD_S = 1.0
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
 _OURS = os.path.dirname(os.path.abspath(__file__))
 
@@ -112,7 +116,7 @@ class Ring:
             self.memory = mmap.mmap(fd, size)
             header = (MAGIC, SLOTS, CHANNELS, TABLE_BYTES, 0, RECORDING, os.getpid())
             restart, rank = (_number(f"PADDLE_{name}") for name in ("RESTART_COUNT", "TRAINER_ID"))
-            HEADER.pack_into(self.memory, 0, *header, restart, rank)
+            HEADER.pack_into(self.memory, 0, *header, restart, rank, 0)
             os.replace(draft, path)
         except BaseException:
             os.unlink(draft)
@@ -164,9 +168,9 @@ class Ring:
         return number
 
     def end(self, number: int) -> None:
-        """Record that NUMBER is done, if it is still in the ring."""
+        """Record that NUMBER is done, if it is still in the ring and not known to be done."""
         at = self._slots_at + number % SLOTS * SLOT.size
-        if _NUMBER.unpack_from(self.memory, at)[0] == number:
+        if _NUMBER_DONE.unpack_from(self.memory, at) == (number, 0):
             _DONE.pack_into(self.memory, at + _DONE_AT, time.time_ns())
 
     def mark(self, number: int, outcome: int) -> None:
@@ -174,6 +178,10 @@ class Ring:
         at = self._slots_at + number % SLOTS * SLOT.size
         if _NUMBER.unpack_from(self.memory, at)[0] == number:
             _OUTCOME.pack_into(self.memory, at + _OUTCOME_AT, outcome)
+
+    def settled(self, at_ns: int) -> None:
+        """Record that what is open was not done AT_NS."""
+        _SETTLED.pack_into(self.memory, _SETTLED_AT, at_ns)
 
     def fail(self) -> None:
         """Record that nothing follows, whatever the rank does."""
@@ -216,6 +224,8 @@ class FlightRecorder:
         self._dtypes: dict[Any, tuple[int, int]] = {}
         self._is_library: dict[str, bool] = {}
         self._pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
+        self._settling: threading.Thread | None = None
+        self._has_ended = threading.Event()
         self.is_on = True
 
     def leave(self) -> None:
@@ -283,6 +293,8 @@ class FlightRecorder:
             self._ring.end(number)
         else:
             self._pending.append((number, task))
+            if self._settling is None:
+                self._settle_periodically()
 
     def raised(self, number: int) -> None:
         """Record that the call NUMBER has raised."""
@@ -294,6 +306,35 @@ class FlightRecorder:
         pending, ring = self._pending, self._ring
         while pending and ring is not None and pending[0][1].is_completed():
             ring.end(pending.popleft()[0])
+
+    def settle_all(self) -> None:
+        """Record which tasks are done, and that the others were not, from another thread.
+
+        Otherwise a rank that calls nothing more would seem to wait for all that it has called.
+        """
+        ring, at_ns = self._ring, time.time_ns()
+        for number, task in tuple(self._pending):
+            if ring is not None and self.is_on and task.is_completed():
+                ring.end(number)
+        if ring is not None and self.is_on:
+            ring.settled(at_ns)
+
+    def _settle_periodically(self) -> None:
+        settle = _watching(self, self.settle_all)
+
+        def run() -> None:
+            while self.is_on and not self._has_ended.wait(_PERIOD_S):
+                settle()
+
+        # No task may be asked when its device has been shut down.
+        atexit.register(self._stop_settling)
+        self._settling = threading.Thread(target=run, name="fleetrun-collectives", daemon=True)
+        self._settling.start()
+
+    def _stop_settling(self) -> None:
+        self._has_ended.set()
+        assert self._settling is not None
+        self._settling.join(_PERIOD_S)
 
     def _name_dtype(self, tensor: Any) -> tuple[int, int]:
         assert self._ring is not None

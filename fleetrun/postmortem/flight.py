@@ -34,6 +34,8 @@ _OTHER = {"send": "recv", "recv": "send"}
 _WAY = {"send": "to", "recv": "from"}
 # In a running job, a collective that is open for longer is reported.
 LATE_S = 2.0
+# An asynchronous collective that a rank finds open this long after its call keeps it waiting.
+_SETTLED_S = 0.5
 # The most findings of one kind.
 _MOST = 4
 
@@ -69,6 +71,8 @@ class _OpenCollective(NamedTuple):
     rank: int
     collective: Collective
     missing: tuple[int, ...]
+    # Whether its rank waits: an asynchronous one that all have entered may be done.
+    holds_up: bool = True
 
 
 def verdict(
@@ -89,7 +93,7 @@ def verdict(
     desync = desyncs(known, job)
     if desync:
         return desync
-    waits = [wait for rank in sorted(known) for wait in _waits(rank, known, until)]
+    waits = _waits(known, until)
     culprits = _culprits(waits)
     if culprits:
         return tuple(_missing(rank, waits, job) for rank in culprits[:_MOST])
@@ -191,19 +195,34 @@ def _at(call: Collective) -> str:
 # Waits -----------------------------------------------------------------------------------------
 
 
-def _waits(
-    rank: int, records: Mapping[int, FlightRecord], until: float
-) -> Iterator[_OpenCollective]:
-    """Yield the oldest open collective of each channel of RANK."""
-    channels: set[CollectiveChannel] = set()
-    for collective in records[rank].collectives:
-        if (
-            collective.is_open
-            and collective.channel not in channels
-            and collective.issued_at <= until
-        ):
-            channels.add(collective.channel)
-            yield _OpenCollective(rank, collective, tuple(_absent(rank, collective, records)))
+def _waits(records: Mapping[int, FlightRecord], until: float) -> list[_OpenCollective]:
+    """Return the oldest open collective of each channel of each rank.
+
+    Of asynchronous ones, which may be done, also the oldest that a rank has not entered.
+    """
+    stuck = {
+        (collective.channel, collective.sequence)
+        for record in records.values()
+        for collective in record.collectives
+        if collective.is_open and record.settled_at - collective.issued_at > _SETTLED_S
+    }
+    waits = []
+    for rank, record in sorted(records.items()):
+        seen: set[tuple[CollectiveChannel, bool]] = set()
+        for collective in record.collectives:
+            channel = collective.channel
+            if not collective.is_open or collective.issued_at > until or (channel, True) in seen:
+                continue
+            missing = tuple(_absent(rank, collective, records))
+            if (channel, bool(missing)) not in seen:
+                seen.add((channel, bool(missing)))
+                holds_up = (
+                    bool(missing)
+                    or collective.state == BLOCKING
+                    or (channel, collective.sequence) in stuck
+                )
+                waits.append(_OpenCollective(rank, collective, missing, holds_up))
+    return waits
 
 
 def _absent(
@@ -222,7 +241,7 @@ def _absent(
 
 def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
     """Return the ranks that are awaited and wait for nobody, longest awaited first."""
-    waiting = {wait.rank for wait in waits if _holds_up(wait)}
+    waiting = {wait.rank for wait in waits if wait.holds_up}
     since: dict[int, float] = {}
     for wait in waits:
         for member in wait.missing:
@@ -230,11 +249,6 @@ def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
                 known = since.get(member, wait.collective.issued_at)
                 since[member] = min(known, wait.collective.issued_at)
     return sorted(since, key=lambda rank: (since[rank], rank))
-
-
-def _holds_up(wait: _OpenCollective) -> bool:
-    """Whether its rank waits: an asynchronous one that all have entered holds nothing up."""
-    return bool(wait.missing) or wait.collective.state == BLOCKING
 
 
 def waiting(
@@ -245,13 +259,11 @@ def waiting(
     A collective that was issued after UNTIL may be in progress.
     """
     known = {rank: record for rank, record in records.items() if not record.has_failed}
-    waiting = {}
-    for rank in known:
-        waits = [wait for wait in _waits(rank, known, until) if _holds_up(wait)]
-        if waits:
-            first = min(waits, key=lambda wait: wait.collective.issued_at)
-            waiting[rank] = first.collective, first.missing
-    return waiting
+    waiting: dict[int, tuple[Collective, tuple[int, ...]]] = {}
+    for wait in sorted(_waits(known, until), key=lambda wait: wait.collective.issued_at):
+        if wait.holds_up:
+            waiting.setdefault(wait.rank, (wait.collective, wait.missing))
+    return dict(sorted(waiting.items()))
 
 
 def _missing(rank: int, waits: Sequence[_OpenCollective], job: JobRanks) -> FlightFinding:
@@ -370,7 +382,7 @@ def _unfinished(
     entered = [wait for wait in waits if not wait.missing and _all_known(wait, records)]
     if not entered:
         return ()
-    first, waiting_ranks = _oldest(entered)
+    first, waiting_ranks = _oldest([wait for wait in entered if wait.holds_up] or entered)
     verb = "waits" if len(waiting_ranks) == 1 else "wait"
     text = (
         f"all its ranks have entered {_named(first, job)}, and {_who(waiting_ranks, job)} {verb} "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MAGIC = b"FLTRING1"
-HEADER = struct.Struct("<8s8I")
+HEADER = struct.Struct("<8s8IQ")
 HEADER_BYTES = 64
 SLOT = struct.Struct("<QQQQqIHHBBHi6I")
 RECORDING = 0
@@ -85,6 +85,9 @@ class FlightRecord(NamedTuple):
     last: Mapping[CollectiveChannel, int] = {}
     # Whether the recorder has failed, so that the rank may be anywhere.
     has_failed: bool = False
+    # When the rank last looked which of its asynchronous collectives are done (wall clock); 0:
+    # never.
+    settled_at: float = 0.0
 
 
 def read(path: str, restart: int) -> FlightRecord | None:
@@ -109,7 +112,9 @@ def parse(ring: bytes | None) -> FlightRecord | None:
     """Return the record in RING; None if it is no ring."""
     if ring is None or len(ring) < HEADER_BYTES:
         return None
-    magic, slots, channels, table_bytes, used, state, pid, restart, rank = HEADER.unpack_from(ring)
+    magic, slots, channels, table_bytes, used, state, pid, restart, rank, settled = (
+        HEADER.unpack_from(ring)
+    )
     table_at = HEADER_BYTES + 8 * channels
     slots_at = table_at + table_bytes
     if magic != MAGIC or len(ring) < slots_at + slots * SLOT.size or not slots:
@@ -122,8 +127,27 @@ def parse(ring: bytes | None) -> FlightRecord | None:
         for place, fields in enumerate(SLOT.iter_unpack(ring[slots_at:][: slots * SLOT.size]))
         if fields[0] and fields[0] % slots == place
     )
-    collectives = tuple(names.collectives(slots_in_order))
-    return FlightRecord(rank, pid, restart, collectives, last, has_failed=state != RECORDING)
+    return FlightRecord(
+        rank=rank,
+        pid=pid,
+        restart=restart,
+        collectives=_in_order(list(names.collectives(slots_in_order))),
+        last=last,
+        has_failed=state != RECORDING,
+        settled_at=settled / _NS,
+    )
+
+
+def _in_order(collectives: list[Collective]) -> tuple[Collective, ...]:
+    """Return COLLECTIVES, done where a later one of the channel is: a device runs them in order."""
+    done: dict[CollectiveChannel, float] = {}
+    for place in reversed(range(len(collectives))):
+        collective = collectives[place]
+        if collective.done_at is not None:
+            done[collective.channel] = collective.done_at
+        elif collective.state == ASYNCHRONOUS and collective.channel in done:
+            collectives[place] = collective._replace(done_at=done[collective.channel])
+    return tuple(collectives)
 
 
 class _Names:

@@ -58,13 +58,8 @@ class FlightRecords:
 
     def _look(self) -> None:
         self._wait()
-        own = self._here()
-        # Without names, which would need all records to be read.
-        if flight.desyncs({**self._received, **own}, flight.JobRanks(0)):
-            # A record that was being written when it was read may have made no sense.
-            self._compare()
         now = time.time()
-        for rank, record in own.items():
+        for rank, record in self.look().items():
             late = next(
                 (collective for collective in record.collectives if collective.is_open), None
             )
@@ -73,6 +68,15 @@ class FlightRecords:
                 if self._sent.get(rank) != mark:
                     self._sent[rank] = mark
                     self._send(rank)
+
+    def look(self) -> Mapping[int, FlightRecord]:
+        """Report ranks that have called different collectives; return the records of this host."""
+        own = self._here()
+        # Without names, which would need all records to be read.
+        if flight.desyncs({**self._received, **own}, flight.JobRanks(0)):
+            # A record that was being written when it was read may have made no sense.
+            self._compare()
+        return own
 
     def send(self) -> None:
         """Send the records of this host's ranks to the coordinator's host, if that is another."""

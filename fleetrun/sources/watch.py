@@ -57,6 +57,7 @@ class _Rank:
         "_sizes",
         "heartbeat",
         "is_looked_inside",
+        "is_seen_inside",
         "pid",
         "since_ns",
         "started_at",
@@ -65,7 +66,7 @@ class _Rank:
     def __init__(self, pid: int, logs: Sequence[str], heartbeat: str, since_ns: int) -> None:
         self.pid = pid
         self.started_at = time.monotonic()
-        self.is_looked_inside = False
+        self.is_looked_inside = self.is_seen_inside = False
         self.heartbeat = heartbeat
         self.since_ns = since_ns
         self._sizes = dict.fromkeys(logs, 0)
@@ -180,7 +181,7 @@ class Watch(Source):
                 beats = spec.env.get(variables.HEARTBEAT, "")
                 self._ranks[process] = _Rank(pid, logs, beats, self._since_ns)
             case Exited(process=process):
-                self._ranks.pop(process, None)
+                self._forget(process)
             case SignalAll() if happening.ends_ranks:
                 self._end()
             case Finished():
@@ -198,6 +199,12 @@ class Watch(Source):
         """Take over the processes of a generation, and the query for their GPUs."""
         self._labels = [names.label(spec) for spec in plan.processes]
         self._ask_gpus = self._gpus()
+
+    def _forget(self, process: int) -> None:
+        self._ranks.pop(process, None)
+        if not self._ranks and not self._is_ending and self._records is not None:
+            # A device may pair calls that differ, so that the job goes on.
+            self._records.look()
 
     def _begin_again(self) -> None:
         self._is_ending = False
@@ -338,10 +345,15 @@ class Watch(Source):
             if rank.is_looked_inside or now < rank.started_at + _LOADED_S:
                 continue
             rank.is_looked_inside = True
-            if proc.is_python(rank.pid) and not proc.catches(rank.pid, STACK_SIGNAL):
+            rank.is_seen_inside = proc.catches(rank.pid, STACK_SIGNAL)
+            if proc.is_python(rank.pid):
                 self._say_unseen((process,))
 
-    def _say_unseen(self, processes: tuple[int, ...]) -> None:
+    def _say_unseen(self, processes: Sequence[int]) -> None:
+        # An interpreter that ends has no stack any more.
+        processes = tuple(
+            process for process in processes if not self._ranks[process].is_seen_inside
+        )
         if processes and not self._has_said_unseen:
             self._has_said_unseen = True
             labels = names.listed([self._labels[process] for process in processes])
@@ -363,7 +375,7 @@ class Watch(Source):
             self._remove_samples()
             if self._clock is not None and texts.keys() == self._ranks.keys():
                 seen = {process: places.of_processes(text) for process, text in texts.items()}
-                self._say_unseen(tuple(process for process in sorted(seen) if not seen[process]))
+                self._say_unseen([process for process in sorted(seen) if not seen[process]])
                 stacks = {pid: stack for by_pid in seen.values() for pid, stack in by_pid.items()}
                 self._clock.see_stacks(stacks, time.monotonic())
             after, self._after_sample = self._after_sample, None

@@ -11,6 +11,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import until
 
 from fleetrun.inject import border, flight_recorder
 from fleetrun.inject.flight_recorder import FlightRecorder
@@ -131,6 +132,24 @@ def test_what_runs_on_a_device_is_done_when_its_task_is(tmp_path: Path) -> None:
     assert {one.state for one in seen(tmp_path).collectives} == {ASYNCHRONOUS}
 
 
+def test_a_rank_that_calls_nothing_more_still_records_what_its_device_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "_PERIOD_S", 0.001)
+    group, other = process_group("XCCL"), process_group("XCCL")
+    recorder(tmp_path, group, other)
+    other.all_reduce(Tensor(1), "ReduceOp.SUM", False)
+    first, second = (group.all_reduce(Tensor(1), "ReduceOp.SUM", False) for _ in range(2))
+    assert seen(tmp_path).collectives[0].is_open
+    second.is_done = True
+    until(lambda: not seen(tmp_path).collectives[2].is_open)
+    # A device runs those of one group in order.
+    assert [one.is_open for one in seen(tmp_path).collectives] == [True, False, False]
+    assert not first.is_done
+    called_at = seen(tmp_path).collectives[2].issued_at
+    until(lambda: seen(tmp_path).settled_at > called_at)
+
+
 def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     tmp_path: Path,
 ) -> None:
@@ -228,7 +247,7 @@ def test_a_folder_that_takes_no_file_is_one_remark(
 def test_a_record_outlives_a_rank_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import os, sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
+sys.path[:0] = {[str(Path(__file__).parents[level]) for level in range(3)]!r}
 from pathlib import Path
 import test_flight_recorder as ours
 group = ours.process_group()

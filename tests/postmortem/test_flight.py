@@ -276,6 +276,44 @@ def test_what_runs_on_a_device_does_not_excuse_a_rank_that_sleeps() -> None:
     assert [one.ranks for one in flight.verdict(records, JobRanks(2))] == [(1,)]
 
 
+def asked(
+    record: FlightRecord, done: dict[int, float | None], *, settled_at: float = 0.0
+) -> FlightRecord:
+    """Return RECORD whose device was last asked at SETTLED_AT; DONE has what is known by place."""
+    collectives = tuple(
+        one._replace(done_at=done.get(place, one.done_at))
+        for place, one in enumerate(record.collectives)
+    )
+    return record._replace(collectives=collectives, settled_at=settled_at)
+
+
+@given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
+def test_what_is_not_known_to_be_done_hides_no_rank_that_stops(seed: int, ranks: int) -> None:
+    draw = random.Random(seed)
+    scripts = scripts_of(draw, ranks)
+    culprit = draw.randrange(ranks)
+    del scripts[culprit][draw.randrange(len(scripts[culprit])) :]
+    records = {
+        rank: asked(record, dict.fromkeys(range(draw.randint(0, 99), 99)))
+        for rank, record in play(scripts, is_blocking=False).items()
+    }
+    found = flight.verdict(records, JobRanks(ranks))
+    assert [(one.kind, one.ranks) for one in found] == [(MISSING, (culprit,))]
+
+
+def test_a_device_that_hangs_is_no_rank_though_others_have_called_more() -> None:
+    records = play({0: [SUM, SUM], 1: [SUM]}, is_blocking=False)
+    records[0] = asked(records[0], {0: None}, settled_at=9.0)
+    # Rank 1 waits in its interpreter, so that no thread of it can ask.
+    records[1] = asked(records[1], {0: None})
+    (found,) = flight.verdict(records, JobRanks(2))
+    assert (found.kind, found.ranks) == (UNFINISHED, ())
+    assert "all_reduce 1 of all ranks" in found.text
+    # Where the others have done it, its own device does not excuse it.
+    done = records | {0: asked(records[0], {0: 3.0}, settled_at=9.0)}
+    assert [one.ranks for one in flight.verdict(done, JobRanks(2))] == [(1,)]
+
+
 def test_in_a_job_that_runs_nobody_is_late_for_what_has_just_begun() -> None:
     records = play({0: [SUM, SUM], 1: [SUM]})
     called = records[0].collectives[-1].issued_at

@@ -10,15 +10,19 @@ import plans
 from timers import Timers
 
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
+from fleetrun.model import ExitStatus, Rules
+from fleetrun.run.events import Exited, Started
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
 from fleetrun.sources.flightrecords import FlightRecords
+from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
+    from fleetrun.model import ProcessSpec
     from fleetrun.run.events import RunWarning
 
 TEXT = "ank 0 called all_reduce where rank 1 called broadcast: collective 1 of all ranks"
@@ -81,3 +85,25 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     assert SITE.sub("", finding.text) == f"r{TEXT}"
     hosts[0].restart()
     assert hosts[0].verdict({}) == ()
+
+
+def test_ranks_that_differ_are_named_though_they_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plans.plan(per_node=2, cwd=str(tmp_path), run_dir=".")
+    specs: list[ProcessSpec] = []
+    for spec, operation in zip(plan.processes, ("all_reduce", "broadcast"), strict=True):
+        ring = tmp_path / f"collectives.{len(specs)}"
+        record(ring, operation, monkeypatch, len(specs))
+        env = {**spec.env, "FLEETRUN_FLIGHT_RECORDER": str(ring)}
+        specs.append(spec._replace(env=env))
+    said: list[str] = []
+    plan = plan._replace(processes=tuple(specs), rules=Rules(hang_timeout_s=60.0))
+    watch = Watch(plans.job(plan, log=lambda text: said.append(SITE.sub("", text))))
+    watch.open(Timers(), lambda _: None)
+    for number in range(2):
+        watch.on_event(Started(number, f"rank {number}", 100 + number, 1.0))
+    for number in range(2):
+        assert said == []
+        watch.on_event(Exited(number, f"rank {number}", ExitStatus(0), 2.0))
+    assert said == [f"R{TEXT}."]

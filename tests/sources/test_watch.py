@@ -130,6 +130,15 @@ def test_s63_the_rank_that_does_the_opposite_is_named_and_left_alone(
     assert all(child.poll() is None for child in here.children)
 
 
+def test_a_rank_whose_interpreter_ends_was_watched_from_inside(room: Callable[..., Room]) -> None:
+    here = room(IDLE, IDLE, hang_timeout_s=60.0)
+    here.watch._ranks[0].is_seen_inside = True
+    here.watch._say_unseen([0])
+    assert here.said == []
+    here.watch._say_unseen([0, 1])
+    assert here.said[0].startswith("Rank 1 cannot be watched from inside ")
+
+
 def test_s33_a_stopped_rank_is_told_once_and_once_that_it_goes_on(
     room: Callable[..., Room],
 ) -> None:
