@@ -362,7 +362,9 @@ class RunDirectory(Sink):
             return
         is_gone = not os.path.lexists(run_dir)
         if is_gone or (self._is_launch(earlier) and self._is_over(earlier)):
-            os.unlink(name, dir_fd=self._log_fd)
+            # Another launch in this folder may do the same at the same moment.
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._log_fd)
 
 
 def _join(folder: str, path: str) -> str:

@@ -58,7 +58,8 @@ def find(name: str) -> str:
     if os.path.isfile(name):
         return name
     if os.path.exists(name):
-        raise UsageError(f"{name} is a folder, not a strategy.")
+        kind = "a folder" if os.path.isdir(name) else "no regular file"
+        raise UsageError(f"{name} is {kind}, not a strategy.")
     presets = f"presets are {', '.join(PRESETS)}."
     hint = _suggest(name, PRESETS, presets)
     raise UsageError(f"there is no file {name}, nor a preset of that name{hint}")

@@ -194,6 +194,25 @@ def test_names_of_more_ranks_than_there_are_now_go(
     assert found == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
 
 
+def test_names_that_another_launch_removes_meanwhile_are_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(plan(tmp_path, "1", ranks=4))
+    os.utime(tmp_path / "log/runs/1" / names.LOCK, (0, 0))
+    later = begin(plan(tmp_path, "2", ranks=2))
+    unlink = os.unlink
+
+    def unlink_twice(path: str, *, dir_fd: int | None = None) -> None:
+        if path == "workerlog.2":
+            unlink(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink_twice)
+    later.close()
+    found = sorted(path.name for path in (tmp_path / "log").iterdir())
+    assert found == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
+
+
 def test_the_names_of_a_later_launch_stay(tmp_path: Path) -> None:
     first = begin(plan(tmp_path, "1", ranks=1))
     begin(plan(tmp_path, "2", ranks=3), log=lambda _: None).close()

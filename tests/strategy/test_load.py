@@ -266,6 +266,8 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"\xe9")
     with pytest.raises(UsageError, match="not UTF-8"):
         load.read(str(tmp_path / "latin.yaml"))
+    with pytest.raises(UsageError, match="/dev/null is no regular file, not a strategy"):
+        load.read("/dev/null")
 
 
 def test_an_installation_that_lacks_a_preset_says_so() -> None:
