@@ -66,6 +66,12 @@ def test_every_kind_of_check_is_named() -> None:
     assert sum(name.startswith("static ") for name in names) >= 12
 
 
+def test_a_paddle_that_does_not_tell_of_nccl_is_asked_all_the_same() -> None:
+    argv = [PYTHONS["2.6.2"], ROOT / "scripts" / "gpu_checks", "--cpu", "--only=^plain", "--list"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["plain dygraph", "plain static"], done.stderr
+
+
 def test_the_launcher_is_tried_without_paddle(tmp_path: Path) -> None:
     numbers = tmp_path / "seen.json"
     done = gpu_check(

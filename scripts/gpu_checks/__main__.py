@@ -138,7 +138,7 @@ def run(checks: list[Check], machine: Machine) -> Any:
                 result = check.run(machine, Path(folder) / str(number))
             took = time.monotonic() - started
             mark = {True: "as predicted", False: "NOT SO", None: "left out"}[result.is_right]
-            print(f"{mark:<13}{check.name:<44}{result.seen}  [{took:.0f} s]", flush=True)
+            print(f"{mark:<13}{check.name:<46}{result.seen}  [{took:.0f} s]", flush=True)
             if result.is_right is False:
                 print(f"{'':<13}predicted: {result.predicted}", flush=True)
             yield {"name": check.name, "seconds": round(took, 1), **result._asdict()}
