@@ -155,7 +155,8 @@ def fault(
     first, *others = result["numbers"]
     if any(each != first for each in others):
         return "the ranks differ"
-    told = [note for note in result["proof"]["notes"] if "differs from the versions" in note]
+    heads = ("lacks here what fleetrun needs", "differs from the versions")
+    told = [note for note in result["proof"]["notes"] if any(head in note for head in heads)]
     if bool(told) is not is_asked or any(
         not any(text in note for text in FALLBACKS.values()) for note in told
     ):

@@ -75,9 +75,11 @@ def sentence(clauses: Iterable[str]) -> str:
     """Return the sentence for the user that reports CLAUSES."""
     paddle = sys.modules.get("paddle")
     version = getattr(paddle, "__version__", "of unknown version")
-    known = ", ".join(TESTED)
-    differs = f"Paddle {version} differs from the versions that fleetrun knows ({known})"
-    return f"{differs}. {'; '.join(clauses)}."
+    lacks = f"Paddle {version} lacks here what fleetrun needs"
+    if version not in TESTED:
+        known = ", ".join(TESTED)
+        lacks = f"Paddle {version} differs from the versions that fleetrun knows ({known})"
+    return f"{lacks}. {'; '.join(clauses)}."
 
 
 def refusal(capability: str) -> str:
