@@ -66,7 +66,8 @@ def ring(rank: int, spans: list[tuple[float, float]]) -> bytes:
     """Make what a rank has recorded of all-reduces, from and until seconds; 0: not done."""
     names = [["group", 0, [[[0, 5]], 1, 0]], ["channel", 0, [0, "", 0]], ["operation", 0, "sum"]]
     table = "".join(f"{json.dumps(name)}\n" for name in names).encode()
-    head = flightfile.HEADER.pack(flightfile.MAGIC, 8, 1, len(table), len(table), 0, 1, 0, rank)
+    counts = 8, 1, len(table), len(table), 0, 1, 0, rank, 0
+    head = flightfile.HEADER.pack(flightfile.MAGIC, *counts)
     slots = [bytes(flightfile.SLOT.size)] * 8
     for number, (begin, end) in enumerate(spans, 1):
         times = (int(begin * 1e9), int(end * 1e9))
