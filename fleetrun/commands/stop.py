@@ -48,7 +48,7 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
 
 
 def meant(word: str | None, jobs: tuple[RunningJob, ...]) -> RunningJob:
-    """Return the job of FOUND that WORD names; one whose launcher was killed must be named.
+    """Return the job of JOBS that WORD names; one whose launcher was killed must be named.
 
     Its processes are killed without grace, and a shell that was opened in the job is one of them.
     """

@@ -152,7 +152,7 @@ def _listed(option: RawOption) -> list[str]:
 
 
 def _given(name: str, raw: str, value: SourcedValue | None) -> list[RawOption]:
-    """Return the option NAME with the text SAID."""
+    """Return the option NAME with the text RAW, which VALUE has set."""
     option = options.find(name)
     source = f"${value.source}" if value else "default"
     return [RawOption(option, raw, option.flag, source)]

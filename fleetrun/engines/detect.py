@@ -274,7 +274,7 @@ def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
 def _with_hosts(
     facts: Detected, row: ClusterRow, environ: Mapping[str, str], text: Callable[[str], str]
 ) -> Detected:
-    """Add the hosts that ROW names to FOUND."""
+    """Add the hosts that ROW names to FACTS."""
     facts = facts._replace(job=facts.job or _first(environ, row.job))
     for name, form in row.hosts:
         value = _first(environ, (name,))
@@ -286,7 +286,7 @@ def _with_hosts(
 
 
 def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the hosts that SAID names in FORM, each once, in the order of their first slot."""
+    """Return the hosts that VALUE names in FORM, each once, in the order of their first slot."""
     if form == "file":
         try:
             lines = text(value.value).splitlines()
@@ -308,7 +308,7 @@ def _names(value: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[
 
 
 def _with_numbers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
-    """Add the number of hosts and our index, by ROW, to FOUND."""
+    """Add the number of hosts and our index, by ROW, to FACTS."""
     nnodes = _first(environ, row.nnodes)
     if nnodes is not None:
         count = _number(nnodes, least=1)
@@ -325,7 +325,7 @@ def _with_numbers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]) 
 
 
 def _with_launchers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
-    """Add the number of processes that ROW's engine has started to FOUND."""
+    """Add the number of processes that ROW's engine has started to FACTS."""
     if row.is_alone:
         return facts._replace(launchers=1, here=1)
     tasks, here = _first(environ, row.tasks), _first(environ, row.tasks_here)
@@ -358,7 +358,7 @@ def _with_launchers(facts: Detected, row: ClusterRow, environ: Mapping[str, str]
 
 
 def _here(per_host: SourcedValue, node: int) -> int:
-    """Return the number of tasks of host NODE by EACH, such as `4(x2),1`."""
+    """Return the number of tasks of host NODE by PER_HOST, such as `4(x2),1`."""
     for part in per_host.value.split(","):
         count, _, times = part.partition("(x")
         repeated = _number(per_host._replace(value=times.rstrip(")")), least=1) if times else 1
@@ -369,7 +369,7 @@ def _here(per_host: SourcedValue, node: int) -> int:
 
 
 def _checked(facts: Detected) -> Detected:
-    """Return FOUND if its index is one of its hosts."""
+    """Return FACTS if their index is one of their hosts."""
     if facts.node is not None and facts.nnodes is not None and facts.node >= facts.nnodes:
         raise EnvironmentFault(
             f"{facts.node_from}, but {facts.nnodes_from} makes {counted(facts.nnodes, 'host')}: "
@@ -419,7 +419,7 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> SourcedValue |
 
 
 def _number(sourced: SourcedValue, least: int = 0) -> int:
-    """Return SAID as a number; EnvironmentFault if it is not one."""
+    """Return SOURCED as a number; EnvironmentFault if it is not one."""
     text = sourced.value
     if not (is_digits(text) and len(text) <= _DIGITS) or int(text) < least:
         raise EnvironmentFault(

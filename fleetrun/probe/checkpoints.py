@@ -61,7 +61,7 @@ def listed(folder: str) -> tuple[tuple[str, str], ...]:
 
 
 def agreed(folder: str, listings: Sequence[HostListing]) -> Checkpoints:
-    """Return the newest checkpoint that is complete on all hosts, from what each has LISTED.
+    """Return the newest checkpoint that is complete on all hosts, by their LISTINGS.
 
     Raises EnvironmentFault if it is not complete here, on a host that has come since.
     """

@@ -218,7 +218,7 @@ def log_name(log: str, attempt: int) -> str:
 
 
 def shortened(size: int, kept: int) -> bytes:
-    """Return the line before a log of SIZE bytes of which only the last LEFT bytes are kept."""
+    """Return the line before a log of SIZE bytes of which only the last KEPT bytes are left."""
     return b"[fleetrun: of %d bytes the last %d]\n" % (size, kept)
 
 

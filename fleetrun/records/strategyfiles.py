@@ -99,7 +99,7 @@ def parse_document(text: str) -> StrategyDocument:
 
 
 def parse_evidence(record: Mapping[str, Any] | None) -> RankEvidence | None:
-    """Return what the record FOUND of a rank says; None if it is none."""
+    """Return the evidence in a rank's RECORD; None if it has none."""
     if record is None or record.get("schema") != rankfile.SCHEMA:
         return None
     try:

@@ -563,7 +563,7 @@ class Session:
             self._perform(action)
 
     def _obey(self, requested: RendezvousConfig, config: RendezvousConfig) -> None:
-        """Adopt the CONFIG of the job, and print how this host's own, ASKED, differs."""
+        """Adopt the CONFIG of the job, and print how it differs from what is REQUESTED here."""
         differing = differences(requested, config)
         if differing and self._member is not None:
             where = self._member.coordinator

@@ -157,7 +157,7 @@ class Rendezvous(Gathering, SessionHandler):
         callee: str = "its GPUs or its disk",
         within_s: float = HEALTH_S,
     ) -> None:
-        """Ask QUESTION; TOLD is called with what is wrong with this host, or with nothing."""
+        """Ask QUESTION; call ANSWERED_WITH with what is wrong with this host, or with nothing."""
         self._abandon()
         try:
             call = self._call = question()

@@ -106,7 +106,7 @@ class Noise(NamedTuple):
 
 
 def between(first: RunSnapshots, other: RunSnapshots) -> RunDifferences:
-    """Return where OTHER differs from ONE in any bit; what only one of them has is a fault."""
+    """Return where OTHER differs from FIRST in any bit; what only one of them has is a fault."""
     weights = {}
     for rank, own in first.parameters.items():
         theirs = other.parameters.get(rank, {})
@@ -141,7 +141,7 @@ def between(first: RunSnapshots, other: RunSnapshots) -> RunDifferences:
 
 
 def common(first: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunSnapshots]:
-    """Return the snapshots of ONE and of OTHER that exist in both."""
+    """Return the snapshots of FIRST and of OTHER that exist in both."""
     keys = {
         rank: own.keys() & other.parameters.get(rank, {}).keys()
         for rank, own in first.parameters.items()
@@ -190,7 +190,7 @@ def _rising(by_update: Mapping[int, float]) -> list[tuple[int, float]]:
 
 
 def beyond(measured: RunDifferences, known: Noise, runs: RunSnapshots) -> list[Difference]:
-    """Return what of FOUND is more than rounding and KNOWN noise, in the order of its updates.
+    """Return what of MEASURED is more than rounding and KNOWN noise, in the order of updates.
 
     RUNS has the parameters.
     """
