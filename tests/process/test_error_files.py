@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,18 @@ def test_s20_an_exception_without_a_text_is_written_down(tmp_path: Path) -> None
     # As the interpreter has it; the first is Python 3.10's.
     placeholder = ("Odd: <unprintable Odd object>\n", "Odd: <exception str() failed>\n")
     assert said.stack.endswith(placeholder)
+
+
+def test_of_a_deep_recursion_the_last_frames_are_recorded(tmp_path: Path) -> None:
+    # Formatting all frames of a deep recursion would hold up the end of the rank for minutes.
+    code = "sys.setrecursionlimit(8000)\ndef f(): return [f()]\nf()"
+    job = Command.python(tmp_path, code, ranks=1)
+    assert job.run().code == 1
+    said = error(job)
+    assert said is not None
+    assert said.kind == "RecursionError"
+    (repeated,) = re.findall(r"Previous line repeated (\d+) more times", said.stack)
+    assert int(repeated) < 1000
 
 
 def test_the_log_is_as_if_nobody_had_looked(tmp_path: Path) -> None:

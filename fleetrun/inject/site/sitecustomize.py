@@ -25,6 +25,8 @@ _STACKS = "fleetrun-stacks"
 _INJECT = "_fleetrun_inject"
 # The most characters of a message or stack: some exceptions quote a whole tensor.
 _MOST = 256 * 1024
+# The most recorded frames of a stack, as many as the interpreter prints.
+_FRAMES = 1000
 # The most recorded failing exits that the script has caught.
 _MOST_EXITS = 100
 # Each requests a change to Paddle.
@@ -199,7 +201,9 @@ def _describe(error):
         message = str(error)
     except Exception as trouble:
         message = "its text cannot be had (%s)" % type(trouble).__name__
-    stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
+    # Formatting a million frames would take minutes.
+    lines = traceback.format_exception(kind, error, error.__traceback__, limit=-_FRAMES)
+    stack = "".join(lines)
     if len(stack) > _MOST:
         stack = stack[: _MOST // 2] + "\n[...]\n" + stack[-_MOST // 2 :]
     return {
