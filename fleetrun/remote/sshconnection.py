@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError, shell_code
+from fleetrun.run import children
 from fleetrun.run.loop import WRITABLE
 
 if TYPE_CHECKING:
@@ -149,10 +150,10 @@ class SshConnection:
             self.process.stdin.close()
 
     def give_up(self, fault: str) -> None:
-        """Kill its ssh, because of FAULT."""
+        """Kill its ssh, because of FAULT, and what that has started: --ssh may be a script."""
         if self.is_running:
             self.fault = fault
-            self.process.kill()
+            children.signal_groups([self.process.pid])
 
     def reap(self) -> None:
         """Take ssh's exit status."""

@@ -455,11 +455,12 @@ def test_the_first_launchers_end_is_that_of_the_job(
 def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # The first host cannot take part, and the way to the second is stuck.
+    # The first host cannot take part, and the way to the second, a script, is stuck.
+    up, started = tmp_path / "up", tmp_path / "started"
     ssh = instead_of_ssh(
         tmp_path,
-        'case "$*" in *" 127.0.0.1 "*) echo no >&2; exit 255;; esac\n'
-        'sh -c "$command" < /dev/null; exec sleep 1000',
+        f'case "$*" in *" 127.0.0.1 "*) until [ -e {up} ]; do sleep 0.02; done\n'
+        f"echo no >&2; exit 255;; esac\nsleep 1000 & echo $! > {started}; mv {started} {up}; wait",
     )
     wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
     asked = protocol.Inquiry(str(tmp_path), target="t.py")
@@ -472,6 +473,9 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     assert "fleetrun: 127.0.0.1  ssh: no\n" in said
     assert "fleetrun: ssh to 127.0.0.2 does not exit, so it is killed.\n" in said
     assert connections[1].status == -signal.SIGKILL
+    # Nor does the child of a script that stands for ssh.
+    child = Path("/proc", up.read_text().strip(), "cmdline")
+    until(lambda: not child.exists() or not child.read_bytes())
 
 
 def test_an_agent_whose_head_falls_silent_before_the_word_to_go_ends() -> None:
