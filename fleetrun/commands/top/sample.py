@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -492,13 +493,20 @@ def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:
 
 
 def eta_s(rows: Sequence[RankRow]) -> float | None:
-    """Return the seconds until the slowest of ROWS reaches its last step; None if unknown."""
+    """Return the seconds until the slowest of ROWS reaches its last step; None if unknown.
+
+    While one is silent before that, nobody knows when the job will end.
+    """
     left = [
-        (row.total_steps - row.step) / row.steps_per_s
+        ((row.total_steps - row.step) / row.steps_per_s if row.steps_per_s else math.inf)
         for row in rows
-        if row.total_steps and row.step is not None and row.steps_per_s
+        if row.total_steps
+        and row.step is not None
+        and row.step < row.total_steps
+        and row.steps_per_s is not None
     ]
-    return max(left, default=None)
+    longest = max(left, default=math.inf)
+    return None if math.isinf(longest) else longest
 
 
 def totals(rows: Sequence[RankRow]) -> list[RankRow]:

@@ -167,3 +167,15 @@ def test_of_another_host_there_is_what_it_has_measured(tmp_path: Path) -> None:
     # It runs no more.
     [row] = sampler.sample().rows
     assert (row.state, row.cpu_percent) == ("lost", None)
+
+
+def test_the_time_that_is_left_is_unknown_while_a_rank_is_silent() -> None:
+    def training(step: int, steps_per_s: float | None) -> RankRow:
+        row = a_row(0, "running", step)
+        return row._replace(total_steps=60, steps_per_s=steps_per_s)
+
+    assert sample.eta_s([training(44, 2.0), training(20, 1.0)]) == 40
+    assert sample.eta_s([training(44, 2.0), training(8, 0.0)]) is None
+    # It has made its last step, and only waits for the others.
+    assert sample.eta_s([training(44, 2.0), training(60, 0.0)]) == 8
+    assert sample.eta_s([training(44, None)]) is None
