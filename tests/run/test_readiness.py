@@ -36,7 +36,7 @@ from fleetrun.run.loop import Loop
 from fleetrun.run.readiness import Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
 TERM = 15
@@ -178,19 +178,26 @@ def endpoint(one: socket.socket) -> Endpoint:
 
 
 def ask(
-    groups: Sequence[tuple[Endpoint, ...]], gone: Sequence[Endpoint] = (), seconds: float = 0.3
+    groups: Sequence[tuple[Endpoint, ...]],
+    gone: Sequence[Endpoint] = (),
+    seconds: float = 0.3,
+    attempts: int = 1,
+    after: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Ask GROUPS for SECONDS at most; return what was heard."""
+    """Ask GROUPS for SECONDS at most, in each of ATTEMPTS, do AFTER; return what was heard last."""
     loop, heard = Loop(), list[str]()
     plan = generation([True], [0])
     process = plan.processes[0]._replace(awaits=tuple(groups))
     asking = Readiness(
         loop, heard.append, print, is_alive=bool, gone=gone, ready=lambda *_: heard.append("done")
     )
-    asking.begin(plan._replace(processes=(process,)), 0, 0)
-    deadline = time.monotonic() + seconds
-    while not heard and time.monotonic() < deadline:
-        loop.turn()
+    for attempt in range(attempts):
+        heard.clear()
+        asking.begin(plan._replace(processes=(process,)), 0, attempt)
+        deadline = time.monotonic() + seconds
+        while not heard and time.monotonic() < deadline:
+            loop.turn()
+        after()
     asking.stop()
     loop.close()
     return heard or [str(group[0]) for group in asking._silent]
@@ -203,6 +210,13 @@ def test_one_of_each_group_is_enough(server: socket.socket) -> None:
         assert ask([group, group[:1]]) == [str(endpoint(server))]
         server.listen()
         assert ask([group, group[:1]], seconds=LONG_S) == ["done"]
+
+
+def test_who_has_listened_before_is_asked_again_in_another_attempt(server: socket.socket) -> None:
+    server.listen()
+    awaited = endpoint(server)
+    # Long enough for the first attempt, which is answered at once.
+    assert ask([(awaited,)], seconds=2.0, attempts=2, after=server.close) == [str(awaited)]
 
 
 def test_who_is_gone_is_not_waited_for(server: socket.socket) -> None:

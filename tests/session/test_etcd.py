@@ -51,6 +51,8 @@ def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
     nobody = ("127.0.0.1", ports.free(1)[0])
     first, second = (client(*m, name="one/job") for m in ((nobody, endpoint), (endpoint,)))
     seen = first.look()
+    # Who has answered is asked first from now on.
+    assert first.endpoints == [endpoint, nobody]
     assert (seen.leader, seen.record, seen.leader_revision, seen.local) == ("", "", 0, "127.0.0.1")
     won = first.campaign("first", 60, seen.record_revision)
     assert won is not None
@@ -100,7 +102,8 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
     endpoint: tuple[str, int],
 ) -> None:
     loop = Loop()
-    store = JobStore(StoreAddress((endpoint,), "another job", TIMEOUT_S), loop)
+    nobody = ("127.0.0.1", ports.free(1)[0])
+    store = JobStore(StoreAddress((nobody, endpoint), "another job", TIMEOUT_S), loop)
     answers: list[StoreAnswer] = []
     try:
         store.ask(answers.append, "campaign", "me", 60, 0)
@@ -108,6 +111,7 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
         turn_until(loop, lambda: not store.is_busy)
         assert [one.trouble for one in answers] == ["", ""]
         assert answers[1].value[:2] == ("me", answers[0].value[1])
+        assert store._address.endpoints == (endpoint, nobody)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = store._address
             store._address = address._replace(endpoints=(silent.getsockname(),))
