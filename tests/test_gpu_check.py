@@ -67,7 +67,8 @@ def test_every_kind_of_check_is_named() -> None:
 
 
 def test_a_paddle_that_does_not_tell_of_nccl_is_asked_all_the_same() -> None:
-    argv = [PYTHONS["2.6.2"], ROOT / "scripts" / "gpu_checks", "--cpu", "--only=^plain", "--list"]
+    program = str(ROOT / "scripts" / "gpu_checks")
+    argv = [str(PYTHONS["2.6.2"]), program, "--cpu", "--only=^plain", "--list"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["plain dygraph", "plain static"], done.stderr
 

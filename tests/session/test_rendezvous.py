@@ -106,7 +106,8 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
 
 
 def test_a_host_with_a_fault_ends_with_it_if_nobody_comes() -> None:
-    fault, answers = EnvironmentFault("Port 6070 is taken."), []
+    fault = EnvironmentFault("Port 6070 is taken.")
+    answers: list[object] = []
 
     def offer(_: int) -> JoinRequest:
         raise fault
