@@ -298,6 +298,9 @@ def _change_paddle():
     if is_armed:
         spec.loader.exec_module(module)
         module.arm(strategy)
+    elif _is_one_of_several():
+        # Whatever the launch asks for, failures name the coordinates of ranks.
+        import_module(_INJECT + ".topology").arm()
     if _is_restarted():
         import_module(_INJECT + ".restarted").watch(_rank_records().append, is_armed=is_armed)
 
@@ -309,12 +312,17 @@ def _is_restarted():
     return is_again and bool(os.environ.get("FLEETRUN_RECORDS"))
 
 
+def _is_one_of_several():
+    # type: () -> bool
+    """Whether this is one of several ranks."""
+    ranks = os.environ.get("PADDLE_TRAINERS_NUM", "")
+    return ranks.isdigit() and int(ranks) > 1
+
+
 def _is_over_gloo():
     # type: () -> bool
     """Whether this is one of several ranks whose collectives are gloo's."""
-    ranks = os.environ.get("PADDLE_TRAINERS_NUM", "")
-    is_gloo = os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
-    return is_gloo and ranks.isdigit() and int(ranks) > 1
+    return _is_one_of_several() and os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
 
 
 class _CrashHandlerFinder:
@@ -435,7 +443,7 @@ def _begin():
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
-        if _is_over_gloo() or _is_restarted() or any(map(os.environ.get, _FOR_PADDLE)):
+        if _is_one_of_several() or _is_restarted() or any(map(os.environ.get, _FOR_PADDLE)):
             sys.meta_path.insert(0, _PaddleFinder())
     except Exception:  # training goes on without
         pass
