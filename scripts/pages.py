@@ -64,7 +64,10 @@ def translation(page: Path) -> Callable[[str], str]:
     }
 
     def translate(text: str) -> str:
-        if text and text not in known and text not in MISSING:
+        # The empty text of a catalogue is its header.
+        if not text:
+            return ""
+        if text not in known and text not in MISSING:
             MISSING.append(text)
         return known.get(text, text)
 
