@@ -124,9 +124,9 @@ def _dispatch(
 ) -> int:
     """Run the subcommand or the launch that the command line names."""
     if COMPLETE_VARIABLE in environ:
-        from fleetrun.commands import completion  # click is slow, a launch lacks it
+        from fleetrun.commands import answers  # only for Tab
 
-        return completion.complete(environ[COMPLETE_VARIABLE])
+        return answers.answer(environ[COMPLETE_VARIABLE])
     if words and words[0] in COMMANDS:
         from fleetrun.commands import parser
 

@@ -14,7 +14,7 @@ from fleetrun.options import RawOption
 from fleetrun.printing import put
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -61,7 +61,14 @@ class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
         incomplete: str,
     ) -> list[CompletionItem[str]]:
         """Return the row's values that start with INCOMPLETE."""
-        return values.of(self.row, incomplete, "")
+        return completions(values.of(self.row, incomplete, ""))
+
+
+def completions(candidates: Iterable[values.Completion]) -> list[CompletionItem[str]]:
+    """Return CANDIDATES as click's."""
+    from click.shell_completion import CompletionItem  # only for completion
+
+    return [CompletionItem(*candidate) for candidate in candidates]
 
 
 def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa: ANN401 - Option checks

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 def _presets(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    return values.files(incomplete) + values.among(load.PRESETS, incomplete)
+    return parser.completions((*values.files(incomplete), *values.among(load.PRESETS, incomplete)))
 
 
 def _names(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     names = (*load.PRESETS, *(field.name for field in fields.TABLE), *VARIABLE_SECTIONS)
-    return values.files(incomplete) + values.among(dict.fromkeys(names), incomplete)
+    words = values.among(dict.fromkeys(names), incomplete)
+    return parser.completions((*values.files(incomplete), *words))
 
 
 @click.group("strategy", cls=parser.CommandGroup, no_args_is_help=False)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from click.shell_completion import CompletionItem
-
-from fleetrun.strategy import fields, load
+from fleetrun.namedtuples import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fleetrun.options import Option
+    from fleetrun.strategy import fields
 
 
-def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]]:
+class Completion(NamedTuple):
+    """What a shell may put in the place of a word: click's CompletionItem, without click."""
+
+    value: str
+    # `file` and `dir`: the shell completes it.
+    type: str = "plain"
+    help: str | None = None
+
+
+def of(option: Option, incomplete: str, before: str) -> list[Completion]:
     """Return the completions of INCOMPLETE, a value of OPTION.
 
     BEFORE precedes it in the same word and is part of the result.
@@ -22,9 +30,11 @@ def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]
     match option.name:
         case "strategy":
             # Files first: bash would drop what precedes them.
+            from fleetrun.strategy import load
+
             earlier, comma, last = incomplete.rpartition(",")
             presets = among(load.PRESETS, last, before=before + earlier + comma)
-            return [CompletionItem(before + incomplete, type=option.path), *presets]
+            return [Completion(before + incomplete, type=option.path), *presets]
         case "set":
             return _knobs(incomplete, before)
         case "vary":
@@ -32,7 +42,7 @@ def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]
             earlier, comma, last = values.rpartition(",")
             return _knobs(f"{key}{equals}{last}", before, between=earlier + comma)
     if option.path:
-        return [CompletionItem(before + incomplete, type=option.path)]
+        return [Completion(before + incomplete, type=option.path)]
     if option.kind in ("bool", "flag"):
         words: tuple[str, ...] = ("true", "false")
     else:
@@ -40,8 +50,10 @@ def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]
     return among(words, incomplete, before=before)
 
 
-def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionItem[str]]:
+def _knobs(incomplete: str, before: str, between: str = "") -> list[Completion]:
     """Return fields as KEY=, or the values of one; BETWEEN precedes the last value."""
+    from fleetrun.strategy import fields
+
     key, equals, value = incomplete.partition("=")
     known = _settable()
     if not equals:
@@ -56,6 +68,8 @@ def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionIt
 
 def _settable() -> dict[str, fields.Field]:
     """Return the keys of --set: fields, and the parts of fields that have parts."""
+    from fleetrun.strategy import fields
+
     settable: dict[str, fields.Field] = {}
     for field in fields.TABLE:
         # Fields need no section, as their names are unique.
@@ -64,11 +78,11 @@ def _settable() -> dict[str, fields.Field]:
     return settable
 
 
-def files(incomplete: str) -> list[CompletionItem[str]]:
+def files(incomplete: str) -> list[Completion]:
     """Let the shell complete INCOMPLETE as a file."""
-    return [CompletionItem(incomplete, type="file")]
+    return [Completion(incomplete, type="file")]
 
 
-def among(words: Iterable[str], incomplete: str, *, before: str = "") -> list[CompletionItem[str]]:
+def among(words: Iterable[str], incomplete: str, *, before: str = "") -> list[Completion]:
     """Return the WORDS that start with INCOMPLETE, after BEFORE in the same word."""
-    return [CompletionItem(before + word) for word in words if word.startswith(incomplete)]
+    return [Completion(before + word) for word in words if word.startswith(incomplete)]

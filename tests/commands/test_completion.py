@@ -17,7 +17,7 @@ import pytest
 from waiting import LONG_S
 
 from fleetrun import cli, options
-from fleetrun.commands import completion
+from fleetrun.commands import answers
 from fleetrun.plan import kinds
 from fleetrun.strategy import fields, load
 
@@ -34,7 +34,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def completed(*words: str) -> list[tuple[str, str]]:
     """Return what may stand in the place of the last of WORDS, each with its type."""
     *before, last = words
-    return [(item.type, item.value) for item in completion.candidates(before, last)]
+    return [(item.type, item.value) for item in answers.candidates(before, last)]
 
 
 _VARIED = "--vary=fuse_all_reduce_ops=true,false"
@@ -133,7 +133,7 @@ def test_what_works_or_is_taken_completes() -> None:
     assert set(flags) == in_table | {f"--{kind}s" for kind in kinds.VENDORS}
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", answers.SHELLS)
 def test_the_script_to_source_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", shell], environ={}) == 0
     ours = capsys.readouterr().out

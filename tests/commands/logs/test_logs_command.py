@@ -353,11 +353,11 @@ def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
 
 
 def test_names_of_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetrun.commands import completion  # only here
+    from fleetrun.commands import answers  # only here
 
     assert Command(tmp_path, "true", ranks=1).run().code == 0
     monkeypatch.chdir(tmp_path)
     [run] = (tmp_path / "log" / "runs").iterdir()
-    found = completion.candidates(["logs"], run.name[:4])
+    found = answers.candidates(["logs"], run.name[:4])
     assert [item.value for item in found] == [run.name]
     assert "logs" in COMMANDS
