@@ -18,7 +18,7 @@ ROCR_MASK = "ROCR_VISIBLE_DEVICES"
 LONGEST_RANGE = 4096
 
 # Values that hide all devices.
-_HIDING = re.compile(r"|-.*|none|void|NoDev\w*", re.IGNORECASE)
+_HIDING = r"(?i)|-.*|none|void|NoDev\w*"
 
 
 class Visible(NamedTuple):
@@ -70,7 +70,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
         name, ids = None, tuple(map(str, range(count)))
     else:
         ids = listed(text)
-        if not ids and (not count or _HIDING.fullmatch(text)):
+        if not ids and (not count or re.fullmatch(_HIDING, text)):
             return Visible((), name), f"{name}={text} hides all {label(kind)}s"
     if not count:
         return Visible((), name), facts.absent[kind]

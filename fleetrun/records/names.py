@@ -42,11 +42,12 @@ LOGS = {
 }
 # With those of separate standard error files.
 LOG_NAMES = (*LOGS.values(), *[log.removesuffix("log") + "err" for log in LOGS.values()])
-_MARKER = re.compile(r"\.host-[0-9a-f]{16}")
+# Compiled where they are used, which in most launches is nowhere.
+_MARKER = r"\.host-[0-9a-f]{16}"
 # The folders of all hosts but the first in the run directory that they share.
-_NODE = re.compile(r"node\d{1,7}(\.\d{1,7})?")
+_NODE = r"node\d{1,7}(\.\d{1,7})?"
 # Start time, job name, launcher, and the node rank if there are several.
-_RUN = re.compile(r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?")
+_RUN = r"[^-]+-(.*?)-\d+(-node\d+|-head|/.*)?"
 LONG_ENVIRONMENT = "long_environment.json"
 
 
@@ -102,7 +103,7 @@ def host_secret(hostname: str) -> str:
 
 def is_marker(name: str) -> bool:
     """Whether NAME is one of `marker`."""
-    return _MARKER.fullmatch(name) is not None
+    return re.fullmatch(_MARKER, name) is not None
 
 
 def node_folder(node_rank: int, generation: int = 0) -> str:
@@ -116,7 +117,7 @@ def node_folder(node_rank: int, generation: int = 0) -> str:
 
 def is_node_folder(name: str) -> bool:
     """Whether NAME is one of `node_folder`."""
-    return _NODE.fullmatch(name) is not None
+    return name.startswith("node") and re.fullmatch(_NODE, name) is not None
 
 
 def run_name(run_dir: str) -> str:
@@ -135,7 +136,7 @@ def job_name(run: str) -> str:
     >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
     ('train', 'x', 'other')
     """
-    match = _RUN.fullmatch(run)
+    match = re.fullmatch(_RUN, run)
     return run if match is None else match[1]
 
 

@@ -29,7 +29,7 @@ _HEAD = b"fleetrun output.times %d " % SCHEMA
 # The fewest words of any other line.
 _WORDS = 3
 # A run of notes, few enough for their words to take little memory. Longer numbers are invalid.
-_NOTES = re.compile(rb"(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}", re.MULTILINE)
+_NOTES = rb"(?m)(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}"
 
 
 class CutRange(NamedTuple):
@@ -109,7 +109,7 @@ class Notes:
     def feed(self, text: bytes) -> None:
         """Parse the whole lines of TEXT; ignore malformed ones."""
         at = 0
-        for match in _NOTES.finditer(text):
+        for match in re.finditer(_NOTES, text):
             self._take(text[at : match.start()])
             words = match[0].split()
             self._note(map(int, words[::3]), words[1::3], map(int, words[2::3]))

@@ -85,11 +85,8 @@ def _certainty(name: str) -> int:
 
 
 def _has_one(parts: Sequence[str], text: str) -> bool:
-    # Without a generator: a launch looks for some ten thousand.
-    for part in parts:  # noqa: SIM110
-        if part in text:
-            return True
-    return False
+    # Without a loop in Python: a launch looks for some ten thousand.
+    return any(map(text.__contains__, parts))
 
 
 def _words(name: str) -> str:
@@ -243,14 +240,15 @@ _masked_line = lru_cache(maxsize=2048)(_without_secrets)
 def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
     """Mask TEXT, and append what was replaced to MASKED."""
     lower = text.lower()
+    has_parts = _has_one(_PARTS, lower)
     for marks, pattern, is_meant in _SHAPES:
         # Looking for a mark first is many times faster than looking for what it may begin.
-        if _has_one(marks, lower):
+        if _has_one(marks, lower) and (has_parts or pattern is not _OPTIONS):
             is_login = is_word and pattern is _LOGIN
             every = re.finditer(_LOGIN_IN_WORD if is_login else pattern, text)
             matches = [match for match in every if is_meant(match)]
             text = _without((match.span(match.lastindex or 0) for match in matches), text, masked)
-    return _without(_values(text), text, masked) if _has_one(_PARTS, lower) else text
+    return _without(_values(text), text, masked) if has_parts else text
 
 
 def _without(spans: Iterable[tuple[int, int]], text: str, masked: list[str]) -> str:
@@ -267,10 +265,10 @@ def _without(spans: Iterable[tuple[int, int]], text: str, masked: list[str]) -> 
 def _values(text: str) -> Iterator[tuple[int, int]]:
     """Yield where TEXT has secrets behind their names."""
     done = 0
-    value_of = re.compile(_VALUE)
     for named in re.finditer(_NAME, text):
         is_named = named[0] == "PWD" or is_secret(named[0])
-        match = value_of.match(text, named.end()) if is_named and named.start() >= done else None
+        is_new = is_named and named.start() >= done
+        match = re.compile(_VALUE).match(text, named.end()) if is_new else None
         if match is None:
             continue
         start, end = match.span(match.lastgroup or 0)
@@ -318,11 +316,12 @@ _SHAPES: tuple[tuple[tuple[str, ...], str, Callable[[re.Match[str]], bool]], ...
     (_KEY_MARKS, _KEYS, _is_any),
     (("hook", "telegram", "ifttt"), _HOOKS, _is_any),
     (_CLIENTS, _CLIENT_OPTION, _is_any),
-    (("?", "&", ";"), _QUERY, _is_parameter),
+    (("key=", "code=", "sign=", "auth=", "q-ak=", "token="), _QUERY, _is_parameter),
     (("cookie",), _COOKIES, _is_any),
     (("bearer", "basic", "token", "digest"), _SCHEMES, _is_credential),
-    (("--", " -"), _OPTIONS, _is_option),
+    ((" ", "\t"), _OPTIONS, _is_option),
 )
+_MARKS = (*_PARTS, *(mark for marks, *_ in _SHAPES for mark in marks))
 
 # -- command lines --------------------------------------------------------------------------------
 
@@ -359,6 +358,12 @@ def _in_argument(word: str, flag: str, client: str) -> tuple[str, str, str | Non
         user, colon, password = word.partition(":")
         if colon and not re.match(rf"{_PLAIN}|[/\\]", password):
             return f"{user}:", "--user-password", password
+    return _in_word(word)
+
+
+def _in_word(word: str) -> tuple[str, str, str | None]:
+    if not _has_one(_MARKS, word.lower()):
+        return "", "", None
     rest = word
     while re.match(r"[_\-./:+~@]*[^\W_][\w\-./:+~@]*=", rest):
         name, _, rest = rest.partition("=")
