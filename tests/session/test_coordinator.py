@@ -814,6 +814,7 @@ def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
     assert record.admitted == ("a", "b")
     # The first host is lost; the third one coordinates the job now.
     next_one = state.resume(one.now, record, "launcher 2", one.now)
+    assert next_one.generation == record.generation + 1
     assert next_one.hosts["launcher 1"].failure_count == 1
     assert next_one.failure_counts == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}
 
