@@ -638,10 +638,11 @@ class Supervisor:
         # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.
         attempt, most = self._state.attempt, self._rules.max_restarts
         wait = (self._state.deadline or at) - at
-        plan = f"Attempt {attempt} of {most} in {wait:.1f} s."
+        when = f" in {wait:.1f} s" if round(wait, 1) else " starts now"
+        plan = f"Attempt {attempt} of {most}{when}."
         if self._gathering.may_change:
             # Attempts caused by hosts that come and go are not limited.
-            when = f" in {wait:.1f} s or later," if wait else ""
+            when = f" in {wait:.1f} s or later," if round(wait, 1) else ""
             plan = f"All ranks start again{when} on the hosts that are there."
         self._log(f"{self._state.earlier[-1].describe()}. {plan}")
 
