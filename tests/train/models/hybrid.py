@@ -1,8 +1,7 @@
 """A hybrid-parallel job on random data, as `LAYOUT` (JSON) says; one rank trains the whole model.
 
 The layout has the degrees of `hybrid_configs`, the micro-steps of an update, by the strategy
-(`merge`) and by the script (`accumulate`), the `stage` of sharding, `sharding_configs`, `virtual`
-stages of a pipeline, and further `blocks` of the model.
+(`merge`) and by the script (`accumulate`), the `stage` of sharding, and `sharding_configs`.
 """
 
 from __future__ import annotations
@@ -28,15 +27,10 @@ ACCUMULATE, STEPS = (
     layout.get("accumulate", 1) * layout.get("merge", 1),
 )
 UPDATES, ROWS, WIDTH, HIDDEN = 3, 16, 8, layout.get("hidden", 12)
-# Virtual stages send activations of one shape.
-OUT = WIDTH if "blocks" in layout else 4
 numbers = np.random.RandomState(7)
 # The parameters of the whole model, in its order.
 SHAPES = {"up.w": (WIDTH, HIDDEN), "up.b": (HIDDEN,), "down.w": (HIDDEN, WIDTH), "down.b": (WIDTH,)}
-SHAPES |= {"norm.w": (WIDTH,), "norm.b": (WIDTH,), "head.w": (WIDTH, OUT), "head.b": (OUT,)}
-BLOCKS = [f"block{number}" for number in range(layout.get("blocks", 0))]
-for block in BLOCKS:
-    SHAPES |= {f"{block}.w": (OUT, OUT), f"{block}.b": (OUT,)}
+SHAPES |= {"norm.w": (WIDTH,), "norm.b": (WIDTH,), "head.w": (WIDTH, 4), "head.b": (4,)}
 WHOLE = {name: (numbers.randn(*shape) * 0.3).astype("float32") for name, shape in SHAPES.items()}
 DATA = [numbers.randn(ROWS, WIDTH).astype("float32") for _ in range(UPDATES * STEPS)]
 # How each parameter is cut along mp: its axis.
@@ -62,15 +56,13 @@ def layers(*, parallel: bool) -> list[Any]:
         down = mp.RowParallelLinear(HIDDEN, WIDTH, has_bias=True, input_is_parallel=True)
     else:
         up, down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-    ends = [up, nn.Tanh(), down, nn.LayerNorm(WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUT)]
-    return [*ends, *(nn.Linear(OUT, OUT) for _ in BLOCKS)]
+    return [up, nn.Tanh(), down, nn.LayerNorm(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)]
 
 
 def fill(made: list[Any], mp_rank: int | None) -> dict[str, Any]:
     """Give the parameters of MADE, all layers with None for those elsewhere, their values."""
     found = {}
-    prefixes = ("up", "", "down", "norm", "", "head", *BLOCKS)
-    for prefix, layer in zip(prefixes, made, strict=True):
+    for prefix, layer in zip(("up", "", "down", "norm", "", "head"), made, strict=True):
         if layer is None or not prefix:
             continue
         for end, each in (("w", layer.weight), ("b", layer.bias)):
@@ -183,17 +175,12 @@ def step_by_hand(optimizer: Any) -> None:
 
 def pipeline(rows: list[Any], mp_rank: int) -> dict[str, Any]:
     made: list[Any] = layers(parallel=True)
-    virtual: dict[str, Any] = {}
-    if "virtual" in layout:
-        virtual["num_virtual_pipeline_stages"] = layout["virtual"]
-        virtual["seg_method"] = "layer:Linear"
     model = fleet_.meta_parallel.PipelineLayer(
         layers=made,
         num_stages=degree["pp"],
         # The sums over sep are not averaged.
         loss_fn=lambda *args: loss_of(*args) / degree["sep"],
         topology=fleet_.fleet._hcg._topo,
-        **virtual,
     )
     kept = {id(each) for each in model.sublayers()}
     found = fill([each if id(each) in kept else None for each in made], mp_rank)
