@@ -210,15 +210,18 @@ byId("take").addEventListener("click", async () => {
 
 async function showRun() {
   const run = address().get("run");
-  byId("run").hidden = !run;
+  if (run !== shown) {
+    [shown, version, logsKey, takenAt] = [run, "", "", ""];
+    byId("run").hidden = true;
+  }
   if (!run) return;
-  if (run !== shown) [shown, version, logsKey, takenAt] = [run, "", "", ""];
   const other = address().get("beside");
   const found = await ask("api/runs/" + run + "?seen=" + version);
   if (run !== address().get("run")) return;
   isRunning = found.is_running;
   byId("take").hidden = !isRunning;
   if (found.head !== undefined) {
+    byId("run").hidden = false;
     for (const part of ["head", "progress", "origin"]) put(part, found[part]);
     document.title = found.title + ": " + found.result;
     uses = found.uses.map(unpacked);

@@ -95,6 +95,7 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
         dom = browse(page.url(run=key, grep="needle|img"), tmp_path / "browser")
         again = browse(page.url(run=key, map="GPU+use", rank="6"), tmp_path / "browser")
         chinese = browse(page.url(run=key), tmp_path / "browser", "--accept-lang=zh-CN")
+        gone = browse(page.url(run="gone"), tmp_path / "browser")
     assert 'data-ready="yes"' in dom
     assert '<p id="problem" role="alert" hidden="">' in dom
     assert re.search(r'<canvas role="img" width="2" height="1024"', dom), dom[:3000]
@@ -108,6 +109,10 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
     assert "nothing here" not in shown
     assert "<title>owned" not in dom
     assert "[rank 6] nothing here" in again
+    # No empty boxes below the sentence.
+    assert "There is no such run any more." in gone
+    assert '<div id="run" hidden="">' in gone
+    assert '<div id="run">' in dom
     # What the run says stays as it is.
     assert '<html lang="zh-CN">' in chinese
     assert re.search("平均值最高.rank 700 500.中位数 250", chinese)
