@@ -47,7 +47,10 @@ class Metrics(Sink):
         self._ended_fd = -1
 
     def prepare(self) -> None:
-        """Bind the port before anything starts; raises EnvironmentFault if that fails."""
+        """Bind the port, or say that it cannot be had: a job needs no metrics.
+
+        Raises EnvironmentFault if the library that serves them is not installed.
+        """
         if self._port is None:
             return
         _check_library()
@@ -57,10 +60,11 @@ class Metrics(Sink):
             self._socket.bind(("", self._port))
             self._socket.listen(_BACKLOG)
         except OSError as error:
-            self._socket.close()
-            raise EnvironmentFault(
-                f"--metrics_port={self._port} cannot be used ({error.strerror}): give another port."
-            ) from None
+            self.withdraw()
+            self._job.log(
+                f"--metrics_port={self._port} cannot be used ({error.strerror}): the metrics of "
+                "this job are not served, metrics.jsonl has them."
+            )
 
     def withdraw(self) -> None:
         """Close the port."""

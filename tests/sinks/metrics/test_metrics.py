@@ -178,15 +178,20 @@ def test_modules_of_the_job_are_not_taken_for_its_own(tmp_path: Path) -> None:
     assert job.finish(launcher).said == ""
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_job_whose_port_is_taken_runs_with_a_warning_and_is_measured(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        done = Command(tmp_path, "touch born", f"--metrics_port={port}").run()
-    assert done.code == 3
-    assert (
-        f"--metrics_port={port} cannot be used (Address already in use): give another" in done.said
+        job = Command(
+            tmp_path, "until [ -e go ]; do sleep 0.01; done", OFTEN, f"--metrics_port={port}"
+        )
+        launcher = job.start()
+        until(lambda: records(job))
+        (tmp_path / "go").touch()
+        done = job.finish(launcher)
+    assert done.said == (
+        f"fleetrun: --metrics_port={port} cannot be used (Address already in use): the metrics of "
+        "this job are not served, metrics.jsonl has them.\n"
     )
-    assert not (tmp_path / "born").exists()
 
 
 def test_a_port_without_metrics_is_a_slip(tmp_path: Path) -> None:
