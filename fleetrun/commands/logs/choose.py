@@ -21,7 +21,8 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
     """Return the runs that WORDS name, or the latest in LOG_DIR.
 
     Each comes with the runs of the job's other hosts in the same folder. Raises UsageError for a
-    word that names none or several, EnvironmentFault if there is no run or it is another user's.
+    word that names none or several, or without one where several jobs run; EnvironmentFault if
+    there is no run or it is another user's.
     """
     if not words:
         newest = runs.latest(log_dir)
@@ -30,7 +31,20 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
                 f"There is no launch in {log_dir}: go to the folder that it was started in, or "
                 "name its log folder with --log_dir."
             )
-        return runs.hosts(_read(newest))
+        chosen = runs.hosts(_read(newest))
+        own = {os.path.realpath(run.path) for run in chosen}
+        others = [
+            path
+            for path in runs.listed(log_dir)
+            if os.path.realpath(path) not in own and runs.is_running(path)
+        ]
+        if others and runs.is_running(newest):
+            listed = ", ".join(map(os.path.basename, (newest, *others)))
+            raise UsageError(
+                f"{1 + len(others)} jobs with logs in {log_dir} run; name one, or a part of its "
+                f"name: {listed}."
+            )
+        return chosen
     by_path: dict[str, runs.Run] = {}
     for word in words:
         for run in runs.hosts(_read(_one(word, log_dir))):

@@ -131,6 +131,28 @@ def test_any_run_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
     assert (missing.returncode, "no such run: fifth" in missing.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["logs", "top"])
+def test_which_of_several_running_jobs_of_a_folder_is_meant_is_asked(
+    command: str, tmp_path: Path
+) -> None:
+    jobs = []
+    for name in ("a", "b"):
+        wait = f"echo job {name}; touch up.{name}; until [ -e go ]; do sleep 0.01; done"
+        job = Command(tmp_path, wait, ranks=1)
+        jobs.append((job, job.start()))
+        job.wait_for(f"up.{name}")
+    done = fleetrun(command, folder=tmp_path)
+    runs = [path.name for path in (tmp_path / "log" / "runs").iterdir()]
+    assert done.returncode == 2
+    assert "2 jobs with logs in log run; name one, or a part of its name" in done.stderr
+    assert all(run in done.stderr for run in runs)
+    assert {shown(tmp_path, run) for run in runs} == {"job a\n", "job b\n"}
+    (tmp_path / "go").touch()
+    for job, launcher in jobs:
+        assert job.finish(launcher).code == 0
+    assert shown(tmp_path) == "job b\n"
+
+
 def test_without_a_run_there_is_a_sentence(tmp_path: Path) -> None:
     for words in ([], ["--runs"]):
         done = logs(tmp_path, *words)
