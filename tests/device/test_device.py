@@ -79,7 +79,8 @@ def test_paddle_itself_frees_what_gathers_still_write_to(tmp_path: Path) -> None
     """Why fleetrun gathers into one tensor, and warns of FLAGS_free_idle_chunk."""
     found = {}
     for free in ("", "early"):
-        with devices.on("npu", delay_us=3000, free=free):
+        # So late that a busy host frees before they begin.
+        with devices.on("npu", delay_us=100_000, free=free):
             ranks = reports(tmp_path / f"freed{free}", "gathers", 2, FLAGS_free_idle_chunk="1")
         found[free] = ranks[0]
     assert found[""] == {"list": [1, 2], "tensor": [1, 2]}
