@@ -47,15 +47,15 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     return 0
 
 
-def meant(word: str | None, jobs: tuple[RunningJob, ...]) -> RunningJob:
-    """Return the job of JOBS that WORD names; one whose launcher was killed must be named.
+def meant(word: str | None, known: tuple[RunningJob, ...]) -> RunningJob:
+    """Return the job of KNOWN that WORD names; one whose launcher was killed must be named.
 
     Its processes are killed without grace, and a shell that was opened in the job is one of them.
     """
-    running = tuple(job for job in jobs if job.launcher is not None)
-    if word is not None or running or not jobs:
-        return ps.meant(word, running if word is None else jobs, "stop")
-    listed = ", ".join(job.name for job in jobs)
+    running = tuple(job for job in known if job.launcher is not None)
+    if word is not None or running or not known:
+        return ps.meant(word, running if word is None else known, "stop")
+    listed = ", ".join(job.name for job in known)
     raise UsageError(
         f"stop: no job of yours runs on this host, but processes of {listed} are left, whose "
         "launcher was killed: name it, or --all, to kill them."

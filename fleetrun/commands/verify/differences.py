@@ -146,7 +146,7 @@ def common(first: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunS
         rank: own.keys() & other.parameters.get(rank, {}).keys()
         for rank, own in first.parameters.items()
     }
-    first, second = (
+    own_common, others_common = (
         RunSnapshots(
             {
                 rank: {key: snapshots.parameters[rank][key] for key in sorted(both)}
@@ -157,7 +157,7 @@ def common(first: RunSnapshots, other: RunSnapshots) -> tuple[RunSnapshots, RunS
         )
         for snapshots in (first, other)
     )
-    return first, second
+    return own_common, others_common
 
 
 def noise(pairs: Iterable[RunDifferences]) -> Noise:
