@@ -7,12 +7,9 @@ launch the exit code is the culprit's, and nobody of it is left on any host.
 from __future__ import annotations
 
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -24,11 +21,13 @@ import slurm  # pyright: ignore[reportMissingImports] - as above
 import sshd_hosts  # pyright: ignore[reportMissingImports] - as above
 from chaos_hosts import GRACE_S, RANK
 from chaos_job import Lost, await_, marked
-from chaos_report import Result, report
 from waiting import patient  # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
+
+    from chaos_batch import Batch
 
     Strike = Callable[["EngineJob"], Sequence[int]]
 
@@ -333,16 +332,8 @@ FAULTS = (
 )
 
 
-def run(  # noqa: PLR0917 - what the command line says
-    engine: str,
-    hosts: int,
-    launches: Sequence[int],
-    seed: int,
-    fault: str,
-    keep: bool,  # noqa: FBT001
-    seconds: float | None,
-) -> int:
-    """Do LAUNCHES of SEED by ENGINE on HOSTS hosts; return the exit code."""
+def run(engine: str, hosts: int, batch: Batch) -> int:
+    """Do the launches of BATCH by ENGINE on HOSTS hosts; return the exit code."""
     reason = "network namespaces need root" if not lab.is_root() else lab.missing()
     if reason is None and engine == "slurm":
         reason = slurm.missing()
@@ -351,47 +342,28 @@ def run(  # noqa: PLR0917 - what the command line says
     if reason:
         print(f"scripts/chaos: {reason}", file=sys.stderr)
         return 3
-    faults = [one for one in FAULTS if fault in one.name and one.engine in {"", engine}]
-    place = Path(tempfile.mkdtemp(prefix="chaos-"))
-    print(f"{len(launches)} launches by {engine} on {hosts} hosts, seed {seed}", flush=True)
-    started, results = time.monotonic(), []
-    try:
-        for number in launches:
-            if seconds is not None and time.monotonic() > started + seconds:
-                break
-            result = _run(engine, place / str(number), hosts, seed, number, faults)
-            results.append(result)
-            if result.lost:
-                again = f"scripts/chaos --engine {engine} --hosts {hosts} --seed {seed}"
-                print(f"LOST in launch {number}, {result.fault}: {result.lost}")
-                print(f"  again: {again} --only {number}", flush=True)
-            if not (result.lost and keep):
-                shutil.rmtree(place / str(number), ignore_errors=True)
-    finally:
-        if not keep:
-            shutil.rmtree(place, ignore_errors=True)
-    return report([one.name for one in FAULTS], results, seed, time.monotonic() - started)
+    known = [fault for fault in FAULTS if fault.engine in {"", engine}]
+
+    def launch(fault: Fault, draw: random.Random, folder: Path) -> tuple[float, float]:
+        return _launch(engine, hosts, fault, draw, folder)
+
+    options = f"--engine {engine} --hosts {hosts}"
+    return batch.run(f"by {engine} on {hosts} hosts", options, known, launch)
 
 
-def _run(  # noqa: PLR0917 - all that a launch depends on
-    engine: str, folder: Path, hosts: int, seed: int, number: int, faults: Sequence[Fault]
-) -> Result:
-    draw = random.Random(f"{seed}/{number}")  # to be repeated, not to be secret
-    fault = draw.choices(faults, [one.weight for one in faults])[0]
-    began = time.monotonic()
-    try:
-        with lab.hosts(hosts, folder) as made:
-            job = EngineJob(engine, made, folder, draw)
-            try:
-                job.prepare()
-                job.start()
-                if not fault.is_early:
-                    job.wait_until_ready()
-                    time.sleep(draw.uniform(0, 0.5))
-                began = time.monotonic()
-                job.finish(fault.strike(job))
-            finally:
-                job.clear()
-    except (Lost, OSError, subprocess.SubprocessError, KeyError, ValueError) as lost:
-        return Result(number, fault.name, 0.0, lost=str(lost) or repr(lost))
-    return Result(number, fault.name, time.monotonic() - began, TIMEOUT_S)
+def _launch(
+    engine: str, hosts: int, fault: Fault, draw: random.Random, folder: Path
+) -> tuple[float, float]:
+    with lab.hosts(hosts, folder) as made:
+        job = EngineJob(engine, made, folder, draw)
+        try:
+            job.prepare()
+            job.start()
+            if not fault.is_early:
+                job.wait_until_ready()
+                time.sleep(draw.uniform(0, 0.5))
+            began = time.monotonic()
+            job.finish(fault.strike(job))
+        finally:
+            job.clear()
+    return time.monotonic() - began, TIMEOUT_S

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chaos_batch import Batch
 from chaos_faults import FAULTS, WITHIN_S
 from chaos_job import Job, Lost, alive, marked, own_mounts
 from chaos_pace import Pace
@@ -98,15 +99,15 @@ def main() -> int:
     numbers = range(chosen.launches) if chosen.only is None else [chosen.only]
     # Jobs on several hosts need what the tests are made of.
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    batch = Batch(numbers, seed, chosen.fault or "", chosen.keep, chosen.seconds)
     if chosen.engine:
         from chaos_engines import run as by_engine
 
-        rest = (numbers, seed, chosen.fault or "", chosen.keep, chosen.seconds)
-        return by_engine(chosen.engine, chosen.hosts or 3, *rest)
+        return by_engine(chosen.engine, chosen.hosts or 3, batch)
     if chosen.hosts:
         from chaos_network import run
 
-        return run(chosen.hosts, numbers, seed, chosen.fault or "", chosen.keep, chosen.seconds)
+        return run(chosen.hosts, batch)
     is_root = own_mounts()
     faults = [
         fault
