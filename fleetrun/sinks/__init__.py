@@ -1,1 +1,1 @@
-"""Sinks: observers that show or record a run. They may fail without hurting the job."""
+"""Sinks: observers that show or record a run. A sink that fails does not affect the job."""

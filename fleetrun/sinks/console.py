@@ -1,7 +1,7 @@
 """Ranks' output on the console: live, whole, and only as fast as the reader takes it.
 
-Ranks write to their own log files, and the console reads these. A stuck terminal holds no rank up:
-what it did not take stays in the file.
+Ranks write to their own log files, and the console reads these. A stuck terminal delays no rank:
+what it has not accepted stays in the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TURN_BYTES = 4 * _CHUNK
 _UNFINISHED_S = 0.2
 # A longer line is broken when several ranks are shown.
 _LONGEST_LINE = 1024 * 1024
-# At the end: how long to wait for a reader that takes nothing.
+# At the end: how long to wait for a reader that accepts nothing.
 _TIMEOUT_S = 10.0
 
 
@@ -49,7 +49,7 @@ _TIMEOUT_S = 10.0
 _CUT_SHORT = (
     rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2}|\x1b(?:\[[0-9;?]*)?)\Z"
 )
-# After it the rank overwrites its line, where the prefix stands.
+# After it the rank overwrites its line, prefix included.
 _REDRAW = rb"\r(?![\r\n])(?!\Z)"
 
 
@@ -86,9 +86,9 @@ class Feed:
     _is_rewound = False
 
     def take(self, *, is_last: bool, now: float, cursor: Feed | None) -> bytes:
-        """Return what to show next: whole lines, or an unfinished one that is due.
+        """Return the next output to show: whole lines, or an unfinished one that is due.
 
-        CURSOR is the feed in whose line the console's cursor stands.
+        CURSOR is the feed that wrote the line at the console's cursor.
         """
         size = self._base + os.fstat(self._fd).st_size
         is_due = self.due_at is not None and self.due_at <= now
@@ -122,7 +122,7 @@ class Feed:
     _is_in_a_line = False
 
     def _cut(self, *, is_last: bool, now: float) -> bytes:
-        """Return the next piece as the rank wrote it; nothing while a line is to be completed."""
+        """Return the next piece as the rank wrote it; nothing while its line is incomplete."""
         chunk = self._read(_CHUNK)
         if not self._by_lines:
             return chunk
@@ -138,7 +138,7 @@ class Feed:
             return chunk[: end or len(chunk)]
         if self._pattern is not None:
             return b""
-        import re  # only for those who want it
+        import re  # needed by few launches
 
         whole = re.sub(_CUT_SHORT, b"", chunk)
         if self.due_at is None or not whole:
@@ -159,7 +159,7 @@ class Feed:
         if cursor is not None and cursor is not self:
             before = b"\n"
         if self._is_open and not goes_on and body.startswith(b"\n"):
-            # Another rank's output has ended this line already.
+            # Another rank's output has already ended this line.
             self._is_open, body = False, body[1:]
         if not goes_on and not body.strip(b"\r"):
             return b""
@@ -232,13 +232,13 @@ class Console(Sink):
         self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
         self._outlet = Outlet(1)
         self._feeds: list[Feed] = []
-        # The feed in whose unfinished line the cursor stands, when lines have prefixes.
+        # If lines have prefixes: the feed that wrote the unfinished line at the cursor.
         self._cursor: Feed | None = None
         self._turn = 0
-        # What the outlet has not taken yet.
+        # Output that the outlet has not accepted yet.
         self._pending = memoryview(b"")
         self._pace_s = _PACE_S
-        # How much was shown since the last look that found no more.
+        # The number of bytes shown since the files last had nothing new.
         self._recent_bytes = 0
         self._is_waiting_for_room = False
         self._is_last = False
@@ -249,7 +249,7 @@ class Console(Sink):
     # The supervisor's side ----------------------------------------------------------------------
 
     def open(self, waiting: Waiting) -> None:
-        """Show whatever there is."""
+        """Begin to show output."""
         self._waiting = waiting
         if self._outlet.is_closed:
             self._give_up("standard output is closed")
@@ -257,7 +257,7 @@ class Console(Sink):
         self._pump()
 
     def on_event(self, happening: Happening) -> None:
-        """Follow each process that starts; at the end show all that is left."""
+        """Follow each process that starts; at the end, show the remaining output."""
         if isinstance(happening, Started) and happening.process in self._shown:
             self._follow(happening)
         elif isinstance(happening, Gathered):
@@ -270,7 +270,7 @@ class Console(Sink):
             self._pump()
 
     def is_busy(self) -> bool:
-        """Whether something is still to be shown."""
+        """Whether output remains to be shown."""
         return self._is_last and not self._is_done
 
     def shows(self, process: int) -> bool:
@@ -300,7 +300,7 @@ class Console(Sink):
             )
 
     def _begin(self, attempt: int) -> None:
-        """Choose what is shown of a generation."""
+        """Choose which processes of a generation are shown."""
         plan = self._job.plan
         self._shown = self._job.shown(plan)
         self._logs = {i: log_paths(plan, plan.processes[i], attempt) for i in self._shown}
@@ -321,7 +321,7 @@ class Console(Sink):
         self._pump()
 
     def _pump(self) -> None:
-        """Write the new output as far as the reader takes it, and set the next timer."""
+        """Write as much new output as the reader accepts, and set the next timer."""
         budget = _TURN_BYTES
         while not self._is_done:
             if not self._pending and not self._fetch():
@@ -361,7 +361,7 @@ class Console(Sink):
         return True
 
     def _write(self) -> int:
-        """Write from what is pending; return how much, or -1 when we must wait or are done."""
+        """Write pending output; return the number of bytes, or -1 if we must wait or are done."""
         try:
             taken = self._outlet.write(self._pending)
         except OSError as error:

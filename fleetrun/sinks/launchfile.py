@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
 
-# While the ranks load their programs; at its end, a short job would wait for this.
+# While the ranks load their programs: at the end, this would delay the exit of a short job.
 _AFTER_S = 0.02
 
 
 class LaunchFile(Sink):
-    """Writes what `--banner=full` shows, whatever the console does."""
+    """Writes the full banner, even if the console shows a shorter one."""
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
@@ -41,7 +41,7 @@ class LaunchFile(Sink):
             self._append(render.again(happening.plan))
 
     def close(self) -> None:
-        """Do what a short launch has not got round to."""
+        """Write the file now if the launch ended before the timer."""
         self._chores.finish()
 
     def _write_first(self) -> None:

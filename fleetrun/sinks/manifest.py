@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.sinks.git import Revision
 
-# While the ranks load their programs; at its end, a short job would wait for this.
+# While the ranks load their programs: at the end, this would delay the exit of a short job.
 _AFTER_S = 0.04
-# With the run directory's other chores: git takes longer than a short job.
+# Together with the other late work on the run directory: git takes longer than a short job.
 _GIT_AFTER_S, _GIT_S = 0.4, 20.0
 
 
@@ -37,7 +37,7 @@ class ManifestFile(Sink):
         self._chores.add("manifest", _AFTER_S, self._begin)
 
     def close(self) -> None:
-        """Do what a short launch has not got round to."""
+        """Write the file now if the launch ended before the timer."""
         if self._question is not None:
             self._question.abandon()
         self._chores.finish()
@@ -55,7 +55,7 @@ class ManifestFile(Sink):
     def _ask(self) -> None:
         from fleetrun.sinks import git  # after the start
 
-        # If no process can be started, what .git says has to do.
+        # Without a process for git, the manifest has only what .git says.
         with suppress(OSError):
             self._question = git.ask(self._place())
             self._question.watch(self._waiting, self._on_answer, _GIT_S)
@@ -70,7 +70,7 @@ class ManifestFile(Sink):
                 self._write(revision)
 
     def _place(self) -> str:
-        """Return the script's folder; ours for a module or a program of the system."""
+        """Return the script's folder; the current one for a module or a system program."""
         script = self._job.request.script
         is_here = script.form == "file" and ("/" in script.target or script.target.endswith(".py"))
         folder = os.path.dirname(script.target) if is_here else ""

@@ -16,23 +16,24 @@ if TYPE_CHECKING:
 
 # A full pipe is enlarged to this, so that its writer waits less often.
 _PIPE_BYTES = 256 * 1024
-# A pipe that is ready for writing takes this much.
+# A pipe that is ready for writing accepts this much.
 _PIPE_ROOM = 4096
 
 
 class Outlet:
-    """FD 1 or 2 of the launcher; `write` takes no more than the reader has room for."""
+    """FD 1 or 2 of the launcher; `write` accepts no more than the reader has room for."""
 
     def __init__(self, fd: int) -> None:
         self._socket: socket | None = None
-        # Whether writing may block: write only when poll allows it, and only what surely fits.
+        # Whether writing may block: then write only when poll allows it, and only as much as always
+        # fits.
         self._is_careful = False
         self._own_fd = -1
         self.is_closed = False
         # Whether it can be full, so that one waits for `fd`.
         self.can_wait = False
         self.fd = fd
-        # If it was closed at the start, its number may since belong to any file.
+        # If it was closed at the start, its number may now belong to any other file.
         if (sys.__stdout__ if fd == 1 else sys.__stderr__) is None:
             self.is_closed = True
             return
@@ -82,7 +83,7 @@ class Outlet:
     def write(self, data: bytes | memoryview) -> int:
         """Write the beginning of DATA and return its length; set `is_closed` on EPIPE.
 
-        Raises OSError, as for a full disk.
+        Raises OSError, for example if the disk is full.
         """
         try:
             if self._socket is not None:
@@ -103,7 +104,7 @@ class Outlet:
         return os.write(self.fd, data[:_PIPE_ROOM]) if has_room else 0
 
     def close(self) -> None:
-        """Close what was opened here."""
+        """Close the file that was opened here."""
         if self._own_fd >= 0:
             os.close(self._own_fd)
         if self._socket is not None:

@@ -95,7 +95,7 @@ class OutputTimes(Sink):
         try:
             self._write(outputtimes.moved(log.number, log.moved, is_collapsed=cut.is_collapsed))
         except OSError:
-            # From here on, offsets would have another meaning.
+            # From here on, offsets would mean something else.
             self.close()
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class OutputTimes(Sink):
             try:
                 status = os.stat(log.path, follow_symlinks=False)
             except OSError:
-                # It was removed; the rank goes on writing to the deleted file.
+                # Somebody removed it; the rank goes on writing to the deleted file.
                 continue
             offset = log.base + status.st_size
             if offset == log.offset or not stat.S_ISREG(status.st_mode):

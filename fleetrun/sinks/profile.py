@@ -29,7 +29,7 @@ class ProfileSink(Sink):
             self._conclude()
 
     def _conclude(self) -> None:
-        from fleetrun.records import tracefile  # starting goes first
+        from fleetrun.records import tracefile  # imported late: the start has priority
 
         records, silent, path = [], [], ""
         for spec in self._job.plan.processes:

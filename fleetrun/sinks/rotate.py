@@ -2,18 +2,18 @@
 
 A rank writes straight into its file and cannot be told to open another one. So the beginning of the
 file is copied to `workerlog.N.1` (older ones move to `.2`, `.3`, ...; the oldest is deleted) and
-then removed from the file itself: on ext4 and xfs, and whatever lies on top of them,
-FALLOC_FL_COLLAPSE_RANGE does that atomically between two writes. `cat workerlog.N.2 workerlog.N.1
-workerlog.N` is all that was written, byte for byte. The part removed is a multiple of 64 KiB, so a
-line may begin in one file and end in the next.
+then removed from the file itself: on ext4 and xfs, and on overlays of these,
+FALLOC_FL_COLLAPSE_RANGE does so atomically between two writes. `cat workerlog.N.2 workerlog.N.1
+workerlog.N` prints everything that was written, byte for byte. The part removed is a multiple of 64
+KiB, so a line may begin in one file and end in the next.
 
 Where that is not supported (tmpfs, btrfs, zfs), FALLOC_FL_PUNCH_HOLE frees the space, but the file
 keeps its length and begins with a hole that reads as zero bytes. Where neither works (NFS before
 4.2), the launch is refused beforehand.
 
 At least the last 64 KiB stay in the file, so that its end is where readers expect it. Sizes are
-checked once a second; until then, and during the copy, a file may be larger. A file `*.part` is an
-unfinished copy; all of it is still in the log itself.
+checked once a second; until the next check, and during the copy, a file may be larger. A file
+`*.part` is an unfinished copy; its bytes are still in the log itself.
 """
 
 import errno
@@ -48,7 +48,7 @@ class Cut(NamedTuple):
     log: str
     archive: str
     length: int
-    # Whether the rest of LOG moved to its beginning, or stands behind a hole.
+    # Whether the rest of LOG moved to its beginning; if not, it follows a hole.
     is_collapsed: bool
     # The maximum number of archives.
     kept: int
@@ -61,7 +61,7 @@ class _RotatedLog:
         self.path = path
         self.name = name
         self.fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        # Before this there is a hole.
+        # The file is a hole up to this offset.
         self.begin = 0
         self.quiet_until = 0.0
         self._draft_fd = -1
@@ -74,11 +74,11 @@ class _RotatedLog:
 
     @property
     def copied(self) -> int:
-        """How much of the beginning is copied."""
+        """The number of bytes copied from the beginning."""
         return self._copied - self.begin
 
     def is_over(self, limit: int) -> bool:
-        """Whether it has more than LIMIT bytes."""
+        """Whether the log has more than LIMIT bytes."""
         size = os.fstat(self.fd).st_size
         if size < self.begin:
             # The file was truncated; ranks continue at its start.
@@ -95,7 +95,7 @@ class _RotatedLog:
         self._copied = self.begin
 
     def go_on(self, most: int) -> bool:
-        """Copy the next piece, MOST bytes in all at most; return whether the copy is complete."""
+        """Copy the next piece, up to MOST bytes in all; return whether the copy is complete."""
         size = os.fstat(self.fd).st_size
         if size < self._copied:
             raise OSError(errno.ESTALE, "somebody else shortened it")
@@ -151,7 +151,7 @@ class _RotatedLog:
 
 
 class Rotation(Sink):
-    """Cuts logs as --log_max_size and --log_max_files say, and reports each cut to FOLLOW."""
+    """Cuts logs according to --log_max_size and --log_max_files, and reports each cut to FOLLOW."""
 
     def __init__(
         self, job: ObservedJob, follow: Callable[[Cut], None], *, pace_s: float = _PACE_S
@@ -168,7 +168,7 @@ class Rotation(Sink):
         self._is_over = False
 
     def prepare(self) -> None:
-        """Try it on a scratch file; raises EnvironmentFault if it does not work."""
+        """Try it on a scratch file. Raises EnvironmentFault if that fails."""
         folder = self._job.folder.path
         try:
             self._can_collapse = can_collapse(folder)
@@ -251,7 +251,7 @@ class Rotation(Sink):
     def _cut(self, log: _RotatedLog) -> None:
         length = log.finish(self._files, can_collapse=self._can_collapse)
         self._follow(Cut(log.path, f"{log.path}.1", length, self._can_collapse, self._files))
-        # There may be more than one archive holds.
+        # There may be more bytes than fit into one archive.
         self._enlist(log)
 
     def _fail(self, log: _RotatedLog, error: OSError) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
 
 _TRIED = ".link"
-# When to do chores after the ranks have started.
+# How long after the start of the ranks to do the late work.
 _PLAN_AFTER_S = 0.3
 _PRUNE_AFTER_S = 1.5
 # Longer than hosts wait for each other, unless the timeout was raised.
@@ -36,7 +36,7 @@ _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunDirectory(Sink):
-    """Creates the run directory of JOB and keeps as many as --log_keep says."""
+    """Creates the run directory of JOB, and deletes the oldest ones beyond --log_keep."""
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
@@ -54,7 +54,7 @@ class RunDirectory(Sink):
         self._has_complained = False
 
     def prepare(self) -> None:
-        """Create the folder and what ranks need in it; a full or read-only disk shows here."""
+        """Create the folder and the files that ranks need; a full or read-only disk fails here."""
         try:
             try:
                 self._log_fd = enter(self._log_dir)
@@ -134,7 +134,7 @@ class RunDirectory(Sink):
             self._chores.add("old runs", _PRUNE_AFTER_S, self._prune)
 
     def on_event(self, happening: Happening) -> None:
-        """Point a process's well-known log to that of the current attempt."""
+        """Point a process's well-known log name to the log of the current attempt."""
         if isinstance(happening, Started) and self._is_first:
             spec = self._job.plan.processes[happening.process]
             logs = zip((spec.log, spec.error_log), self._job.logs(happening), strict=False)
@@ -148,7 +148,7 @@ class RunDirectory(Sink):
                 self._link_others(happening.attempt)
 
     def close(self) -> None:
-        """Do what a short launch has not got round to, and release the lock."""
+        """Do the late work now if the launch ended before the timer, and release the lock."""
         self._chores.finish()
         if self._is_first and self._job.plan.shared_logs is not None:
             with suppress(OSError):
@@ -177,7 +177,7 @@ class RunDirectory(Sink):
                 self._job.log(f"{path} could not be made to point to {target} ({error.strerror}).")
 
     def _name_previous(self) -> None:
-        """Report the launch that had the well-known names, if it still runs."""
+        """Report the launch that owned the well-known names, if it still runs."""
         try:
             name = os.path.basename(os.readlink(names.LATEST, dir_fd=self._log_fd))
         except OSError:
@@ -230,7 +230,7 @@ class RunDirectory(Sink):
                 continue
             return
 
-    # Chores -------------------------------------------------------------------------------------
+    # Late work -----------------------------------------------------------------------------------
 
     def _write_plan(self) -> None:
         """Write plan.json, without secrets."""
@@ -258,7 +258,7 @@ class RunDirectory(Sink):
                 self._forget_name(name)
 
     def _is_launch(self, name: str) -> bool:
-        """Whether fleetrun created the folder NAME, under that name and for this user."""
+        """Whether fleetrun created the folder NAME under this name and for this user."""
         with self._lock_of(name) as fd:
             return fd is not None and lockfile.launcher(fd, name) is not None
 
@@ -278,7 +278,7 @@ class RunDirectory(Sink):
 
     @contextmanager
     def _lock_of(self, name: str) -> Iterator[int | None]:
-        """Open the lock of the folder NAME for a while; None if the folder is not ours."""
+        """Open the lock of the folder NAME while in the context; None if the folder is not ours."""
         fd = self._open_lock(name)
         try:
             yield fd
@@ -343,17 +343,17 @@ class RunDirectory(Sink):
 
     def _remove(self, name: str) -> None:
         """Remove the launch NAME, if it is over."""
-        # What cannot be removed stays for the next launch.
+        # The next launch tries again to remove what is left.
         with suppress(OSError), self._lock_of(name) as fd:
             if fd is not None and not lockfile.is_locked(fd) and not self._has_others(name):
                 remove(name, self._runs_fd)
 
     def _forget_name(self, name: str) -> None:
-        """Remove the link NAME into an earlier launch that is over; this one has no such file."""
+        """Remove the link NAME into a launch that is over; this launch has no such file."""
         try:
             target = os.readlink(name, dir_fd=self._log_fd)
         except OSError:
-            # It is no link.
+            # It is not a link.
             return
         runs = os.path.dirname(self._run_dir)
         run_dir, log = os.path.split(_join(self._log_dir, target))

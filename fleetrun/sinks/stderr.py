@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
 
-# For a reader that does not read, the oldest lines beyond this are dropped.
+# If the reader does not read, the oldest lines beyond this many are dropped.
 _MOST = 1000
-# How long the last lines wait for a reader that takes nothing.
+# How long the last lines wait for a reader that accepts nothing.
 _TIMEOUT_S = 2.0
 
 
@@ -38,18 +38,18 @@ class Messages(Sink):
     ) -> None:
         self.redact = redact
         self._outlet = Outlet(2)
-        # Whether somebody may be watching.
+        # Whether a user may be watching.
         self._is_watched = self._outlet.is_terminal and not is_ci
-        # Built after the processes have started, so that they need not wait for it.
+        # Built after the processes have started, so as not to delay them.
         self.preface = preface
         self._queue: deque[bytes] = deque(maxlen=_MOST)
         self._waiting: Waiting | None = None
         self._is_waiting_for_room = False
         self._is_last = False
         self.is_coloured = is_coloured
-        # Whether the job has failed, and lines from now on say why.
+        # Whether the job has failed; the lines from then on say why.
         self._is_fault = False
-        # Another program has the terminal (--ui).
+        # Another program uses the terminal (--ui).
         self._is_held = False
 
     def log(self, text: str) -> None:
@@ -113,14 +113,14 @@ class Messages(Sink):
             self._queue.clear()
 
     def open(self, waiting: Waiting) -> None:
-        """Write the preface and the waiting lines."""
+        """Write the preface and the lines that are waiting."""
         self._waiting = waiting
         if self.preface is not None:
             self._queue.appendleft(self.preface().encode(errors="backslashreplace"))
         self._pump()
 
     def on_event(self, happening: Happening) -> None:
-        """Note the end, after which lines are awaited only up to the timeout."""
+        """Note the end of the job: from now on, lines wait only up to the timeout."""
         if isinstance(happening, Finished):
             self._is_last = True
             self._is_fault = happening.outcome.cause is not None

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 # How long the last table may take when the job is over.
 _TIMEOUT_S = 5.0
 _END_S = 1.0
-# By then the launcher has received a signal that ended the screen, too.
+# By then the launcher, too, has received the signal that ended the screen.
 _HEARD_S = 0.2
-# Restores the ordinary screen and its cursor.
+# Restores the ordinary screen and the cursor.
 _BACK = b"\x1b[?1049l\x1b[?25h"
 
 
 class Screen(Sink):
-    """Shows the job; MESSAGES are held meanwhile."""
+    """Shows the job, and holds MESSAGES back meanwhile."""
 
     def __init__(self, job: ObservedJob, messages: Messages) -> None:
         self._job = job
@@ -51,7 +51,7 @@ class Screen(Sink):
             self._settings = termios.tcgetattr(1)
         words = f"['fleetrun', 'top', {self._job.folder.path!r}]"
         code = f"sys.argv[:] = {words}; from fleetrun.__main__ import run; run()"
-        # In our process group, as it reads the keyboard and Ctrl-C is for both; and in our session,
+        # In our process group, as it reads the keyboard and Ctrl-C ends both; and in our session,
         # so that it does not count as part of the job.
         pid = os.posix_spawn(
             sys.executable,
@@ -105,7 +105,7 @@ class Screen(Sink):
             self._restore()
         self._messages.release()
         if not self._is_over:
-            # Ctrl-C is for both, and may end the screen before it reaches the launcher.
+            # Ctrl-C reaches both, and may end the screen before it reaches the launcher.
             self._waiting.timer("goes on", time.monotonic() + _HEARD_S, self._announce)
 
     def _announce(self) -> None:

@@ -1,7 +1,7 @@
 """Starts the process that measures the job for `metrics.jsonl` and `--metrics_port`.
 
-Being separate, neither a slow driver nor a scrape delays the launcher. It starts some seconds after
-the ranks.
+It is a separate process so that neither a slow driver nor a scrape delays the launcher. It starts
+some seconds after the ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
 
-# A shorter job has no metrics; where a port serves them, they begin sooner.
+# A shorter job has no metrics; with --metrics_port they begin sooner.
 _AFTER_S = 5.0
 _SOON_S = 0.5
 # SIGKILL takes effect by then, even on a busy host.
@@ -35,7 +35,7 @@ _BACKLOG = 16
 
 
 class Metrics(Sink):
-    """Measures the job each --metrics_period; --metrics_port serves OpenMetrics."""
+    """Measures the job every --metrics_period, and serves OpenMetrics at --metrics_port."""
 
     def __init__(self, job: ObservedJob) -> None:
         self._job = job
@@ -47,9 +47,9 @@ class Metrics(Sink):
         self._ended_fd = -1
 
     def prepare(self) -> None:
-        """Bind the port, or say that it cannot be had: a job needs no metrics.
+        """Bind the port; if that fails, warn and go on, as a job does not need metrics.
 
-        Raises EnvironmentFault if the library that serves them is not installed.
+        Raises EnvironmentFault if prometheus-client is not installed.
         """
         if self._port is None:
             return
@@ -73,7 +73,7 @@ class Metrics(Sink):
             self._socket = None
 
     def open(self, waiting: Waiting) -> None:
-        """Begin in a while."""
+        """Schedule the start of the measuring process."""
         self._waiting = waiting
         after = min(self._period_s, _SOON_S if self._socket is not None else _AFTER_S)
         waiting.timer("begin", time.monotonic() + after, self._begin)
@@ -84,10 +84,10 @@ class Metrics(Sink):
             self._kill()
 
     def close(self) -> None:
-        """Kill the process; leave behind one that a driver holds."""
+        """Kill the process; do not wait for one that is stuck in a driver."""
         self._kill()
         if self._ended_fd >= 0:
-            # Nobody writes to it: it becomes ready when the other end is closed.
+            # Nothing is written to it: it becomes readable when the other end is closed.
             poll(_END_S, self._ended_fd)
             self._forget()
         self._shut()
@@ -114,7 +114,8 @@ class Metrics(Sink):
             itself.command(code),
             os.environ,
             file_actions=fds,
-            # Ctrl-C is not for it, but in our session nobody takes it for a part of the job.
+            # A process group of its own spares it Ctrl-C; in our session it does not count as part
+            # of the job.
             setpgroup=0,
             setsigmask=(),
             setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
@@ -140,7 +141,8 @@ class Metrics(Sink):
 
     def _forget(self) -> None:
         self._waiting.unwatch(self._ended_fd)
-        # The supervisor, which reaps orphans, may be faster; or a driver may still hold it.
+        # The supervisor, which reaps orphans, may be faster; or the process is still stuck in a
+        # driver.
         with suppress(ChildProcessError):
             os.waitpid(self._pid, os.WNOHANG)
         os.close(self._ended_fd)

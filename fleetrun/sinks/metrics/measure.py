@@ -36,7 +36,7 @@ def main(run_dir: str, launcher: int, period_s: float, listening_fd: int | None)
 
 
 def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
-    """Measure the job of RUN_DIR each PERIOD_S seconds until this process is ended."""
+    """Measure the job of RUN_DIR every PERIOD_S seconds until this process is killed."""
     meter = Meter(run_dir, period_s)
     exporter = None
     if listening_fd is not None:
@@ -58,7 +58,7 @@ def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
 
 
 class Meter:
-    """Measures the job of RUN_DIR each PERIOD_S."""
+    """Measures the job of RUN_DIR every PERIOD_S seconds."""
 
     def __init__(self, run_dir: str, period_s: float) -> None:
         self._period_s = period_s
@@ -157,7 +157,7 @@ def system() -> System:
     disk = psutil.disk_io_counters()
     network = psutil.net_io_counters()
     return System(
-        # Since the last call, or since the boot.
+        # Since the last call; the first time, since the boot.
         cpu_percent=psutil.cpu_percent(),
         load=os.getloadavg()[0],
         memory_used_bytes=memory.total - memory.available,
@@ -170,7 +170,7 @@ def system() -> System:
 
 
 def io_of(pid: int) -> tuple[int | None, int | None]:
-    """Return the bytes that PID has read from and written to disks; None: unknown."""
+    """Return the bytes that PID has read from and written to disks; None if unknown."""
     rows = proc.rows(pid, "io")
     if not rows:
         return None, None
