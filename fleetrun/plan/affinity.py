@@ -25,8 +25,8 @@ class Binding(NamedTuple):
 def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...]]") -> Binding:
     """Distribute PROCESSORS over the ranks with GROUPS of devices, as HOW requests.
 
-    `cores`: all of them, near each rank's device where that leaves nobody without.
-    `numa`: to each rank those of its device's node; without devices nobody gets two nodes.
+    `cores`: all cores are distributed, near each rank's device if that leaves no rank without.
+    `numa`: each rank gets the CPUs of its device's node; without devices, no rank spans two nodes.
     """
     cores = sorted(
         zip(processors.nodes, processors.cores, strict=True),
@@ -81,7 +81,7 @@ def _numa_nodes(
     room: Mapping[int, int],
 ) -> tuple[list[int] | None, tuple[str, ...]]:
     """Return the NUMA node near each rank's device, or None and the reason."""
-    if len(room) < 2 or not all(groups):  # a single node leaves no choice
+    if len(room) < 2 or not all(groups):  # with a single node there is no choice
         return None, ()
     # A rank with devices on two nodes is driven from the first one.
     nearest = [_near(group[0], near) for group in groups]
@@ -108,7 +108,7 @@ def _near(device: "Device", near: Mapping[str, int]) -> int | None:
 
 
 def _dealt(ranks: int, room: Mapping[int, int]) -> list[int]:
-    """Distribute RANKS over the nodes in blocks, to each as many as fit."""
+    """Distribute RANKS over the nodes in blocks, in proportion to the CPUs of each node."""
     ends: list[tuple[int, int]] = []
     total = 0
     for node in sorted(room):
@@ -132,7 +132,8 @@ def _split(cores: Sequence[Mask], ranks: int) -> list[Mask]:
     if ranks > len(pieces):
         pieces = [(cpu,) for core in cores for cpu in core]
     if ranks > len(pieces):
-        # Bound to one each, the ranks with a CPU to themselves would wait for the others.
+        # If each were bound to one CPU, the ranks with a CPU to themselves would wait for the
+        # others.
         return [tuple(sorted(cpu for piece in pieces for cpu in piece))] * ranks
     count = len(pieces)
     blocks = [pieces[rank * count // ranks : (rank + 1) * count // ranks] for rank in range(ranks)]

@@ -1,6 +1,6 @@
 """The banner: at most five lines about what starts where, and where its logs are.
 
-The ranks have just been started, so nothing is imported here that a launch does not have already.
+The ranks have just been started, so this imports only what every launch has already loaded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TRAINER = "trainer"
 def brief(
     request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int | None = WIDTH
 ) -> list[str]:
-    """Return the lines, without the program's name; where links cannot be, other names exist.
+    """Return the lines, without the program's name.
 
-    On a terminal of WIDTH columns that are fewer than usual, lines are broken between words; where
-    there is no terminal (None), every path is whole.
+    On a terminal of fewer than the usual WIDTH columns, lines are broken between words; without a
+    terminal (None), every path is whole.
     """
     if width is None:
         width = room = _ENDLESS
@@ -44,7 +44,7 @@ def brief(
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
     lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
     if width < WIDTH and has_links:
-        # The same folder by a shorter name.
+        # A shorter path of the same folder.
         run_dir = f"{log_dir}/{names.LATEST}"
     lines.append(_fitted("settings in ", visible(run_dir), f"/{names.LAUNCH}", room))
     if width >= WIDTH:
@@ -66,7 +66,7 @@ def _what(request: Request, plan: LaunchPlan, room: int) -> str:
 def _who(plan: LaunchPlan) -> str:
     """Name the processes of this host, and how many ranks the job has.
 
-    Ranks count over the whole job: `ranks 2-3 of 4`; other roles are told one after another.
+    Ranks are numbered over the whole job: `ranks 2-3 of 4`; other roles are listed one by one.
     """
     groups: dict[str, list[int]] = {}
     for process in plan.processes:
@@ -103,7 +103,7 @@ def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
 
 
 def _listed(kind: str, devices: Sequence[Device]) -> str:
-    """Name the DEVICES of one KIND, each once, numbers as ranges."""
+    """Name the DEVICES of one KIND, each once, with numbers as ranges."""
     ids = list(dict.fromkeys(device.id for device in devices if device.kind == kind))
     if all(device_id.isdecimal() for device_id in ids):
         return f"{kind} {conversion.ranges(map(int, ids))}"
@@ -111,7 +111,7 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
 
 
 def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
-    """Name the log files of this host's PROCESSES, as far as there is room."""
+    """Name the log files of this host's PROCESSES, as many as fit."""
     names: dict[str, list[str]] = {}
     for log in [log for process in processes for log in (process.log, process.error_log) if log]:
         names.setdefault(log.rstrip("0123456789"), []).append(log)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, Request, Script
 
 
-# Paddle's check of its installation, which Paddle's launcher accepts instead of a script.
+# Paddle's check of its installation, which Paddle's launcher accepts in place of a script.
 CHECK = "run_check"
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "run_check.py")
 
@@ -26,7 +26,7 @@ def is_python(script: Script) -> bool:
 def argv(request: Request, facts: Facts, debugger: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the command line of a rank; the script's arguments are unchanged.
 
-    DEBUGGER precedes the script if a debugger holds it.
+    The words of DEBUGGER precede the script.
     """
     script = request.script
     # Python would take a name that starts with a hyphen for an option of its own.

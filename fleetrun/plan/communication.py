@@ -20,7 +20,7 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
     several = len(roster.members) > 1
     own_interface = _own_interface(facts, roster) if several else _LOOPBACK
     if own_interface is not None:
-        # By default gloo uses whatever address our host name resolves to.
+        # By default gloo uses the address that our host name resolves to.
         env[_GLOO] = own_interface
     if share.kind == "gpu":
         env["NCCL_DEBUG"] = "WARN"
@@ -35,7 +35,7 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
 
 
 def _own_interface(facts: Facts, roster: Roster) -> str | None:
-    """Return the interface that leads to the peers, or has the address by which they know us."""
+    """Return the interface that leads to the peers, or has the address that they use for us."""
     if facts.network is not None:
         return facts.network.interface
     if facts.peer_interface is not None:
@@ -52,7 +52,8 @@ def _interface_of(host: str, facts: Facts) -> str | None:
 def _nccl_sockets(request: Request, facts: Facts, own_interface: str | None) -> str | None:
     """Return the interfaces for NCCL; None if its own choice is as good.
 
-    It uses all that it finds: naming one would exclude the others, which may be faster.
+    NCCL uses all interfaces that it finds: naming one would exclude the others, which may be
+    faster.
     """
     names = tuple(dict.fromkeys(address.interface for address in facts.addresses))
     named = None if request.host is None else _interface_of(request.host, facts)

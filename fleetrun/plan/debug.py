@@ -19,7 +19,7 @@ _LAST_PORT = 65535
 _LOOPBACK = "127.0.0.1"
 _LISTEN = ("-m", "debugpy", "--listen")
 _UNDER_PDB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "under_pdb.py")
-# Timeouts are a week while somebody debugs.
+# Timeouts during debugging: a week.
 _TIMEOUT_S = 7 * 24 * 3600
 VARIABLES = {
     # Of the store behind paddle.distributed.rpc, in seconds.
@@ -37,7 +37,7 @@ class Debugging(NamedTuple):
 
 
 def at_terminal(request: Request, facts: Facts) -> Request:
-    """Let the rank that pdb will hold read the terminal, and be shown there."""
+    """Give the rank under pdb the terminal: it reads it, and its output is shown there."""
     if request.debug is None or facts.has_debugpy or not request.debug.isdigit():
         return request
     tee = request.tee
@@ -47,7 +47,7 @@ def at_terminal(request: Request, facts: Facts) -> Request:
 
 
 def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debugging:
-    """Decide how the ranks of SPECS that REQUEST names start under a debugger."""
+    """Decide how the ranks of SPECS that REQUEST names start under the debugger."""
     if request.debug is None:
         return Debugging()
     option = origin.option(request, "debug")
@@ -70,7 +70,7 @@ def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debu
 
 
 def _under_debugpy(held: Sequence[RankSpec], specs: Sequence[RankSpec], facts: Facts) -> Debugging:
-    """Let each of the HELD ranks wait at a port of its own."""
+    """Make each of the HELD ranks wait at a port of its own."""
     taken = facts.used_ports | {spec.endpoint.port for spec in specs}
     before: dict[int, tuple[str, ...]] = {}
     places = []
@@ -83,7 +83,7 @@ def _under_debugpy(held: Sequence[RankSpec], specs: Sequence[RankSpec], facts: F
             )
         taken |= {port}
         endpoint = f"{_LOOPBACK}:{port}"
-        # Python's frozen modules keep a debugger from stopping in them, and it would say so.
+        # A debugger cannot stop in Python's frozen modules, and would print a warning.
         before[spec.rank] = ("-X", "frozen_modules=off", *_LISTEN, endpoint, "--wait-for-client")
         places.append(f"{spec.rank} at {endpoint}")
     subject = "Rank" if len(places) == 1 else "Ranks"
@@ -103,7 +103,7 @@ def ports(plan: LaunchPlan) -> tuple[int, ...]:
 
 
 def _under_pdb(request: Request, facts: Facts, held: Sequence[RankSpec], option: str) -> Debugging:
-    """Let the one rank HELD stop at its first line, before the terminal."""
+    """Make the one rank HELD stop at its first line, with pdb at the terminal."""
     install = f"install debugpy (`{facts.python} -m pip install debugpy`)"
     if len(held) > 1:
         raise EnvironmentFault(

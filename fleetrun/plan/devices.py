@@ -11,7 +11,7 @@ from fleetrun.plan import kinds, masks, origin, use
 from fleetrun.plan.kinds import label
 from fleetrun.records.variables import ASSUME_DEVICES
 
-# How CUDA numbers GPUs, and the way that NVML, the driver's library, does.
+# The order in which CUDA numbers GPUs, and the order of NVML, the driver's library.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 _ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "xccl", "flagcx", "heter")
@@ -33,7 +33,7 @@ class Share(NamedTuple):
 def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     """Distribute the host's devices over its ranks as REQUEST says.
 
-    TAKES_ALL: one process alone has all devices.
+    TAKES_ALL: a single process gets all devices.
     """
     if request.backend not in _ALL_BACKENDS:
         raise UsageError(
@@ -42,7 +42,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     processes = _processes(request)
     if processes == "cpu":
         return _on_cpu(request, facts.cpus, ())
-    # Paddle's gloo trains on the CPU: it takes devices only from those who name them.
+    # Paddle trains on the CPU with gloo: it gets devices only if they are named.
     if request.backend == "gloo" and request.devices is None and processes != "gpu":
         return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
     kind, of_kind = _kind(request, facts)
@@ -84,7 +84,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
 
 
 def _check_masked(request: Request, facts: Facts, kind: str) -> None:
-    """Refuse a mask for each rank if KIND has none."""
+    """Raise UsageError if each rank needs a mask and KIND has none."""
     if request.virtual_local_rank and kind in facts.unmasked:
         raise EnvironmentFault(
             f"--virtual_local_rank: Paddle sees all {label(kind)}s whatever "
@@ -96,7 +96,7 @@ def _check_masked(request: Request, facts: Facts, kind: str) -> None:
 def _instances(
     request: Request, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
 ) -> tuple[str, ...]:
-    """Refuse GROUPS that CUDA cannot see as GPUs are partitioned, and warn of NCCL's limits."""
+    """Raise UsageError if CUDA cannot see GROUPS of MIG instances, and warn of NCCL's limits."""
     for group in groups:
         if len(group) > 1 and any(masks.is_instance(device.id) for device in group):
             raise UsageError(
@@ -116,7 +116,7 @@ def _instances(
 
 
 def _unseen(request: Request, kind: str) -> tuple[str, ...]:
-    """Warn that hangs of devices of KIND cannot be told from computing."""
+    """Warn that a hang cannot be distinguished from computing on devices of KIND."""
     if kind == "gpu" or not request.hang_timeout_s:
         return ()
     consequence = (
@@ -132,7 +132,7 @@ def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:
 
 
 def _processes(request: Request) -> int | str:
-    """Return the number of processes, or the word for it."""
+    """Return the number of processes, or a word such as `auto`."""
     requested = request.nproc_per_node
     if requested is None:
         return "auto"
@@ -155,16 +155,16 @@ def _processes(request: Request) -> int | str:
 def _kind(request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
     """Return the kind of device to use, and remarks about it.
 
-    It is the one named, or the first this host has: Paddle prefers those of its plug-ins.
+    It is the named kind, or the first one of this host: Paddle prefers those of its plug-ins.
     """
     present = _there(facts)
     named = request.device_kind
-    # --nproc_per_node=gpu means what it says even where other devices are.
+    # --nproc_per_node=gpu means GPUs even if the host has other devices.
     if named is None and request.nproc_per_node == "gpu":
         named = "gpu"
     is_general = named == "gpu" and "gpu" not in present and not _is_exact(request)
     if is_general and present and present[0] not in kinds.BUILT_IN:
-        # Paddle's launcher takes --gpus for the devices of whatever kind there is.
+        # Paddle's launcher takes --gpus to mean devices of any kind.
         note = f"{origin.option(request, 'devices')} names {label(present[0])}s: no GPU is here."
         return present[0], (note,)
     if named is not None:
@@ -187,7 +187,7 @@ def _there(facts: Facts) -> list[str]:
 
 
 def _is_exact(request: Request) -> bool:
-    """Whether --device_kind, or no list of devices at all, says that GPUs are meant."""
+    """Whether GPUs are meant: --device_kind says so, or no devices are listed."""
     return request.devices is None or origin.is_given(request, "device_kind")
 
 
@@ -207,7 +207,7 @@ def _check_known(request: Request, kind: str, facts: Facts) -> None:
 
 
 def _on_cpu(request: Request, processes: int, notes: tuple[str, ...]) -> Share:
-    """Return PROCESSES ranks without a device."""
+    """Return PROCESSES ranks without devices."""
     if request.virtual_local_rank:
         notes = (*notes, "--virtual_local_rank has no effect: the ranks have no devices.")
     return Share("cpu", ((),) * processes, _backend(request, "cpu"), notes)
@@ -237,7 +237,7 @@ def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) 
         option = origin.option(request, "device_kind")
     else:
         return
-    # What is used where nothing is asked for.
+    # The devices that are used if none are requested.
     used = [kind for kind in _there(facts)[:1] if masks.visible(facts, kind)[0].devices]
     instead = f"leave the option out to train on {f'{label(used[0])}s' if used else 'the CPU'}."
     if request.dry_run is not None and "hides" not in why:
@@ -246,7 +246,7 @@ def _refuse_cpu(request: Request, facts: Facts, processes: int | str, why: str) 
 
 
 def _without(visible: masks.Visible, why: str, facts: Facts) -> str:
-    """Return WHY nothing is VISIBLE, and the unexpected mask."""
+    """Return WHY no device is VISIBLE, and the mask that the user may not expect."""
     mask = visible.mask and facts.environ[visible.mask].strip()
     return f"{visible.mask}={mask} is set, but {why}" if mask and "hides" not in why else why
 
@@ -254,7 +254,7 @@ def _without(visible: masks.Visible, why: str, facts: Facts) -> str:
 def _choose(
     request: Request, visible: masks.Visible, kind: str
 ) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    """Return the devices that REQUEST names, in its order, and how they were mapped."""
+    """Return the devices that REQUEST names, in its order, and remarks on the mapping."""
     if request.devices is None:
         return visible.devices, ()
     chosen: list[Device] = []
@@ -264,7 +264,8 @@ def _choose(
         and all(word.isdigit() and int(word) < len(visible.devices) for word in words)
         and not {*words} <= {*visible.numbers}
     ):
-        # Paddle's launcher does not know the vendor's mask: it counts what the mask leaves.
+        # Paddle's launcher does not know the vendor's mask: it numbers the devices that the mask
+        # leaves.
         words = tuple(visible.devices[int(word)].id for word in words)
     for word in words:
         chosen += visible.devices if word == "all" else _find(request, visible, kind, word)
@@ -284,7 +285,7 @@ def _choose(
 
 
 def _device_ids(request: Request) -> tuple[str, ...]:
-    """Return every id the user wrote, with ranges written out."""
+    """Return every id that the user wrote, with ranges written out."""
     words: list[str] = []
     pieces = [piece.strip() for piece in (request.devices or "").split(",")]
     for piece in pieces:
@@ -312,18 +313,18 @@ def _device_ids(request: Request) -> tuple[str, ...]:
 
 
 def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tuple[Device, ...]:
-    """Return the visible device that WORD names, or all instances of a GPU that is divided."""
+    """Return the visible device that WORD names, or all instances of a partitioned GPU."""
     places = range(len(visible.devices))
     if word.isdigit():
         matches = [place for place in places if visible.numbers[place] == word]
-        # A mask of UUIDs holds no numbers that WORD could be taken for: there it is a place.
+        # A mask of UUIDs has no numbers for WORD to match: WORD is then a position in it.
         if not any(visible.numbers):
             matches = [*places][int(word) : int(word) + 1]
     else:
         matches = [
             place
             for place in places
-            # The mask, too, may hold only the beginning of a UUID.
+            # The mask, too, may contain only the beginning of a UUID.
             if any(
                 uuid and (uuid.startswith(word) or word.startswith(uuid))
                 for uuid in visible.uuids[place]
@@ -377,7 +378,7 @@ def _groups(
 def _idle(
     chosen: tuple[Device, ...], groups: tuple[tuple[Device, ...], ...], kind: str
 ) -> tuple[str, ...]:
-    """Name the devices of CHOSEN that are in none of GROUPS, in one line."""
+    """Return a line that names the devices of CHOSEN in none of GROUPS."""
     used = {device for group in groups for device in group}
     idle = [device.id for device in chosen if device not in used]
     if not idle:
@@ -393,7 +394,7 @@ def _idle(
 
 
 def _listed(ids: list[str]) -> str:
-    """Write IDS, consecutive ones as a range.
+    """Return IDS as text, with consecutive ones as a range.
 
     >>> _listed(["2", "3"]), _listed(["3", "1"]), _listed(["GPU-a", "GPU-b"])
     ('2-3', '3, 1', 'GPU-a, GPU-b')

@@ -1,4 +1,4 @@
-"""The environment of every rank: what scripts for Paddle 2.0, 2.6 and 3.3 read, together."""
+"""The environment of every rank: all variables that scripts for Paddle 2.0, 2.6 and 3.3 read."""
 
 import os
 from collections.abc import Mapping
@@ -33,14 +33,15 @@ STRING_LIMIT = 128 * 1024
 # A JSON file of variables that Paddle reads for those that are not set (since Paddle 2.6).
 LONG_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
 
-# What every Python of a rank runs first is found there; see its own docstring.
+# The folder with the `sitecustomize` that every Python of a rank runs first; see its docstring.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ISLAND = f"{_PACKAGE}/inject/site"
 # On this signal (SIGRTMAX-4) the code in the rank writes the stacks of all threads.
 STACK_SIGNAL = 60
 
-# Who a process is, as some launcher says it. What we do not set ourselves is removed, so that
-# no worker sees half of another launcher's job. (MASTER_*: Paddle takes it before PADDLE_MASTER.)
+# Variables by which launchers identify a process. Those that we do not set ourselves are removed,
+# so that no worker sees half of another launcher's job. (MASTER_*: Paddle takes it before
+# PADDLE_MASTER.)
 IDENTITY = (
     "DISTRIBUTED_TRAINER_ENDPOINTS",
     "HETER_DEVICE_TYPE",
@@ -94,16 +95,16 @@ _NO_PROXIES = ("no_proxy", "NO_PROXY")
 
 
 MEMORY_FRACTION = "FLAGS_fraction_of_gpu_memory_to_use"
-# By default Paddle takes memory as it needs it, and does not read the fraction.
+# By default Paddle allocates memory as needed, and does not read the fraction.
 ALLOCATOR, BY_FRACTION = "FLAGS_allocator_strategy", "naive_best_fit"
 _GROWING = frozenset(("auto_growth", "thread_local"))
-# With them it gives memory back early, and relies on the device to wait for what still uses it.
+# With these Paddle frees memory early, and relies on the device to wait for work that uses it.
 # cudaFree and hipFree do; Ascend's aclrtFree "does not synchronize", as CANN's documentation says.
 _FREEING = ("FLAGS_free_idle_chunk", "FLAGS_free_when_no_cache_hit")
 
 
 class Environment(NamedTuple):
-    """The environment of this host's ranks: one mapping each, and the removed names."""
+    """The environment of this host's ranks: a mapping for each, and the removed variables."""
 
     ranks: tuple[Mapping[str, str], ...]
     unset: tuple[tuple[str, ...], ...]
@@ -125,12 +126,12 @@ def variables(
 ) -> Environment:
     """Return the environment of this host's processes of LAYOUT.
 
-    Strongest first: --env, --nccl, the rank's identity, what the user exported, the strategy's
-    variables, our defaults.
+    In order of precedence: --env, --nccl, the rank's identity, what the user exported, the
+    strategy's variables, our defaults.
     """
     strategy_variables = {} if strategy is None else strategy.variables
     defaults, notes = _defaults(request, facts, share, roster, run_dir)
-    # An option of the command line is stronger than a file.
+    # An option on the command line takes precedence over a file.
     typed = {MEMORY_FRACTION} if request.gpu_memory_fraction is not None else set[str]()
     defaults |= {
         name: str(knob.value) for name, knob in strategy_variables.items() if name not in typed
@@ -162,17 +163,17 @@ def variables(
         }
         for process in layout.processes
     ]
-    # The identity that another job's launcher has given.
+    # The identity from another job's launcher.
     foreign = tuple(
         name for name in sorted(facts.environ) if is_identity(name) and name not in roster.inherited
     )
-    # A launch without a strategy, started by a rank that has one.
+    # This launch has no strategy, but the rank that started it has one.
     foreign += tuple(
         name
         for name in (STRATEGY_FILE, PROFILE, REPORT_UPDATES, FLIGHT_RECORDER)
         if name in facts.environ
     )
-    # Paddle's launcher takes it for no mask, and CUDA for one that hides all.
+    # Paddle's launcher reads an empty mask as none, CUDA as one that hides all GPUs.
     hiding = tuple(name for name in kinds.masks(share.kind) if facts.environ.get(name) == "all")
     # Other roles have other variables.
     unset = tuple(
@@ -182,7 +183,7 @@ def variables(
     if share.backend != "xccl" and kinds.XCCL in facts.environ:
         # Paddle 2.6 would look for FLAGS_selected_* of that kind, and find device 0 for each rank.
         unset = tuple((*names, kinds.XCCL) for names in unset)
-    # With the token a process may join the job, or end it.
+    # A process with the token may join the job, or end it.
     private = tuple(name for name in (TOKEN, EXEC_OPTIONS, PYTHON) if name in facts.environ)
     if private:
         unset = tuple((*names, *private) for names in unset)
@@ -235,7 +236,7 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
         "PADDLE_JOB_ID": request.job_id,
         "PADDLE_LOG_DIR": os.path.abspath(os.path.join(facts.cwd, request.log_dir)),
         RUN_DIR: run_dir,
-        # Unique to this launch: it finds every process of ours, whatever became of its parent.
+        # Unique to this launch: it identifies every process of ours, even if its parent is gone.
         JOB: names.run_name(run_dir),
         STACK_SIGNAL_VARIABLE: str(STACK_SIGNAL),
         # Each attempt after a failure is a generation of its own.
@@ -245,21 +246,21 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
 
 
 def _own_mask(facts: Facts, share: Share, spec: RankSpec) -> dict[str, str]:
-    """Hide other devices from a rank, if requested or if it could not choose."""
+    """Hide other devices from a rank, if requested or if it could not choose its own."""
     if not share.has_own_masks or not spec.devices:
         return {}
-    # Of several MIG instances in a mask, CUDA shows a process only one.
+    # CUDA shows a process only one of the MIG instances in a mask.
     return {masks.variable(facts, share.kind): ",".join(device.id for device in spec.devices)}
 
 
 def _plugins(facts: Facts, share: Share, run_dir: str) -> dict[str, str]:
-    """Return the variables by which Paddle takes the devices of SHARE, and of no other plug-in."""
+    """Return the variables that make Paddle use the devices of SHARE, and no other plug-in's."""
     env = {kinds.XCCL: share.kind} if share.backend == "xccl" else {}
     if share.kind not in facts.paddle_counts:
         # Paddle prefers a plug-in's devices to GPUs and the CPU.
         return env | ({kinds.ROOT: ""} if facts.has_plugins else {})
     if share.kind in facts.plugins:
-        # Where there are links to its libraries alone.
+        # A folder with links to the libraries of this plug-in only.
         env[kinds.ROOT] = run_dir
     return env
 
@@ -269,14 +270,14 @@ def _files(spec: RankSpec, run_dir: str, attempt: int) -> dict[str, str]:
     name = names.rank_name(spec)
     return {
         RECORDS: f"{run_dir}/{names.rank_records(name)}",
-        # A program need not say to which attempt its error belongs.
+        # So a program need not tell to which attempt its error belongs.
         ERROR_FILE: f"{run_dir}/{names.log_name(names.error(name), attempt)}",
         HEARTBEAT: f"{run_dir}/{names.heartbeat(name)}",
     }
 
 
 def with_island(path: str | None) -> str:
-    """Return the PYTHONPATH of ranks: ours, which takes itself out again, before the user's.
+    """Return the PYTHONPATH of ranks: our folder, which removes itself later, before the user's.
 
     >>> with_island("a:").removeprefix(_ISLAND), with_island(None) == _ISLAND
     (':a:', True)
@@ -305,7 +306,7 @@ def _defaults(
         defaults |= debug.VARIABLES
     is_cuda = share.kind == "gpu" and not facts.is_rocm
     if is_cuda and any(device.id.isdecimal() for group in share.groups for device in group):
-        # CUDA would number the fastest one first, and the driver, whose numbers we have, does not.
+        # CUDA would number the fastest GPU first, unlike the driver, whose numbers we use.
         defaults[devices.ORDER] = devices.DRIVERS_ORDER
     defaults |= communication.variables(request, facts, share, roster)
     notes: tuple[str, ...] = ()
@@ -343,7 +344,7 @@ def _freeing(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
-    """Exempt the peers from the user's proxies, which stay in place for the script."""
+    """Exempt the peers from the user's proxies, which otherwise remain for the script."""
     if not any(facts.environ.get(name) for name in _PROXIES):
         return {}
     entries: list[str] = []
@@ -352,7 +353,7 @@ def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
     entries += ["127.0.0.1", "localhost"]
     entries += [member.host for member in roster.members]
     value = ",".join(dict.fromkeys(filter(None, entries)))
-    # Programs differ in which of the two they read, so both hold everything.
+    # Programs read one or the other, so both contain all names.
     return dict.fromkeys(_NO_PROXIES, value)
 
 
@@ -378,7 +379,7 @@ def _chosen(request: Request) -> dict[str, str]:
 
 
 def string_size(name: str, value: str) -> int:
-    """Count the bytes of one variable as the kernel does: NAME=value and a NUL.
+    """Return the bytes of one variable as the kernel counts them: NAME=value and a NUL.
 
     >>> string_size("A", "1"), string_size("A", "é")
     (4, 5)
@@ -389,8 +390,9 @@ def string_size(name: str, value: str) -> int:
 def _move_long(
     shared: dict[str, str], chosen: frozenset[str], run_dir: str
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Move values that are too long for a variable from SHARED into a file that Paddle reads."""
-    # Only lists grow with the number of ranks; reading all lengths keeps this true for new ones.
+    """Move values that are too long for a variable out of SHARED, into a file that Paddle reads."""
+    # Only lists grow with the number of ranks; reading all lengths covers those that are added
+    # later.
     long = [name for name, value in shared.items() if string_size(name, value) > STRING_LIMIT]
     if not long:
         return {}, ()
@@ -413,7 +415,7 @@ def _move_long(
 
 
 def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
-    """Return in one line which variables of another job are removed."""
+    """Return a line that names the removed variables of another job."""
     if not unset:
         return ()
     verb = "says" if len(unset) == 1 else "say"
@@ -435,7 +437,7 @@ def check_size(process: ProcessSpec, facts: Facts) -> None:
                 f"variable longer than {STRING_LIMIT:,} bytes. Use shorter names of hosts, or "
                 "fewer of them."
             )
-    # Each string has a pointer too, and the kernel wants some room of its own.
+    # Each string also has a pointer, and the kernel needs some room of its own.
     total = 4096 + sum(string_size("", word) + 8 for word in process.argv)
     for environ in (process.env, inherited):
         total += sum(string_size(name, value) + 8 for name, value in environ.items())

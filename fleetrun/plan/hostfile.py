@@ -1,4 +1,4 @@
-"""The hosts of a job as people list them: `--hosts a:8,b:8`, or a file with `a slots=8` a line."""
+"""The hosts of a job as users list them: `--hosts a:8,b:8`, or lines `a slots=8` of a file."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections import Counter
@@ -13,9 +13,9 @@ _MOST_SLOTS = 4096
 
 
 class HostEntry(NamedTuple):
-    """One host: `target` is what ssh is given, `name` the same without a user.
+    """One host: `target` is the destination for ssh, `name` the same without a user.
 
-    `slots` is how many ranks it gets, `devices` which; None and () where nobody says.
+    `slots` is its number of ranks, `devices` are their devices; None and () if not given.
     """
 
     target: str
@@ -24,7 +24,7 @@ class HostEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The host without a user's name before it."""
+        """The host without the user name before it."""
         return self.target.rpartition("@")[2]
 
 
@@ -43,9 +43,9 @@ HostEntry(target='c', slots=None, devices=()))
 
 
 def read(text: str, path: str) -> tuple[HostEntry, ...]:
-    """Return the hosts of the file PATH with TEXT: `NAME [slots=N]` a line, # begins a comment.
+    """Return the hosts of the file PATH with TEXT: lines `NAME [slots=N]`, and comments after #.
 
-    As DeepSpeed's and MPI's. Raises UsageError as file:line.
+    The format is that of DeepSpeed and MPI. Raises UsageError with file:line.
     """
     entries: list[HostEntry] = []
     names: set[str] = set()
@@ -75,7 +75,7 @@ def chosen(
 ) -> tuple[HostEntry, ...]:
     """Return those of HOSTS that INCLUDE names, or EXCLUDE does not: `a@b:0,2`, as in DeepSpeed.
 
-    `@` parts hosts, and numbers after a colon are the devices of one.
+    `@` separates hosts, and the numbers after a colon are a host's devices.
     """
     if include and exclude:
         raise UsageError(f"--include={include} and --exclude={exclude}: give one of them.")
@@ -103,7 +103,7 @@ def chosen(
 
 
 def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return the devices that TEXT names of each host; none: all."""
+    """Return the devices that TEXT names for each host; an empty list means all."""
     devices: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
         name, colon, listed = part.strip().partition(":")
@@ -135,9 +135,9 @@ def _slots(host: HostEntry, option: str) -> int:
 
 
 def _host(target: str, slots: str | None, where: str) -> HostEntry:
-    """Return one host, checked; WHERE names the file and line."""
+    """Return the host, checked; WHERE names the file and line."""
     user, at, name = target.rpartition("@")
-    # What begins with a hyphen would be an option to ssh.
+    # ssh would take a name that begins with a hyphen for an option.
     if not name or (at and not user) or target.startswith("-") or not _is_plain(target):
         raise UsageError(f"{where}: {target or 'an empty name'} is not a host name or address.")
     if slots is None:

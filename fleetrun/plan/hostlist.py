@@ -12,7 +12,7 @@ MOST = 100_000
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the names that TEXT stands for, in its order; ValueError with what is wrong.
+    """Return the names that TEXT stands for, in its order; ValueError tells what is wrong.
 
     The notation is that of `scontrol show hostnames` (slurm.schedmd.com/scontrol.html).
 

@@ -1,4 +1,4 @@
-"""Which hosts take part, as the user names them, and which one this is."""
+"""Which hosts the user has named, and which of them is this one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ LAST_PORT = 65535
 # Seen with 2.6.2 and 3.3.1: both split endpoints at their colons, and resolve names to IPv4 alone.
 NO_IPV6 = "Paddle reads no IPv6"
 
-# All of these are set where PaddleCloud names several hosts.
+# PaddleCloud sets all of these if there are several hosts.
 PADDLECLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
 
 
@@ -86,7 +86,7 @@ def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
     >>> store_endpoints("etcd://node1:2379,[fd00::1]:2379")[1], store_endpoints("node1:2379")
     (Endpoint(host='fd00::1', port=2379), None)
 
-    With etcds:// they are asked over TLS.
+    etcds:// means TLS.
     """
     scheme, mark, members = text.strip().partition("://")
     if not mark or scheme not in {"etcd", "etcds"}:
@@ -156,9 +156,9 @@ def is_ipv6(text: str) -> bool:
     >>> is_ipv6("fd00::1"), is_ipv6("node1:6100"), is_ipv6("10.0.0.1")
     (True, False, False)
     """
-    if text.count(":") < 2:  # the least that one has: ::1
+    if text.count(":") < 2:  # as few as in ::1
         return False
-    from ipaddress import AddressValueError, IPv6Address  # few have brackets
+    from ipaddress import AddressValueError, IPv6Address  # few values have brackets
 
     try:
         IPv6Address(text)
@@ -227,14 +227,14 @@ def place(
 
 
 def _from_environment(request: Request, name: str) -> bool:
-    """Return whether an option came from a variable, which may have another purpose."""
+    """Return whether an option came from a variable, which may be set for another purpose."""
     return any(
         setting.name == name and setting.source.startswith("$") for setting in request.settings
     )
 
 
 def _own(facts: Facts) -> str:
-    """List our addresses and their interfaces, without loopback and IPv6."""
+    """List our addresses with their interfaces, without loopback and IPv6."""
     addresses = [
         f"{address.ip} ({address.interface})"
         for address in facts.addresses

@@ -1,16 +1,16 @@
 """The kinds of devices: one rule for Paddle's plug-ins, and the exceptions of vendors.
 
-A kind is what Paddle calls it: `gpu` and `xpu` are built into wheels of Paddle, every other one is
-of a plug-in (`mlu`). From its name follow the option --mlus, the variables FLAGS_selected_mlus and
+A kind has Paddle's name: `gpu` and `xpu` are built into Paddle's wheels, all others belong to a
+plug-in (`mlu`). The name determines the option --mlus, the variables FLAGS_selected_mlus and
 MLU_VISIBLE_DEVICES, and the backend xccl.
 """
 
 from fleetrun.namedtuples import NamedTuple
 
-# The variables with the kind of the plug-in's devices, and with their folder.
+# The variables for the kind of the plug-in's devices, and for the plug-in's folder.
 XCCL, ROOT = "PADDLE_XCCL_BACKEND", "CUSTOM_DEVICE_ROOT"
 
-# What a rank's own devices are, as indexes.
+# The indexes of a rank's own devices.
 SELECTED = "FLAGS_selected_"
 
 # Built into Paddle itself.
@@ -36,8 +36,8 @@ SYNONYMS = {"dcu": "gpu", "hcu": "gpu"}
 class Vendor(NamedTuple):
     """The exceptions of one vendor's kind.
 
-    `masks` come before <KIND>_VISIBLE_DEVICES, and the first that is set counts. `file` is what its
-    device files in /dev begin with; `package` has Paddle's plug-in.
+    `masks` come before <KIND>_VISIBLE_DEVICES, and the first that is set counts. `file` begins the
+    names of its device files in /dev; `package` has Paddle's plug-in.
     """
 
     masks: tuple[str, ...] = ()
@@ -45,9 +45,9 @@ class Vendor(NamedTuple):
     package: str = ""
 
 
-# Masks and files are those of each vendor's runtime and driver, as they stand in the documents and
-# tests of PaddleCustomDevice (backends/<kind>), FastDeploy and the vendors' container toolkits. All
-# take numbers, and read a mask up to the first entry that names no device; what else is said below.
+# Masks and files are those of each vendor's runtime and driver, as documented and tested in
+# PaddleCustomDevice (backends/<kind>), FastDeploy and the vendors' container toolkits. All take
+# numbers, and read a mask up to the first entry that names no device; exceptions are noted below.
 VENDORS = {
     # Paddle's own launcher reads both (launch/context/device.py of 3.3.1): numbers.
     "xpu": Vendor(masks=("XPULINK_VISIBLE_DEVICES",), file="xpu", package="paddlepaddle-xpu"),
@@ -62,7 +62,7 @@ VENDORS = {
     "gcu": Vendor(("TOPS_VISIBLE_DEVICES",), "gcu", "paddle-custom-gcu"),
     # Tecorigin: the plug-in's own tests set SDAA_VISIBLE_DEVICES.
     "sdaa": Vendor(file="tcaicard", package="paddle-sdaa"),
-    # Iluvatar CoreX takes CUDA's variable.
+    # Iluvatar CoreX reads CUDA's variable.
     "iluvatar_gpu": Vendor(("CUDA_VISIBLE_DEVICES",), "iluvatar", "paddle-iluvatar-gpu"),
     # MetaX: MACA reads its own before CUDA's; it has no numbered files.
     "metax_gpu": Vendor(
@@ -87,7 +87,7 @@ def is_name(text: str) -> bool:
 
 
 def label(kind: str) -> str:
-    """Return how messages write KIND.
+    """Return the name of KIND in messages.
 
     >>> label("mlu")
     'MLU'

@@ -8,7 +8,8 @@ from fleetrun.model import Device, Endpoint, RankSpec
 from fleetrun.namedtuples import NamedTuple
 
 LAST_PORT = 65535
-# Where launchers of several hosts meet, counted from the first port: ranks of no host have these.
+# The ports at which launchers of several hosts meet, counted from the first port: no rank gets
+# them.
 _SESSION_PORTS = range(96, 100)
 
 
@@ -54,14 +55,14 @@ class Slot(NamedTuple):
 class Slots(NamedTuple):
     """All slots of a job, in the order of Paddle's ports: the n-th has START + n by default.
 
-    When they name no hosts, every host of the job has all of them.
+    If they name no hosts, every host of the job has all of them.
     """
 
     slots: tuple[Slot, ...]
-    # Where several hosts, which cannot ask each other, count from without --start_port.
+    # The first port without --start_port, for several hosts, which cannot ask each other.
     first_port: int
-    # Where ranks meet. shared: on several hosts, the first slot's endpoint, otherwise a port of its
-    # own. own: always a port of its own. none: nowhere.
+    # The endpoint at which ranks meet. shared: on several hosts, the first slot's endpoint,
+    # otherwise a port of its own. own: always a port of its own. none: nowhere.
     master: str = "shared"
 
     @property
@@ -77,10 +78,10 @@ class Slots(NamedTuple):
 def ports(
     slots: Slots, first: int | None, *, several: bool = False
 ) -> tuple[tuple[int | None, ...], ...]:
-    """Return each named host's ports, slot by slot; None where any free one will do.
+    """Return each named host's ports, slot by slot; None if any free one will do.
 
-    All hosts count from the same FIRST port and skip the same ones; where there are SEVERAL, those
-    of the session, too. Where no host is named there is one row: each host of the job has these.
+    All hosts count from the same FIRST port and skip the same ones; with SEVERAL hosts also those
+    of the session. If no host is named there is one row, for every host of the job.
     """
     taken = {(slot.host, slot.port) for slot in slots.slots}
     rows: dict[str | None, list[int | None]] = {host: [] for host in slots.hosts or (None,)}
@@ -103,7 +104,7 @@ def ports(
 class LocalProcess(NamedTuple):
     """One process of this host: its log, whether the job waits for it, and its dependencies.
 
-    `identity` are the variables that say which rank it is.
+    `identity` has the variables that identify the rank.
     """
 
     spec: RankSpec

@@ -9,9 +9,9 @@ from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import kinds
 from fleetrun.plan.kinds import label
 
-# Where GPUs are AMD's, this one comes before CUDA's, which HIP reads, too.
+# On AMD GPUs this one takes precedence over CUDA's, which HIP reads, too.
 HIP_MASK = "HIP_VISIBLE_DEVICES"
-# Hides GPUs below HIP, which counts those that are left from 0.
+# Hides GPUs below HIP, which numbers the remaining ones from 0.
 ROCR_MASK = "ROCR_VISIBLE_DEVICES"
 
 # More than any host has: a longer range is a typing error, not worth expanding.
@@ -26,14 +26,14 @@ class Visible(NamedTuple):
 
     devices: tuple[Device, ...]
     mask: str | None
-    # The UUIDs by which each device is known: its own, and that of the GPU of which it is a part.
+    # The UUIDs of each device: its own, and that of the GPU that it is a part of.
     uuids: tuple[tuple[str, ...], ...] = ()
-    # The driver's number of each one's GPU, "" where it was not named by a number.
+    # The driver's number of each one's GPU; "" if it was not named by a number.
     numbers: tuple[str, ...] = ()
 
 
 def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
-    """Return the devices of KIND that a process would see, or none and the reason."""
+    """Return the devices of KIND that a process would see, or no devices and the reason."""
     if kind in facts.paddle_counts:
         return _seen(facts, kind)
     count = facts.device_counts.get(kind, 0)
@@ -50,9 +50,9 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
         _check_mask(name, entries, facts, kind)
     behind = [device for entry in entries for device in _behind(entry, facts, kind)]
     if any(is_instance(device.id) for device in behind):
-        # Beside instances, CUDA's numbers are not the driver's.
+        # With MIG instances, CUDA's numbers differ from the driver's.
         behind = [device._replace(id=device.uuids[0] or device.id) for device in behind]
-    # An instance may be named beside its GPU.
+    # A mask may name both an instance and its GPU.
     behind = list({device.id: device for device in behind}.values())
     return Visible(
         tuple(Device(kind, device.id, place) for place, device in enumerate(behind)),
@@ -63,7 +63,7 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
 
 
 def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
-    """Return the devices of a plug-in's KIND, of which Paddle has counted those behind the mask."""
+    """Return the devices of a plug-in's KIND; Paddle has counted those behind the mask."""
     count = facts.paddle_counts[kind]
     name, text = _mask(facts, kind)
     if name is None or text == "all":
@@ -77,7 +77,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
     if len(ids) == count:
         places = tuple(range(count))
     elif 0 < len(ids) < count and all(entry.isdecimal() and int(entry) < count for entry in ids):
-        # The plug-in does not read the mask: its numbers are those of all devices.
+        # The plug-in does not read the mask, and numbers all devices.
         places = tuple(map(int, ids))
     else:
         number = conversion.counted(len(ids), "device") if ids else "no device"
@@ -115,7 +115,7 @@ def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
 
 
 def is_uuid(text: str) -> bool:
-    """Whether TEXT may be a UUID of some vendor, or a prefix of one."""
+    """Whether TEXT may be a vendor's UUID, or the beginning of one."""
     return text.find("-") > 0 and not text.strip("-").isdigit()
 
 
@@ -141,7 +141,7 @@ def variable(facts: Facts, kind: str) -> str:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return a mask's entries as drivers read them: up to the first invalid one.
+    """Return a mask's entries as drivers read them, that is, up to the first invalid one.
 
     >>> listed("0,05,-1,2"), listed("4-6"), listed("GPU-a1,DRS-b2"), listed("none")
     (('0', '5'), ('4', '5', '6'), ('GPU-a1', 'DRS-b2'), ())
@@ -161,7 +161,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def _check_numbers(name: str, text: str, kind: str) -> None:
-    """Raise an error for an entry of which a built-in KIND's driver reads only the first digits."""
+    """Raise an error if a built-in KIND's driver would read only an entry's first digits."""
     for entry in (piece.strip() for piece in text.split(",")):
         if kind in kinds.BUILT_IN and entry[:1].isdigit() and not entry.isdigit():
             raise EnvironmentFault(
@@ -188,7 +188,7 @@ def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) ->
 
 
 def has(count: int, kind: str) -> str:
-    """Return this host's devices, for an error message."""
+    """Describe this host's devices for an error message."""
     if count == 1:
         return f"this host has 1 {label(kind)}, number 0"
     return f"this host has {count} {label(kind)}s, 0-{count - 1}"

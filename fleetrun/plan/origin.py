@@ -1,4 +1,4 @@
-"""How messages write an option: as the user did, with its source."""
+"""An option in messages: as the user wrote it, with its source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_given(request: Request, name: str) -> bool:
 
 
 def _of_devices(request: Request) -> str:
-    """Return the name of the option that gave the devices."""
+    """Return the name of the option that named the devices."""
     option = f"{request.device_kind}s"
     names = {"devices", option, *kinds.GENERAL}
     is_chosen = request.device_kind is None or is_given(request, "device_kind")

@@ -1,6 +1,6 @@
 """A plan as text: Paddle's banner, and the dry run as a table, as JSON or as a shell script.
 
-Every function returns text that any terminal can show; no secret value is in it.
+Every function returns text that any terminal can show; it contains no secret values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 SCHEMA = 1
 
-# Always shown: what a reader of the banner looks for first.
+# Always shown, as readers of the banner look for these first.
 _MAIN_SETTINGS = frozenset(
     {
         "backend",
@@ -120,7 +120,7 @@ def _elided(value: str) -> str:
 def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
     """Return the dry run as text: settings with their source, then every node and rank.
 
-    HERE is the place of this host's plan among PLANS.
+    HERE is the index of this host's plan in PLANS.
     """
     lines = ["Dry run: nothing was started.", "", "Settings"]
     settings = sorted(_worth_showing(request), key=lambda s: (s.source == "default", s.name))
@@ -209,7 +209,7 @@ def _node_lines(
 
 def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
     """Return the dry run as JSON; SCHEMA increases when a key changes or is removed."""
-    import json  # 15 ms that only a dry run needs
+    import json  # 15 ms, needed only for a dry run
 
     first = plans[0]
     document = {
@@ -290,7 +290,7 @@ def _command(argv: Sequence[str]) -> str:
 
 
 def _hanging(label: str, text: str, indent: int) -> list[str]:
-    """Put TEXT beside LABEL from column INDENT on, broken after commas and blanks to fit the width.
+    """Put TEXT beside LABEL, from column INDENT on, and break it after commas and blanks.
 
     >>> _hanging("  name", "value", 8)
     ['  name  value']
@@ -317,7 +317,7 @@ def _env_lines(env: Mapping[str, str], *, indent: str) -> list[str]:
 def _common_env(plans: Sequence[LaunchPlan]) -> dict[str, str]:
     """Return the variables that every process of the job gets with the same value."""
     environments = [process.env for plan in plans for process in plan.processes]
-    if len(environments) < 2:  # with one process there is nothing per rank
+    if len(environments) < 2:  # with one process, all of it is per rank
         return dict(environments[0]) if environments else {}
     first, *remaining = environments
     return {k: v for k, v in first.items() if all(env.get(k) == v for env in remaining)}

@@ -1,4 +1,4 @@
-"""A plan as a shell script: the dry run that can be pasted, and does the same launch."""
+"""A plan as a shell script: a dry run to paste, which starts the same job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def script(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> str:
 
 def _block(plan: LaunchPlan, request: Request, *, active: bool) -> str:
     lines = [*_preamble(plan, request, active=active), *_preparation(plan)]
-    # Where no trainer is, nobody here can tell when the trainers are done.
+    # A host without trainers cannot tell when the trainers are done.
     is_whole = len({process.essential for process in plan.processes}) == 1
     if not is_whole:
         lines.append("awaited=")
@@ -51,7 +51,7 @@ def _block(plan: LaunchPlan, request: Request, *, active: bool) -> str:
     ]
     body = "\n".join(lines) + "\n"
     mark = "FLEETRUN"
-    # A script's argument may hold the very line that would end the block.
+    # A script's argument may contain the line that would end the block.
     while mark in body.split("\n"):
         mark += "_"
     return f"{'sh' if active else ':'} <<'{mark}'\n{body}{mark}\n"
@@ -72,7 +72,7 @@ def _preamble(plan: LaunchPlan, request: Request, *, active: bool) -> list[str]:
         if _is_shell_name(name):
             lines.append(f': "${{{name}:?is secret, so its value is not here: export it first}}"')
         else:
-            # A shell does not even hand such a name on, so there is nothing to export.
+            # A shell does not pass on a variable of such a name, so exporting it would not help.
             lines.append(f"# {name!a} is secret, and no name for a shell variable: it is left out")
     return lines
 
@@ -103,8 +103,8 @@ def _preparation(plan: LaunchPlan) -> list[str]:
     ]
 
 
-# Not before all are started: between its fork and its program, a child still has the shell's traps,
-# and a signal that it gets then is lost.
+# Not before all have started: between fork and exec a child still has the shell's traps, and would
+# lose a signal.
 _TRAPS = (
     "trap 'kill $pids 2>/dev/null; wait; exit 130' INT",
     "trap 'kill $pids 2>/dev/null; wait; exit 143' HUP TERM",
@@ -148,7 +148,7 @@ def _log(plan: LaunchPlan, process: ProcessSpec) -> str:
 
 
 def _errors(plan: LaunchPlan, process: ProcessSpec) -> str:
-    """Return where standard error goes."""
+    """Return the redirection of standard error."""
     if not process.error_log:
         return "2>&1"
     return f"2>>{quoted(f'{plan.run_dir}/{process.error_log}')}"
@@ -165,7 +165,7 @@ def quoted(text: str) -> str:
     import re  # needed only for a dry run
     import shlex
 
-    # Bytes that are no UTF-8, and control characters: a tab would ask the shell for completions.
+    # Bytes that are not UTF-8, and control characters: a tab would request completions.
     fragile = re.compile("([\x01-\x09\x0b-\x1f\x7f-\x9f\udc80-\udcff]+)")
     words: list[str] = []
     for place, piece in enumerate(fragile.split(text)):

@@ -1,4 +1,4 @@
-"""The use of GPUs by others: the free ones, and remarks about the rest."""
+"""GPUs in use by others: which are free, and remarks about the rest."""
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, GpuUse, Request
@@ -6,7 +6,7 @@ from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import masks, origin
 from fleetrun.plan.kinds import label
 
-# The value of --gpus for those that are free.
+# The value of --gpus that means the free ones.
 FREE = "free"
 
 # The driver itself, and a desktop, take some of a GPU's memory.
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 def free(
     request: Request, facts: Facts, visible: masks.Visible, kind: str, needed: int | None
 ) -> Choice:
-    """Choose the first NEEDED of the VISIBLE devices that are free; None: all of them."""
+    """Choose the first NEEDED free devices of VISIBLE; None: all that are free."""
     option = origin.option(request, "devices")
     if kind != "gpu":
         raise UsageError(f"{option}: which {label(kind)}s are free is not known; name them.")
@@ -76,7 +76,7 @@ def remarks(
 
 
 def before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, GpuUse]:
-    """Return the use of the GPUs of GROUPS when the launcher started, as far as known."""
+    """Return the memory in use on the GPUs of GROUPS before the launch, as far as known."""
     gpus = [device for group in groups for device in group if device.kind == "gpu"]
     if not gpus:
         return {}
@@ -100,7 +100,7 @@ def _is_filled(use: GpuUse) -> bool:
 def _use(facts: Facts, visible: masks.Visible, device: Device) -> GpuUse | None:
     """Return the use of a VISIBLE DEVICE, if it is known."""
     known = visible.uuids[device.ordinal][0]
-    # A mask may hold only the beginning of a UUID.
+    # A mask may contain only the beginning of a UUID.
     return next(
         (use for uuid, use in facts.gpu_uses.items() if known and uuid.startswith(known)), None
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 _DOTS = "..."
-# A line may end behind blanks, and on both sides of a character of two columns, with the brackets
-# that open before it and the stops behind it.
+# A line may end after blanks, and before or after a character of two columns, together with its
+# opening brackets and punctuation.
 _WIDE = "\u2e80-\u9fff\uff00-\uffef\u3001-\u303f"
 _STOPS = "\uff0c\u3002\uff1a\uff1b\u3001\uff09\uff1f\uff01"
 _PIECE = rf"\uff08*(?:[^\s{_WIDE}]+|[{_WIDE}])[{_STOPS}]*|\s+"
@@ -55,7 +55,7 @@ def columns(text: str) -> int:
 
 
 def wrapped(text: str, room: int, indent: str = "") -> list[str]:
-    """Break TEXT into lines of at most ROOM columns, where a word allows; 0: into one line.
+    """Break TEXT into lines of at most ROOM columns, between words; 0: one line.
 
     INDENT begins all but the first.
 
@@ -77,7 +77,7 @@ def wrapped(text: str, room: int, indent: str = "") -> list[str]:
 
 
 def sentence(words: str) -> str:
-    """Return WORDS with a capital letter, unless they begin with a file or an option.
+    """Return WORDS with a capital letter, unless a file name or option comes first.
 
     >>> sentence("rank 0 is late."), sentence("fleetrun.yaml:1: grace=soon")
     ('Rank 0 is late.', 'fleetrun.yaml:1: grace=soon')
