@@ -63,6 +63,16 @@ def test_the_main_thread_is_the_last_of_faulthandler() -> None:
     )
 
 
+def test_our_wrappers_of_paddles_calls_are_no_place() -> None:
+    dump = """Current thread 0x1 (most recent call first):
+  File "/x/fleetrun/inject/store_wait.py", line 65 in wait
+  File "/x/fleetrun/inject/border.py", line 51 in watched
+  File "/x/site-packages/paddle/parallel.py", line 1162 in init_parallel_env
+"""
+    place = Frame("init_parallel_env", "/x/site-packages/paddle/parallel.py", 1162)
+    assert main_thread(dump) == (place,)
+
+
 def test_what_is_no_dump_has_no_stack() -> None:
     assert main_thread("") == ()
     assert main_thread("Error: Permission denied\n\nStack backtrace:\n   0: py_spy::main\n") == ()

@@ -1,4 +1,4 @@
-"""Fleet's groups over gloo: four ranks always find each other."""
+"""Fleet's groups over gloo, four of whose ranks always find each other; and the job's store."""
 
 from __future__ import annotations
 
@@ -41,3 +41,44 @@ def test_fleet_connects_four_ranks_over_gloo(version: str, tmp_path: Path) -> No
     for rank, told in enumerate((0, 4, 2, 4)):
         assert f"rank {rank} sum {told} gradient [[1.5], [1.5]]" in logs[rank]
     assert sum(log.count("fleetrun: each gloo group uses a store") for log in logs) == 1
+
+
+EARLY = """
+import os, pathlib, time
+import paddle
+from paddle import distributed
+rank, early = os.environ["PADDLE_TRAINER_ID"], pathlib.Path("early")
+if rank == "1":
+    early.touch()
+while not early.exists():
+    time.sleep(0.01)
+{connect}
+print("rank", rank, "is connected")
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "connect"),
+    [
+        ("3.3.1", "--run_mode=collective", "distributed.init_parallel_env()"),
+        ("2.6.2", "--run_mode=collective", "distributed.init_parallel_env()"),
+        # Paddle 3's wheel is built without it.
+        (
+            "2.6.2",
+            "--run_mode=rpc",
+            "from paddle.distributed.rpc import *; init_rpc(rank); shutdown()",
+        ),
+    ],
+)
+def test_a_rank_that_is_there_before_the_store_does_not_sleep(
+    version: str, mode: str, connect: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(EARLY.format(connect=connect))
+    done = run(
+        PYTHONS[version], ["-m", "fleetrun", "--nproc_per_node=2", mode, "train.py"], tmp_path
+    )
+    assert done.returncode == 0, done.stdout
+    log = (tmp_path / "log" / "workerlog.1").read_text()
+    assert "rank 1 is connected" in log
+    # What Paddle says before it sleeps for three seconds.
+    assert "not yet listening" not in log

@@ -294,6 +294,8 @@ def _change_paddle():
         import_module(_INJECT + ".gloo_stores").arm(
             lambda text: sys.stderr.write("fleetrun: %s\n" % text)
         )
+    if _is_one_of_several():
+        import_module(_INJECT + ".store_wait").arm()
     is_armed = any(map(os.environ.get, _FOR_PADDLE))
     if is_armed:
         spec.loader.exec_module(module)

@@ -1,0 +1,86 @@
+"""Waits until a TCP store listens before Paddle connects this rank to it.
+
+A client of Paddle's store that comes too early sleeps for 3 s before it tries again (`tcp_connect`
+in Paddle 2.6.2 and 3.3.1: "Retry to connect to ... while the server is not yet listening"). Ranks
+start at the same time, so nearly every start of eight ranks took these seconds. This needs no
+strategy, so the module imports nothing that is slow.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from typing import Any
+
+from . import border
+from .import_hooks import after_import
+
+# After that Paddle waits in its own way, and says so.
+_LONGEST_S = 60.0
+# The kernel answers at once, unless a firewall drops what it is sent.
+_CONNECT_S = 1.0
+# A thousand ranks must not keep one host busy: a look costs a tenth of the time waited so far.
+_SHORTEST_POLL_S, _SHARE, _LONGEST_POLL_S = 0.002, 0.1, 0.25
+
+
+def arm() -> None:
+    """Watch once Paddle is imported."""
+    after_import("paddle", lambda _: watch())
+
+
+def watch() -> None:
+    """Wait for the job's store, and for those that `paddle.distributed.rpc` and scripts make."""
+    from paddle.base import core
+
+    create = getattr(core, "create_or_get_global_tcp_store", None)
+    store = getattr(core, "TCPStore", None)
+    if create is None or store is None:
+        return
+    is_created = False
+
+    @functools.wraps(create)
+    def create_or_get_global_tcp_store() -> Any:
+        nonlocal is_created
+        if not is_created and os.environ.get("PADDLE_TRAINER_ID") != "0":
+            is_created = True
+            _wait_for_job()
+        return create()
+
+    @functools.wraps(store)
+    def tcp_store(hostname: str, port: int, is_master: Any, *args: Any, **options: Any) -> Any:
+        if not is_master:
+            wait(hostname, port)
+        return store(hostname, port, is_master, *args, **options)
+
+    core.create_or_get_global_tcp_store, core.TCPStore = create_or_get_global_tcp_store, tcp_store
+
+
+@border.watching("the wait for a store")
+def wait(host: str, port: int) -> None:
+    """Return once HOST:PORT does not refuse connections any more."""
+    began = time.monotonic()
+    while _refuses(host, port) and (waited_s := time.monotonic() - began) < _LONGEST_S:
+        time.sleep(min(max(_SHORTEST_POLL_S, waited_s * _SHARE), _LONGEST_POLL_S))
+
+
+def _refuses(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        # Paddle finds out why, and says it.
+        pass
+    return False
+
+
+@border.watching("the wait for the job's store")
+def _wait_for_job() -> None:
+    """Wait for the store at the address that Paddle reads from the same variables."""
+    endpoints = os.environ.get("PADDLE_MASTER") or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "")
+    host, _, port = endpoints.partition(",")[0].rpartition(":")
+    host, port = os.environ.get("MASTER_ADDR", host), os.environ.get("MASTER_PORT", port)
+    if host and port:
+        wait(host, int(port))
