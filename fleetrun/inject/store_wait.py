@@ -54,7 +54,9 @@ def watch() -> None:
             wait(hostname, port)
         return store(hostname, port, is_master, *args, **options)
 
-    core.create_or_get_global_tcp_store, core.TCPStore = create_or_get_global_tcp_store, tcp_store
+    changed: Any = core
+    changed.create_or_get_global_tcp_store = create_or_get_global_tcp_store
+    changed.TCPStore = tcp_store
 
 
 @border.watching("the wait for a store")
