@@ -34,10 +34,11 @@ def watch() -> None:
     """Wait for the job's store, and for those that `paddle.distributed.rpc` and scripts make."""
     from paddle.base import core
 
-    create = getattr(core, "create_or_get_global_tcp_store", None)
-    store = getattr(core, "TCPStore", None)
+    create: Any = getattr(core, "create_or_get_global_tcp_store", None)
+    store: Any = getattr(core, "TCPStore", None)
     if create is None or store is None:
         return
+    connect = store.__init__
     is_created = False
 
     @functools.wraps(create)
@@ -48,15 +49,16 @@ def watch() -> None:
             _wait_for_job()
         return create()
 
-    @functools.wraps(store)
-    def tcp_store(hostname: str, port: int, is_master: Any, *args: Any, **options: Any) -> Any:
+    @functools.wraps(connect)
+    def __init__(
+        self: Any, hostname: str, port: int, is_master: Any, *args: Any, **options: Any
+    ) -> None:
         if not is_master:
             wait(hostname, port)
-        return store(hostname, port, is_master, *args, **options)
+        connect(self, hostname, port, is_master, *args, **options)
 
-    changed: Any = core
-    changed.create_or_get_global_tcp_store = create_or_get_global_tcp_store
-    changed.TCPStore = tcp_store
+    core.create_or_get_global_tcp_store = create_or_get_global_tcp_store
+    store.__init__ = __init__
 
 
 @border.watching("the wait for a store")
