@@ -102,7 +102,8 @@ def last(fd: int, lines: int) -> int:
 command = click.Command(
     "attach",
     help="Show the console of a job started with --detach until it ends, and return its exit "
-    "code. Ctrl-C leaves the job running. JOB is a process id or name from `fleetrun ps`.",
+    "code. Ctrl-C leaves the job running. JOB is a process id or name from `fleetrun ps`; without "
+    "it, the job of this folder.",
     callback=_attach,
     params=[
         click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=ps.complete),

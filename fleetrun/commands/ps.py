@@ -141,21 +141,35 @@ def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
 
 
 def meant(word: str | None, running: Sequence[RunningJob], command: str) -> RunningJob:
-    """Return the job of RUNNING that WORD names, for COMMAND; UsageError if there is not one."""
-    matches = tuple(running) if word is None else jobs.named(running, word)
-    if word is None and len(matches) > 1:
+    """Return the job of RUNNING that WORD names, by default the one of the current folder.
+
+    Raises UsageError, which names COMMAND, unless there is exactly one.
+    """
+    if word is None:
         here = os.getcwd()
-        matches = tuple(job for job in matches if jobs.about(job).cwd == here) or matches
+        matches = tuple(job for job in running if jobs.about(job).cwd == here)
+    else:
+        matches = jobs.named(running, word)
     if len(matches) == 1:
         return matches[0]
-    if not matches:
-        name = "job of yours" if word is None else f"job {word}"
-        raise UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
-    listed = ", ".join(
-        job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})"
-        for job in matches
-    )
-    raise UsageError(f"{command}: {len(matches)} jobs match; name one by its number: {listed}.")
+    if matches:
+        listed = ", ".join(map(_numbered, matches))
+        raise UsageError(f"{command}: {len(matches)} jobs match; name one by its number: {listed}.")
+    if word is None and running:
+        listed = ", ".join(
+            f"{_numbered(job)} in {jobs.about(job).cwd or 'an unknown folder'}" for job in running
+        )
+        raise UsageError(
+            f"{command}: no job of yours runs in this folder; name one that runs elsewhere: "
+            f"{listed}."
+        )
+    name = "job of yours" if word is None else f"job {word}"
+    raise UsageError(f"{command}: no {name} runs on this host; `fleetrun ps` lists what does.")
+
+
+def _numbered(job: RunningJob) -> str:
+    """Return the process id of JOB and its name, or the run directory's name without a launcher."""
+    return job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})"
 
 
 def called(run: str, job: str | None) -> str:

@@ -24,7 +24,7 @@ _AGAIN_S = 0.1
     "stacks",
     help="Show the Python stacks of all ranks of a running job, and their last collectives if it "
     "records them; the job goes on. JOB is its process id or name in `fleetrun ps`; without it, "
-    "the only one.",
+    "the job of this folder.",
 )
 @click.argument("word", required=False, metavar="[JOB]", shell_complete=ps.complete)
 def command(word: str | None) -> int:

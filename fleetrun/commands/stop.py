@@ -27,7 +27,7 @@ _AGAIN_S = 0.1
 @click.command(
     "stop",
     help="Stop a job as SIGTERM does, and wait until nothing of it is left on this host. JOB is "
-    "a process id or name from `fleetrun ps`; omit it if only one job has a launcher.",
+    "a process id or name from `fleetrun ps`; without it, the job of this folder.",
 )
 @click.option("--now", "is_now", is_flag=True, help="Kill the processes at once, without --grace.")
 @click.option("--all", "is_all", is_flag=True, help="Stop all your jobs on this host.")

@@ -258,16 +258,30 @@ def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
     same_day = (JOBS[0], JOBS[1]._replace(name="20250101T000001Z-a-12"))
     with pytest.raises(UsageError, match=r"2 jobs match; .*: 11 \(a\), 12 \(a\)\."):
         ps.meant("20250101", same_day, "stop")
-    with pytest.raises(
-        UsageError, match=r"3 jobs match; .*: 11 \(.\), 12 \(.\), 20250103T000000Z-b-13"
-    ):
-        ps.meant(None, JOBS, "stop")
     with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
         ps.meant(None, (), "stop")
 
 
+@pytest.mark.parametrize("command", ["attach", "stop", "stacks"])
+def test_without_a_name_only_a_job_of_this_folder_is_meant(command: str, tmp_path: Path) -> None:
+    here = JOBS[0]._replace(launcher=os.getpid())
+    with subprocess.Popen(["sleep", "1000"], cwd=tmp_path) as process:
+        elsewhere = JOBS[1]._replace(launcher=process.pid)
+        assert ps.meant(None, (here, elsewhere), command) == here
+        with pytest.raises(UsageError) as refused:
+            ps.meant(None, (elsewhere,), command)
+        process.kill()
+    assert str(refused.value) == (
+        f"{command}: no job of yours runs in this folder; name one that runs elsewhere: "
+        f"{process.pid} (a) in {tmp_path}."
+    )
+    with pytest.raises(UsageError, match=rf"2 jobs match; .*: {here.launcher} \(a\), .* \(a\)\."):
+        ps.meant(None, (here, here), command)
+
+
 def test_what_a_killed_launcher_left_behind_is_not_meant_by_a_bare_stop() -> None:
-    assert stop.meant(None, JOBS[1:]) == JOBS[1]
+    here = JOBS[1]._replace(launcher=os.getpid())
+    assert stop.meant(None, (here, JOBS[2])) == here
     assert stop.meant("20250103", JOBS) == JOBS[2]
     with pytest.raises(UsageError, match=r"processes of 20250103T000000Z-b-13 are left, .*name it"):
         stop.meant(None, JOBS[2:])

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 _CLOCKS = ("%H:%M", "%H:%M:%S")
 
 
-def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
+def find_runs(
+    words: Sequence[str], log_dir: str, *, prefers_running: bool = False
+) -> list[runs.Run]:
     """Return the runs that WORDS name, or the latest in LOG_DIR.
+
+    PREFERS_RUNNING: if that one has ended, the newest that still runs comes before it.
 
     Each comes with the runs of the job's other hosts in the same folder. Raises UsageError for a
     word that names none or several, or without one where several jobs run; EnvironmentFault if
@@ -26,6 +30,8 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
     """
     if not words:
         newest = runs.latest(log_dir)
+        if newest is not None and prefers_running and not runs.is_running(newest):
+            newest = next(filter(runs.is_running, runs.listed(log_dir)), newest)
         if newest is None:
             raise EnvironmentFault(
                 f"There is no launch in {log_dir}: go to the folder that it was started in, or "

@@ -52,7 +52,7 @@ def _top(
     log_pattern = (
         None if pattern is None else choose.pattern(pattern, "--pattern", ("step", "loss"))
     )
-    chosen = choose.find_runs(run, log_dir)
+    chosen = choose.find_runs(run, log_dir, prefers_running=True)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     is_coloured = colors.is_wanted(color, os.environ, is_terminal=is_terminal)
     sampler = Sampler(chosen, pattern=log_pattern, period_s=interval)

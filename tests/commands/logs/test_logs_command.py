@@ -153,6 +153,17 @@ def test_which_of_several_running_jobs_of_a_folder_is_meant_is_asked(
     assert shown(tmp_path) == "job b\n"
 
 
+def test_top_means_the_job_that_still_runs_not_a_newer_one_that_has_ended(tmp_path: Path) -> None:
+    job = Command(tmp_path, "touch up; until [ -e go ]; do sleep 0.01; done", ranks=1)
+    launcher = job.start()
+    job.wait_for("up")
+    assert Command(tmp_path, "echo newer", ranks=1).run().code == 0
+    assert shown(tmp_path) == "newer\n"
+    assert f"-{launcher.pid}" in fleetrun("top", "--once", folder=tmp_path).stdout.splitlines()[0]
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).code == 0
+
+
 def test_without_a_run_there_is_a_sentence(tmp_path: Path) -> None:
     for words in ([], ["--runs"]):
         done = logs(tmp_path, *words)
