@@ -103,6 +103,9 @@ def lines(path: str) -> Iterator[dict[str, Any]]:
 
 def text(value: object) -> str:
     """Return VALUE as printable text; empty for null."""
+    if type(value) is str and value.isascii():
+        # Files of metrics have millions.
+        return value
     try:
         shown = "" if value is None else str(value)
     except (ValueError, RecursionError):
@@ -118,6 +121,8 @@ def whole(value: object) -> int | None:
 
 def real(value: object) -> float | None:
     """Return VALUE if it is a finite number."""
+    if type(value) is float and abs(value) < float("inf"):
+        return value
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -163,8 +168,9 @@ def record(kind: type[Record], document: Mapping[str, Any], /, **given: object) 
     A missing or malformed field gets its default, or an empty value. GIVEN fields are taken as they
     are.
     """
+    get = document.get
     fields = {
-        name: default if (value := read(document.get(name))) is None else value
+        name: default if (value := read(get(name))) is None else value
         for name, read, default in _fields(kind, frozenset(given))
     }
     make: Any = kind

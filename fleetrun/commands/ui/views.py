@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_RUNS = 200
 # The columns of a picture, and its cells, all of which a browser gets whenever something changes.
-_LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 17
+_LEAST_MOMENTS, _MOST_MOMENTS, _MOST_VALUES = 16, 240, 1 << 16
 # The bytes of each log that are searched for steps and losses when it has grown.
 _MOST_SEARCHED = 2 << 20
 # The bytes of logs that are shown, and read unless a pattern is given.
@@ -192,8 +192,8 @@ class Views:
     def _measured(self, run: Run) -> Sequence[metricsfile.MetricsRecord]:
         if run.path not in self._metrics:
             path = os.path.join(run.path, names.METRICS)
-            plan = run.plan
-            ranks = 1 if plan is None else len(plan.nodes) * max(len(plan.processes), 1)
+            # A launcher that was killed at once has left no plan.
+            ranks = max(run.processes, 1) * (1 if run.plan is None else len(run.plan.nodes))
             most = max(_LEAST_MOMENTS, min(_MOST_MOMENTS, _MOST_VALUES // ranks))
             self._metrics[run.path] = metricsfile.MetricsReader(path, most)
         return self._metrics[run.path].read()
