@@ -441,7 +441,7 @@ class Supervisor:
             return False
         from fleetrun.postmortem import failures  # only after a failure
 
-        return failures.has_raised(spec)
+        return failures.raised(spec) is not None
 
     def _examine(self, exits: tuple[Exited, ...]) -> RootCauses:
         from fleetrun.postmortem import failures  # only after a failure

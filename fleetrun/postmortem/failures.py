@@ -37,13 +37,13 @@ _MOST_LOGS = 64
 _LAST = 5
 
 
-def has_raised(spec: ProcessSpec) -> bool:
-    """Whether the process of SPEC, which is alive, has raised an exception that will end it."""
+def raised(spec: ProcessSpec) -> ErrorReport | None:
+    """Return the exception, or failing sys.exit, that will end the process of SPEC, now alive."""
     for record in (rankfile.exception(spec), rankfile.exit_under_way(spec)):
         # A shell may have survived the exception of its child.
         if record is not None and record.pid and os.path.exists(f"/proc/{record.pid}"):
-            return True
-    return False
+            return record
+    return None
 
 
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
@@ -70,9 +70,9 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
     error = _own(rankfile.exception(spec), exited)
     exit_report = None if error else _own(rankfile.exit_under_way(spec), exited)
     if error is not None:
-        exited = exited._replace(failed_at=_moment(error, exited), raised=1)
+        exited = exited._replace(failed_at=moment(error, exited.at), raised=1)
     elif exit_report is not None:
-        exited = exited._replace(failed_at=_moment(exit_report, exited), raised=exit_report.code)
+        exited = exited._replace(failed_at=moment(exit_report, exited.at), raised=exit_report.code)
     else:
         exited = exited._replace(failed_at=exited.at)
     words = lastlines.of(names.log_paths(plan, spec, exited.attempt))[0] if with_log else []
@@ -106,12 +106,12 @@ def _own(error: ErrorReport | None, exited: Exited) -> ErrorReport | None:
         return None
     if error.pid == exited.pid:
         return error
-    return error if exited.at - _moment(error, exited) < _WRAPPER_S else None
+    return error if exited.at - moment(error, exited.at) < _WRAPPER_S else None
 
 
-def _moment(error: ErrorReport, exited: Exited) -> float:
-    """Return when ERROR was raised, in monotonic seconds; never after the end."""
+def moment(error: ErrorReport, until: float) -> float:
+    """Return when ERROR was raised, in monotonic seconds; UNTIL at the latest."""
     at = error.monotonic
     if at is None and error.time is not None:
         at = error.time - (time.time() - time.monotonic())
-    return exited.at if at is None else min(at, exited.at)
+    return until if at is None else min(at, until)

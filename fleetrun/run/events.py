@@ -117,6 +117,20 @@ class Exited(NamedTuple):
         return f"{self.name} exited with {self.status.exit_code}"
 
 
+class Overdue(NamedTuple):
+    """A process that raised its exception, or called a failing sys.exit, long ago runs still.
+
+    `exited` is its end as that announces it.
+    """
+
+    exited: Exited
+
+    @property
+    def at(self) -> float:
+        """When it is overdue."""
+        return self.exited.at
+
+
 class Ready(NamedTuple):
     """The endpoints that a process awaits listen, or the wait has timed out."""
 
@@ -490,6 +504,7 @@ Event: TypeAlias = (
     | Started
     | Ready
     | Exited
+    | Overdue
     | RootCauses
     | Interrupted
     | TimerExpired
@@ -501,7 +516,8 @@ Event: TypeAlias = (
 )
 # What sources may declare.
 Declared: TypeAlias = (
-    Hung
+    Overdue
+    | Hung
     | RunWarning
     | Recovered
     | StrategyReport

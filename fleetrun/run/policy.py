@@ -27,6 +27,7 @@ from fleetrun.run.events import (
     Interrupted,
     JobVerdict,
     Outcome,
+    Overdue,
     Ready,
     Retried,
     RootCauses,
@@ -204,6 +205,8 @@ def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901,
             return state, (Spawn(event.process, state.attempt),) if is_next else ()
         case Exited():
             return _exited(state, event, rules)
+        case Overdue():
+            return _overdue(state, event, rules)
         case RootCauses():
             return _examined(state, event, rules)
         case Interrupted():
@@ -248,6 +251,15 @@ def _exited(state: PolicyState, event: Exited, rules: Rules) -> Step:
         deadline = state.deadline if spared else state.kill_at
         return state._replace(spared=spared, deadline=deadline), ()
     return state, ()
+
+
+def _overdue(state: PolicyState, event: Overdue, rules: Rules) -> Step:
+    """Stop as if the process had exited; it has had its time for that."""
+    if state.phase != RUNNING:
+        return state, ()
+    suspects = event.exited.also_failed | {event.exited.process}
+    state = state._replace(cause=event.exited, suspects=suspects, late=suspects)
+    return _stop(state, TERM, event.at, rules)
 
 
 def culprit(exits: Sequence[Exited]) -> Exited:
@@ -323,7 +335,7 @@ def _stop(state: PolicyState, signum: int, at: float, rules: Rules) -> Step:
     """Ask all processes to end."""
     if not state.alive:
         return _all_dead(state, at, rules)
-    spared = state.suspects & state.alive
+    spared = (state.suspects - state.late) & state.alive
     kill_at = at + rules.grace_s
     deadline = min(at + TEARDOWN_S, at + rules.grace_s / 2) if spared else kill_at
     state = state._replace(phase=STOPPING, deadline=deadline, kill_at=kill_at, spared=spared)
@@ -341,7 +353,9 @@ def _to_examine(state: PolicyState) -> tuple[Examine, ...]:
     if not isinstance(state.cause, Exited) or _has_fault(state.cause):
         return ()
     suspects = (exited for exited in state.exits if exited.process in state.suspects)
-    return (Examine(tuple(exited for exited in suspects if exited.status.exit_code)),)
+    failures = tuple(exited for exited in suspects if exited.status.exit_code)
+    # Even SIGKILL may not have ended one that was overdue.
+    return (Examine(failures),) if failures else ()
 
 
 class Decision(NamedTuple):

@@ -17,6 +17,7 @@ from fleetrun.run.events import (
     Hung,
     Interrupted,
     JobVerdict,
+    Overdue,
     Ready,
     Recovered,
     RootCauses,
@@ -90,6 +91,9 @@ class EventLog(Sink):
                     "peak_bytes": peak,
                 }
                 return "exited", self._process(happening) | fields
+            case Overdue(exited=exited):
+                failed = self._names(sorted(exited.also_failed))
+                return "overdue", {**self._process(exited), "failed": failed}
             case Interrupted(signum=signum):
                 return "interrupted", {"signal": signal_name(signum)}
             case RootCauses(exits=exits):

@@ -15,6 +15,7 @@ from fleetrun.run.events import (
     Hung,
     Interrupted,
     JobVerdict,
+    Overdue,
     SourceFailed,
     StopRequested,
     StrategyRejected,
@@ -113,7 +114,7 @@ class JobSession(Source, SessionHandler):
                     # Trainers of other hosts may be waiting for it.
                     place = self._plan.ranks.index(spec.rank)
                     self._session.to_coordinator(ServerEnded(self._plan.generation, place))
-            case Exited() | Hung() | StrategyRejected() | SourceFailed():
+            case Exited() | Overdue() | Hung() | StrategyRejected() | SourceFailed():
                 if not isinstance(happening, SourceFailed) or happening.is_required:
                     self._session.failed(self._failure(happening, ""))
             case Interrupted(signum=signum) if signum not in FORWARDED:
@@ -166,7 +167,7 @@ class JobSession(Source, SessionHandler):
 
     # Outgoing -------------------------------------------------------------------------------------
 
-    def _failure(self, cause: Cause, no_retry: str) -> Failure:
+    def _failure(self, cause: Cause | Overdue, no_retry: str) -> Failure:
         """Return CAUSE as the message for the other hosts."""
         words, is_victim, is_departure = "", False, False
         may_change = self._session.config.may_change
@@ -184,6 +185,8 @@ class JobSession(Source, SessionHandler):
                 is_departure = may_change and code == _START_AGAIN
                 no_retry = no_retry or cause.no_retry or cause.fault
                 words = self._last_lines(cause) if not cause.fault else ""
+            case Overdue(exited=exited):
+                return self._failure(exited, no_retry)
             case Hung(places=places):
                 what, code = cause.describe(), cause.exit_code
                 if cause.odd and places and not cause.collectives:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fleetrun.sources.flightrecords import FlightRecords
     from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_judge import HangJudge
+    from fleetrun.sources.raised import RaisedRanks
 
 # All that ranks print while the server of Paddle's store is missing.
 _RETRY = b"retry to connect"
@@ -55,6 +56,7 @@ class _Rank:
     __slots__ = (
         "_idle_bytes",
         "_sizes",
+        "attempt",
         "heartbeat",
         "is_looked_inside",
         "is_seen_inside",
@@ -63,8 +65,11 @@ class _Rank:
         "started_at",
     )
 
-    def __init__(self, pid: int, logs: Sequence[str], heartbeat: str, since_ns: int) -> None:
+    def __init__(
+        self, pid: int, logs: Sequence[str], heartbeat: str, since_ns: int, attempt: int = 0
+    ) -> None:
         self.pid = pid
+        self.attempt = attempt
         self.started_at = time.monotonic()
         self.is_looked_inside = self.is_seen_inside = False
         self.heartbeat = heartbeat
@@ -179,7 +184,7 @@ class Watch(Source):
                 spec = self._job.plan.processes[process]
                 logs = names.log_paths(self._job.plan, spec, attempt)
                 beats = spec.env.get(variables.HEARTBEAT, "")
-                self._ranks[process] = _Rank(pid, logs, beats, self._since_ns)
+                self._ranks[process] = _Rank(pid, logs, beats, self._since_ns, attempt)
             case Exited(process=process):
                 self._forget(process)
             case SignalAll() if happening.ends_ranks:
@@ -199,6 +204,7 @@ class Watch(Source):
         """Take over the processes of a generation, and the query for their GPUs."""
         self._labels = [names.label(spec) for spec in plan.processes]
         self._ask_gpus = self._gpus()
+        self._raised: RaisedRanks | None = None
 
     def _forget(self, process: int) -> None:
         self._ranks.pop(process, None)
@@ -240,6 +246,7 @@ class Watch(Source):
         self._waiting.timer("compare", now + self._pace_s, self._look)
         if self._is_ending:
             return
+        self._end_overdue(is_silent=False)
         if self._comparison is None:
             self._comparison = hang.Comparison(self._pace_s, self._window_s)
         stats = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
@@ -254,6 +261,21 @@ class Watch(Source):
         lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
         if lag is not None and self._reports_stragglers:
             self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
+
+    def _end_overdue(self, *, is_silent: bool) -> None:
+        """Declare the failure of a rank that has raised and does not end, if there is one."""
+        from fleetrun.sources.raised import RaisedRanks
+
+        if self._is_ending or not self._reports_stragglers:
+            return
+        if self._raised is None:
+            self._raised = RaisedRanks(self._job)
+        running = {process: (rank.pid, rank.attempt) for process, rank in self._ranks.items()}
+        overdue = self._raised.overdue(running, is_silent=is_silent)
+        if isinstance(overdue, float):
+            self._waiting.timer("overdue", overdue, lambda: self._end_overdue(is_silent=False))
+        elif overdue is not None:
+            self._declare(overdue)
 
     def _report_stopped(
         self, stopped: frozenset[int], states: Mapping[int, str], at: float
@@ -331,6 +353,7 @@ class Watch(Source):
 
         def conclude() -> None:
             self._silent_samples, self._sign = signs, sign
+            self._end_overdue(is_silent=True)
             if self._ranks and not self._is_ending:
                 self._report_silence(silence_s)
 

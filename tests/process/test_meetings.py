@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import ports
@@ -103,6 +105,21 @@ def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     assert job.ends() == [124, 124]
     assert "The job hung: for" in job.said(0)
     assert "the job hung for" in job.said(1).lower()
+
+
+@pytest.mark.parametrize("options", [("--grace=3",), ("--grace=60", "--hang_timeout=0.5")])
+def test_the_exception_of_a_rank_that_does_not_end_is_the_verdict_of_all_hosts(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    stay = "import atexit, threading; atexit.register(threading.Event().wait)"
+    script = f"[ $R = 0 ] && exec sleep 1000; exec {sys.executable} -c '{stay}; [][0]'"
+    job = Meeting(tmp_path, script, "--nnodes=2", *options)
+    job.start()
+    job.start()
+    assert job.ends() == [1, 1]
+    told = job.said(0) + job.said(1)
+    assert "Rank 1 raised IndexError" in told
+    assert len(re.findall("rank 1 exited with 1", told, re.IGNORECASE)) == 2
 
 
 def test_a_launcher_of_a_job_that_has_crashed_gets_no_place_in_its_successor(

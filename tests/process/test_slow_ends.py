@@ -197,3 +197,81 @@ exit 9
     assert job.run().code == 9
     (signalled,) = [one for one in job.events() if one["event"] == "signalled"]
     assert signalled["spared"] == []
+
+
+# Rank 1 raises and stays; the other waits for it, as in a collective.
+STAYS = """
+import atexit, signal, threading
+def forever(*_): threading.Event().wait()
+{stay}
+if rank == 1:
+    {fail}
+forever()
+"""
+STAYS_IN = {
+    "exit handler": "if rank == 1: atexit.register(forever)",
+    "thread": "if rank == 1: threading.Thread(target=forever).start()",
+    # As a destructor of Paddle's that waits for its device.
+    "deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\natexit.register(forever)",
+}
+
+
+@pytest.mark.parametrize("stay", STAYS_IN)
+def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
+    tmp_path: Path, stay: str
+) -> None:
+    script = STAYS.format(stay=STAYS_IN[stay], fail='raise ValueError("no such column")')
+    job = Command.python(tmp_path, script, "--grace=4", ranks=3)
+    ended = job.run()
+    assert ended.code == 1, ended.said
+    assert "Rank 1 raised ValueError" in ended.said
+    assert " s ago and has not ended; the job ends." in ended.said
+    assert "fleetrun: rank 1 exited with 1." in ended.said
+    assert "ValueError: no such column" in ended.said
+    found = report(job)
+    assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, 1)
+    assert sorted(one["rank"] for one in found["victims"]) == [0, 2]
+    (overdue,) = [one for one in job.events() if one["event"] == "overdue"]
+    assert (overdue["rank"], overdue["failed"]) == (1, ["trainer.1"])
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_who_has_raised_and_hangs_is_not_a_hang_but_its_failure(
+    tmp_path: Path, failure: str
+) -> None:
+    fail, code = FAILURES[failure]
+    script = STAYS.format(stay=STAYS_IN["exit handler"], fail=fail)
+    job = Command.python(tmp_path, script, "--grace=60", "--hang_timeout=0.8")
+    ended = job.run()
+    assert ended.code == code, ended.said
+    assert f"fleetrun: rank 1 exited with {code}." in ended.said
+    assert "hung" not in {one["event"] for one in job.events()}
+
+
+def test_who_has_raised_first_is_the_culprit_where_none_of_them_ends(tmp_path: Path) -> None:
+    script = """
+import atexit, threading
+atexit.register(threading.Event().wait)
+def hook(kind, error, trace):
+    before(kind, error, trace)
+    open(f"raised{rank}", "w").close()
+before, sys.excepthook = sys.excepthook, hook
+while rank != 2 and not os.path.exists(f"raised{rank + 1}"): time.sleep(0.01)
+raise ValueError(f"of {rank}")
+"""
+    job = Command.python(tmp_path, script, "--grace=3", ranks=3)
+    ended = job.run()
+    assert ended.said.count("and has not ended; the job ends") == 1
+    assert "fleetrun: rank 2 exited with 1." in ended.said
+    assert ended.code == 1
+
+
+def test_an_attempt_whose_culprit_does_not_end_is_followed_by_another(tmp_path: Path) -> None:
+    script = f"""
+if os.environ["PADDLE_RESTART_COUNT"] == "1": sys.exit(0)
+{STAYS.format(stay=STAYS_IN["exit handler"], fail="raise ValueError")}
+"""
+    job = Command.python(tmp_path, script, "--grace=3", "--max_restart=1")
+    ended = job.run()
+    assert ended.code == 0, ended.said
+    assert "rank 1 exited with 1" in ended.said

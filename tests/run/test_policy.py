@@ -26,6 +26,7 @@ from fleetrun.run.events import (
     Interrupted,
     JobVerdict,
     Outcome,
+    Overdue,
     RootCauses,
     SignalAll,
     SourceFailed,
@@ -475,6 +476,38 @@ def test_who_has_raised_is_spared_when_the_others_are_asked_to_end() -> None:
     one.exit(2, signum=TERM)
     one.wait(policy.TEARDOWN_S)
     assert one.done[-1] == SignalAll(TERM)
+
+
+def overdue(one: Job, process: int, code: int = 1) -> None:
+    exited = Exited(process, f"rank {process}", ExitStatus(code=code), one.now, 100 + process)
+    one.feed(Overdue(exited._replace(raised=code, also_failed=frozenset({process}))))
+
+
+def test_who_is_overdue_gets_no_further_time_and_is_judged_by_its_exception() -> None:
+    one = job(3)
+    one.facts = {1: {"raised": 1}}
+    overdue(one, 1)
+    assert one.done[-1] == SignalAll(TERM)
+    for process in range(3):
+        one.exit(process, signum=TERM)
+    assert one.verdict().describe() == "rank 1 exited with 1"
+
+
+def test_who_is_overdue_and_survives_sigkill_is_the_culprit() -> None:
+    one = job(2)
+    overdue(one, 1, code=7)
+    one.exit(0, signum=TERM)
+    one.wait(one.rules.grace_s)
+    one.wait(policy.STUCK_S)
+    assert one.signals() == [TERM, KILL]
+    assert (one.verdict().exit_code, one.verdict().stuck) == (7, (1,))
+
+
+def test_nobody_is_overdue_in_a_job_that_ends() -> None:
+    one = job(2)
+    one.interrupt(TERM)
+    overdue(one, 1)
+    assert one.signals() == [TERM]
 
 
 def test_users_signals_are_no_request_to_end() -> None:

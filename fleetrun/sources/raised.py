@@ -1,0 +1,103 @@
+"""Finds a rank whose exception should have ended it, while it runs still.
+
+An exit handler, a thread, or the destructor of a device may wait for ever; the other ranks then
+wait for this one in a collective.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.model import ExitStatus
+from fleetrun.plan.visible import sentence
+from fleetrun.records import names, rankfile, reading, variables
+from fleetrun.run import proc
+from fleetrun.run.events import Exited, Overdue
+from fleetrun.run.policy import TEARDOWN_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fleetrun.model import ProcessSpec
+    from fleetrun.records.rankfile import ErrorReport
+    from fleetrun.run.observers import ObservedJob
+
+
+class RaisedRanks:
+    """The running processes of a generation of JOB that have raised an exception."""
+
+    def __init__(self, job: ObservedJob) -> None:
+        self._job = job
+        self._plan = job.plan
+        # The sizes of the files in which a process could report one, and has not.
+        self._without: dict[int, tuple[int, ...]] = {}
+
+    def overdue(
+        self, running: Mapping[int, tuple[int, int]], *, is_silent: bool
+    ) -> Overdue | float | None:
+        """Return the failure of the first process that should have ended, or when one should have.
+
+        RUNNING has the pid and the attempt of each process. Where the job IS_SILENT, they should
+        have ended already. Else an exit handler has the time that it has when another rank fails,
+        and a failing sys.exit has any, as the script's `finally` may be at work.
+        """
+        raised = dict(self._reports(running))
+        counting = [process for process in raised if is_silent or raised[process].code is None]
+        if not counting:
+            return None
+        from fleetrun.postmortem import failures
+
+        now = time.monotonic()
+        at, process = min((failures.moment(raised[each], now), each) for each in counting)
+        due = at + max(self._plan.rules.grace_s, TEARDOWN_S)
+        if now < due and not is_silent:
+            return due
+        report, label = raised[process], names.label(self._plan.processes[process])
+        self._job.log(
+            f"{sentence(label)} {_what(report)} {now - at:.0f} s ago and has not ended; the job "
+            "ends."
+        )
+        code = report.code or 1
+        return Overdue(
+            Exited(
+                process,
+                label,
+                ExitStatus(code=code),
+                now,
+                *running[process],
+                also_failed=frozenset(raised),
+                failed_at=at,
+                raised=code,
+            )
+        )
+
+    def _reports(self, running: Mapping[int, object]) -> Iterator[tuple[int, ErrorReport]]:
+        """Yield the processes of RUNNING that have raised, each with its report."""
+        for process in running:
+            spec = self._plan.processes[process]
+            sizes = _sizes(spec)
+            if sizes == self._without.get(process, _NO_FILES):
+                continue
+            from fleetrun.postmortem import failures  # only where a rank has reported something
+
+            report = failures.raised(spec)
+            if report is None:
+                self._without[process] = sizes
+            elif not proc.reads_terminal(report.pid or 0):
+                # Else its user looks at the exception with a debugger.
+                yield process, report
+
+
+_NO_FILES = (-1, -1)
+
+
+def _sizes(spec: ProcessSpec) -> tuple[int, ...]:
+    paths = rankfile.path_of(spec), spec.env.get(variables.ERROR_FILE, "")
+    return tuple(map(reading.size, paths))
+
+
+def _what(report: ErrorReport) -> str:
+    if report.code is not None:
+        return f"called sys.exit({report.code})"
+    return f"raised {report.kind or 'an exception'}"
