@@ -19,6 +19,8 @@ _ENDING = ("help", "version")
 # En dash, em dash and minus. By number: names would import unicodedata when this is compiled, and
 # a Ctrl-C in that moment becomes a SyntaxError.
 _LONG_DASHES = ("\u2013", "\u2014", "\u2212")
+# Those that a shell does not remove: typographic ones, and straight ones within others.
+_QUOTES = "'\"\u2018\u2019\u201c\u201d"
 
 
 class ParsedCommand(NamedTuple):
@@ -108,6 +110,11 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
         value = raw if equals or at == len(words) else words[at]
         option = names["help"] if word == "-h" else _match(typed, names, notes, value)
         if not equals:
+            if words[at : at + 1] and words[at].startswith("="):
+                meant = words[at][1:] or " ".join(words[at + 1 : at + 2]) or "VALUE"
+                raise UsageError(
+                    f"{typed} ends at the space before {words[at]}: write {typed}={meant}."
+                )
             if at < len(words) and _is_value(option, words[at]):
                 raw = words[at]
                 at += 1
@@ -176,6 +183,12 @@ def mistaken_script(parsed: ParsedCommand) -> str | None:
     if parsed.script is None or parsed.script.form != "file":
         return None
     target = parsed.script.target
+    unquoted = target.strip(_QUOTES)
+    if unquoted != target and unquoted.startswith("--"):
+        return (
+            f"{target} is taken as the script, because its quotation marks are part of it: "
+            f"write {unquoted}."
+        )
     if target.startswith(_LONG_DASHES):
         return (
             f'"{target}" is taken as the script, because it starts with a long dash: '

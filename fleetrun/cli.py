@@ -268,9 +268,17 @@ def _check_script(parsed: ParsedCommand) -> None:
     from fleetrun import argv
     from fleetrun.errors import UsageError
 
-    if parsed.script is None or parsed.script.form != "file":
+    if parsed.script is None:
         return
     target = parsed.script.target
+    if parsed.script.form != "file":
+        if target.endswith(".py") and os.path.exists(target):
+            # Python would run it while it looks for a module `py` in it, and fail then.
+            raise UsageError(
+                f"-m {target}: a module's name has no .py: write {target} without -m, or "
+                f"-m {target[:-3]}."
+            )
+        return
     mistake = argv.mistaken_script(parsed)
     if mistake is not None and not os.path.exists(target):
         raise UsageError(mistake)

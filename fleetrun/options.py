@@ -47,6 +47,8 @@ _RANKS = frozenset(("tee", "redirects"))
 FIXED_PORT = "FLAGS_FIXED_PORT"
 # The largest time or count.
 _MOST = 1e9
+# More digits than it has.
+_DIGITS = 11
 _LAST_PORT = 65535
 # The first two steps allocate, compile, and put buckets in order; all that are recorded are kept in
 # memory until the last.
@@ -269,6 +271,9 @@ def _number(option: Option, text: str) -> str | int | float:
         maximum=_MOST if option.maximum is None else option.maximum,
     )
     if number is None:
+        if option.maximum is None and text.isdecimal():
+            too_large = int(text[:_DIGITS]) > _MOST
+            raise ValueError(f"give {_MOST:.0f} at most." if too_large else wanted(option))
         raise ValueError(wanted(option))
     return number
 

@@ -217,12 +217,35 @@ def test_help_and_version_need_no_script_and_end_the_line(word: str) -> None:
         (["--ips", "10.0.0.1", "10.0.0.2", "t.py"], "write --ips=10.0.0.1,10.0.0.2."),
         (["\N{EN DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
         (["\N{EM DASH}\N{EM DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
+        (["'--gpus=0'", "t.py"], "write --gpus=0."),
+        (
+            ["\N{LEFT DOUBLE QUOTATION MARK}--quiet\N{RIGHT DOUBLE QUOTATION MARK}"],
+            "write --quiet.",
+        ),
     ],
 )
 def test_a_value_that_became_the_script_is_recognised(words: list[str], message: str) -> None:
     mistake = argv.mistaken_script(argv.split(words))
     assert mistake is not None
     assert mistake.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "=", "0,1", "t.py"], "--gpus ends at the space before =: write --gpus=0,1."),
+        (["--gpus", "=0", "t.py"], "--gpus ends at the space before =0: write --gpus=0."),
+        (
+            ["--quiet", "=", "true", "t.py"],
+            "--quiet ends at the space before =: write --quiet=true.",
+        ),
+        (["--log_dir", "="], "--log_dir ends at the space before =: write --log_dir=VALUE."),
+    ],
+)
+def test_spaces_around_an_equals_sign_are_a_sentence(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        argv.split(words)
+    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,15 @@ def test_a_word_that_is_nearly_a_command_asks_back_though_a_file_has_its_name(
     assert [request.script.target for request in launch.requests] == [word, f"./{word}"]
 
 
+def test_a_file_after_m_is_no_module(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch = Launch()
+    assert cli.main(["-m", "train.py"], environ={}, launch=launch) == 0
+    (elsewhere / "train.py").touch()
+    assert cli.main(["-m", "train.py"], environ={}, launch=launch) == 2
+    refused = capsys.readouterr().err
+    assert refused.endswith("no .py: write train.py without -m, or -m train.\n")
+
+
 def test_a_script_with_a_number_for_a_name_can_be_run(elsewhere: Path) -> None:
     (elsewhere / "1").touch()
     launch = Launch()
