@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from fleetrun import options
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import Option, RawOption
 from fleetrun.plan import kinds
+from fleetrun.typehints import NamedTuple
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4

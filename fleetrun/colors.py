@@ -2,7 +2,8 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import TextIO

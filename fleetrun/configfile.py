@@ -3,12 +3,11 @@
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import Option, RawOption
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from yaml import Node

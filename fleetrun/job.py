@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, planner, probe
 from fleetrun.errors import FleetrunError, UsageError
@@ -17,6 +16,7 @@ from fleetrun.run.observers import ObservedJob
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sinks.stderr import Messages
 from fleetrun.supervisor import Supervisor
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,9 +6,8 @@ the same reason: NamedTuple compiles each annotation that is a string.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
 
-from fleetrun.namedtuples import NamedTuple
+from fleetrun.typehints import Any, NamedTuple, TypeAlias
 
 # The default --job_id, as in Paddle.
 UNNAMED_JOB = "default"

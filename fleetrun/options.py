@@ -3,14 +3,13 @@
 # No `from __future__ import annotations` here: typing.NamedTuple compiles each annotation that is a
 # text, which triples what these classes cost a launch.
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from fleetrun import conversion, modes
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import kinds
 from fleetrun.records import variables
+from fleetrun.typehints import Any, NamedTuple
 
 Value = str | int | float | bool | tuple[str, ...] | tuple[int, int] | None
 

@@ -6,13 +6,13 @@ A mode gives an engine its slots; the engine returns a roster, which the mode la
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import UNNAMED_JOB, LaunchPlan, ProcessSpec, Rules
 from fleetrun.plan import command, devices, environment, hosts, origin, use
 from fleetrun.records import names
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

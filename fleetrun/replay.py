@@ -17,11 +17,11 @@ from fleetrun import __version__, argv, configfile, options
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import RawOption
 from fleetrun.plan.kinds import ROOT, is_mask
 from fleetrun.records import manifestfile, secrets, variables
 from fleetrun.records.manifestfile import Recorded
+from fleetrun.typehints import NamedTuple
 
 # Variables that affect how a launch is planned, or how its ranks communicate and compute. The
 # manifest has their values, and only the names of all others.

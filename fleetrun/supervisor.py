@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
@@ -47,6 +46,7 @@ from fleetrun.run.guard import Guard
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.run.observers import Observers
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,10 +3,9 @@
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, cast
 
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
-from fleetrun.namedtuples import NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     from fleetrun.engines.ports import Ports

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import hostlist
 from fleetrun.records.variables import JOB
+from fleetrun.typehints import NamedTuple
 
 # The largest plausible number of hosts.
 _DIGITS = 6

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun.errors import UsageError
 from fleetrun.model import Endpoint, Member, Roster
 from fleetrun.plan import hosts, layout, origin
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

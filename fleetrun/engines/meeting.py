@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from fleetrun.engines.local import alone
 from fleetrun.plan import hosts
 from fleetrun.records.variables import TOKEN
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.conversion import is_digits
 from fleetrun.engines import static
@@ -10,6 +9,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, Request
 from fleetrun.plan import hosts, layout, origin
 from fleetrun.plan.layout import ModeHosts, Slots
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from fleetrun.engines import SelectedEngine

@@ -6,10 +6,10 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 from abc import abstractmethod
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.probe import tcp
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

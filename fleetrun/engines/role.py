@@ -5,8 +5,6 @@ Kubernetes' Paddle operator and PaddleCloud do so for jobs with parameter server
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import (
@@ -20,6 +18,7 @@ from fleetrun.model import (
     Roster,
 )
 from fleetrun.plan.environment import is_identity
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,9 +2,8 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Protocol, cast
 
-from fleetrun.namedtuples import NamedTuple
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     from fleetrun.model import Facts, Request, Roster

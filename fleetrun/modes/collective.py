@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun.model import TRAINER, Endpoint, RankSpec
 from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slot, Slots
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleetrun.model import Device, Facts, Request, Roster

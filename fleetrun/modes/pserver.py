@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import modes
 from fleetrun.conversion import counted
@@ -14,6 +13,7 @@ from fleetrun.modes.roles import MEETING
 from fleetrun.plan import kinds, origin
 from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slots
 from fleetrun.records import names
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,12 +5,11 @@ The ranks have just been started, so this imports only what every launch has alr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun import conversion
 from fleetrun.model import UNNAMED_JOB
 from fleetrun.plan.visible import columns, elided, visible, wrapped
 from fleetrun.records import names
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,10 @@ from fleetrun import conversion
 from fleetrun.conversion import counted, is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import kinds, masks, origin, use
 from fleetrun.plan.kinds import label
 from fleetrun.records.variables import ASSUME_DEVICES
+from fleetrun.typehints import NamedTuple
 
 # The order in which CUDA numbers GPUs, and the order of NVML, the driver's library.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"

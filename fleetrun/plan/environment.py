@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from fleetrun.conversion import boolean
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import communication, devices, kinds, masks
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
@@ -26,6 +25,7 @@ from fleetrun.records.variables import (
     STRATEGY_FILE,
     TOKEN,
 )
+from fleetrun.typehints import NamedTuple
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
 STRING_LIMIT = 128 * 1024

@@ -5,7 +5,7 @@ plug-in (`mlu`). The name determines the option --mlus, the variables FLAGS_sele
 MLU_VISIBLE_DEVICES, and the backend xccl.
 """
 
-from fleetrun.namedtuples import NamedTuple
+from fleetrun.typehints import NamedTuple
 
 # The variables for the kind of the plug-in's devices, and for the plug-in's folder.
 XCCL, ROOT = "PADDLE_XCCL_BACKEND", "CUSTOM_DEVICE_ROOT"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fleetrun.errors import UsageError
 from fleetrun.model import Device, Endpoint, RankSpec
-from fleetrun.namedtuples import NamedTuple
+from fleetrun.typehints import NamedTuple
 
 LAST_PORT = 65535
 # The ports at which launchers of several hosts meet, counted from the first port: no rank gets

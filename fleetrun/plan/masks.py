@@ -5,9 +5,9 @@ import re
 from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import kinds
 from fleetrun.plan.kinds import label
+from fleetrun.typehints import NamedTuple
 
 # On AMD GPUs this one takes precedence over CUDA's, which HIP reads, too.
 HIP_MASK = "HIP_VISIBLE_DEVICES"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun.plan import kinds
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleetrun.model import Request

@@ -5,12 +5,11 @@ Every function returns text that any terminal can show; it contains no secret va
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun import conversion
 from fleetrun.plan import shell
 from fleetrun.plan.visible import visible
 from fleetrun.records import arguments, secrets
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,9 +2,9 @@
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, GpuUse, Request
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import masks, origin
 from fleetrun.plan.kinds import label
+from fleetrun.typehints import NamedTuple
 
 # The value of --gpus that means the free ones.
 FREE = "free"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from fleetrun.conversion import counted, duration
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.events import Exited, Interrupted, spent
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

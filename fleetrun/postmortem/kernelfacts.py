@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING
 
 from fleetrun.conversion import size
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan.visible import sentence
 from fleetrun.run import proc
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
@@ -14,6 +13,7 @@ from fleetrun.plan import hosts, kinds
 from fleetrun.plan.visible import visible
 from fleetrun.probe import devices, plugins, scripts
 from fleetrun.records.variables import ASSUME_DEVICES, PYTHON
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

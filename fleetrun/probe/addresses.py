@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import os
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan import hosts, origin
 from fleetrun.probe import files, netlink
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,11 +11,11 @@ import os
 import re
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Checkpoints
 from fleetrun.plan.visible import visible
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import kinds, masks
 from fleetrun.plan.kinds import label
 from fleetrun.probe import plugins
 from fleetrun.run.isolation import IsolatedCall
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from fleetrun.conversion import is_digits
 from fleetrun.errors import EnvironmentFault, UsageError
@@ -13,6 +12,7 @@ from fleetrun.plan.visible import elided, visible
 from fleetrun.probe import files
 from fleetrun.records.variables import ASSUME_DEVICES
 from fleetrun.run import proc
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

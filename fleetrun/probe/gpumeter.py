@@ -10,12 +10,12 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun.probe.ticks import ticks
 from fleetrun.records import metricsfile
 from fleetrun.records.metricsfile import GpuUsage
 from fleetrun.run import itself, libc
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

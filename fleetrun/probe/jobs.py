@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.records import names, runs
 from fleetrun.records.variables import JOB, RUN_DIR
 from fleetrun.run import proc
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -5,9 +5,9 @@ from __future__ import annotations
 import _socket  # `socket` and psutil together take 80 ms to import, this one 1
 import os
 import struct
-from typing import TYPE_CHECKING
 
 from fleetrun.model import Address
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import struct
-from typing import TYPE_CHECKING
 
 from fleetrun.run import proc
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

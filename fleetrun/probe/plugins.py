@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan import command, environment, kinds, origin
 from fleetrun.probe import files, scripts
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

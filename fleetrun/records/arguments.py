@@ -3,8 +3,8 @@
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Sequence
 
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import secrets, variables
+from fleetrun.typehints import NamedTuple
 
 
 class Hidden(NamedTuple):

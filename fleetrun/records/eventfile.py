@@ -8,12 +8,11 @@ fleetrun before 1.0, used other names for some events; they are read under today
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 from fleetrun.model import FieldVerdict
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import reading
 from fleetrun.records.folder import append_whole
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

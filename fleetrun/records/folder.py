@@ -10,7 +10,8 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,14 +31,13 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn
 
 from fleetrun import __version__
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import arguments, installed, names, secrets
 from fleetrun.records.arguments import Hidden
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fleetrun.conversion import ranges
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
-from fleetrun.namedtuples import NamedTuple
+from fleetrun.typehints import NamedTuple
 
 # In the log folder.
 RUNS = "runs"

@@ -8,10 +8,8 @@ standard error; null: it is in `log`), `essential`, `awaits` (groups of endpoint
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.records import names, reading
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+
+from fleetrun.typehints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import TypeVar
 
-Record = TypeVar("Record", bound=tuple[object, ...])
+    Record = TypeVar("Record", bound=tuple[object, ...])
 
 # Longer files are cut; fleetrun writes none.
 MOST = 64 * 1024 * 1024

@@ -3,13 +3,13 @@
 Ranks load this file by its path, in any Python: it imports nothing of fleetrun.
 """
 
-# No syntax newer than Python 3.7, for those ranks. `re` is free, as `typing` imports it.
+# No syntax newer than Python 3.7, for those ranks. `re` is on the path of a launch anyway.
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 

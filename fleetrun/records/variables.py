@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from fleetrun.namedtuples import NamedTuple
+from fleetrun.typehints import NamedTuple
 
 ASSUME_DEVICES = "FLEETRUN_ASSUME_DEVICES"
 STRATEGY = "FLEETRUN_STRATEGY"

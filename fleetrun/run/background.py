@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.records import names
 from fleetrun.run.observers import Sink
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun.run import proc
 from fleetrun.run.loop import poll
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,11 +11,10 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.run import libc, proc
 from fleetrun.run.loop import poll
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -8,11 +8,11 @@ from __future__ import annotations
 import _socket
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import variables
 from fleetrun.run import children, framing
 from fleetrun.run.loop import poll
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,8 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import marshal
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+
+from fleetrun.typehints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import FleetrunError, RendezvousError
 from fleetrun.model import DEFAULTS
 from fleetrun.run.loop import LoopShare
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

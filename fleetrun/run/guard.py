@@ -15,10 +15,10 @@ import errno
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 from fleetrun.run import children, framing, libc
 from fleetrun.run.loop import READABLE, WRITABLE, Loop, nothing, poll
+from fleetrun.typehints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from abc import abstractmethod

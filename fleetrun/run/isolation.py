@@ -11,10 +11,10 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run import libc, proc
 from fleetrun.run.loop import nothing, poll
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,10 +9,10 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from fleetrun.run import proc
 from fleetrun.run.loop import poll
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING, Protocol
+
+from fleetrun.typehints import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

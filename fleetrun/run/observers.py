@@ -7,13 +7,13 @@ import time
 from abc import abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
 from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.events import Gathered, SourceFailed
 from fleetrun.run.loop import LoopShare
+from fleetrun.typehints import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

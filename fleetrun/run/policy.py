@@ -6,10 +6,8 @@ to wait, the caller asks `is_current`.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from fleetrun.model import ExitStatus, Rules
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.events import (
     Action,
     Await,
@@ -42,6 +40,7 @@ from fleetrun.run.events import (
     TimerExpired,
     assert_never,
 )
+from fleetrun.typehints import NamedTuple, TypeAlias
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
 # Schedulers send these when time is nearly up; acting on them is up to the ranks.

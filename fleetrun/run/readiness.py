@@ -5,10 +5,10 @@ from __future__ import annotations
 import _socket  # `socket` takes 40 ms to import, this one 1
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fleetrun.records.names import listed
 from fleetrun.run.tcpconnect import TcpConnect, resolve
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container

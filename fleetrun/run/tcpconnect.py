@@ -8,10 +8,10 @@ import os
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import WRITABLE, nothing
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable

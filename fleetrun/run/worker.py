@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import names, variables
 from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
@@ -17,6 +16,7 @@ from fleetrun.run import proc, terminal
 from fleetrun.run.children import Launched, Leftover, Order
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import poll
+from fleetrun.typehints import NamedTuple
 
 # The size of a trial write to a log: without room for a traceback, a log is of no use.
 _TRIAL = b"\n" * 4096

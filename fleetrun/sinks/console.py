@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun.records.names import label, log_paths
 from fleetrun.run.events import Finished, Gathered, Started
 from fleetrun.run.loop import WRITABLE
 from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import re

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun.records import eventfile, names
 from fleetrun.run import policy
@@ -34,6 +33,7 @@ from fleetrun.run.events import (
     signal_name,
 )
 from fleetrun.run.observers import Sink
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

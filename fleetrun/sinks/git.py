@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.run.isolation import run_program
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from fleetrun.run.isolation import IsolatedCall

@@ -5,11 +5,10 @@ Each later attempt adds its environment. Only the owner may read the file (mode 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetrun.records import names
 from fleetrun.run.events import Gathered
 from fleetrun.run.observers import Chores, Sink
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening

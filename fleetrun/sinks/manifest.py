@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
 
 from fleetrun.records import names
 from fleetrun.run.observers import Chores, Sink
+from fleetrun.typehints import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from fleetrun.run.isolation import CallResult, IsolatedCall

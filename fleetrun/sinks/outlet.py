@@ -7,9 +7,9 @@ import os
 import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from fleetrun.run.loop import WRITABLE, poll
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from socket import socket

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from typing import TYPE_CHECKING
 
 from fleetrun.records import names, outputtimes
 from fleetrun.records.folder import append_whole
 from fleetrun.run.events import Finished, Gathered, Started
 from fleetrun.run.observers import Sink
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening

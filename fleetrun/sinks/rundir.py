@@ -11,13 +11,13 @@ import os
 import stat
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Folder, enter, point, remove
 from fleetrun.run.events import Gathered, Started
 from fleetrun.run.observers import Chores, Sink
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

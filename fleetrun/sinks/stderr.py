@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 from fleetrun import colors
 from fleetrun.plan.visible import visible, visible_lines
@@ -12,6 +11,7 @@ from fleetrun.run.events import Finished
 from fleetrun.run.loop import WRITABLE
 from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

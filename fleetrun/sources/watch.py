@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
 
 from fleetrun.plan.visible import sentence
 from fleetrun.records import heartbeat, names, reading, variables
@@ -23,6 +22,7 @@ from fleetrun.run.events import (
     Started,
 )
 from fleetrun.run.observers import Source
+from fleetrun.typehints import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,13 +12,13 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run import itself
 from fleetrun.run.events import Finished
 from fleetrun.run.loop import poll
 from fleetrun.run.observers import Sink
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening

@@ -1,4 +1,4 @@
-"""`namedtuples.NamedTuple`: what typing's does, ours does."""
+"""`typehints`: what typing's `NamedTuple` and `cast` do, ours do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fleetrun import namedtuples
+from fleetrun import typehints
 
 
-class Ours(namedtuples.NamedTuple):
+class Ours(typehints.NamedTuple):
     """A record."""
 
     name: str
@@ -42,7 +42,7 @@ class Derived(Ours):
     """With a constructor of its base."""
 
 
-class Empty(namedtuples.NamedTuple):
+class Empty(typehints.NamedTuple):
     """Without fields."""
 
 
