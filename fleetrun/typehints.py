@@ -2,7 +2,7 @@
 
 The import of typing takes a twentieth of a launch. Its `NamedTuple` compiles a constructor for each
 class and checks each annotation, 80 µs in all, and a launch defines a hundred of them; here a class
-takes 10, and its constructor is compiled when the first instance is made.
+takes 10, and its constructor is compiled when some instances have been made: most have one or two.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 else:
     from _collections import _tuplegetter
 
+    # A compiled constructor is worth it from this instance on.
+    _SEVERAL = 4
+    # The instances of each class so far.
+    _made: dict[type, int] = {}
+
     class _Record(tuple):
         __slots__ = ()
         _fields: tuple[str, ...] = ()
@@ -29,6 +34,11 @@ else:
 
         def __new__(cls, /, *values: object, **named: object) -> _Record:  # noqa: PYI034 - a checker reads typing's
             owner = next(kind for kind in cls.__mro__ if "_fields" in vars(kind))
+            _made[owner] = _made.get(owner, 0) + 1
+            given, rest = {**owner._field_defaults, **named}, owner._fields[len(values) :]
+            is_valid = len(values) + len(rest) == len(owner._fields) and named.keys() <= set(rest)
+            if _made[owner] < _SEVERAL and is_valid and given.keys() >= set(rest):
+                return tuple.__new__(cls, (*values, *map(given.__getitem__, rest)))
             names = "".join(f"{name}, " for name in owner._fields)
             made = eval(f"lambda _cls, {names}: _new(_cls, ({names}))", {"_new": tuple.__new__})  # noqa: S307 - names of fields
             made.__defaults__ = tuple(owner._field_defaults.values())
