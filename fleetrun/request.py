@@ -2,13 +2,11 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from fleetrun import argv, conversion, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import DEFAULTS, Layer, Request, Script, Setting, Strategy
-from fleetrun.namedtuples import NamedTuple
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import kinds
 from fleetrun.plan.hosts import (
@@ -22,6 +20,7 @@ from fleetrun.plan.hosts import (
 )
 from fleetrun.records import secrets
 from fleetrun.records.variables import JOB
+from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -789,8 +788,9 @@ def _setting(resolved: ResolvedOption) -> Setting:
         shown = f"{value:.15g}"
     else:
         shown = str(value)
-    name = resolved.given.option.name
-    return Setting(name, secrets.redact(name, shown), resolved.given.source)
+    name, source = resolved.given.option.name, resolved.given.source
+    # A default is in the source code, and looking for secrets takes a while.
+    return Setting(name, shown if source == "default" else secrets.redact(name, shown), source)
 
 
 def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[Setting]:
