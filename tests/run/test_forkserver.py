@@ -92,6 +92,19 @@ def test_another_program_starts_as_ever(folder: Path, parent: guard.Guard) -> No
     assert (started.is_forked, started.why_not) == (False, "its command is another")
 
 
+def test_ranks_keep_a_realtime_priority(folder: Path, parent: guard.Guard) -> None:
+    try:
+        os.sched_setscheduler(parent.pid, os.SCHED_RR, os.sched_param(2))
+    except PermissionError:
+        pytest.skip("this user has no realtime priorities")
+    (folder / "tells.py").write_text(
+        "import os, paddle\nprint(os.sched_getscheduler(0), os.sched_getparam(0).sched_priority)"
+    )
+    assert forks.stand_by(parent, order(folder))[0] == "ready"
+    assert forks.run(parent, order(folder))[0].is_forked
+    assert (folder / "log.0").read_text() == f"Paddle says hello\n{os.SCHED_RR} 2\n"
+
+
 @pytest.mark.parametrize(
     ("module", "why"),
     [

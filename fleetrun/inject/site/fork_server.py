@@ -97,7 +97,7 @@ def serve() -> None:
             os._exit(0)
         gc.collect()
         gc.freeze()
-        os.sched_setscheduler(0, policy, os.sched_param(0))
+        os.sched_setscheduler(0, *policy)
         name = _name(b"fork-server")
         _send(source, ("ready", _own_bytes()))
         while True:
@@ -115,15 +115,15 @@ def serve() -> None:
         os._exit(1)
 
 
-def _yield_to_others() -> int:
+def _yield_to_others() -> tuple[int, os.sched_param]:
     """Let training ranks go first while this process imports; return the previous policy."""
-    before = os.sched_getscheduler(0)
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
     # Only with the right to raise priorities can a process leave SCHED_IDLE. A child tries it.
     pid = os.fork()
     if not pid:
         try:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            os.sched_setscheduler(0, before, os.sched_param(0))
+            os.sched_setscheduler(0, *before)
         except BaseException:
             os._exit(1)
         os._exit(0)
