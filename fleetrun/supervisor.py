@@ -138,6 +138,7 @@ class Supervisor:
             if self._has_guard:
                 self._guard.dismiss()
             children.sweep(frozenset(), _SWEEP_S)
+            children.wait_for_ending()
             self._signals.close()
             if self._terminal is not None:
                 self._terminal.close()
@@ -180,6 +181,8 @@ class Supervisor:
             for index in self._outcome.stuck:
                 self._log_kernel_state(index)
             self._deliver()
+        children.wait_for_ending()
+        self._deliver()
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
         for line in closing.splitlines():
             self._log(line)

@@ -17,7 +17,7 @@ from fleetrun.run.loop import poll
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
 _KILL = 9
@@ -84,6 +84,16 @@ class Swept(NamedTuple):
 
     stuck: tuple[int, ...]
     ended: tuple[Leftover, ...]
+
+
+# Each waits for a child that has been killed or has answered, and that the event loop waits for.
+ending: set[Callable[[], None]] = set()
+
+
+def wait_for_ending() -> None:
+    """Wait until those have ended, so that none outlives this process."""
+    for wait in tuple(ending):
+        wait()
 
 
 def become_subreaper() -> None:

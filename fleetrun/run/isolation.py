@@ -12,7 +12,7 @@ import signal
 import time
 from contextlib import suppress
 
-from fleetrun.run import libc, proc
+from fleetrun.run import children, libc, proc
 from fleetrun.run.loop import nothing, poll
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
@@ -57,6 +57,7 @@ class IsolatedCall:
         self._began = time.monotonic()
         self.fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._parts: list[bytes] = []
+        self._at_end: Callable[[str], None] = lambda _: None
         # Otherwise both processes would handle a signal that arrives in between.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -73,9 +74,17 @@ class IsolatedCall:
 
     def read(self) -> CallResult | None:
         """Read what has arrived through `fd`; return the result once it is complete."""
+        if not self._has_all():
+            return None
+        # Its end of the pipe closes as it exits: wait, or it might outlive the launcher.
+        self._wait_for_end()
+        return self._result(self._reap())
+
+    def _has_all(self) -> bool:
+        """Read what has arrived; return whether it is complete."""
         part = os.read(self.fd, _CHUNK)
         self._parts.append(part)
-        return None if part else self._ended()
+        return not part
 
     def wait(self, until: float) -> CallResult | None:
         """Return the result; None if it has not arrived by UNTIL (monotonic seconds)."""
@@ -104,7 +113,8 @@ class IsolatedCall:
             answer = self.wait(self._began + min(log_after_s, timeout_s))
             if answer is None and timeout_s > log_after_s:
                 log(f"Waiting up to {timeout_s:g} s for {awaited}.")
-        return answer or self.wait(self._began + timeout_s) or self._late(timeout_s, callee)
+        answer = answer or self.wait(self._began + timeout_s)
+        return answer or _late(callee, timeout_s, self.abandon())
 
     def watch(
         self,
@@ -118,61 +128,96 @@ class IsolatedCall:
         self._waiting = waiting
 
         def read() -> None:
-            answer = self.read()
-            if answer is not None:
-                self.close()
-                done(answer)
+            if not self._has_all():
+                return
+            # Its end of the pipe closes as it exits.
+            self._let_end(lambda how: done(self._result(how)))
 
         def give_up() -> None:
             assert timeout_s is not None
-            done(self._late(timeout_s, callee))
+            standing, waited_s = self._kill(), timeout_s
+            self._let_end(lambda _: done(_late(callee, waited_s, self._told(standing))))
 
         waiting.watch(self.fd, read)
         if timeout_s is not None:
             waiting.timer((IsolatedCall, self.pid), time.monotonic() + timeout_s, give_up)
 
-    def _late(self, timeout_s: float, callee: str) -> CallResult:
-        why = f"{callee} has not answered within {timeout_s:g} s ({self.abandon()})"
-        return CallResult(trouble=why, is_late=True)
+    def abandon(self, on_left: Callable[[str], None] | None = None) -> str:
+        """Kill the child, and return the state it was in.
 
-    def abandon(self) -> str:
-        """Kill the child, wait no longer than SIGKILL takes, and return the state it was in."""
+        Wait no longer than SIGKILL takes; if the call is watched, the loop does that, and calls
+        ON_LEFT with the state if the child is left behind.
+        """
+        standing = self._kill()
+        if on_left is not None:
+            self._at_end = lambda _: on_left(self._told(standing)) if self.is_left else None
+        if self._waiting is None:
+            self.finish()
+        else:
+            self._let_end(self._at_end)
+        return self._told(standing)
+
+    def _kill(self) -> str:
         standing = f"process {self.pid}, {proc.state_of(self.pid)}"
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._reap()
-        self.close()
+        return standing
+
+    def _told(self, standing: str) -> str:
         return f"{standing}, left behind as SIGKILL does not end it" if self.is_left else standing
 
-    def _ended(self) -> CallResult:
-        """Return what the child has written, or how it ended instead."""
+    def _result(self, how: str) -> CallResult:
+        """Return what the child, which has ended as HOW says, has written."""
         written = b"".join(self._parts)
         if self._is_program:
-            self._reap()
             return CallResult(written)
         try:
             value = marshal.loads(written)  # noqa: S302 - our own child's
         except (EOFError, ValueError, TypeError):
             value = None
         if isinstance(value, tuple) and len(value) == _ANSWERED:
-            # Its end of the pipe closes as it exits: wait, or it might outlive the launcher.
-            self._reap()
             return CallResult(*value)
-        return CallResult(trouble=f"the process that asks it {self._reap()}")
+        return CallResult(trouble=f"the process that asks it {how}")
 
     def close(self) -> None:
         """Close the descriptors, and watch them no more."""
         if self._waiting is not None:
             self._waiting.unwatch(self.fd)
+            self._waiting.unwatch(self._pidfd)
             self._waiting.timer((IsolatedCall, self.pid), None, nothing)
         os.close(self._pidfd)
         os.close(self.fd)
 
-    def _reap(self) -> str:
-        """Reap the child if it ends soon; otherwise the supervisor does it later."""
-        self.is_left = not poll(_END_S, self._pidfd) and (
-            proc.fields(self.pid)[:1] == [b"D"] or not poll(_STARVED_S, self._pidfd)
+    def _let_end(self, then: Callable[[str], None]) -> None:
+        """Call THEN with how the child has ended, as soon as it has or will not soon."""
+        waiting = self._waiting
+        assert waiting is not None
+        children.ending.add(self.finish)
+        waiting.unwatch(self.fd)
+        waiting.watch(self._pidfd, lambda: self._end(then, 0.0))
+        until = time.monotonic() + _END_S + _STARVED_S
+        waiting.timer((IsolatedCall, self.pid), until, lambda: self._end(then, 0.0))
+
+    def finish(self) -> None:
+        """Wait for the child, no longer than SIGKILL takes."""
+        self._end(self._at_end, _STARVED_S)
+
+    def _end(self, then: Callable[[str], None], within_s: float) -> None:
+        """Reap the child if it ends WITHIN_S, else the supervisor does it later; call THEN."""
+        children.ending.discard(self.finish)
+        self._wait_for_end(within_s)
+        how = self._reap()
+        self.close()
+        then(how)
+
+    def _wait_for_end(self, within_s: float = _STARVED_S) -> None:
+        first_s = min(_END_S, within_s)
+        self.is_left = not poll(first_s, self._pidfd) and (
+            proc.fields(self.pid)[:1] == [b"D"] or not poll(within_s, self._pidfd)
         )
+
+    def _reap(self) -> str:
+        """Reap the child if it has ended; return how."""
         how = "has ended"
         # The supervisor, which reaps orphans, may have been faster.
         with suppress(ChildProcessError):
@@ -180,6 +225,11 @@ class IsolatedCall:
             if ended is not None and ended.si_code != os.CLD_EXITED:
                 how = f"was killed by {signal.Signals(ended.si_status).name}"
         return how
+
+
+def _late(callee: str, timeout_s: float, standing: str) -> CallResult:
+    why = f"{callee} has not answered within {timeout_s:g} s ({standing})"
+    return CallResult(trouble=why, is_late=True)
 
 
 def run_program(

@@ -1,21 +1,32 @@
-"""A child that was killed is left behind only if it does not end."""
+"""A child that was killed is left behind only if it does not end, and the loop does not wait."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun.run.isolation import IsolatedCall
+from fleetrun.run import children
+from fleetrun.run.isolation import CallResult, IsolatedCall
+from fleetrun.run.loop import Loop, nothing
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="one processor is kept busy"
+)
 # Less than the kernel lets a real-time process run at a time, more than the end of a child takes.
 BUSY_S = 0.5
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor is kept busy")
-def test_a_child_that_has_to_wait_for_a_processor_is_not_left_behind() -> None:
+@contextmanager
+def starved() -> Iterator[IsolatedCall]:
+    """Give a call whose child gets no processor for a while."""
     cpu = max(os.sched_getaffinity(0))
 
     def wait_there() -> None:
@@ -37,11 +48,47 @@ def test_a_child_that_has_to_wait_for_a_processor_is_not_left_behind() -> None:
             os._exit(0)
     os.close(writer)
     try:
-        may_keep_it = os.read(reader, 1)
-        said = call.abandon()
+        if not os.read(reader, 1):
+            call.abandon()
+            pytest.skip("this needs the right to run before all others")
+        yield call
     finally:
         os.close(reader)
         os.waitpid(busy, 0)
-    if not may_keep_it:
-        pytest.skip("this needs the right to run before all others")
-    assert not call.is_left, said
+
+
+def is_there(call: IsolatedCall) -> bool:
+    return os.path.exists(f"/proc/{call.pid}")
+
+
+def test_a_child_that_has_to_wait_for_a_processor_is_not_left_behind() -> None:
+    with starved() as call:
+        said = call.abandon()
+        assert not call.is_left, said
+        assert not is_there(call)
+
+
+def test_the_loop_does_not_wait_for_a_child_but_the_end_of_the_launcher_does() -> None:
+    loop = Loop()
+    with starved() as call:
+        call.watch(loop, lambda _: nothing())
+        call.abandon()
+        assert is_there(call)
+        children.wait_for_ending()
+        assert not is_there(call)
+    assert not children.ending
+    loop.close()
+
+
+def test_who_did_not_answer_is_told_when_the_child_has_ended() -> None:
+    loop = Loop()
+    told: list[CallResult] = []
+    call = IsolatedCall(signal.pause)
+    call.watch(loop, told.append, 0.0, callee="the driver")
+    while not told:
+        loop.turn()
+    assert not is_there(call)
+    assert told[0].is_late
+    assert told[0].trouble.startswith("the driver has not answered within 0 s (process ")
+    assert not children.ending
+    loop.close()

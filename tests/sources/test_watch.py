@@ -17,7 +17,7 @@ from waiting import LONG_S
 
 from fleetrun.model import Rules
 from fleetrun.probe import nvml
-from fleetrun.run import isolation, proc
+from fleetrun.run import children, isolation, proc
 from fleetrun.run.events import Hung, RunWarning, SignalAll, Started
 from fleetrun.run.loop import Loop
 from fleetrun.sources.hang import Comparison
@@ -80,6 +80,8 @@ class Room:
     def close(self) -> None:
         """End everything."""
         self.watch.close()
+        # The last that a launcher does.
+        children.wait_for_ending()
         self.loop.close()
         for child in self.children:
             child.kill()
@@ -237,7 +239,7 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This child can be killed, however long a busy machine takes.
-    monkeypatch.setattr(isolation, "_END_S", LONG_S)
+    monkeypatch.setattr(isolation, "_STARVED_S", LONG_S)
     asked: list[IsolatedCall] = []
 
     def ask() -> IsolatedCall:
