@@ -152,9 +152,16 @@ class ElasticJob(HostsJob):
                 for rank in self.draw.sample(range(ranks), ranks):
                     self.order(rank, 0)
                 self.struck_at = time.monotonic()
-            return all(self.launchers[host].poll() is not None for host in self.left)
+            heard = set(self.left) - self.unheard()
+            return all(self.launchers[host].poll() is not None for host in heard)
 
         self._await("the job ends", ended)
+        struck_at = self.struck_at
+        for host in self.unheard():
+            # Nobody is left to tell it that the job is over: it would wait until --rdzv_timeout.
+            if self.launchers[host].poll() is None:
+                self.tell_launcher(host, TERM)
+        self.struck_at = struck_at
 
     def check(self) -> None:
         """See that no two generations ran at once."""
