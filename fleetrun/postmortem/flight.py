@@ -410,15 +410,17 @@ def _who(ranks: Sequence[int], job: JobRanks) -> str:
 def of(channel: CollectiveChannel, job: JobRanks) -> str:
     """Name the group of CHANNEL: `of mp [8-15]`, `of all ranks`.
 
-    >>> of(CollectiveChannel((0, 1)), JobRanks(2)), of(CollectiveChannel((0, 2)), JobRanks(4))
-    ('of all ranks', 'of ranks 0, 2')
+    >>> of(CollectiveChannel((0, 1)), JobRanks(2)), of(CollectiveChannel((0, 2), 3), JobRanks(4))
+    ('of all ranks', 'of ranks 0, 2 (their group 3)')
     """
     if channel.is_pair:
         return f"from rank {channel.source} to rank {channel.target}"
+    number = f" (their group {channel.number})" if channel.number > 1 else ""
     if len(channel.ranks) == job.ranks:
-        return "of all ranks"
+        return f"of all ranks{number}"
     axis = job.axes.axis_of(channel.ranks) if job.axes is not None else ""
-    return f"of {axis} [{ranges(channel.ranks)}]" if axis else f"of ranks {ranges(channel.ranks)}"
+    numbers = ranges(channel.ranks)
+    return f"of {axis} [{numbers}]" if axis else f"of ranks {numbers}{number}"
 
 
 def table(records: Iterable[FlightRecord], most: int) -> list[tuple[FlightRecord, Collective]]:
