@@ -53,6 +53,16 @@ class ProcessGroup:
     "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n",
     "opens_a_device.py": "file = open('/dev/full', 'wb')\n",
     "fails.py": "import no_such_module\n",
+    "exits.py": "raise SystemExit(3)\n",
+    "changes_folder.py": "import os\nos.chdir('/')\n",
+    "changes_umask.py": "import os\nos.umask(0o77)\n",
+    "changes_limits.py": "import resource as r\nr.setrlimit(r.RLIMIT_CORE, (0, 0))\n"
+    "r.setrlimit(r.RLIMIT_NOFILE, (99, 99))\n",
+    "handles_a_signal.py": "import signal\nsignal.signal(signal.SIGTERM, print)\n",
+    "starts_a_process.py": "import subprocess\nchild = subprocess.Popen(['sleep', '1000'])\n",
+    "listens.py": "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n",
+    "writes.py": "file = open(__file__ + '.log', 'w')\n",
+    "reads.py": "file = open(__file__)\n",
 }
 
 

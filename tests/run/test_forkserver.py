@@ -111,6 +111,14 @@ def test_ranks_keep_a_realtime_priority(folder: Path, parent: guard.Guard) -> No
         ("starts_a_thread", "importing starts_a_thread starts 1 thread"),
         ("opens_a_device", "importing paddle, opens_a_device opens /dev/full"),
         ("fails", "fails cannot be imported there (ModuleNotFoundError"),
+        ("exits", "exits cannot be imported there (SystemExit(3))"),
+        ("changes_folder", "importing changes_folder changes the working folder"),
+        ("changes_umask", "importing changes_umask changes the umask"),
+        ("changes_limits", "importing changes_limits changes the limits"),
+        ("handles_a_signal", "importing handles_a_signal changes the handling of signals"),
+        ("starts_a_process", "importing starts_a_process starts a process"),
+        ("listens", "importing listens leaves socket:["),
+        ("writes", "importing writes leaves /"),
     ],
 )
 def test_what_cannot_be_forked_is_not(
@@ -122,6 +130,13 @@ def test_what_cannot_be_forked_is_not(
     started, ended = forks.run(parent, order(folder))
     assert (started.is_forked, started.why_not) == (False, said)
     assert ended.status == (os.CLD_EXITED, 0)
+
+
+def test_a_module_that_keeps_a_file_open_to_read_is_no_obstacle(
+    folder: Path, parent: guard.Guard
+) -> None:
+    assert forks.stand_by(parent, order(folder), "reads")[0] == "ready"
+    assert forks.run(parent, order(folder))[0].is_forked
 
 
 def test_a_script_that_sets_what_is_read_at_the_import_starts_again(

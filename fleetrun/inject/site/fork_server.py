@@ -337,7 +337,7 @@ class Loaded:
             self._import("numpy", _openblas_threads)
             self._import("paddle", _paddle_threads)
             for name in modules:
-                self._import(name, int)
+                self._import_unchanged(name)
         self._printed = printed()
         held = _open_devices()
         if held:
@@ -360,11 +360,22 @@ class Loaded:
         threads = _threads()
         try:
             import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Unfit(f"{name} cannot be imported there ({error!r})") from None
         more = _threads() - threads
         if more > known_threads():
             raise Unfit(f"importing {name} starts {more} thread{'s' * (more != 1)}")
+
+    def _import_unchanged(self, name: str) -> None:
+        """Import a module that is not known; raise Unfit if it changes what ranks inherit."""
+        before, files = _inherited(), set(_shared_files())
+        self._import(name, int)
+        after = _inherited()
+        for what in before:
+            if after[what] != before[what]:
+                raise Unfit(f"importing {name} {what}")
+        for file in sorted(set(_shared_files()) - files):
+            raise Unfit(f"importing {name} leaves {file} open")
 
     def _put_off_start(self, core: ModuleType) -> None:
         """Leave Paddle's start to each rank: it reads flags and finds devices."""
@@ -599,3 +610,38 @@ def _open_files() -> Iterator[str]:
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             yield os.readlink(f"/proc/self/fd/{fd}")
+
+
+def _shared_files() -> Iterator[str]:
+    """Yield open files that forks must not share: sockets, pipes and what is written."""
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            file = os.readlink(f"/proc/self/fd/{fd}")
+            with open(f"/proc/self/fdinfo/{fd}", "rb") as info:
+                flags = int(dict(line.split(b":", 1) for line in info)[b"flags"], 8)
+            # Devices are another obstacle.
+            is_written = flags & os.O_ACCMODE != os.O_RDONLY and not file.startswith("/dev/")
+            if is_written or not file.startswith("/"):
+                yield file
+
+
+def _inherited() -> dict[str, object]:
+    """Return what a fork inherits and an import may change, by what is said of a change."""
+    with open("/proc/self/status", "rb") as file:
+        rows = dict(line.split(b":", 1) for line in file)
+    with open("/proc/self/limits", "rb") as file:
+        limits = file.read()
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+        processes = file.read()
+    masks = [rows.get(name) for name in (b"SigBlk", b"SigIgn", b"SigCgt")]
+    return {
+        "changes the working folder": os.getcwd(),
+        "changes the umask": rows.get(b"Umask"),
+        "changes the limits": limits,
+        "changes the handling of signals": (
+            masks,
+            [signal.getsignal(number) for number in sorted(signal.valid_signals())],
+        ),
+        "changes sys.argv": list(sys.argv),
+        "starts a process": processes,
+    }
