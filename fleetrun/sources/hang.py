@@ -134,6 +134,10 @@ class IdleClock:
         """Return the seconds without activity."""
         return at - (self._since if self._is_silent(at) else self._still_since)
 
+    def still_s(self, at: float) -> float:
+        """Return the seconds without activity other than processor time."""
+        return at - self._still_since
+
     def look(self, signs: Mapping[int, Sample], at: float) -> bool:
         """Take the cheap samples; return whether deep samples are needed."""
         before, before_at = self._signs, self._at

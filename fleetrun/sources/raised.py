@@ -14,7 +14,6 @@ from fleetrun.plan.visible import sentence
 from fleetrun.records import names, rankfile, reading, variables
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Overdue
-from fleetrun.run.policy import TEARDOWN_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,26 +32,26 @@ class RaisedRanks:
         # The sizes of the files in which a process could report one, and has not.
         self._without: dict[int, tuple[int, ...]] = {}
 
-    def overdue(
-        self, running: Mapping[int, tuple[int, int]], *, is_silent: bool
-    ) -> Overdue | float | None:
-        """Return the failure of the first process that should have ended, or when one should have.
+    def look(
+        self, running: Mapping[int, tuple[int, int]], *, with_exits: bool
+    ) -> Mapping[int, ErrorReport]:
+        """Return the reports of the processes that should end by themselves, and have not.
 
-        RUNNING has the pid and the attempt of each process. Where the job IS_SILENT, they should
-        have ended already. Else an exit handler has the time that it has when another rank fails,
-        and a failing sys.exit has any, as the script's `finally` may be at work.
+        RUNNING has the pid and the attempt of each process. A failing sys.exit counts only
+        WITH_EXITS: the script's `finally` may be at work.
         """
         raised = dict(self._reports(running))
-        counting = [process for process in raised if is_silent or raised[process].code is None]
-        if not counting:
-            return None
+        is_due = with_exits or any(report.code is None for report in raised.values())
+        return raised if is_due else {}
+
+    def failure(
+        self, running: Mapping[int, tuple[int, int]], raised: Mapping[int, ErrorReport]
+    ) -> Overdue:
+        """Return the failure of the first of RUNNING that has RAISED, and log it."""
         from fleetrun.postmortem import failures
 
         now = time.monotonic()
-        at, process = min((failures.moment(raised[each], now), each) for each in counting)
-        due = at + max(self._plan.rules.grace_s, TEARDOWN_S)
-        if now < due and not is_silent:
-            return due
+        at, process = min((failures.moment(report, now), each) for each, report in raised.items())
         report, label = raised[process], names.label(self._plan.processes[process])
         self._job.log(
             f"{sentence(label)} {_what(report)} {now - at:.0f} s ago and has not ended; the job "

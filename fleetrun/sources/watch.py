@@ -25,7 +25,7 @@ from fleetrun.run.observers import Source
 from fleetrun.typehints import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.stackdumps import Collection
@@ -205,6 +205,8 @@ class Watch(Source):
         self._labels = [names.label(spec) for spec in plan.processes]
         self._ask_gpus = self._gpus()
         self._raised: RaisedRanks | None = None
+        # The activity of ranks that should end.
+        self._exit_clock: IdleClock | None = None
 
     def _forget(self, process: int) -> None:
         self._ranks.pop(process, None)
@@ -263,7 +265,11 @@ class Watch(Source):
             self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
 
     def _end_overdue(self, *, is_silent: bool) -> None:
-        """Declare the failure of a rank that has raised and does not end, if there is one."""
+        """Declare the failure of a rank that has raised and does not end, if there is one.
+
+        An exit handler may work as long as it likes. One that shows no other activity than
+        processor time has what it has when another rank fails, unless the job IS_SILENT anyway.
+        """
         from fleetrun.sources.raised import RaisedRanks
 
         if self._is_ending or not self._reports_stragglers:
@@ -271,11 +277,34 @@ class Watch(Source):
         if self._raised is None:
             self._raised = RaisedRanks(self._job)
         running = {process: (rank.pid, rank.attempt) for process, rank in self._ranks.items()}
-        overdue = self._raised.overdue(running, is_silent=is_silent)
-        if isinstance(overdue, float):
-            self._waiting.timer("overdue", overdue, lambda: self._end_overdue(is_silent=False))
-        elif overdue is not None:
-            self._declare(overdue)
+        raised = self._raised.look(running, with_exits=is_silent)
+        if not raised:
+            self._exit_clock = None
+        elif is_silent or self._is_still(raised):
+            self._declare(self._raised.failure(running, raised))
+
+    def _is_still(self, processes: Container[int]) -> bool:
+        """Whether PROCESSES, which should end, have shown no activity for the time they have."""
+        from fleetrun.run.policy import TEARDOWN_S
+        from fleetrun.sources import hang
+
+        allowed_s = max(self._job.plan.rules.grace_s, TEARDOWN_S)
+        if self._exit_clock is None:
+            self._exit_clock = hang.IdleClock(allowed_s)
+        clock, now = self._exit_clock, time.monotonic()
+        self._waiting.timer(
+            "overdue", now + clock.period_s, lambda: self._end_overdue(is_silent=False)
+        )
+        samples = {
+            # Whatever the script has reported, no update follows.
+            process: sample._replace(beat=0)
+            for process, sample in self._sample().items()
+            if process in processes
+        }
+        if clock.look(samples, now):
+            depths = self._depths().items()
+            clock.look_closer({each: depth for each, depth in depths if each in samples}, now)
+        return clock.still_s(now) >= allowed_s
 
     def _report_stopped(
         self, stopped: frozenset[int], states: Mapping[int, str], at: float

@@ -213,10 +213,18 @@ STAYS_IN = {
     "thread": "if rank == 1: threading.Thread(target=forever).start()",
     # As a destructor of Paddle's that waits for its device.
     "deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\natexit.register(forever)",
+    # As one that waits for a GPU.
+    "spinning": "def spin():\n    while True: pass\nif rank == 1: atexit.register(spin)",
 }
 
 
-@pytest.mark.parametrize("stay", STAYS_IN)
+@pytest.mark.parametrize(
+    "stay",
+    [
+        "exit handler",
+        *(pytest.param(each, marks=pytest.mark.extended) for each in list(STAYS_IN)[1:]),
+    ],
+)
 def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
     tmp_path: Path, stay: str
 ) -> None:
@@ -233,6 +241,27 @@ def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
     assert sorted(one["rank"] for one in found["victims"]) == [0, 2]
     (overdue,) = [one for one in job.events() if one["event"] == "overdue"]
     assert (overdue["rank"], overdue["failed"]) == (1, ["trainer.1"])
+
+
+@pytest.mark.extended
+def test_an_exit_handler_that_works_takes_as_long_as_it_needs(tmp_path: Path) -> None:
+    # As one that uploads what a tracker of experiments has collected.
+    script = """
+import atexit, time
+def upload():
+    for count in range(80):
+        print(count)
+        time.sleep(0.1)
+if rank == 1:
+    atexit.register(upload)
+    raise ValueError
+time.sleep(600)
+"""
+    job = Command.python(tmp_path, script, "--grace=1")
+    ended = job.run()
+    assert ended.code == 1, ended.said
+    assert "has not ended" not in ended.said
+    assert (tmp_path / "log" / "workerlog.1").read_text().rstrip().endswith("79")
 
 
 @pytest.mark.parametrize("failure", FAILURES)
