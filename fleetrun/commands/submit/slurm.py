@@ -17,6 +17,7 @@ from fleetrun.commands import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import put
+from fleetrun.probe import scripts
 from fleetrun.records.variables import with_token
 
 if TYPE_CHECKING:
@@ -85,13 +86,16 @@ def script(given: Mapping[str, Any], words: Sequence[str], folder: str) -> str:
     )
 
 
-def submit(text: str) -> int:
-    """Submit the script TEXT, and return sbatch's exit code."""
+def _check_sbatch() -> None:
     if shutil.which("sbatch") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no sbatch on this host; use a host with Slurm, or "
             "--dry-run's script there."
         )
+
+
+def submit(text: str) -> int:
+    """Submit the script TEXT, and return sbatch's exit code."""
     # The environment, but not the script, is passed on unseen.
     env = with_token(os.environ)
     return subprocess.run(["sbatch"], input=text, text=True, check=False, env=env).returncode  # noqa: S607 - the user's own
@@ -103,6 +107,14 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **given: Any) -> int:  # noqa
     shown = common.shown(parsed.words) if dry_run else parsed.words
     text = script(given, shown, probe.current_folder())
     if not dry_run:
+        _check_sbatch()
+        # The job runs in this folder, maybe tomorrow; other programs may be there only.
+        if (
+            parsed.script is not None
+            and parsed.script.target.endswith(".py")
+            and not given["setup"]
+        ):
+            scripts.find(parsed.script, probe.current_folder(), os.environ)
         return submit(text)
     common.remark_on_secrets(parsed.words)
     return put(text)

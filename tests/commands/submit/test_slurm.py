@@ -124,6 +124,7 @@ def test_a_dry_run_prints_and_a_submission_hands_in_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     words = ["submit", "slurm", "--nodes=2", "--gpus=4", "--", "train.py"]
     assert cli.main([*words[:4], "--dry-run", *words[4:]], environ={}) == 0
     printed = capsys.readouterr().out
@@ -139,6 +140,21 @@ def test_a_dry_run_prints_and_a_submission_hands_in_the_same(
     assert (
         subprocess.run(["/bin/bash", "-n"], input=printed, text=True, check=False).returncode == 0
     )
+
+
+def test_a_script_that_is_not_here_is_not_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    fake(tmp_path, "sbatch", f"/bin/touch {tmp_path}/submitted")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["submit", "slurm", "--", "trian.py"], environ={}) == 3
+    assert "There is no script trian.py in" in capsys.readouterr().err
+    assert not (tmp_path / "submitted").exists()
+    # A program may be on the cluster's hosts only, and a setup line may make the script.
+    assert cli.main(["submit", "slurm", "--", "trainer", "--", "x"], environ={}) == 0
+    assert cli.main(["submit", "slurm", "--setup=make", "--", "made.py"], environ={}) == 0
 
 
 def test_the_sites_settings_come_from_the_config_file(
