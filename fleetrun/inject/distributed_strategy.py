@@ -166,7 +166,7 @@ class _Injection:
             if isinstance(value, dict):
                 _clear_lists(strategy, attribute, value)
                 # Paddle clears some of its argument, and does not know nested sections.
-                value = _without_nested(getattr(strategy.strategy, attribute, None), value)
+                value = _without_nested(getattr(strategy.strategy, attribute, None), name, value)
             kind.__dict__[attribute].fset(strategy, value)
         except Exception as error:
             misfits[name] = f"this Paddle does not take it: {error}"
@@ -242,13 +242,20 @@ def _value(strategy: Any, name: str) -> Any:
     return getattr(strategy, _ATTRIBUTES.get(name, name), None)
 
 
-def _without_nested(message: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Set nested VALUES, `pp_configs.profiling`, in MESSAGE; return the others."""
-    for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        if section:
-            setattr(getattr(message, section), name, value)
-    return {key: value for key, value in values.items() if "." not in key}
+def _without_nested(message: Any, field: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Set nested VALUES of FIELD, `pp_configs.profiling`, in MESSAGE; return the others."""
+    plain = {}
+    for path, value in values.items():
+        section, _, key = path.rpartition(".")
+        owner = getattr(message, section, None) if section else message
+        if field == "hybrid_configs" and not hasattr(owner, key):
+            # That of an older Paddle, which must not lose the other settings.
+            misfits[f"{field}.{path}"] = f"this Paddle has no {path}"
+        elif section:
+            setattr(owner, key, value)
+        else:
+            plain[path] = value
+    return plain
 
 
 def _clear_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:

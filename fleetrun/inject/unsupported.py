@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import (
     border,
     distributed_strategy,
+    hybrid_settings,
     paddle_api,
     parameter_servers,
     process_meshes,
@@ -213,24 +214,41 @@ class _RemainingFields:
         degrees = {f"{axis}_degree": size for axis, size in sizes.items()}
         value = settings.effective(name)
         if degrees and all(value[key] in {degrees[key], -1} for key in degrees if key in value):
-            text = ", ".join(f"{key} {degree}" for key, degree in degrees.items())
-            self._report_nested(name, value, f"fleet has {text}")
+            self._report_nested(name, value, degrees)
         else:
             self._report_unseen(name)
 
-    def _report_nested(self, name: str, value: Any, text: str) -> None:
-        """Report the field NAME, whose VALUE is in effect except perhaps for nested settings."""
+    def _report_nested(self, name: str, value: Any, degrees: Mapping[str, int]) -> None:
+        """Report the field NAME, whose VALUE is in effect except perhaps for settings in it."""
         message = getattr(topology.used_strategy(), name, None)
-        scripts = []
+        misfits = distributed_strategy.misfits
+        scripts, idle, in_effect = [], [], []
         for path, requested in self._spec.get(name).items():
-            section, _, key = path.rpartition(".")
-            if section:
-                used = getattr(getattr(message, section, None), key, None)
-                text += f", {path} {used}"
-                scripts += [] if used == requested else [path]
-        text += fused_buffers.described()
-        if name in distributed_strategy.misfits:
-            self._proof.knob(name, NO_EFFECT, reason=distributed_strategy.misfits[name])
+            is_default = requested is False
+            obstacle = misfits.get(f"{name}.{path}") or hybrid_settings.obstacle(
+                path, degrees, is_default=is_default
+            )
+            if obstacle:
+                idle.append(obstacle)
+            elif path in degrees or hybrid_settings.used(message, path) == requested:
+                in_effect.append(path)
+            else:
+                scripts.append(path)
+        text = "fleet has " + ", ".join(
+            [
+                *(f"{key} {degree}" for key, degree in degrees.items()),
+                *(
+                    hybrid_settings.described(message, path)
+                    for path in (*in_effect, *scripts)
+                    if path not in degrees
+                ),
+            ]
+        )
+        text = "; ".join([text, *idle]) + fused_buffers.described()
+        if name in misfits:
+            self._proof.knob(name, NO_EFFECT, reason=misfits[name])
+        elif idle and not in_effect and not scripts:
+            self._proof.knob(name, NO_EFFECT, reason="; ".join(idle))
         elif scripts:
             reason = f"the script sets {', '.join(scripts)} itself"
             self._proof.knob(name, SCRIPT, in_effect=value, reason=reason, evidence=text)

@@ -248,6 +248,24 @@ hybrid_configs:  The degree of each kind of parallelism.
   .pp_degree = 1 ranks  Pipeline parallelism.
   .sharding_degree = 1 ranks  Sharding.
   .sep_degree = 1 ranks  Sequence parallelism.
+  .split_norm_comm = false  Sum the norm of gradients group by group (Paddle 3).
+  .mp_configs.mp_async_allreduce = false  Model parallelism: send the gradient of a layer's input
+      while that of its weight is computed; the input must need one.
+  .mp_configs.mp_skip_c_identity = false  With it: leave out an operator that only copies.
+  .mp_configs.mp_fused_linear_param_grad_add = false  With it: add to the gradient in the kernel
+      that computes it; needs CUDA or XPU.
+  .mp_configs.need_broadcast_data = true  Send the batch of the first rank to the others.
+  .mp_configs.sync_param = true  Send embeddings, norms and biases that all ranks have from the
+      first rank to the others after each step.
+  .mp_configs.sync_grad = false  Send their gradients so before it.
+  .mp_configs.sync_moment = false  Send their moments so after it.
+  .mp_configs.recompute_allgather = false  Layers of sequence parallelism: gather the input again
+      instead of keeping it (Paddle 3).
+  .mp_configs.sp_async_reduce_scatter = false  Those: send the gradient of the input while that of
+      the weight is computed (Paddle 3).
+  .pp_configs.overlap_p2p_comm = false  Pipelines: send activations during the computation
+      (Paddle 3).
+  .pp_configs.use_batch_p2p_comm = true  Pipelines: send and receive in one group (Paddle 3).
   .pp_configs.dp_comm_overlap = false  Pipelines: send dp's gradients during the backward pass.
   .pp_configs.sharding_comm_overlap = false  Pipelines: send those of sharding during it.
   .sharding_configs.comm_overlap = false  Send gradients during the backward pass; needs
@@ -255,6 +273,9 @@ hybrid_configs:  The degree of each kind of parallelism.
   .sharding_configs.accumulate_steps = 1  The number of backward passes before an update.
   .sharding_configs.comm_buffer_size_MB = 256 MB  The size of a buffer (Paddle 3).
   .sharding_configs.split_param = false  Cut each parameter up among the ranks.
+  .sharding_configs.tensor_fusion = false  Send gradients in buffers instead of one by one.
+  .sharding_configs.use_reduce_avg = true  Let the collective average instead of dividing first
+      (Paddle 3).
   dygraph: effective: fleet.init creates groups of ranks by it (unseen: the script has not
       created these groups with fleet.init)
   static: no effect: Paddle reads it in dygraph only

@@ -330,6 +330,57 @@ BUFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], str, int]] = {
 }
 
 
+# By name: the layout, what is asked of it, and what becomes of that.
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "of layers": (
+        {"mp": 2, "is_data": False},
+        {"mp_configs.mp_async_allreduce": True, "mp_configs.mp_skip_c_identity": True},
+        "effective",
+        "mp_configs.mp_async_allreduce True (2 layers), mp_configs.mp_skip_c_identity True (2",
+    ),
+    "of the optimizer": (
+        {"mp": 2},
+        {"mp_configs.sync_grad": True, "mp_configs.sync_moment": True, "split_norm_comm": True},
+        "effective",
+        "mp_configs.sync_grad True, mp_configs.sync_moment True, split_norm_comm True",
+    ),
+    "without what they need": (
+        {"mp": 2},
+        {"mp_configs.mp_skip_c_identity": True, "pp_configs.overlap_p2p_comm": True},
+        "no_effect",
+        "no layer uses mp_configs.mp_skip_c_identity; pp_configs.overlap_p2p_comm is for a pp",
+    ),
+    "the script's": (
+        {"mp": 2, "mp_configs": {"sync_param": False}},
+        {"mp_configs.sync_param": True, "mp_configs.sync_grad": True},
+        "script",
+        "mp_configs.sync_grad True, mp_configs.sync_param False",
+    ),
+    # On 2.6.2, which has none of mp's kernels for CPUs.
+    "of a newer Paddle": (
+        {"dp": 2},
+        {"dp_degree": 2, "mp_configs.recompute_allgather": True, "split_norm_comm": True},
+        "effective",
+        "this Paddle has no mp_configs.recompute_allgather; this Paddle has no split_norm_comm",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_of_hybrid_configs_take_effect_or_say_why_not(case: str, tmp_path: Path) -> None:
+    layout, asked, status, words = SETTINGS[case]
+    python = PYTHONS["3.3.1" if "mp" in layout else "2.6.2"]
+    more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
+    train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told({}))
+    with devices.on("npu" if "mp" in layout else ""):
+        folder = tmp_path / "ours"
+        ranks = train(python, "hybrid.py", folder, {"hybrid_configs": asked}, nranks=2, more=more)
+    assert max(report["apart"] for report in ranks) < 2e-6
+    (knob,) = evidence(tmp_path / "ours")["knobs"]
+    assert knob["status"] == status, knob
+    assert words in knob["reason"] + knob["evidence"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", BUFFERS)
 def test_buffers_of_sharding_are_those_asked_for(case: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .. import paddle_api, store
+from .. import hybrid_settings, paddle_api, store
 from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import (
@@ -37,6 +37,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the requested fields."""
     own = OwnUpdates(proof)
     fused_buffers.install(proof)
+    hybrid_settings.watch()
     if any(name in spec.strategy for name in REDUCER_FIELDS):
         merge = GradientMerge(spec, proof)
         merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)

@@ -147,7 +147,10 @@ def together() -> tuple[dict[str, Any], int]:
         optimizer = fleet_.distributed_optimizer(optimizer_of(net.parameters()))
     for number, batch in enumerate(rows, 1):
         # The sums over sep are not averaged.
-        loss = loss_of(model(paddle.to_tensor(batch))) / ACCUMULATE / degree["sep"]
+        # Paddle's asynchronous allreduce of mp wants the gradient of each layer's input.
+        is_data = layout.get("is_data", True)
+        output = model(paddle.to_tensor(batch, stop_gradient=is_data))
+        loss = loss_of(output) / ACCUMULATE / degree["sep"]
         loss.backward()
         if number % ACCUMULATE == 0:
             if layout.get("by_hand"):
