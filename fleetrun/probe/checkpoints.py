@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 # Unfinished ones end otherwise, or begin with a dot or `tmp`.
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
-# The output of paddle.save and pickle ends with this byte.
+# The output of paddle.save and pickle begins and ends with these bytes; that of
+# `paddle.save(..., use_binary_format=True)` does not begin so.
 _PICKLED = (".distcp", ".metadata", ".pdparams", ".pdopt", ".pdscaler", ".pkl", ".pdckpt", ".pth")
-_END = b"."
+_BEGIN, _END = b"\x80", b"."
 _PART = re.compile(rb"\d+_\d+\.distcp")
 _RANKS = re.compile(r"(rng_state)_(\d+)(\.pth)")
 # Trainers write the first one with the model, and one of the others (.bin: PaddleFormers) later.
@@ -158,8 +159,9 @@ def _fault_of(path: str) -> str:
         return f"{name} is empty"
     with open(path, "rb") as file:
         if name.endswith(_PICKLED) or name == "trainer_state.bin":
+            is_pickled = file.read(1) == _BEGIN
             file.seek(size - 1)
-            return "" if file.read() == _END else f"{name} is cut off"
+            return f"{name} is cut off" if is_pickled and file.read() != _END else ""
         if name.endswith(".json") and size < _MOST:
             try:
                 json.load(file)

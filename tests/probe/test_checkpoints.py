@@ -64,6 +64,8 @@ def make(folder: Path, files: dict[str, bytes]) -> None:
         ),
         (TRAINER, {"optimizer.pdopt": PICKLED[:-1]}, "optimizer.pdopt is cut off"),
         (TRAINER, {"optimizer.pdopt": b""}, "optimizer.pdopt is empty"),
+        # paddle.save(..., use_binary_format=True) writes no pickle.
+        (TRAINER, {"optimizer.pdopt": bytes(20)}, ""),
         (TRAINER, {"trainer_state.json": None}, "trainer_state is missing"),
         (TRAINER, {"rng_state_0.pth": None}, "rng_state_0.pth is missing"),
         # All ranks in one, named by their number (PaddleNLP 2.8).
