@@ -117,7 +117,9 @@ def lines(curves: Sequence[Line], below: str, beside: str, *, from_zero: bool = 
     if from_zero:
         low = min(low, 0.0)
     if high == low:
-        high += abs(high) or 1.0
+        # A level line is in the middle.
+        room = (abs(low) or 1.0) / 2
+        low, high = low if from_zero else low - room, high + room
     y = _Scale(low, high, _LINES - _BOTTOM, _TOP)
     labels = [f"{tick:g}" for tick in y.ticks()]
     left = _left(labels) + 14

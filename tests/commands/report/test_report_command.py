@@ -366,6 +366,12 @@ def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_pa
     assert drawn_there.count('class="line faint"') == 2
 
 
+def test_a_single_value_is_drawn_in_the_middle() -> None:
+    drawn = svg.lines([svg.Line("rank 0", (1,), (1.675,), "red")], "", "")
+    assert 'cy="115.0"' in drawn
+    assert ">2</text>" in drawn
+
+
 def test_a_line_begins_anew_after_a_gap() -> None:
     drawn = svg.lines([svg.Line("rank 0", (1, 2, 3, 4), (1.0, None, 2.0, 3.0), "red")], "", "")
     (path,) = re.findall(r'class="line" [^>]* d="([^"]*)"', drawn)
