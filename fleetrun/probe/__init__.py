@@ -74,20 +74,20 @@ def read(
     if inquiry is not None:
         survey = inquiry.result(log, timeout_s=timeout_s)
         facts = devices.with_gpus(facts, survey, root)
-        from fleetrun.probe import processors  # only where GPUs are
+        from fleetrun.probe import processors  # only on hosts with GPUs
 
         gpu_nodes = processors.near(root, survey)
     elif not assumed and devices.may_use_gpus(request) and devices.has_amd(root):
-        from fleetrun.probe import rocm  # only where AMD's driver is
+        from fleetrun.probe import rocm  # only on hosts with AMD's driver
 
         facts = rocm.with_gpus(facts, request, root, sys.path)
     if facts.device_counts.get("gpu"):
-        from fleetrun.probe import addresses  # only where GPUs are
+        from fleetrun.probe import addresses  # only on hosts with GPUs
 
         hcas, rdma = addresses.rdma(root)
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
-        from fleetrun.probe import processors  # only for those who bind
+        from fleetrun.probe import processors  # only with --bind
 
         facts = facts._replace(processors=processors.processors(root, gpu_nodes))
     return facts if request.debug is None else _with_debuggers(facts)
@@ -112,7 +112,7 @@ def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = (
 def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
     """Return what this process knows of itself."""
     taken = None
-    # Whoever typed `fleetrun` and got here has the command.
+    # A user who typed `fleetrun` and got here has the command.
     if os.path.basename(sys.argv[0]) != "fleetrun":
         from fleetrun.records import installed
 
@@ -139,7 +139,7 @@ def _with_network(request: Request, facts: Facts, names: Sequence[str], root: st
         names = peers if request.host is None else (request.host, *peers)
     if request.network is None and all(map(hosts.is_loopback, names)):
         return facts
-    from fleetrun.probe import addresses  # only where there may be other hosts
+    from fleetrun.probe import addresses  # only if there may be other hosts
 
     return addresses.with_network(facts, names, request, root)
 
@@ -184,10 +184,10 @@ def current_folder() -> str:
 def _with_plugins(
     request: Request, facts: Facts, log: Callable[[str], None], timeout_s: float
 ) -> Facts:
-    """Complete FACTS with the devices that Paddle knows better than files do."""
+    """Complete FACTS with the devices that Paddle counts more precisely than device files."""
     signs = plugins.find(request, facts)
     if plugins.is_worth_asking(request, signs):
-        from fleetrun.probe import counted  # only where there are signs
+        from fleetrun.probe import counted  # only if there are signs of plug-ins
 
         facts = counted.with_devices(facts, request, signs, log=log, timeout_s=timeout_s)
     if "xpu" in facts.device_counts and signs.python == sys.executable:
@@ -197,7 +197,7 @@ def _with_plugins(
 
 def _without_xpus(facts: Facts) -> Facts:
     """Drop XPUs from FACTS, with the reason, if our Paddle is not built for them."""
-    from fleetrun.probe import paddles  # only where XPUs are
+    from fleetrun.probe import paddles  # only on hosts with XPUs
 
     if not paddles.lacks_xpus(sys.path):
         return facts
@@ -208,7 +208,7 @@ def _without_xpus(facts: Facts) -> Facts:
 
 
 def _with_paddle(request: Request, facts: Facts) -> Facts:
-    """Complete FACTS with what this Paddle lacks, where that matters."""
+    """Complete FACTS with what this Paddle lacks, if it matters to this job."""
     feature = modes.BY_WORD[request.run_mode].feature
     if feature is None:
         return facts

@@ -57,8 +57,8 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
 def chosen(network: str, own_addresses: Sequence[Address], option: str) -> Address:
     """Return the first of OWN_ADDRESSES in NETWORK, an interface or a CIDR range.
 
-    Only IPv4, as Paddle cannot parse IPv6. OPTION is how NETWORK was given. Raises UsageError if
-    NETWORK is neither, EnvironmentFault if we have no such address.
+    Only IPv4, as Paddle cannot parse IPv6. OPTION is the option that gave NETWORK, for messages.
+    Raises UsageError if NETWORK is neither, EnvironmentFault if we have no such address.
     """
     candidates = [address for address in own_addresses if address.interface == network]
     if not candidates and any(letter in network for letter in "./:"):
@@ -108,7 +108,7 @@ def own(request: Request, root: str = "/") -> str:
 
 
 def _within(network: str, own_addresses: Sequence[Address], option: str) -> list[Address]:
-    import ipaddress  # only where a network is given by its addresses
+    import ipaddress  # only for a network in CIDR notation
 
     try:
         subnet = ipaddress.ip_network(network, strict=False)
@@ -124,7 +124,7 @@ def addresses() -> tuple[Address, ...]:
     try:
         return netlink.addresses()
     except OSError as error:
-        # There is no other way to get them.
+        # Only netlink has them.
         raise EnvironmentFault(
             f"The addresses of this host cannot be read ({error.strerror}): the sandbox or "
             "container must allow netlink sockets."

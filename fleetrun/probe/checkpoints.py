@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import HostListing
 
-# Unfinished ones end otherwise, or begin with a dot or `tmp`.
+# Names of unfinished ones end differently, or begin with a dot or `tmp`.
 _NUMBERED = re.compile(r"(?!\.|tmp)(?:.*[-_.])?(\d+)(?:\.(?:pdparams|pdckpt|ckpt|pkl))?")
 # The output of paddle.save and pickle begins and ends with these bytes; that of
 # `paddle.save(..., use_binary_format=True)` does not begin so.
@@ -36,7 +36,7 @@ _TRAINERS, _STATES = "training_args.bin", frozenset({"trainer_state.json", "trai
 _LAST = (".checkpoint_done", "scheduler.pdparams")
 _HEADER = 8
 _MOST = 256 * 1024 * 1024
-# What a host tells the others: so many, and so much of why one is incomplete.
+# What a host tells the others: at most so many checkpoints, and so many characters of each reason.
 _MOST_LISTED, _LONGEST = 8, 120
 
 
@@ -56,7 +56,7 @@ def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
 
 
 def listed(folder: str) -> tuple[tuple[str, str], ...]:
-    """Return the names of the newest in FOLDER, each with why it is incomplete, for other hosts."""
+    """Return the newest checkpoints in FOLDER with their faults, for other hosts."""
     newest = islice(_newest_first(folder, is_alone=False), _MOST_LISTED)
     return tuple((name, visible(why)[:_LONGEST]) for name, why in newest if name.isprintable())
 
@@ -106,7 +106,7 @@ def _age(name: str) -> tuple[int, str]:
 def fault(path: str, last: Iterable[str] = (), *, is_alone: bool = True) -> str:
     """Return why the checkpoint PATH is incomplete; empty if it is complete.
 
-    LAST: files that are written at the end, as its neighbours have them. IS_ALONE: as for `find`.
+    LAST: files that are written last, as seen in its neighbours. IS_ALONE: as for `find`.
     """
     try:
         if not os.path.isdir(path):

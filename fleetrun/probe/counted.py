@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
 
-# After this many seconds, log what is awaited.
+# After this many seconds, a line says what the launch waits for.
 _REMARK_S = 10.0
 
-# The kind to report for plug-ins without devices.
+# The kind that stands for plug-ins without devices.
 _NONE = "plug-in"
 
 
@@ -76,7 +76,7 @@ def with_devices(
     """Complete FACTS with the devices of plug-ins, or with why there are none."""
     answer = Query(signs).result(log, timeout_s)
     if not answer.version:
-        # Then only files can tell.
+        # Then only device files can tell.
         why = f"{signs.python} has no Paddle that could tell"
         kind = request.device_kind or ""
         is_missing = plugins.is_named(request) and kind not in facts.device_counts
@@ -141,7 +141,7 @@ def _without_plugin(kind: str, count: int, paddle: str) -> str:
 def _hidden(
     counts: Mapping[str, int], signs: Signs, log: Callable[[str], None], timeout_s: float
 ) -> dict[str, tuple[str, ...]]:
-    """Return each kind's libraries, but for the first kind, which Paddle loads by default."""
+    """Return the libraries of each kind but the first, which Paddle loads by default."""
     libraries = plugins.libraries(signs.root)
     if len(counts) <= 1 or len(libraries) <= 1:
         return {}

@@ -31,7 +31,7 @@ _AMD = "sys/class/kfd"
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 
-# Enough to recognise a process.
+# Enough characters to recognise a process.
 _WIDEST_COMMAND = 60
 
 
@@ -49,7 +49,7 @@ def by_files(root: str) -> dict[str, int]:
 def gpus_by_files(environ: Mapping[str, str], root: str = "/") -> int | None:
     """Count the NVIDIA GPUs that a launch with ENVIRON may use; None if files do not tell.
 
-    Only the driver, which is not asked, knows about divided GPUs and those under Windows.
+    Divided GPUs, and those under Windows, are known only to the driver, which is not asked.
     """
     folder = os.path.join(root, _CAPABILITIES)
     if not os.path.isdir(folder):
@@ -81,7 +81,7 @@ def ask_driver(
         return None
     if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):
         return None
-    from fleetrun.probe.nvml import DriverQuery, library  # only where a driver is
+    from fleetrun.probe.nvml import DriverQuery, library  # only on hosts with a driver
 
     return DriverQuery(nvml or library, wants_bus=request.bind != "none")
 

@@ -28,7 +28,7 @@ _SENSOR = 0
 
 def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
     """Return the current use of GPUS, given as pairs of number and handle."""
-    from fleetrun.probe import nvml  # the process that asks has it already
+    from fleetrun.probe import nvml  # already loaded in the process that asks
 
     uses = []
     for number, gpu in gpus:
@@ -65,7 +65,7 @@ def opened(lib: Library) -> list[tuple[int, object]]:
 
 
 def main(period_s: float) -> None:
-    """Write a line of JSON each PERIOD_S until our parent ends or stops reading."""
+    """Write a line of JSON every PERIOD_S seconds until our parent ends or stops reading."""
     # Before asking the driver, which may hang.
     libc.prctl(libc.PR_SET_PDEATHSIG, 9)
     from fleetrun.probe import nvml  # this process only
@@ -84,7 +84,7 @@ def main(period_s: float) -> None:
 
 
 class GpuMeter:
-    """The process that polls each PERIOD_S, and its last answer; CODE replaces its program."""
+    """Polls in a process, every PERIOD_S seconds; CODE replaces its program."""
 
     def __init__(self, period_s: float, code: str = "") -> None:
         program = f"from fleetrun.probe import gpumeter; gpumeter.main({period_s})"
@@ -93,7 +93,7 @@ class GpuMeter:
         self._newest: tuple[GpuUsage, ...] = ()
         self._at = 0.0
         self._period_s = period_s
-        # It inherits our standard input, by which the launcher sees that nobody is left.
+        # It inherits our standard input, which tells the launcher when all processes have ended.
         self._process = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,
@@ -119,7 +119,7 @@ class GpuMeter:
         return () if is_old else self._newest
 
     def close(self) -> None:
-        """Kill the process; leave behind one that hangs in the driver."""
+        """Kill the process; do not wait for one that hangs in the driver."""
         self._process.kill()
         try:
             self._process.wait(0.5)

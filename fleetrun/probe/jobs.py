@@ -1,7 +1,7 @@
-"""The jobs that run on this host as this user, found in /proc: nobody keeps a list of them.
+"""The jobs that run on this host as this user, found in /proc, as there is no list of them.
 
 A launcher holds the lock of its run directory open; the processes that it has started have
-FLEETRUN_JOB in their environment, which they cannot lose. Either is enough to find a job.
+FLEETRUN_JOB in their environment, which no child can remove. Either is enough to find a job.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PID_DIGITS = 7
 class RunningJob(NamedTuple):
     """A job: `name` is that of its run directory.
 
-    `launcher` is the process that supervises it; None: it was killed, and what it had started is
-    still there. `processes` are all that it has started, with what descends from these.
+    `launcher` is the process that supervises it; None: it was killed, and processes that it had
+    started still run. `processes` are these, with their descendants.
     """
 
     name: str
@@ -36,7 +36,7 @@ class RunningJob(NamedTuple):
 
 
 class JobRecords(NamedTuple):
-    """What the records of a job say of it; empty where they are not written yet."""
+    """What the records of a job tell; fields are empty until they are written."""
 
     job_id: str = ""
     mode: str = ""
@@ -47,7 +47,7 @@ class JobRecords(NamedTuple):
     argv: tuple[str, ...] = ()
     # Seconds since 1970.
     started: float | None = None
-    # How many processes it was to have here, and which attempt runs, from 0.
+    # The number of processes planned for this host, and the current attempt, from 0.
     wanted: int = 0
     attempt: int = 0
 
@@ -77,7 +77,7 @@ def find() -> tuple[RunningJob, ...]:
 
 
 def about(job: RunningJob) -> JobRecords:
-    """Return what the records of JOB say."""
+    """Return what the records of JOB tell."""
     # The plan is written a moment after the start, and never by the head of a job by ssh.
     shown = running(job)[:1] or (() if job.launcher is None else (job.launcher,))
     run = runs.read(job.run_dir)
@@ -110,7 +110,7 @@ def _folder(pid: int | None) -> str:
 
 
 def end(job: RunningJob) -> tuple[int, str] | None:
-    """Return the exit code and the verdict with which JOB has ended; None: nobody wrote it down."""
+    """Return the exit code and the verdict with which JOB has ended; None if not recorded."""
     run = runs.read(job.run_dir)
     return None if run.exit_code is None else (run.exit_code, run.verdict)
 
@@ -132,12 +132,12 @@ def ask_for_stacks(run_dirs: Iterable[str]) -> int:
 
 
 def running(job: RunningJob) -> tuple[int, ...]:
-    """Return the processes of JOB that it has started itself: ranks, servers."""
+    """Return the processes that the launcher of JOB itself has started: ranks, servers."""
     return tuple(pid for pid in job.processes if _is_leader(pid, job))
 
 
 def named(jobs: Sequence[RunningJob], word: str) -> tuple[RunningJob, ...]:
-    """Return those of JOBS that WORD means: a process id, a job's id, a name or its beginning.
+    """Return those of JOBS that match WORD: a process id, a job's id, a name or its beginning.
 
     `train` is any job of that name; `20250102T030405Z-train-4711` is one.
     """
@@ -158,7 +158,7 @@ def named(jobs: Sequence[RunningJob], word: str) -> tuple[RunningJob, ...]:
 
 
 def _own() -> Iterator[int]:
-    """Yield our own user's living processes, but not this one."""
+    """Yield the living processes of our user, without this one."""
     user, here = os.geteuid(), os.getpid()
     for pid in proc.pids():
         with suppress(FileNotFoundError):
@@ -167,7 +167,7 @@ def _own() -> Iterator[int]:
 
 
 def _held(pid: int) -> str | None:
-    """Return the run directory that PID holds the lock of."""
+    """Return the run directory whose lock PID holds."""
     if not proc.is_python(pid):
         return None
     for _, path in proc.open_files(pid):
@@ -182,14 +182,14 @@ def _held(pid: int) -> str | None:
 
 
 def _environ(pid: int) -> dict[str, str]:
-    """Return the variables with which PID was started, as far as they are about its job."""
+    """Return those variables of PID's initial environment that identify its job."""
     pairs = proc.content(f"/proc/{pid}/environ").decode(errors="surrogateescape").split("\0")
     split = (pair.partition("=") for pair in pairs)
     return {name: value for name, _, value in split if name in {JOB, RUN_DIR}}
 
 
 def _first(holders: Sequence[int]) -> int | None:
-    """Return the one of HOLDERS that the others descend from: the guard is forked off it."""
+    """Return the one of HOLDERS that the others descend from; the guard is its child."""
     family = set(holders)
     for pid in holders:
         stat = proc.stat(pid)

@@ -1,20 +1,21 @@
-"""A file whose name is nearly the one that is not there; only a mistake loads it."""
+"""Finds the file that a misspelt path probably means; loaded only for a mistake."""
 
 from __future__ import annotations
 
 import os
 from itertools import islice
 
-# A folder of a million samples is not searched for a slip of the keyboard.
+# A folder of a million samples is not searched because of a typing error.
 _MOST = 10_000
-# Two letters changed places in `tarin.py`; `train` and `train.py`. Less alike is another word.
+# Two letters changed places in `tarin.py`; `train` and `train.py`. Names that are less alike are
+# other words.
 _ALIKE = 0.7
 
 
 def find(target: str, cwd: str) -> str | None:
-    """Return the path most like TARGET, which is none, written from CWD as TARGET is.
+    """Return the existing path most like TARGET, relative to CWD as TARGET is.
 
-    Every part of it may be misspelt, the folders too.
+    Any part of TARGET may be misspelt, folders included.
     """
     path, rest = ("/", target[1:]) if target.startswith("/") else ("", target)
     parts = [part for part in rest.split("/") if part]
@@ -51,7 +52,7 @@ def _closest(part: str, folder: str, *, is_last: bool) -> str | None:
         for ending in (".sh", ".py"):
             spelt |= {low[: -len(ending)]: spelt[low] for low in spelt if low.endswith(ending)}
     elif is_last and part.endswith(".py"):
-        # The ending, which all have, makes nothing alike.
+        # The ending, which all have, does not count.
         part = part.removesuffix(".py")
         spelt = {low[: -len(".py")]: name for low, name in spelt.items()}
     from fleetrun.suggestions import closest

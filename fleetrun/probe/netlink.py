@@ -1,4 +1,4 @@
-"""The kernel's own lists, asked for by netlink; and that of the IP addresses of this host."""
+"""Lists that the kernel gives by netlink, such as the IP addresses of this host."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _HEADER = struct.Struct("=IHHII")
 _ERROR_NUMBER = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
 _LONGEST = 1 << 16
-# The kernel answers at once; whatever stands in for it may not.
+# The kernel answers at once; a sandbox's substitute may not.
 _ANSWER_S = 2.0
 _ROUTE, _GET_ADDRESSES = 0, 22
 # Family, length of the prefix, flags, scope, index of the interface.
 _BODY = struct.Struct("=BBBBI")
-# Of a point-to-point link, the first is the other end's.
+# On a point-to-point link, the first is the address of the other end.
 _ADDRESS, _LOCAL = 1, 2
 
 
 def addresses() -> tuple[Address, ...]:
     """Return every IP address of this host, with the interface that has it, IPv4 first.
 
-    OSError where the kernel does not tell.
+    Raises OSError if the kernel refuses.
     """
     names = dict(_socket.if_nameindex())
     addresses = []
@@ -46,7 +46,7 @@ def addresses() -> tuple[Address, ...]:
 
 
 def dump(protocol: int, kind: int, body: bytes) -> Iterator[bytes]:
-    """Yield what the kernel lists for the request KIND of PROTOCOL, with BODY; or raise OSError."""
+    """Yield the kernel's answers to the request KIND of PROTOCOL with BODY; may raise OSError."""
     link = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
     try:
         link.settimeout(_ANSWER_S)

@@ -1,4 +1,4 @@
-"""What NVML, the library of NVIDIA's driver, says of the GPUs; it is asked in a child process."""
+"""Queries NVML, the library of NVIDIA's driver, about the GPUs, in a child process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     _Uses = dict[str, tuple[int, int, tuple[int, ...]]]
     _Found = tuple[tuple[tuple[str, tuple[str, ...], str, _Uses], ...], _Numbered, _Numbered]
 
-# After this many seconds, say what is waited for.
+# After this many seconds, a line says what the launch waits for.
 REMARK_S = 5.0
 
 
-# A GPU of which CUDA shows nothing.
+# The reason for a GPU that CUDA cannot use.
 _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
 
 
 class Library(Protocol):
-    """pynvml, of which nearly every function may be missing or refuse."""
+    """pynvml, almost any function of which may be missing or fail."""
 
     @property
     def NVMLError(self) -> type[Exception]: ...
@@ -37,7 +37,7 @@ def library() -> Library:
 
 
 def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvml has no types
-    """Return what the function NAME says; None where GPU, driver or pynvml have no such thing."""
+    """Return the result of the function NAME; None if GPU, driver or pynvml do not support it."""
     try:
         return getattr(lib, name)(*words)
     except (lib.NVMLError, AttributeError):
@@ -45,7 +45,7 @@ def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvm
 
 
 def text(answer: str | bytes) -> str:
-    """Return what pynvml says as text; older ones give bytes."""
+    """Return a result of pynvml as text; older versions return bytes."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
@@ -60,7 +60,7 @@ def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa
             handle = lib.nvmlDeviceGetHandleByIndex(index)
             lib.nvmlDeviceGetUUID(handle)
         except lib.NVMLError as error:  # noqa: PERF203 - one may fail, others not
-            # A device cgroup (of a container, a batch system) may keep a GPU from us.
+            # A device cgroup (of a container or a batch system) may deny us a GPU.
             is_barred = "NoPermission" in type(error).__name__
             (barred if is_barred else lost).append((index, str(error)))
         else:
@@ -71,8 +71,8 @@ def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa
 class NvmlGpu(NamedTuple):
     """A GPU that can be used: its UUID, those of its MIG instances, where it is plugged in.
 
-    `uses` says by UUID how many bytes of its memory, or of its instances', are used, of how many,
-    and by which processes.
+    `uses` has by UUID, for it and its instances: bytes of memory used, bytes in all, and the
+    processes that use them.
     """
 
     uuid: str
@@ -82,9 +82,9 @@ class NvmlGpu(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The GPUs that can be used, and why each of the others cannot, by NVML's number of it.
+    """The usable GPUs, and why the others are not usable, by NVML's numbers.
 
-    `trouble` says why there is no answer; `is_stuck` that the driver may never give one.
+    `trouble` is why there is no answer; `is_stuck`: the driver may never answer.
     """
 
     gpus: tuple[NvmlGpu, ...] = ()
@@ -95,7 +95,7 @@ class Survey(NamedTuple):
 
 
 class DriverQuery:
-    """A survey on its way: the driver is asked from here on, and `result` waits for the answer."""
+    """A survey in progress: the driver is asked at once, and `result` waits for the answer."""
 
     def __init__(self, nvml: Callable[[], Library] = library, *, wants_bus: bool) -> None:
         try:
@@ -126,7 +126,7 @@ def survey(lib: Library, *, wants_bus: bool) -> _Found:
             lost = (*lost, (index, _UNDIVIDED))
             continue
         uuid = text(ask(lib, "nvmlDeviceGetUUID", handle) or "")
-        # Binding is a help: what the driver will not tell, we do without.
+        # Binding is optional: we do without what the driver does not tell.
         pci = ask(lib, "nvmlDeviceGetPciInfo", handle) if wants_bus else None
         used = (parts or {uuid: handle}).items()
         uses = {name: use for name, part in used if (use := _use(lib, part)) is not None}
@@ -144,7 +144,7 @@ def instances(lib: Library, handle: object) -> dict[str, object]:
 
 
 def _use(lib: Library, handle: object) -> tuple[int, int, tuple[int, ...]] | None:
-    """Return the bytes used, all there are, and who computes there; None if it is not told."""
+    """Return the bytes used, the bytes in all, and the computing processes; None if unknown."""
     memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
     if memory is None:
         return None
@@ -154,7 +154,8 @@ def _use(lib: Library, handle: object) -> tuple[int, int, tuple[int, ...]] | Non
 def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two versions
     """Return the processes that compute on a GPU; none if the driver does not tell.
 
-    pynvml asks as a new driver wants it, and raises what is no NVMLError with one before 510.
+    pynvml asks in the way of new drivers, and raises other errors than NVMLError with those before
+    510.
     """
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
         try:
@@ -170,17 +171,17 @@ def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two ve
 
 
 def _wants_instances(lib: Library, handle: object) -> bool:
-    """Whether nothing but instances of a GPU can be used: it is in MIG mode just now."""
+    """Whether only instances of a GPU can be used, as it is in MIG mode now."""
     most = ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle)
     mode = ask(lib, "nvmlDeviceGetMigMode", handle) if most else None
     return mode is not None and mode[0] == 1
 
 
 def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int, int]]:
-    """Return what each of GPUS does, as the fields of `GpuLoad`, as far as NVML tells.
+    """Return the load of each of GPUS as the fields of `GpuLoad`, as far as NVML tells.
 
-    They are named by numbers or UUIDs; None are all of this host. Of a part of a GPU there are no
-    percentages, and of one that fell off the bus there is nothing.
+    GPUS are numbers or UUIDs; None means all of this host. There are no percentages for a part of a
+    GPU, and nothing for a GPU that fell off the bus.
     """
     numbered = usable(lib)
     if gpus is None:
@@ -206,5 +207,5 @@ def usable(lib: Library) -> list[object]:
 
 
 def ask_loads(gpus: Sequence[str] | None, nvml: Callable[[], Library] = library) -> IsolatedCall:
-    """Ask what GPUs do; the value of the answer is that of `loads`."""
+    """Ask for the load of GPUs; the answer's value is that of `loads`."""
     return IsolatedCall(lambda: loads(nvml(), gpus))

@@ -21,17 +21,17 @@ _HIP = re.compile(r"^hip_version\s*=\s*'\d", re.MULTILINE)
 # Since Paddle 3 `xpu_xre_version`.
 _NO_XPU = re.compile(r"^xpu(?:_xre)?_version\s*=\s*'False'", re.MULTILINE)
 _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
-# Where builds for GPUs have their kernels; a CPU's have none.
+# The section with the kernels of builds for GPUs; builds for CPUs have none.
 _KERNELS = ("libs/libphi_gpu.so", "libs/libphi.so", "base/libpaddle.so")
-# How a container of kernels begins, how many of thousands are looked at, and the kind of a part
-# that is PTX.
+# The magic number of a container of kernels, how many of thousands are read, and the kind of a part
+# in PTX.
 _CONTAINER, _MOST_CONTAINERS, _PTX = 0xBA55ED50, 200, 1
 # One section header of an ELF file for 64 bits.
 _HEADER_BYTES = 64
 
 
 def found(path: Sequence[str]) -> tuple[str, str]:
-    """Return the folder of the Paddle on PATH and its version file; both empty: there is none."""
+    """Return the folder of the Paddle on PATH and its version file; both empty if there is none."""
     for folder in path:
         root = os.path.join(folder, "paddle")
         text = proc.content(os.path.join(root, "version", "__init__.py")).decode(errors="replace")
@@ -41,14 +41,14 @@ def found(path: Sequence[str]) -> tuple[str, str]:
 
 
 def without(symbol: bytes, path: Sequence[str]) -> str | None:
-    """Return the version of the Paddle on PATH if SYMBOL is surely none of its library's texts."""
+    """Return the version of the Paddle on PATH if its library certainly lacks the text SYMBOL."""
     root, _ = found(path)
     texts = constants(root) if root else None
     return None if texts is None or symbol in texts else version(path)
 
 
 def version(path: Sequence[str]) -> str:
-    """Return the version of the Paddle on PATH; empty where there is none."""
+    """Return the version of the Paddle on PATH; empty if there is none."""
     _, text = found(path)
     told = _VERSION.search(text)
     return told[1] if told else "?" if text else ""
@@ -65,7 +65,7 @@ def lacks_xpus(path: Sequence[str]) -> bool:
 
 
 def constants(root: str) -> bytes | None:
-    """Return the constants of the library of the Paddle in the folder ROOT; None: of another kind.
+    """Return the constants of the library of the Paddle in ROOT; None if it has another format.
 
     They are a few of its hundreds of megabytes.
     """
@@ -77,7 +77,7 @@ def constants(root: str) -> bytes | None:
 
 
 def imports_paddle(script: Script, cwd: str) -> bool:
-    """Whether SCRIPT is Python and says itself that it imports Paddle."""
+    """Whether SCRIPT is Python and itself imports Paddle."""
     if script.form != "file" or not script.target.endswith(".py"):
         return False
     try:
@@ -88,7 +88,7 @@ def imports_paddle(script: Script, cwd: str) -> bool:
 
 
 def kernels(root: str) -> tuple[str, ...]:
-    """Return what the kernels of the Paddle in the folder ROOT are made for; nothing: unknown.
+    """Return the GPU architectures of the kernels of the Paddle in ROOT; empty if unknown.
 
     sm_90 is machine code, compute_90 is PTX, which a driver compiles for newer GPUs.
     """
@@ -100,9 +100,9 @@ def kernels(root: str) -> tuple[str, ...]:
 
 
 def _kernels(path: str) -> tuple[str, ...]:
-    """Return what most of the first containers of kernels in the library at PATH have.
+    """Return the architectures of most of the first containers of kernels in the library at PATH.
 
-    A few are of other makers, such as NCCL, and are made for more GPUs.
+    A few come from other libraries, such as NCCL, and support more GPUs.
     """
     counts: dict[str, int] = {}
     containers = 0
@@ -132,7 +132,7 @@ def _kernels(path: str) -> tuple[str, ...]:
 
 
 def _constants(path: str) -> bytes | None:
-    """Return the constants of the shared library at PATH; None where it is of another kind."""
+    """Return the constants of the shared library at PATH; None if it has another format."""
     try:
         with open(path, "rb") as file:
             return _read(file, *_section(file, b".rodata"))
@@ -141,9 +141,9 @@ def _constants(path: str) -> bytes | None:
 
 
 def _section(file: BinaryIO, wanted: bytes) -> tuple[int, int]:
-    """Return where in FILE, an ELF library for 64 bits, a section begins, and how long it is.
+    """Return the offset and the length of a section of FILE, an ELF library for 64 bits.
 
-    KeyError if there is no such section, struct.error if it is no such file.
+    Raises KeyError if there is no such section, struct.error for another kind of file.
     """
     head = _read(file, 0, _HEADER_BYTES)
     if head[:6] != b"\x7fELF\x02\x01":

@@ -1,6 +1,6 @@
 """Signs that the ranks' Paddle has plug-ins for devices of their own; a plain launch has none.
 
-What they have, only Paddle knows; `counted` asks it.
+Only Paddle knows their devices; `counted` asks it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 # Paddle looks for plug-ins in this folder beside its own.
 _FOLDER = "paddle_custom_device"
-# A longer first line names no interpreter.
+# A longer first line does not name an interpreter.
 _FIRST_LINE = 256
 
 
 class Signs(NamedTuple):
-    """The Python of the ranks and their variables, the folder of its plug-ins ("": none is found).
+    """The ranks' Python and variables, and the folder of its plug-ins ("" if there is none).
 
-    `files` says how many device files each kind has.
+    `files` has the number of device files of each kind.
     """
 
     python: str
@@ -44,7 +44,7 @@ def find(request: Request, facts: Facts) -> Signs:
 
 
 def is_worth_asking(request: Request, signs: Signs) -> bool:
-    """Whether Paddle may have devices of which nothing else tells, and REQUEST may want them."""
+    """Whether Paddle may have devices that only it knows, and REQUEST may want them."""
     kind = request.device_kind
     if request.nproc_per_node == "cpu" or kind == "cpu":
         return False
@@ -55,7 +55,7 @@ def is_worth_asking(request: Request, signs: Signs) -> bool:
 
 
 def is_named(request: Request) -> bool:
-    """Whether REQUEST names a kind that plug-ins bring, and not by an option nobody knows."""
+    """Whether REQUEST names a kind that plug-ins provide, other than by an unknown option."""
     kind = request.device_kind
     if kind is None or kind in {"cpu", *kinds.BUILT_IN}:
         return False
@@ -68,7 +68,7 @@ def libraries(folder: str) -> list[str]:
 
 
 def _root(python: str, environ: Mapping[str, str]) -> str:
-    """Return the folder of plug-ins that the Paddle of PYTHON loads; nothing: there is none."""
+    """Return the folder of plug-ins that the Paddle of PYTHON loads; empty if there is none."""
     given = environ.get(kinds.ROOT)
     if given is not None:
         return given if libraries(given) else ""
@@ -108,7 +108,7 @@ def _is_python(path: str) -> bool:
 
 
 def _interpreter(program: str, cwd: str) -> str:
-    """Return the program that reads the script PROGRAM, by its first line; nothing: it is none."""
+    """Return the interpreter in the first line of the script PROGRAM; empty if there is none."""
     try:
         with open(os.path.join(cwd, program), "rb") as file:
             first = file.readline(_FIRST_LINE).decode(errors="replace")

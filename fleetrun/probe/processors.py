@@ -26,7 +26,7 @@ def near(root: str, survey: Survey) -> dict[str, int]:
 
 
 def _numa_node(root: str, bus: str) -> int | None:
-    """Return the NUMA node of the device at BUS; None where the machine does not say."""
+    """Return the NUMA node of the device at BUS; None if unknown."""
     # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
     domain, _, rest = bus.lower().partition(":")
     device = f"{domain[-4:]}:{rest}"
@@ -36,7 +36,7 @@ def _numa_node(root: str, bus: str) -> int | None:
 
 def processors(root: str, near: Mapping[str, int]) -> Processors:
     """Return the CPUs that we may use, by physical core."""
-    # What a container, a batch system or taskset has left us.
+    # The CPUs that a container, a batch system or taskset allows us.
     allowed = os.sched_getaffinity(0)
     base = os.path.join(root, "sys/devices/system")
     node_of: dict[int, int] = {}

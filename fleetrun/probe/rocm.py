@@ -20,7 +20,7 @@ _RENDER = re.compile(r"^drm_render_minor (\d+)$", re.MULTILINE)
 
 
 def with_gpus(facts: Facts, request: Request, root: str, path: Sequence[str]) -> Facts:
-    """Complete FACTS with AMD's GPUs, where a Paddle on PATH is built for them or they are named.
+    """Complete FACTS with AMD's GPUs if a Paddle on PATH is built for them or they are named.
 
     A laptop's Paddle for CPUs must not be told to use the GPU in its processor.
     """
@@ -43,7 +43,7 @@ def with_gpus(facts: Facts, request: Request, root: str, path: Sequence[str]) ->
 
 
 def _count(root: str) -> int:
-    """Count the GPUs that we may use: of others, the render device is not there in a container."""
+    """Count the GPUs that we may use: a container lacks the render devices of others."""
     folder = os.path.join(root, _NODES)
     count = 0
     for node in files.names(folder):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of what is to be run; None for a module, which only Python can look up."""
+    """Return the path to run; None for a module, which only Python can look up."""
     if script.form == "module" or script.target == command.CHECK:
         return None
     target = script.target
@@ -45,7 +45,7 @@ def _check_way(target: str, path: str) -> None:
     """Raise EnvironmentFault when a folder on the way to PATH, which TARGET means, is closed."""
     if os.access(path, os.R_OK):
         return
-    from fleetrun.records.folder import closed  # only where something is wrong
+    from fleetrun.records.folder import closed  # only for an error message
 
     shut = closed(path)
     if shut is not None:
@@ -65,7 +65,7 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
             program = _find_program(name, cwd, environ)
         except EnvironmentFault:
             program = ""
-        # What the current folder has is no program of that name for a rank.
+        # Ranks do not find programs in the current folder.
         if program.startswith("./") or not program:
             return f"there is no program {name} in $PATH; install it, or give its path."
         return None
@@ -78,7 +78,7 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
 
 
 def check_module(name: str, cwd: str) -> None:
-    """Raise an error about a module NAME that is not there when one here has nearly that name."""
+    """Raise EnvironmentFault if the module NAME is missing and a file here has nearly that name."""
     if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
         return
     path = name.replace(".", "/")
@@ -89,7 +89,7 @@ def check_module(name: str, cwd: str) -> None:
     # A file of another kind that Python can import.
     if any(entry.partition(".")[0] == last for entry in files.names(os.path.join(cwd, folder))):
         return
-    from importlib.util import find_spec  # not for modules that are here
+    from importlib.util import find_spec  # not needed for existing modules
 
     from fleetrun.probe import nearby
 
@@ -134,7 +134,7 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
 
 
 def _meant(target: str, cwd: str, otherwise: str) -> str:
-    """End a sentence with the file that TARGET, which is none, nearly names, or OTHERWISE."""
+    """End a sentence with the existing file whose name is nearly TARGET, or with OTHERWISE."""
     from fleetrun.probe import nearby  # needed only for a mistake
 
     meant = nearby.find(target, cwd)

@@ -6,7 +6,7 @@ import os
 
 from fleetrun.probe import files
 
-# Where the kernel takes ports for outgoing connections when nobody configured it.
+# The kernel's default range of ports for outgoing connections.
 _EPHEMERAL = (32768, 60999)
 
 
@@ -34,13 +34,13 @@ def holder(port: int) -> str | None:
     """Name the process that holds TCP port PORT: `pid 123 (python train.py)`."""
     import psutil  # only for an error message
 
-    # Ports that fleetruns hold for their ranks show as abstract sockets of this name.
+    # Ports that launchers hold for their ranks show as abstract sockets of this name.
     reserved = f"@fleetrun/port/{port}"
     for kind in ("tcp", "unix"):
         for connection in psutil.net_connections(kind):
             local = connection.laddr
             held = str(local) == reserved if not isinstance(local, tuple) else local[1:] == (port,)
-            # Connections that only linger have no process any more.
+            # Lingering connections no longer belong to a process.
             if held and connection.pid is not None:
                 return _described(connection.pid)
     return None

@@ -1,4 +1,4 @@
-"""When what is measured again and again is measured next."""
+"""The times of repeated measurements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def ticks(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Yield now and each PERIOD_S; what was missed by being late is not made up for."""
+    """Yield at once and then every PERIOD_S seconds; missed times are not made up for."""
     due = clock()
     while True:
         yield
-        # Once: a second look at the clock may be later than DUE, and nobody sleeps backwards.
+        # Read once: a second reading could be later than DUE, and a negative sleep is an error.
         now = clock()
         due = max(due + period_s, now)
         sleep(due - now)

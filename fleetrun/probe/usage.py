@@ -1,4 +1,4 @@
-"""What the processes of ranks use of this host, by /proc: processor time, memory, threads."""
+"""The resources that ranks use on this host, from /proc: processor time, memory, threads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
-    """What a process and all that it has started use; memory that they share counts for each."""
+    """The resources of a process and its descendants; shared memory counts for each."""
 
     # The letter of the leader's state.
     state: str
-    # All time on a processor since they began, in seconds.
+    # Processor time since they began, in seconds.
     cpu_s: float
     resident_bytes: int
     threads: int

@@ -1,1 +1,1 @@
-"""Reads about this host what only a check-up needs to know."""
+"""Reads the facts about this host that only a check-up needs."""

@@ -16,7 +16,7 @@ from fleetrun.run import isolation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# The driver may have to load first, which takes seconds where nothing keeps it loaded.
+# The driver may have to load first, which takes seconds if nothing keeps it loaded.
 TIMEOUT_S = 20.0
 _FILES = ("dev/nvidiactl", "dev/dxg")
 # Also present in a container without GPUs.
@@ -58,7 +58,7 @@ def read(
     root: str = "/",
     timeout_s: float = TIMEOUT_S,
 ) -> Gpus:
-    """Return what is known about NVIDIA's GPUs; a driver that does not answer is left behind."""
+    """Return what is known about NVIDIA's GPUs; a driver that does not answer is not waited for."""
     has_files = any(os.path.exists(os.path.join(root, path)) for path in _FILES)
     if not has_files and not os.path.exists(os.path.join(root, _DRIVER)):
         return Gpus(has_driver=False)
@@ -97,7 +97,7 @@ def _name(pid: int) -> str:
 
 
 def survey(lib: Library) -> _Plain:
-    """Ask LIB everything a check-up wants to know; what it refuses is None."""
+    """Ask LIB everything that a check-up needs; answers that it refuses are None."""
     gpus: list[tuple[Any, ...]] = []
     handles, barred, lost = nvml.handles(lib)
     for index, handle in handles.items():

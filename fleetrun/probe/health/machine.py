@@ -1,6 +1,6 @@
 """Disk space, limits, clock and libraries of this host, for a check-up."""
 
-# pathlib has no more to offer here, and paths come as texts.
+# pathlib offers nothing more here, and paths arrive as texts.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATUS_AT, _TIMEX_BYTES = 40, 256
 
 def read(log_dir: str, *, root: str = "/") -> Machine:
     """Return the resources of this host; LOG_DIR need not exist yet."""
-    import psutil  # a check-up has the time
+    import psutil  # not slow for a check-up
 
     logs, ahead_s = _room(_existing(log_dir))
     shm, _ = _room(os.path.join(root, "dev/shm"))
@@ -56,7 +56,7 @@ def _existing(path: str) -> str:
 def _room(path: str) -> tuple[Room, float | None]:
     """Return the file system of the folder PATH, and by how many seconds our clock is ahead of its.
 
-    A temporary file is written, which alone reveals quotas and read-only mounts.
+    Only writing a temporary file reveals quotas and read-only mounts.
     """
     import tempfile
     import time

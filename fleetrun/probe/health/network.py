@@ -44,7 +44,7 @@ def read(
 
 def _interfaces() -> list[Interface]:
     """Return the interfaces of this host, in the kernel's order."""
-    import psutil  # a check-up has the time
+    import psutil  # not slow for a check-up
 
     stats = psutil.net_if_stats()
     ips: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """The programs of PATH and the installed Paddles, by their files, for a check-up."""
 
-# pathlib has no more to offer here, and paths come as texts.
+# pathlib offers nothing more here, and paths arrive as texts.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
-# A class in Paddle's library that is there only with gloo.
+# A class that Paddle's library has only with gloo.
 _GLOO = b"ProcessGroupGloo\0"
 
 
