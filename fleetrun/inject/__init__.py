@@ -76,7 +76,7 @@ def arm(path: str) -> None:
 
     def install(paddle: ModuleType) -> None:
         _install_recorded(paddle, lambda: _install_all(spec, proof), has_strategy=True)
-        # Whatever becomes of this process, record that it has imported Paddle.
+        # Record at once that this process has imported Paddle, in case it ends early.
         proof.write()
 
     # All at once when Paddle is imported: nothing is patched before everything was checked.
@@ -112,7 +112,7 @@ def _install_recorded(
         profile.watch_updates(recorder)
     install()
     if recorder is not None:
-        # After all others.
+        # This comes after all others.
         profile.watch(recorder, paddle, has_strategy=has_strategy)
 
 
@@ -131,7 +131,7 @@ def _install_all(spec: StrategySpec, proof: Evidence) -> None:
 
 
 def _report_uncounted(spec: StrategySpec, proof: Evidence) -> None:
-    """Give each field a row if no update was counted because this Paddle cannot be watched."""
+    """Give each field a row if updates cannot be counted in this Paddle."""
     if proof.updates:
         return
     reason = paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC)
@@ -140,7 +140,7 @@ def _report_uncounted(spec: StrategySpec, proof: Evidence) -> None:
             if proof.status(name) is None:
                 proof.knob(name, NO_EFFECT, reason=reason)
     if proof.graph:
-        # It trains, though no update was counted.
+        # The process trains, although no update was counted.
         proof.claim()
 
 

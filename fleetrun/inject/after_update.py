@@ -1,6 +1,6 @@
 """Reports after each update: heartbeat, times, the proof; and ends the rank after N updates.
 
-These callbacks come after all others, because they write what the others have counted.
+These callbacks run after all others, because they write the others' counts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _UpdateTimes:
             return
         number, at, loss = self._newest
         self._newest = None
-        # Paddle 3 makes no float of a tensor of shape [1].
+        # Paddle 3 does not convert a tensor of shape [1] to float.
         value = None if loss is None else loss.item()
         record = {"number": number, "at": at, "loss": value}
         rank_records.append(self._path, rank_records.UPDATE, record)

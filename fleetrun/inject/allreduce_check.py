@@ -1,7 +1,7 @@
 """`fleetrun doctor --allreduce`: sums of several sizes between ranks, checked and timed.
 
-Each rank is started with the file that rank 0 writes its measurements to, as JSON. Before Paddle is
-imported, ranks 0 and 1 measure the throughput of a plain TCP connection between them.
+Each rank gets the name of the file to which rank 0 writes the measurements as JSON. Before Paddle
+is imported, ranks 0 and 1 measure the throughput of a plain TCP connection between them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Bytes of one allreduce, and its repetitions; the reported times are of one.
+# Bytes of one allreduce, and its repetitions; reported times are per allreduce.
 _SIZES = ((1 << 10, 50), (1 << 14, 50), (1 << 18, 20), (1 << 22, 10), (1 << 26, 3))
 _LINK_BYTES, _CHUNK = 1 << 28, 1 << 20
 _TIMEOUT_S = 30.0

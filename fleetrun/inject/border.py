@@ -1,8 +1,8 @@
-"""The border between the training and what only watches it: watching never ends a job.
+"""Keeps failures of code that only watches away from the training.
 
-What counts, compares and reports is called through `watching`. Whatever it raises becomes one
-remark, it is skipped from then on, and the training goes on. Only what a check has proved, a
-`Disproved`, ends the rank.
+Functions that count, compare and report are called through `watching`. If one raises, a remark is
+printed, it is skipped from then on, and the training goes on. Only a `Disproved`, the result of a
+check, ends the rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
 _remark_callbacks: list[Callable[[str], None]] = []
-# What was remarked on already.
+# Functions that have failed already.
 _remarked: set[str] = set()
 # Tests replace this to make every watching function fail. Nothing else does: it is called several
 # times in each step.
@@ -28,12 +28,12 @@ class Disproved(RuntimeError):
 
 
 def on_remark(callback: Callable[[str], None]) -> None:
-    """Call CALLBACK with a sentence when a watching function has failed."""
+    """Call CALLBACK with a sentence if a watching function fails."""
     _remark_callbacks.append(callback)
 
 
 def watching(what: str, otherwise: Any = None) -> Callable[[Function], Function]:
-    """Let a function that only watches never end the training; WHAT names it in the remark.
+    """Wrap a function that only watches, so that it never ends the training; WHAT names it.
 
     Once it has raised, it is not called again, and its callers get OTHERWISE.
     """

@@ -45,7 +45,7 @@ def fit(samples: Sequence[tuple[int, float]]) -> AllReduceCost:
     byte_s = max(0.0, slope / spread) if spread else 0.0
     startup_s = mean_s - byte_s * mean_bytes
     if startup_s < 0:
-        # Attribute all of it to the bytes.
+        # Attribute the whole cost to the bytes.
         return AllReduceCost(0.0, mean_s / mean_bytes)
     return AllReduceCost(startup_s, byte_s)
 

@@ -28,7 +28,7 @@ def pack(
     are in the order in which they are complete.
 
     With LAST_BYTES, the last gradients that fit into it are the last bucket, at least one of them.
-    Nothing is left to compute while it is reduced, so a small one ends the step sooner.
+    No computation can hide its allreduce, so a small one ends the step sooner.
 
     >>> pack([4, 4, 4, 9, 1], "aaaaa", limit_bytes=8)
     [[0, 1], [2], [3], [4]]
@@ -67,7 +67,7 @@ def pack(
 
 
 def _tail(sizes: Sequence[int], kinds: Sequence[Hashable], limit: float) -> int:
-    """Return where the last gradients of one kind begin that fit into LIMIT; at least one does."""
+    """Return the index from which the last gradients of one kind fit into LIMIT, at least one."""
     start, filled = len(sizes), 0
     while start and kinds[start - 1] == kinds[-1] and filled + sizes[start - 1] <= limit:
         start -= 1

@@ -1,4 +1,4 @@
-"""Decides after which updates something is checked: often at first, then as is cheap."""
+"""Decides after which updates to check: often at first, then as rarely as the cost requires."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def of_tensors(tensors: Sequence[Any]) -> list[int]:
         with paddle.no_grad(), made_at(tensors[0].place):
             sums = paddle.stack([_of_tensor(tensor, paddle) for tensor in tensors]).numpy()
     except RuntimeError:
-        # A plug-in for a device may lack a kernel, and `FLAGS_use_stride_kernel=0`, which some set,
-        # removes `view`. The sums of a copy are the same.
+        # A device's plug-in may lack a kernel, and `FLAGS_use_stride_kernel=0` removes `view`. The
+        # sums of a copy are the same.
         return [of_array(tensor.numpy()) for tensor in tensors]
     return [int(total) for total in sums]
 

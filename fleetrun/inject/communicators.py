@@ -128,17 +128,17 @@ class Communicator:
         )
         # The allreduces of the model that holds it, and of all models before.
         self.calls = self._former_calls = 0
-        # No model holds it.
+        # No model uses it.
         self.is_free = False
-        # A backward has raised: this rank may have begun more allreduces than others.
+        # A backward has raised, so this rank may have begun more allreduces than the others.
         self.is_spoiled = False
-        # What sums while the computation goes on, if anything.
+        # Sums during the computation, if anything does.
         self._beside: ThreadStages | DeviceStages | None = None
         self.take(overlaps=overlaps)
 
     @property
     def all_calls(self) -> int:
-        """The number of allreduces of all models that have held it."""
+        """The number of allreduces of all models that have used it."""
         return self._former_calls + self.calls
 
     def take(self, *, overlaps: bool) -> None:

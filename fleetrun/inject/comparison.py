@@ -46,7 +46,7 @@ _EXACT, _ROUNDED, _APART = range(3)
 
 
 class Differences(NamedTuple):
-    """Where copies of parameters differ."""
+    """The places where copies of parameters differ."""
 
     # The number of ranks that hold the same parameters as this one, and of these parameters.
     ranks: int = 0
@@ -65,7 +65,7 @@ class Differences(NamedTuple):
 
 
 class OwnSums(NamedTuple):
-    """What this rank holds by name: a checksum per kind, and per parameter if known."""
+    """The checksums of this rank's parameters: per kind, and per parameter if known."""
 
     parts: Mapping[str, Part]
     totals: list[int]
@@ -80,7 +80,7 @@ class OwnSums(NamedTuple):
 
 @border.watching(WHAT)
 def own_sums(find: Callable[[], Mapping[str, Part]], known: ParameterHistory | None) -> OwnSums:
-    """Return the checksums of what FIND returns."""
+    """Return the checksums of the parameters that FIND returns."""
     parts = find()
     values = [part.value for part in parts.values()]
     if known is not None:
@@ -108,7 +108,7 @@ def compare(
     known: ParameterHistory | None,
     updates: int,
 ) -> Differences:
-    """Compare what this rank holds, OWN, with its copies on other RANKS after so many UPDATES.
+    """Compare the parameters of this rank, OWN, with their copies on RANKS after so many UPDATES.
 
     ROWS are the `numbers` of all RANKS.
     """
@@ -244,7 +244,7 @@ def _rows(shape: Sequence[int]) -> int:
 
 
 def _most_few(size: int) -> int:
-    """Return how many of SIZE rows are few.
+    """Return how many of SIZE rows count as few.
 
     >>> [_most_few(size) for size in (80, 600, 10_000, 9_000_000)]
     [0, 6, 8, 90]
@@ -253,7 +253,7 @@ def _most_few(size: int) -> int:
 
 
 def _these_ranks(bad: Sequence[int], first: int, size: int) -> str:
-    """Describe that the ranks BAD differ from the rank FIRST, of SIZE ranks that hold copies.
+    """Describe how the ranks BAD differ from the rank FIRST, of SIZE ranks with copies.
 
     >>> _these_ranks([1], 0, 2), _these_ranks([1, 3], 0, 4)
     ('rank 1 and rank 0 differ', 'rank 1, rank 3 differ from rank 0')

@@ -51,7 +51,7 @@ def step(name: str) -> None:
 
 
 def ask_libraries() -> None:
-    """Let Paddle load its lazily loaded libraries; it reports which it cannot."""
+    """Make Paddle load its lazily loaded libraries, and report the missing ones."""
     step("import")
     from paddle.base import core
 
@@ -162,7 +162,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def prove(devices: list[str]) -> dict[str, Any]:
-    """Return what is wrong: missing `libraries`, and the first report that `failed`, if any."""
+    """Return the faults: missing `libraries`, and the first report that `failed`, if any."""
     master, *ends = (f"127.0.0.1:{port}" for port in _free_ports(1 + len(devices)))
     is_gpu = devices[0].startswith("gpu")
     library_checks = [_Child(["libraries"], {})] if is_gpu else []

@@ -1,4 +1,4 @@
-"""Asks the Paddle of a Python which devices its plug-ins have; run before a launch, in a child.
+"""Asks a Python's Paddle for the devices of its plug-ins; runs in a child, before a launch.
 
 It writes to descriptor 3, marshalled: Paddle's version, and each kind with its number of devices,
 in Paddle's order; or the error. A plug-in may print, crash, or take its time.

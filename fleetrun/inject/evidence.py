@@ -59,7 +59,7 @@ class Evidence:
         # While there are no updates: the backwards, and the class that holds the parameters.
         self.backwards = 0
         self.optimizer = ""
-        # What counts, compares or reports, and has failed.
+        # The watching functions that have failed.
         self.failures: list[str] = []
         # None: the ranks were not compared.
         self.ranks_equal: bool | None = None
@@ -111,7 +111,7 @@ class Evidence:
             self._notes.append(text)
 
     def disagree(self, name: str, script: Any, used: Any) -> None:
-        """Record that the script sets NAME to SCRIPT, unlike the strategy; USED is in effect."""
+        """Record that the script sets NAME to SCRIPT, unlike the strategy; USED takes effect."""
         strategy = self._spec.asked(name)
         entry = {"name": name, "script": script, "strategy": strategy, "used": used}
         if entry not in self._disagreements:
@@ -130,7 +130,7 @@ class Evidence:
 
     @border.watching(WHAT)
     def write(self) -> None:
-        """Write what is known so far. A failure is printed, and the training goes on."""
+        """Write the evidence so far. A failure is printed, and the training goes on."""
         # Forked DataLoader workers inherit this object, and must not write.
         if os.getpid() != self._pid or not self._path:
             return

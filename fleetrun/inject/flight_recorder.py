@@ -1,8 +1,8 @@
 """Records each collective of this rank in a ring in a mapped file, which outlives the rank.
 
 `records/flightfile.py` reads it. Writes reach the kernel at once, so they survive a `kill -9`;
-nothing waits for a disk. A ring that has failed is marked in its header, lest the rank seem to have
-stopped there.
+nothing waits for a disk. A ring that has failed is marked in its header, so that the rank does not
+seem to have stopped there.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Ring:
         _SETTLED.pack_into(self.memory, _SETTLED_AT, at_ns)
 
     def fail(self) -> None:
-        """Record that nothing follows, whatever the rank does."""
+        """Record that the ring ends here, whatever the rank does."""
         _STATE.pack_into(self.memory, _STATE_AT, FAILED)
 
 
@@ -229,11 +229,11 @@ class FlightRecorder:
         self.is_on = True
 
     def leave(self) -> None:
-        """Stop recording: this is a forked child, and the ring is its parent's."""
+        """Stop recording in a forked child, as the ring belongs to its parent."""
         self.is_on = False
 
     def fail(self) -> None:
-        """Mark the ring: nothing follows."""
+        """Mark the ring as ended."""
         self.is_on = False
         if self._ring is not None:
             self._ring.fail()
@@ -310,7 +310,7 @@ class FlightRecorder:
     def settle_all(self) -> None:
         """Record which tasks are done, and that the others were not, from another thread.
 
-        Otherwise a rank that calls nothing more would seem to wait for all that it has called.
+        Otherwise a rank that calls nothing more would seem to wait for all of its collectives.
         """
         ring, at_ns = self._ring, time.time_ns()
         for number, task in tuple(self._pending):

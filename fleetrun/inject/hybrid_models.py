@@ -1,4 +1,4 @@
-"""The parameters that fleet's optimizers and group sharding update, and who holds copies."""
+"""The parameters that fleet's optimizers and group sharding update, and the ranks with copies."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _names() -> dict[int, str]:
 
 
 def _experts() -> set[int]:
-    """Return the ids of the parameters of experts, which ranks do not share."""
+    """Return the ids of the parameters of experts, of which other ranks have no copies."""
     return {
         id(parameter)
         for model in _models

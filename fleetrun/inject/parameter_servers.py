@@ -1,4 +1,4 @@
-"""Training with parameter servers: what the trainer's program sends, and in which mode.
+"""Training with parameter servers: the gradients that a trainer's program sends, and the mode.
 
 Paddle's `minimize` replaces the updates in a trainer's program by operators that send gradients to
 the servers (asynchronous mode). With `a_sync_configs.k_steps` the updates stay, and a communicator
@@ -49,7 +49,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
 
 
 class _ServerWatcher:
-    """Counts what the programs of this trainer send, and reports `a_sync` and its details."""
+    """Counts the gradients that this trainer's programs send; reports `a_sync` and its details."""
 
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec

@@ -186,7 +186,7 @@ class _Check:
         return progress
 
     def _compare_trained(self, source: Any, count: int) -> None:
-        """Compare what the optimizer SOURCE trains, after COUNT updates."""
+        """Compare the parameters that the optimizer SOURCE trains, after COUNT updates."""
         self._updates = count
         compared = self._trained_by(source)
         if not compared and not self._histories:
@@ -204,7 +204,7 @@ class _Check:
             self._proof.note("the ranks were not compared: no two of them hold the same parameters")
 
     def _trained_by(self, optimizer: Any) -> list[_Compared]:
-        """Return what OPTIMIZER updates, in the same order on every rank."""
+        """Return the parameters that OPTIMIZER updates, in the same order on every rank."""
         # In the order in which the models were created.
         models = [model for model in self._in_order() if _is_updated_by(model, optimizer)]
         if models:
@@ -274,7 +274,7 @@ class _Check:
         ranks: GroupRanks | StaticRanks,
         known: ParameterHistory | None,
     ) -> None:
-        """Compare what FIND returns, parameters of TRAINED: a model, a program or an optimizer."""
+        """Compare the parameters that FIND returns for TRAINED, a model, program or optimizer."""
         pace = self._paces.setdefault(trained, Pace())
         outcome = None
         with pace.measured(), contextlib.ExitStack() as placed:

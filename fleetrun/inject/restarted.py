@@ -1,4 +1,4 @@
-"""Tells the launcher how far a rank has come that was started again: its import, its first step."""
+"""Reports the progress of a restarted rank to the launcher: its import, its first step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def watch(append: Append, *, is_armed: bool) -> None:
 
 def _record_import(append: Append, is_armed: bool, paddle: ModuleType) -> None:  # noqa: FBT001
     def record(kind: str) -> None:
-        # Training goes on without.
+        # The training goes on without this report.
         with suppress(OSError):
             append(os.environ["FLEETRUN_RECORDS"], kind, {})
 
@@ -65,7 +65,7 @@ def _watch_programs(paddle: Any) -> None:
     run = kind.run
 
     def begin(_executor: Any) -> None:
-        from . import heartbeats  # a training with dynamic graphs needs none of it
+        from . import heartbeats  # not needed with dynamic graphs
 
         kind.run = run
         heartbeats.watch_programs(paddle)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Settings:
-    """What the strategy requests, and what the script has set."""
+    """The values of the strategy, and those that the script has set."""
 
     def __init__(self, spec: StrategySpec, proof: Evidence | None) -> None:
         self.spec = spec

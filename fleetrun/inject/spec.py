@@ -33,7 +33,7 @@ class StrategySpec(NamedTuple):
     # What happens to a partial round of gradient merge: `drop` or `step`.
     merge_tail: str = "drop"
     reasons: Mapping[str, str] = {}
-    # What the launcher knows of each field, on and off (strategy/document.py).
+    # The launcher's knowledge of each field, on and off (strategy/document.py).
     verdicts: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {}
     topology: Topology = Topology()
 

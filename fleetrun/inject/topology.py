@@ -1,4 +1,4 @@
-"""Where each rank is in fleet's hybrid topology: (dp 1, mp 0, pp 3)."""
+"""The place of each rank in fleet's hybrid topology: (dp 1, mp 0, pp 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Trainers of PaddleNLP and PaddleFormers do themselves, which strategies do not repeat."""
+"""Features of the Trainers of PaddleNLP and PaddleFormers, which strategies do not repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a script, or a module after -m, under pdb from its first line, and exits as it does.
+"""Runs a script, or a module after -m, under pdb from its first line, and returns its exit code.
 
 `python -m pdb` restarts the script when it has ended, and forgets its exit code.
 """

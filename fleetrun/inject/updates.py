@@ -165,7 +165,7 @@ def is_model_average(kind: Any) -> bool:
 
 
 def wrapper_of(optimizer: Any) -> Any:
-    """Return what the script steps for OPTIMIZER: a wrapper, or the optimizer itself."""
+    """Return the object that the script steps for OPTIMIZER: a wrapper, or the optimizer itself."""
     reference = _wrappers.get(optimizer)
     return (reference and reference()) or optimizer
 
@@ -179,7 +179,7 @@ def chain(wrapper: Any) -> Iterator[Any]:
 
 
 def own_attribute(owner: Any, name: str) -> Any:
-    """Return the attribute NAME of OWNER itself, not of what it wraps; None without one.
+    """Return the attribute NAME of OWNER itself, not of an object that it wraps; None without one.
 
     `vars` would slow down each later access to OWNER's attributes in Python 3.11.
     """

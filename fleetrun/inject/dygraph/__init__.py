@@ -57,7 +57,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
 def _install_reducers(
     spec: StrategySpec, proof: Evidence, merge: GradientMerge, own: OwnUpdates | None
 ) -> None:
-    """Patch what averages gradients; merge them by MERGE unless OWN is None."""
+    """Patch the code that averages gradients; merge them by MERGE unless OWN is None."""
     reducers = Reducers(spec, proof, merge.must_sync)
     merge.count_calls = reducers.count_calls
     if own is not None:
@@ -73,7 +73,7 @@ def _install_reducers(
 
 
 def _agree(module: ModuleType, merge: GradientMerge, proof: Evidence) -> None:
-    """Let the ranks agree on what their devices can do as soon as they are connected."""
+    """Make the ranks agree on the capabilities of their devices as soon as they are connected."""
     package: Any = sys.modules[_DISTRIBUTED]
     init = package.init_parallel_env
     is_agreed = False

@@ -69,7 +69,7 @@ class _PrecisionCounter:
         self._scaler = scaler if scaler.is_enable() else None
 
     def report(self, _source: Any, number: int) -> None:
-        """Report after the first update what was counted."""
+        """Report the counts after the first update."""
         if number != 1:
             return
         import paddle

@@ -211,7 +211,7 @@ class Reducers:
 
         @functools.wraps(init)
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
-            # What fleet passes on comes from its strategy, and was recorded when it was set.
+            # Values from fleet come from its strategy, and were recorded when they were set.
             is_paddles = _caller().startswith("paddle.")
             given = signature.bind(model, *args, **kwargs).arguments
             for argument, name in _ARGUMENTS.items():
@@ -361,7 +361,7 @@ class Reducers:
                 # The newer model may replace the older one for good.
                 older.disarm()
         self._reducers[number] = reducer
-        # Nobody can reuse them at exit.
+        # At exit, no model can reuse them.
         weakref.finalize(reducer, communicators.release, own).atexit = False
         weakref.finalize(reducer, self._report.forget, number).atexit = False
         return reducer

@@ -23,7 +23,7 @@ class FlatBuffer:
         self._addresses: list[int] = []
 
     def prepare(self) -> None:
-        """Let the next backward accumulate into the views if the gradients are still there.
+        """Make the next backward accumulate into the views if the gradients are still there.
 
         Their values are zeros or what was accumulated so far. Otherwise Paddle would allocate new
         tensors for cleared gradients.

@@ -105,7 +105,7 @@ class GradientAccumulator:
         self._script: ScriptGradients | None = None
         # The gradients after the last backward or step; see `identities`.
         self._seen: list[tuple[int, int] | None] = []
-        # What the script has done since the last backward or step.
+        # The script's changes since the last backward or step.
         self._is_read = self._is_written = self._is_in_backward = False
         # Since the last step the script has cleared gradients that it had read; and after that has
         # scaled or clamped others. A script that composes gradients does so in each step.
@@ -125,7 +125,7 @@ class GradientAccumulator:
         # do, so that each is done once.
         self.before: dict[object, Callable[[], Any]] = {}
         self.after: dict[object, Callable[[], Any]] = {}
-        # Called with the micro-steps of a partial round that are lost with the optimizer.
+        # Called with the number of micro-steps of a partial round that is lost with the optimizer.
         self.on_gone: Callable[[int], None] = _ignore
         # The gradients that Paddle reduces and keeps in each backward, which are not watched.
         self.reduced_gradients: Callable[[], Sequence[Any]] = tuple
@@ -179,7 +179,7 @@ class GradientAccumulator:
         self._is_read = self._is_written = self._is_composing = False
 
     def check_step(self) -> None:
-        """Raise RuntimeError if what the script did before this step cannot be merged."""
+        """Raise RuntimeError if the script's changes before this step cannot be merged."""
         if self._weights.are_written(self._trained | self._dirty):
             raise RuntimeError(_OTHER_WEIGHTS)
         if not (self.merged or self.is_last) and tensors.crash_if_added_to(self.parameters):
@@ -302,7 +302,7 @@ class GradientAccumulator:
         self.remember_gradients()
 
     def show_all(self) -> None:
-        """Let the script, or code that acts for it, see the merged gradients themselves."""
+        """Show the merged gradients themselves to the script, or to code that acts for it."""
         self._script = None
 
     @border.watching(_WATCHED)
@@ -370,7 +370,7 @@ class GradientMerge:
         self.tails = 0
         # The ids of the parameters whose gradients Paddle reduces in each backward.
         self.reduced: set[int] = set()
-        # What else merges in this job, for the report.
+        # Other parts of this job that merge, for the report.
         self.hint = ""
         # Whether steps are patched.
         self.is_installed = False

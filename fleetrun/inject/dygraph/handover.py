@@ -3,8 +3,9 @@
 Paddle's reducer is C++ and costs less per gradient; ours copies less and, over gloo, sums during
 the backward. But Paddle's is wrong, or hangs, if a gradient is strided, missing on some rank, or
 computed in several parts, which is unknown beforehand. So ours averages the first backwards and
-inspects them. If all was plain on all ranks, Paddle's gets the next ones. Ours averages those after
-which ranks are compared, inspects them again, and takes the model back if it is plain no longer.
+inspects them. If all gradients were plain on all ranks, Paddle's reducer gets the next backwards.
+Ours averages those after which ranks are compared, inspects them again, and takes the model back if
+they are no longer plain.
 
 In between, none of our code runs per gradient, as a call costs 1/200 of what Paddle does for a
 small one. Only the matrices of layers that are not Paddle's are made contiguous before its reducer
@@ -151,7 +152,7 @@ class PaddlesReducer:
         self._init_reducer = init_reducer
         self._made: Any = None
         self.prepare_for_backward: Callable[[Sequence[Any]], None] = _let_go
-        # What makes gradients contiguous.
+        # Makes gradients contiguous.
         self._hooks: list[Any] = []
         # The bytes of each bucket, in the order of sending.
         self.bucket_bytes: list[int] = []
@@ -188,7 +189,7 @@ class PaddlesReducer:
         return True
 
     def retire(self) -> None:
-        """Leave later backwards to another reducer."""
+        """Leave later backwards to the other reducer."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -232,7 +233,7 @@ def _of_own_layers(model: Any, parameters: Iterable[Any]) -> list[Any]:
 
 
 def _let_go(_reducer: Any) -> None:
-    """Do nothing: the arguments of a finalizer live until it is called."""
+    """Do nothing: a finalizer keeps its arguments alive until it is called."""
 
 
 class SparingReducer(Reducer):

@@ -1,4 +1,4 @@
-"""Patches everything in Paddle that steps, clears or clips gradients, for gradient merge."""
+"""Patches all code of Paddle that steps, clears or clips gradients, for gradient merge."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901
 def _sharing(
     merge: GradientMerge, stepping: Callable[..., Any], minimizing: Callable[..., Any]
 ) -> None:
-    """Patch what shares a model among ranks, and averages gradients before an optimizer steps."""
+    """Patch the code that shares a model among ranks and averages gradients before a step."""
 
     def outermost(module: ModuleType) -> None:
         kind: Any = module.HybridParallelOptimizer
@@ -360,7 +360,7 @@ def _layers(module: ModuleType, merge: GradientMerge) -> None:
 
 
 def _tensors(merge: GradientMerge) -> None:
-    """Patch what scripts do with one parameter: `clear_gradient`, reading and setting `grad`."""
+    """Patch the methods of a single parameter: `clear_gradient`, reading and setting `grad`."""
     kind = tensors.tensor_class()
     clear = kind.clear_gradient
 
