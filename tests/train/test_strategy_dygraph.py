@@ -76,11 +76,13 @@ def test_scripts_that_take_gradients_of_several_weights_for_an_update_are_refuse
             assert "the script writes weights between the backwards of one update" in text, name
 
 
+@pytest.mark.parametrize("kernels", ["", "1"], ids=["methods", "kernels"])
 @pytest.mark.parametrize("version", PYTHONS)
 def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
-    version: str, tmp_path: Path
+    version: str, kernels: str, tmp_path: Path
 ) -> None:
-    for rank in train_as_alone(version, "own_updates.py", tmp_path, MERGE):
+    more = {"KERNELS": kernels}
+    for rank in train_as_alone(version, "own_updates.py", tmp_path, MERGE, more=more):
         # After the third backward, the first that follows two updates.
         assert rank["told"] == [False, False, True, True]
         assert "Descent updates the weights" in rank["stopped"]

@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import border, parameter_history, updates
+from ..import_hooks import after_import
 from ..paddle_api import tensors
 from . import backward
 
@@ -82,6 +83,8 @@ class OwnUpdates:
         self._own = 0
         # Whether an optimizer of Paddle's has stepped, though it has updated nothing yet.
         self.has_stepped: Callable[[], bool] = lambda: False
+        # Until then, Paddle's own optimizers pay for it, too.
+        self._end_kernels: Callable[[], None] = lambda: None
         # Called with the class that updates the weights; may raise.
         self.on_seen: Callable[[str], None] = self._note
 
@@ -91,6 +94,7 @@ class OwnUpdates:
         backward.listen(self)
         parameter_history.watch_writes()
         parameter_history.record_writes(self._written)
+        after_import("paddle._C_ops", self._watch_kernels)
         kind = framework.EagerParamBase
         init = kind.__init__
 
@@ -103,11 +107,15 @@ class OwnUpdates:
         kind.__init__ = __init__
         atexit.register(border.watching("the count of updates")(self.end))
 
+    def _watch_kernels(self, operations: Any) -> None:
+        self._end_kernels = parameter_history.watch_kernels(operations)
+
     def begin(self) -> None:
         """Record an update if the weights have changed since the last backward."""
         if self._own != updates.count() or self.has_stepped():
             self._made, self._optimizers = [], []
             parameter_history.end_record(self._written)
+            self._end_kernels()
             backward.ignore(self)
             return
         changed = [optimizer for optimizer in self._optimizers if optimizer.look(self._written)]
