@@ -67,7 +67,7 @@ def _split(line: str) -> list[str]:
     """
     if not set(line).intersection("'\"\\"):
         return line.split()
-    from shlex import shlex  # hardly any line needs it
+    from shlex import shlex  # needed by few lines
 
     lexer = shlex(line, posix=True)
     lexer.whitespace_split = True

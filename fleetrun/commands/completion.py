@@ -1,4 +1,4 @@
-"""`fleetrun completion`: what shells source; `answers` has the answers to those that have."""
+"""`fleetrun completion`: the scripts that shells source; `answers` has the completions."""
 
 from __future__ import annotations
 

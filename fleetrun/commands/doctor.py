@@ -49,7 +49,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
 
 def _of_all_hosts(request: Request, options: list[str], wait: float, *, is_json: bool) -> int:
     """Check all hosts of --hosts at once; return 0, or 3 if one has an error."""
-    from fleetrun.remote import checkups  # only for them
+    from fleetrun.remote import checkups  # only with --hosts
 
     log = checkup.remark(os.environ)
     reports = checkups.examine(request, os.environ, options, timeout_s=wait, log=log)

@@ -21,7 +21,7 @@ from fleetrun.records.variables import EXEC, EXEC_OPTIONS
 if TYPE_CHECKING:
     from fleetrun.options import RawOption
 
-# Options that are not about a launch, or that only make sense where it is typed.
+# Options that do not concern a launch, or only make sense in the command typed.
 _NOT_HERE = ("from_manifest", "version", "dry_run", "detach")
 # Options that name files; the command may run in another folder.
 _PATHS = ("config", "hostfile", "log_dir")

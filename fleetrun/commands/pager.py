@@ -44,7 +44,7 @@ def _paged(text: str, pager: str, environ: Mapping[str, str]) -> bool:
 
     # As git does: quit if it fits, keep colours, leave the screen as it was.
     with_colors = {**environ, "LESS": environ.get("LESS", "FRX")}
-    # Ctrl-C is for the pager.
+    # The pager handles Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(["sh", "-c", pager], stdin=subprocess.PIPE, env=with_colors)  # noqa: S607

@@ -57,7 +57,7 @@ def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
 
 def _on_hosts(options: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
     """Print the jobs on the hosts of OPTIONS; return 3 if a host does not answer."""
-    from fleetrun.remote import sshjob  # only for them
+    from fleetrun.remote import sshjob  # only with --hosts
     from fleetrun.remote.everywhere import Everywhere
     from fleetrun.remote.protocol import Inquiry
     from fleetrun.remote.sshconnection import ssh_command
@@ -173,7 +173,7 @@ def _numbered(job: RunningJob) -> str:
 
 
 def called(run: str, job: str | None) -> str:
-    """Return what people call the job of RUN, if its records tell the id JOB."""
+    """Return the name that people use for the job of RUN, if its records have the id JOB."""
     return names.job_name(run) if job else run
 
 

@@ -1,4 +1,4 @@
-"""`fleetrun stacks`: shows where the ranks of a running job stand, and their collectives."""
+"""`fleetrun stacks`: shows the Python stacks of a running job's ranks, and their collectives."""
 
 from __future__ import annotations
 

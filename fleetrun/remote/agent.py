@@ -65,7 +65,7 @@ def look(inquiry: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answ
 
 
 def _taken(ports: Sequence[int]) -> str | None:
-    """Say which of PORTS is taken and by whom; None if all are free."""
+    """Return a sentence about the first of PORTS in use and its holder; None if all are free."""
     held = HeldPorts(os.getpid())
     try:
         held.take(ports)
@@ -134,7 +134,7 @@ def run(silence_s: float = protocol.SILENCE_S, shipped: Shipped | None = None) -
 
     A head that is silent for SILENCE_S seconds counts as gone.
     """
-    # Not os._exit: nothing else runs here.
+    # Not os._exit, as nothing else runs in this process.
     sys.exit(_serve(silence_s, shipped))
 
 
@@ -174,14 +174,14 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
 
 
 def _order(head: _Input, answer: protocol.Answer) -> protocol.HostOrder | None:
-    """Wait for the order of HEAD that follows ANSWER; None if none comes."""
+    """Wait for HEAD's order after ANSWER; None if none comes."""
     text = head.line()
     return None if text is None or answer.fault else protocol.read(text, protocol.HostOrder)
 
 
 def _send_logs(inquiry: protocol.Inquiry, pid: int, head: _Input) -> None:
     """Send the logs of the launcher PID unless the head is gone or has them already."""
-    from fleetrun.remote import logsender  # only where they are wanted
+    from fleetrun.remote import logsender  # only for --gather_logs
 
     folder, extent, nonce = inquiry.logs
     run = logsender.find(os.path.join(inquiry.cwd, folder), pid)
@@ -213,7 +213,7 @@ def _launch(
     HEAD may end it.
     """
     if shipped is not None:
-        from importlib.util import find_spec  # 10 ms that only some need
+        from importlib.util import find_spec  # 10 ms, needed by few
 
         if find_spec("psutil") is None:
             # Measuring needs psutil, which is not sent.

@@ -89,7 +89,7 @@ def _part(most: int, silence_s: float) -> bytes:
 def _unpack(sent: bytes, folder: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(sent)) as archive:
         if hasattr(tarfile, "fully_trusted_filter"):
-            # A link may point to what every host has.
+            # A link may point to a file that every host has.
             archive.extractall(folder, filter="fully_trusted")  # noqa: S202 - made by the head
         else:
             archive.extractall(folder)  # noqa: S202 - as above

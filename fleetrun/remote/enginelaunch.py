@@ -39,7 +39,7 @@ def launch(
 
 def _spread(request: Request, detected: Detected) -> int:
     """Start a launcher on each host."""
-    from fleetrun.remote import srun  # most are started on each host
+    from fleetrun.remote import srun  # needed by few: most engines start a launcher on each host
 
     if request.detach or request.ui:
         option = "--detach" if request.detach else "--ui"

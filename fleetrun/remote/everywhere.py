@@ -84,7 +84,7 @@ class Everywhere(Fanout[AgentConnection]):
         else:
             self._output[connection] += part
             if len(self._output[connection]) > _MOST:
-                connection.give_up("it says too much")
+                connection.give_up("it prints too much")
 
     def _ended(self, connection: AgentConnection) -> None:  # noqa: ARG002 - whichever it is
         self._go_if_all_answered()

@@ -54,7 +54,7 @@ class Outlets:
             try:
                 taken = outlet.write(self._rest[fd])
             except OSError:
-                # A full disk: there is nowhere to report that.
+                # The disk is full, and there is nowhere else to report it.
                 taken = len(self._rest[fd])
             self._rest[fd] = self._rest[fd][taken:]
             if not taken:
@@ -158,7 +158,7 @@ class Fanout(Generic[Connection]):
             self._started(connection)
 
     def _release(self, connection: Connection) -> None:
-        """Give the place of CONNECTION to the next one."""
+        """Start the next connection in place of CONNECTION."""
         self._has_place.discard(connection)
         self._connect()
 

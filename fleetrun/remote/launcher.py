@@ -27,7 +27,7 @@ class Shipped(NamedTuple):
 
 
 def load(environ: Mapping[str, str], *, has_others: bool) -> None:
-    """Import what a launcher with ENVIRON needs while the agent waits anyway."""
+    """Import the modules of a launcher with ENVIRON while the agent is waiting."""
     if _needs_new_python(environ):
         return
     # Imports leave no garbage, and looking for it takes a tenth of their time.
@@ -63,7 +63,7 @@ def _be_launcher(
     shipped: Shipped | None,
 ) -> NoReturn:
     """Become the launcher; the process ends with it."""
-    from fleetrun.run import libc  # 10 ms that an agent's answer need not wait for
+    from fleetrun.run import libc  # 10 ms, which must not delay an agent's answer
 
     code = 1
     try:

@@ -45,7 +45,7 @@ class FetchedLogs:
         return self._is_after_mark and not self._is_whole
 
     def take(self, part: bytes) -> bytes:
-        """Take PART of the first host's output (empty: the end); return what is to be printed."""
+        """Take PART of the first host's output (empty: the end); return the text to print."""
         if self._is_after_mark:
             self._rest = b"" if self._trouble else self._rest + part
             self._read()

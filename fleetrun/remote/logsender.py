@@ -40,7 +40,7 @@ def find(folder: str, pid: int) -> str | None:
 
 
 def beginning(run: str, nonce: str) -> bytes:
-    """Return what precedes the logs of RUN: the mark with NONCE, and the name."""
+    """Return the header of the logs of RUN: the mark with NONCE, and the name."""
     return MARK + nonce.encode() + json.dumps(os.path.basename(run)).encode() + b"\n"
 
 
@@ -67,7 +67,7 @@ def _parts(path: str, *, everything: bool) -> Iterator[bytes]:
     """Yield the file PATH, or its end after a line that says so; at least one part."""
     try:
         with open(path, "rb") as file:
-            # What a rank that does not end writes meanwhile is left out.
+            # Output that a rank writes meanwhile is left out.
             size = os.fstat(file.fileno()).st_size
             remaining = size if everything else min(size, names.GATHERED_BYTES)
             file.seek(size - remaining)

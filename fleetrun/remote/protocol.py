@@ -43,7 +43,7 @@ def start(program: str, lib: str = "") -> str:
 
 
 class Inquiry(NamedTuple):
-    """What the agent is to check: the folder, the script ("": none) and the variables."""
+    """The request to the agent: the folder, the script ("": none) and the variables to check."""
 
     cwd: str
     form: str = "file"
@@ -58,7 +58,7 @@ class Inquiry(NamedTuple):
 
 
 class HostEndpoint(NamedTuple):
-    """Where a host of the job is, for the others."""
+    """The address of a host of the job, for the others."""
 
     name: str
     address: str

@@ -1,4 +1,4 @@
-"""What --ship sends to each host: fleetrun, and the job's folder without ignored files."""
+"""The shipment of --ship to each host: fleetrun, and the job's folder without ignored files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def listed(folder: str) -> list[str]:
 
 
 def _by_git(folder: str) -> list[str]:
-    """Return what git lists in FOLDER, which need not be in a repository."""
+    """Return the files that git lists in FOLDER, which need not be in a repository."""
     try:
         done = _git("-C", folder, *_LIST, "--cached")
         if done.returncode:

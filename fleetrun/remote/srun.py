@@ -49,7 +49,7 @@ def run(words: Sequence[str], allocation: Detected) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
 
     def prepare() -> None:
-        # Whatever ends us must end the job: srun kills it on this signal.
+        # The job must end with us, however we end: srun kills it on this signal.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -59,7 +59,7 @@ def run(words: Sequence[str], allocation: Detected) -> int:
             # Slurm passes the environment, and so the job's token, to the hosts unseen.
             env={k: v for k, v in with_token(os.environ).items() if k not in _OTHERS},
             stdin=subprocess.DEVNULL,
-            # Ctrl-C is for us: srun would ask for a second one.
+            # We handle Ctrl-C: srun would ask for a second one.
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
         )

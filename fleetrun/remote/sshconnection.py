@@ -84,7 +84,7 @@ class SshConnection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Ctrl-C is for us; we tell the hosts.
+            # We handle Ctrl-C, and tell the hosts.
             start_new_session=True,
         )
         try:

@@ -131,7 +131,7 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if (name.startswith(_SENT) and not is_identity(name) and replay.is_remembered(name))
         or (name in _SENT_TOO and JOB not in environ)
-        # Ranks have none; what they start on other hosts has its own.
+        # Ranks have none; processes that they start on other hosts have their own.
         or name == TOKEN
     }
 

@@ -48,7 +48,7 @@ def _logs(
     pattern = None if grep is None else choose.pattern(grep)
     chosen = choose.find_runs(run, log_dir)
     if has_collectives:
-        from fleetrun.commands.logs import collectives  # with what a hang needs
+        from fleetrun.commands.logs import collectives  # together with the code for hangs
 
         ranks = None if rank is None else choose.processes(rank)
         return put(collectives.text(chosen, ranks))
@@ -73,7 +73,7 @@ def _logs(
 
 
 def _explain_nothing(chosen: Sequence[runs.Run], *, failed: bool) -> None:
-    """Print why nothing is shown; raise EnvironmentFault if there should be something."""
+    """Print why there is nothing to show; raise EnvironmentFault if that is a fault."""
     if failed and any(run.logs for run in chosen):
         still = "it still runs" if runs.is_running(chosen[0].path) else ""
         verdict = chosen[0].verdict or still

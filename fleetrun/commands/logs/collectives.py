@@ -1,4 +1,4 @@
-"""`fleetrun logs --collectives`: what a run's ranks have recorded of their collectives."""
+"""`fleetrun logs --collectives`: the collectives that a run's ranks have recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = 12
 
 
 def text(chosen: Sequence[runs.Run], ranks: Container[str] | None) -> str:
-    """Return what the records of the runs CHOSEN show, and the newest collectives of RANKS.
+    """Return the conclusion from the records of CHOSEN, and the newest collectives of RANKS.
 
     Raises EnvironmentFault if there are no records.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _CHUNK = 1024 * 1024
 # The most pieces that are joined: a generator's step per line would take as long as the rest.
 _PIECES = 1000
-# What a rank has overwritten on its line, as progress bars do.
+# Text that a rank has overwritten on its line, as progress bars do.
 _OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
 
 
@@ -43,7 +43,7 @@ class Stream:
         is_clean: bool = False,
     ) -> None:
         self._log = log
-        # Where the next line begins, and what has been read from there.
+        # The offset of the next line, and the bytes read from there.
         self.at = max(at, log.begin)
         self._ahead = b""
         self._ahead_at = self.at

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import FieldVerdict
 
-    # What was seen of a rank or a GPU, by moment.
+    # The samples of a rank or a GPU, by moment.
     _Seen = dict[int, tuple[float | None, ...]]
 
 # The logs that are searched for steps and losses, and the bytes read of each.
@@ -176,7 +176,7 @@ Measured = Callable[[Run], Sequence[metricsfile.MetricsRecord]]
 
 
 def measured(run: Run) -> Sequence[metricsfile.MetricsRecord]:
-    """Return what the host of RUN has measured so far."""
+    """Return the measurements of RUN's host so far."""
     return metricsfile.MetricsReader(os.path.join(run.path, names.METRICS), _MOST_MOMENTS).read()
 
 
@@ -462,7 +462,7 @@ def _curve(
     points = sorted(rows.items())
     if not points:
         return None
-    # Keep the last one, which people look for.
+    # Keep the last one, as people look for it.
     picked = [*points[:-1:every], points[-1]]
     label = f"{log.label}, attempt {log.attempt}" if log.attempt else log.label
     return Curve(

@@ -1,4 +1,4 @@
-"""What all queues share: the launch after `--`, and site settings."""
+"""Shared by all queues: the launch after `--`, and site settings."""
 
 from __future__ import annotations
 

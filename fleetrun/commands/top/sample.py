@@ -402,7 +402,7 @@ def _verdict(run: runs.Run) -> str:
 
 def _waiting(found_runs: Sequence[runs.Run], rows: list[RankRow]) -> list[RankRow]:
     """Return ROWS with the collectives in which ranks wait, as far as they are recorded."""
-    # Where all make steps there is nothing to read.
+    # If all ranks make steps there is nothing to read.
     if len(rows) > _MOST_RECORDED or not any(row.state.startswith("silent") for row in rows):
         return rows
     records: dict[int, flightfile.FlightRecord] = {}
@@ -436,7 +436,7 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _other_hosts(run: runs.Run) -> metricsfile.MetricsRecord | None:
-    """Return what the host of RUN has measured, if that is recent."""
+    """Return the newest measurement of RUN's host, if it is recent."""
     newest = metricsfile.newest(os.path.join(run.path, names.METRICS))
     return newest if newest is not None and newest.time >= time.time() - _OLD_S else None
 

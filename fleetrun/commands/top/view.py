@@ -43,7 +43,7 @@ _KEY = re.compile(
 
 
 class View(NamedTuple):
-    """What is shown; `selected` is the label of a row, empty before the first arrow key."""
+    """The selection to show; `selected` is the label of a row, empty before the first arrow key."""
 
     what: str = RANKS
     order: str = "rank"

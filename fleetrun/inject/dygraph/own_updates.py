@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
-# The changes of weights after which the script is known to update them.
+# After so many changes of the weights, the script is known to update them.
 _CHANGES = 2
 # The most containers between an optimizer and its parameters.
 _DEPTH = 4

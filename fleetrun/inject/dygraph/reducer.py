@@ -121,8 +121,8 @@ def _at_own_place(method: Callable[..., None]) -> Callable[..., None]:
 class Reducer:
     """Replaces Paddle's own reducer in one `paddle.DataParallel`.
 
-    Every rank sends the same buckets in the same order, whatever gradients its backward computes.
-    A bucket waits for those before it. The rest is sent at the end, with zeros for absent
+    Every rank sends the same buckets in the same order, whatever gradients its backward computes. A
+    bucket waits for those before it. Incomplete buckets are sent at the end, with zeros for absent
     gradients. One more small allreduce shows whether other ranks have them; it is omitted once all
     ranks have had all gradients.
 
@@ -337,7 +337,7 @@ class Reducer:
             self._arrivals.clear()
             return
         self._has_sparse_gradient = False
-        # Not in the backward of another model: a rank that is done by then may have ended.
+        # Not in another model's backward: a rank that has finished may be gone by then.
         if self._is_awaited:
             self._add_missing_communicators()
         self.restart()
@@ -453,7 +453,7 @@ class Reducer:
             self._plan(self._planner)
 
     def _plan(self, planner: BucketPlanner) -> None:
-        """Let PLANNER choose the buckets of the next backwards."""
+        """Make PLANNER choose the buckets of the next backwards."""
         if planner.is_on:
             sizes, packed = self._packed(self.parameters)
             planned = planner.finish(

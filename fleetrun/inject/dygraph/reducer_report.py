@@ -1,4 +1,4 @@
-"""Reports for each field what our reducer did, counted in a backward that it reduced."""
+"""Reports the effect of each field on our reducer, as counted in a backward."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ReducerReport:
 
     @_watching
     def reduced(self, reducer: Reducer, setup: ReducerSetup) -> None:
-        """Count what REDUCER did in the backward that has just ended."""
+        """Count the work of REDUCER in the backward that has just ended."""
         deleted, self._deleted = self._deleted, set()
         for number in deleted:
             self._models.pop(number, None)

@@ -86,7 +86,7 @@ class RoundWeights:
         now = tensors.states(self._parameters)
         if now == self._states and not self._recorded:
             return []
-        # What forward writes, such as running statistics, has no gradient.
+        # Values that the forward writes, such as running statistics, have no gradient.
         return [
             (before != after or id(parameter) in self._recorded) and id(parameter) in trained
             for parameter, before, after in zip(self._parameters, self._states, now)

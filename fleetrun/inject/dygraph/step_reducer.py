@@ -1,4 +1,4 @@
-"""Averages gradients in buckets when a hybrid-parallel optimizer steps, instead of Paddle.
+"""Averages gradients in buckets, in place of Paddle, when a hybrid-parallel optimizer steps.
 
 Paddle sums the gradients of data parallelism in parts of 128 MB there, and those of sharding stage
 1 one by one, and reads no field for it. A pipeline, or a script that accumulates, runs many

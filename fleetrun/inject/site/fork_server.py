@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 # The descriptor of the guard's socket, the guard's pid, and the modules; padded to make room.
 VARIABLE = "FLEETRUN_FORK_SERVER"
-# What a library reads when it is loaded, or Python when it starts: a fork cannot read it again.
-# `docs/failures.md` lists them. Variables that Python code reads during its import are recorded.
+# Variables that a library reads when it is loaded, or Python when it starts: a fork cannot read
+# them again. `docs/failures.md` lists them. Variables that Python code reads during its import are
+# recorded.
 READ_AT_LOAD = (
     # Python, the loader and the C library.
     *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Expectation(NamedTuple):
-    """What was known of a program when it was rewritten."""
+    """The facts about a program when it was rewritten."""
 
     before: int
     ranks: int

@@ -33,7 +33,7 @@ MERGED = tuple(f"merged_{kind}" for kind in _KINDS)
 
 
 def run(main: Any) -> str:
-    """Merge updates that share their settings; return why none could be, or an empty string."""
+    """Merge updates with equal settings; return why none could be merged, or an empty string."""
     done = 0
     for block in main.blocks:
         done += sum(_merge(block, group) for group in reversed(_groups(block)))

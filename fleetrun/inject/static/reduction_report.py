@@ -55,7 +55,7 @@ def buckets(running: Any) -> list[CountedBucket]:
 
 
 def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
-    """Report what was counted in RUNNING, field by field."""
+    """Report the counts of RUNNING, field by field."""
     counted = buckets(running)
     if ranks < 2 or not counted:  # a lone rank
         return

@@ -1,4 +1,4 @@
-"""Explains where Paddle stops while it builds a static program, and what to do.
+"""Explains Paddle's errors in building a static program, and how to avoid them.
 
 We do not set FLAGS_enable_pir_api=0 ourselves: it takes effect when Paddle is imported, before
 it is known whether the script is static, and it changes `paddle.jit.to_static` in other scripts.
@@ -109,7 +109,7 @@ def second_minimize() -> str:
 
 
 def explain_older_programs() -> None:
-    """Print an explanation after the traceback of a script that calls what older programs lack."""
+    """Print an explanation after the traceback of a call that older programs do not support."""
     hook = sys.excepthook
 
     def report(
@@ -151,7 +151,7 @@ def explain(error: Exception, proof: Evidence) -> str:
 
 
 def _blame(fields: tuple[str, ...], sentence: str, proof: Evidence) -> str:
-    """Report those of FIELDS that are on as refused; return SENTENCE with their names."""
+    """Report the enabled ones of FIELDS as refused; return SENTENCE with their names."""
     blamed = [name for name in fields if settings.effective(name)]
     for name in blamed:
         proof.knob(name, REFUSED, reason=sentence)

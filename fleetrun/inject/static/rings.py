@@ -33,7 +33,7 @@ class BucketRings(NamedTuple):
     inner: int = -1
     # Whether this rank is the leader of its group.
     is_leader: bool = False
-    # On CPUs: what sums instead of Paddle's operators.
+    # On CPUs: the channel that sums in place of Paddle's operators.
     channel: channels.Channel | None = None
 
 
