@@ -45,10 +45,17 @@ class Equivalence(NamedTuple):
     ranks_apart: Difference | None = None
 
     @property
-    def is_equal(self) -> bool:
-        """Whether the strategy has trained as plain Paddle does."""
-        faults = (self.fault, self.strategy_fault, *(pair.fault for pair in self.strategy))
+    def is_equal(self) -> bool | None:
+        """Whether the strategy has trained as plain Paddle does; None: it cannot be known."""
+        if self.fault or self.begins_apart:
+            return None
+        faults = (self.strategy_fault, *(pair.fault for pair in self.strategy))
         return not (self.parted or any(faults))
+
+    @property
+    def begins_apart(self) -> bool:
+        """Whether runs of plain Paddle begin with different weights."""
+        return bool(self.noisy) and not self.noisy[0].update
 
     def of(self, *, has_strategy: bool) -> list[VerifyRun]:
         """Return the runs with the strategy, or those of plain Paddle."""
@@ -173,12 +180,12 @@ def _of_plain(proof: Equivalence) -> list[str]:
         first = proof.noisy[0]
         why = (
             "they begin with different weights (seed the script, and let it resume from nothing)"
-            if not first.update
+            if proof.begins_apart
             else "the script does not compute the same twice (seeds, data, kernels)"
         )
+        rest = "" if proof.begins_apart else " Only what differs more than they do can be seen."
         lines.append(
-            f"Two runs of plain Paddle differ themselves: {_where(proof, first)}; {why}. Only what "
-            "differs more than they do can be seen."
+            f"Two runs of plain Paddle differ themselves: {_where(proof, first)}; {why}.{rest}"
         )
     if proof.ranks_apart is not None:
         first = proof.ranks_apart
@@ -196,6 +203,8 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
     fault = next((pair.fault for pair in proof.strategy if pair.fault), "")
     if fault:
         return [f"Not equal: {fault}."]
+    if proof.begins_apart:
+        return ["Nothing is proved: runs that begin with different weights differ in any case."]
     if proof.parted:
         first = proof.parted[0]
         changing = [name for name in spec.fields if name.startswith(MEANINGFUL)]
@@ -369,7 +378,7 @@ def write(spec: VerifySpec, proof: Equivalence) -> None:
         "schema": 1,
         "launch": arguments.conceal([*spec.strategy, *spec.script])[0],
         "updates": spec.updates,
-        "equal": None if proof.fault else proof.is_equal,
+        "equal": proof.is_equal,
         "fault": proof.fault or proof.strategy_fault or None,
         "parts_at": row(proof.parted[0] if proof.parted else None),
         "plain_parts_at": row(proof.noisy[0] if proof.noisy else None),

@@ -31,6 +31,8 @@ if is_plain and case == "noisy":
     noise = 0.01 if "plain-1" in asked["path"] else -0.01
 else:
     noise = 0
+# As of a script without a seed: each run begins with other weights.
+other = case == "unseeded" and "plain-2" in asked["path"]
 off = {
     **dict.fromkeys(["wrong", "wrong loss"], 0 if is_plain else 1e-3),
     "rounding": 0 if is_plain else 1e-9,
@@ -39,7 +41,8 @@ off = {
 }.get(case, 0)
 with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
     for update in (*range(asked["snapshots"] + 1), asked["updates"]):
-        values = [[1.0, float(update)], [2.0, 3.0 + off * (update > 2) + noise * (update > 0)]]
+        last = 3.0 + off * (update > 2) + noise * (update > 0) + other
+        values = [[1.0, float(update)], [2.0, last]]
         record = {
             "update": update, "optimizer": 0, "records": os.environ["FLEETRUN_RECORDS"],
             "names": ["a.weight", "b.weight"], "kinds": [0, 0], "dtypes": ["float32"] * 2,
@@ -81,6 +84,10 @@ CASES = {
     ),
     "noisy": (0, f"{PLAIN}: b.weight of rank "),
     "ranks": (0, "The ranks of plain Paddle differ themselves: rank 1 from rank 0 by 1 ("),
+    "unseeded": (
+        5,
+        "Nothing is proved: runs that begin with different weights differ",
+    ),
     "strategy fails": (5, "Not equal: plain Paddle trains, and with comm_fusion rank "),
     "plain fails": (1, "Nothing is proved: plain Paddle: rank "),
 }
@@ -103,11 +110,13 @@ def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path
     assert (done.returncode, done.stderr) == (code, "")
     assert said in done.stdout
     kept = json.loads((tmp_path / "verify" / "verify.json").read_text())
-    assert kept["equal"] == (None if code == 1 else code == 0)
+    assert kept["equal"] == (None if said.startswith("Nothing is proved") else code == 0)
     if code == 0:
         assert "speed                      2.000 times that of plain" in done.stdout
         results = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
         assert results[-1].startswith("Equal: ")
+    if case == "unseeded":
+        assert PLAIN in done.stdout.split("Nothing is proved")[0]
     if case == "ranks":
         differing = kept["plain_ranks_part_at"]
         assert (differing["rank"], differing["other_rank"], differing["allowed"] < 1e-3) == (
