@@ -34,6 +34,10 @@ _WORTH = 0.03
 _MOST_ADVICE = 3
 # How much later than the others a rank must be, as a share of a step, to be named.
 _LATE = 0.02
+# The share of its lateness that one thing must explain.
+_MOSTLY = 0.6
+# How much of a step a rank must wait for a processor to be named.
+_QUEUED = 0.1
 
 
 class JobSize(NamedTuple):
@@ -61,6 +65,11 @@ class StepTimes(NamedTuple):
     # The rank that the others wait for, and how many seconds it is behind the median rank.
     slowest: int | None = None
     late: float = 0.0
+    # What that rank is late for, with its additional seconds; empty: not known.
+    late_for: str = ""
+    # The rank that waits longest for a processor, and how many seconds of a step.
+    queued_rank: int | None = None
+    queued: float = 0.0
 
 
 class ScaledRun(NamedTuple):
@@ -189,6 +198,8 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
     latest = max(range(len(means)), key=means.__getitem__)
     late = means[latest] - median(means)
     step = of("step")
+    queued, queued_rank = max((trace.seconds.get("queued", 0.0), trace.rank) for trace in traces)
+    is_late = len(traces) > 1 and late > _LATE * step
     return StepTimes(
         seconds=step,
         data=of("data"),
@@ -198,9 +209,27 @@ def breakdown(traces: Sequence[TraceRecord]) -> StepTimes:
         program=of("run"),
         buckets=of("wait") + of("send"),
         waiting=waiting,
-        slowest=traces[latest].rank if len(traces) > 1 and late > _LATE * step else None,
+        slowest=traces[latest].rank if is_late else None,
         late=late,
+        late_for=_late_for(traces, latest, late) if is_late else "",
+        queued_rank=queued_rank if queued > _QUEUED * step else None,
+        queued=queued,
     )
+
+
+def _late_for(traces: Sequence[TraceRecord], latest: int, late: float) -> str:
+    """Return what makes the rank of the trace LATEST late; empty: no single thing."""
+    causes = (
+        ("queued", "waits {} longer for a processor, which something else uses or a limit holds"),
+        ("data", "waits {} longer for its data"),
+        ("forward", "computes {} longer in its forward"),
+    )
+    for kind, text in causes:
+        seconds = [trace.seconds.get(kind, 0.0) for trace in traces]
+        more = seconds[latest] - median(seconds)
+        if more > _MOSTLY * late:
+            return text.format(f"{more * 1e3:.1f} ms")
+    return ""
 
 
 def _ready(trace: TraceRecord) -> list[float]:
@@ -294,6 +323,7 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
             )
         elif cause == _COMPUTATION:
             text = "ranks share processors or memory: bind each to its own (--bind=cores)"
+            text += _starved(large)
             words = () if "--bind" in used else ("--bind=cores",)
         elif cause == _WAITING:
             text = f"give all ranks the same work; {_slowest(large)}"
@@ -314,10 +344,18 @@ def changes(small: StepTimes, large: StepTimes, launch: Iterable[str]) -> list[C
     return sorted(advice, key=lambda change: -change.share)[:_MOST_ADVICE]
 
 
+def _starved(step: StepTimes) -> str:
+    if step.queued_rank is None:
+        return ""
+    queued = f"{step.queued * 1e3:.1f} ms of a step for a processor"
+    return f"; rank {step.queued_rank} waits {queued}"
+
+
 def _slowest(step: StepTimes) -> str:
     if step.slowest is None:
         return "no rank is always the last"
-    return f"rank {step.slowest} is {step.late * 1e3:.1f} ms later than the others"
+    why = f", and {step.late_for}" if step.late_for else ""
+    return f"rank {step.slowest} is {step.late * 1e3:.1f} ms later than the others{why}"
 
 
 # -- what is told ---------------------------------------------------------------------------------

@@ -15,6 +15,9 @@ SCHEMA = 1
 TRAINING = 0
 # Kinds of spans: waiting for a collective, and a collective in flight.
 WAIT, FLIGHT = "wait", "flight"
+# What a thread has waited for a processor, where the kernel counts it: cgroups and other processes.
+QUEUED = "queued"
+_SCHEDULED = "/proc/self/schedstat"
 _NS_PER_US, _NS_PER_S = 1e3, 1e9
 
 now = time.monotonic_ns
@@ -51,6 +54,7 @@ class Recorder:
         # Begins and ends of the steps that were recorded.
         self._steps: list[tuple[int, int]] = []
         self._began = now()
+        self._queued_ns = _queued_ns()
         self._opened: dict[str, int] = {}
         # The running programs, and whether a step has ended in one of them.
         self._programs = 0
@@ -114,6 +118,8 @@ class Recorder:
         self._step += 1
         self._began = at
         was_on, self.is_on = self.is_on, self._first <= self._step <= self._last
+        if self.is_on and not was_on:
+            self._queued_ns = _queued_ns()
         if was_on and not self.is_on:
             self.write()
 
@@ -143,6 +149,9 @@ class Recorder:
         spans = [span for span in self.spans if begin <= span.begin and span.end <= end]
         names = {span.track: span.name for span in spans if span.track}
         names[TRAINING] = "training"
+        means = summary(self._steps, spans)
+        queued_s = (_queued_ns() - self._queued_ns) / _NS_PER_S
+        means["seconds"][QUEUED] = queued_s / len(self._steps)
         events = [
             _named("process_name", self._rank, 0, f"rank {self._rank}"),
             *(_named("thread_name", self._rank, *track) for track in sorted(names.items())),
@@ -155,7 +164,7 @@ class Recorder:
             "otherData": {
                 "rank": self._rank,
                 "first_step": self._first,
-                "summary": summary(self._steps, spans),
+                "summary": means,
             },
         }
 
@@ -176,6 +185,15 @@ class Recorder:
             "tid": span.track,
             "args": span.details,
         }
+
+
+def _queued_ns() -> int:
+    """Return how long the main thread has waited for a processor; 0 if that is not known."""
+    try:
+        with open(_SCHEDULED, encoding="ascii") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _named(kind: str, process: int, track: int, name: str) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def test_the_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
     assert (found.rank, found.first_step, found.steps) == (3, 3, 3)
     assert [one.name for one in found.spans if one.kind == "step"] == ["step 3", "step 4", "step 5"]
     assert sum(one.kind == "backward" for one in found.spans) == 3
+    assert 0.0 <= found.seconds["queued"] < 10.0
     assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600
 
 

@@ -1,0 +1,57 @@
+"""Which rank the others wait for, and what for."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetrun.commands.tune import scaling
+from fleetrun.records.tracefile import SpanRecord, TraceRecord
+
+
+def rank(number: int, data_s: float, forward_s: float, queued_s: float) -> TraceRecord:
+    parts = [("data", 0.0, data_s), ("forward", data_s, forward_s)]
+    spans = [SpanRecord(kind, kind, "training", begin, length) for kind, begin, length in parts]
+    step = SpanRecord("step 1", "step", "training", 0.0, 1.0)
+    seconds = {"step": 1.0, "data": data_s, "forward": forward_s, "queued": queued_s}
+    return TraceRecord(number, 1, 1, seconds, None, (step, *spans))
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ((0.3, 0.2, 0.0), "waits 200.0 ms longer for its data"),
+        ((0.1, 0.4, 0.0), "computes 200.0 ms longer in its forward"),
+        # However its parts became longer.
+        (
+            (0.2, 0.3, 0.18),
+            "waits 180.0 ms longer for a processor, which something else uses",
+        ),
+    ],
+)
+def test_the_late_rank_is_named_with_what_makes_it_late(
+    odd: tuple[float, float, float], why: str
+) -> None:
+    traces = [rank(number, 0.1, 0.2, 0.0) for number in range(3)]
+    step = scaling.breakdown([*traces, rank(3, *odd)])
+    assert (step.slowest, round(step.late, 6)) == (3, 0.2)
+    assert step.late_for.startswith(why)
+    small = step._replace(seconds=0.5, waiting=0.0, backward=0.0)
+    large = step._replace(backward=0.5)
+    texts = [change.text for change in scaling.changes(small, large, ())]
+    assert any(f"rank 3 is 200.0 ms later than the others, and {why}" in text for text in texts)
+
+
+def test_a_rank_that_is_late_for_several_things_has_no_cause() -> None:
+    traces = [rank(number, 0.1, 0.2, 0.0) for number in range(3)]
+    step = scaling.breakdown([*traces, rank(3, 0.2, 0.3, 0.05)])
+    assert (step.slowest, step.late_for) == (3, "")
+
+
+def test_ranks_that_compute_longer_are_told_who_waits_for_a_processor() -> None:
+    step = scaling.breakdown([rank(0, 0.1, 0.2, 0.05), rank(1, 0.1, 0.2, 0.3)])
+    assert (step.queued_rank, step.queued) == (1, 0.3)
+    small = step._replace(seconds=0.5, forward=0.1)
+    (text,) = (c.text for c in scaling.changes(small, step, ()) if c.cause == "computation")
+    assert text.endswith("(--bind=cores); rank 1 waits 300.0 ms of a step for a processor")
+    quiet = scaling.breakdown([rank(0, 0.1, 0.2, 0.05), rank(1, 0.1, 0.2, 0.06)])
+    assert quiet.queued_rank is None
