@@ -245,16 +245,16 @@ class HostsJob:
         ends = {host: self.launchers[host].returncode for host in judged}
         if not set(ends.values()) <= set(codes) or len(set(ends.values())) > 1:
             found = {host.name: code for host, code in ends.items()}
-            said = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
-            raise Lost(f"exit codes {found} instead of {' or '.join(map(str, codes))}\n{said}")
+            outputs = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
+            raise Lost(f"exit codes {found} instead of {' or '.join(map(str, codes))}\n{outputs}")
         if not self.fault.is_early:
             self._check_verdicts(judged)
         allowed = within_s * pace.slowdown(self.struck_at)
         allowed += self.slower_s
         if took > allowed:
-            said = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
+            outputs = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
             raise Lost(
-                f"it ended {took:.1f} s after the fault, {allowed:.1f} s are allowed\n{said}"
+                f"it ended {took:.1f} s after the fault, {allowed:.1f} s are allowed\n{outputs}"
             )
         return took, allowed
 

@@ -56,15 +56,15 @@ def state(pid: int) -> str:
 
 def marked(mark: str) -> dict[int, str]:
     """Return the living processes with MARK in their environment or command line."""
-    needle, found = mark.encode(), {}
+    needle, commands = mark.encode(), {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - hundreds of times
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         with suppress(OSError):
             command = Path(f"/proc/{entry}/cmdline").read_bytes()
             if needle in command or needle in Path(f"/proc/{entry}/environ").read_bytes():
-                found[int(entry)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    return found
+                commands[int(entry)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return commands
 
 
 def own_mounts() -> bool:
@@ -241,11 +241,11 @@ class Job:
     def clear(self) -> None:
         """Kill what a failed launch has left."""
         for _ in range(100):
-            found = marked(self.mark)
-            for pid in found:
+            processes = marked(self.mark)
+            for pid in processes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if not found:
+            if not processes:
                 break
             time.sleep(0.01)
         if hasattr(self, "launcher"):

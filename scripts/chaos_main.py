@@ -223,7 +223,7 @@ def _run(  # noqa: PLR0917 - all that a launch depends on
 def _traits(draw: random.Random, fault: Fault) -> list[str]:
     """Draw the ranks, and what children and manners each has."""
     ranks = draw.randint(2, MOST_RANKS)
-    found = []
+    traits = []
     for rank in range(ranks):
         words = ["plain"]
         words += [kind for kind in CHILDREN if draw.random() < (0.02, 0.15)[kind != "potato"]]
@@ -233,10 +233,10 @@ def _traits(draw: random.Random, fault: Fault) -> list[str]:
             words.append("chatty")
         if fault.needs_deaf and draw.random() < 0.5:
             words.append("deaf")
-        found.append("+".join(words))
-    if fault.needs_deaf and not any("deaf" in words for words in found):
-        found[draw.randrange(ranks)] += "+deaf"
-    return found
+        traits.append("+".join(words))
+    if fault.needs_deaf and not any("deaf" in words for words in traits):
+        traits[draw.randrange(ranks)] += "+deaf"
+    return traits
 
 
 if __name__ == "__main__":

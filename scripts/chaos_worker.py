@@ -25,17 +25,17 @@ def main() -> None:
     """Have children, say that we are ready, and do as we are told."""
     orders = os.open(place("orders"), os.O_RDWR)
     if "deaf" in traits:
-        for one in POLITE:
-            signal.signal(one, signal.SIG_IGN)
+        for signum in POLITE:
+            signal.signal(signum, signal.SIG_IGN)
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
-    for one in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(one, lambda number, _: note("signals", f"{os.getpid()} {number}\n"))
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, lambda number, _: note("signals", f"{os.getpid()} {number}\n"))
     children = [child() for name, child in CHILDREN.items() if name in traits]
     if "saver" in traits:
-        for one in POLITE:
-            signal.signal(one, save)
+        for signum in POLITE:
+            signal.signal(signum, save)
     lines = 5000 if "chatty" in traits else 20
     for number in range(lines):
         say(f"rank {rank} line {number}\n")

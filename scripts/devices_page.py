@@ -37,11 +37,11 @@ _PARAMETERS = re.compile(r"\(\"(\w+)\", \"(?:3\.3\.1|2\.6\.2)\", \d+\)")
 
 def trained() -> set[str]:
     """Return the kinds that the device under test plays in tests that train."""
-    found: set[str] = set()
+    kinds: set[str] = set()
     for path in sorted(TESTS.rglob("test_*.py")):
-        found.update(_TRAINED.findall(path.read_text(encoding="utf-8")))
+        kinds.update(_TRAINED.findall(path.read_text(encoding="utf-8")))
     launched = (TESTS / "train" / "test_device_kinds.py").read_text(encoding="utf-8")
-    return found.union(_PARAMETERS.findall(launched))
+    return kinds.union(_PARAMETERS.findall(launched))
 
 
 def recorded() -> set[str]:

@@ -98,11 +98,11 @@ def overview(translate: Translate) -> str:
         cells = [f"[`{field.name}`](#{anchor(field.name)})"]
         for graph in fields.GRAPHS:
             for paddle in fields.PADDLES:
-                found = [
+                statuses = [
                     fields.outcome(field, paddle=paddle, graph=graph, device=device).status
                     for device in fields.DEVICES
                 ]
-                cells.append(" / ".join(dict.fromkeys(found)))
+                cells.append(" / ".join(dict.fromkeys(statuses)))
         rows.append([*cells, translate("yes") if of_field(field.name) else ""])
     graphs = [translate(graph) for graph in ("dynamic", "static")]
     heads = [f"{graph} {paddle}" for graph in graphs for paddle in fields.PADDLES]
@@ -157,11 +157,11 @@ def shortly(where: str) -> str:
 
     if where == "everywhere":
         return where
-    found: dict[str, dict[str, list[str]]] = {}
+    places: dict[str, dict[str, list[str]]] = {}
     for graph, paddle, device in (place.split(" ") for place in where.split(", ")):
-        found.setdefault(graph, {}).setdefault(paddle, []).append(device)
+        places.setdefault(graph, {}).setdefault(paddle, []).append(device)
     parts = []
-    for graph, paddles in found.items():
+    for graph, paddles in places.items():
         name = graph.replace("dygraph", "dynamic")
         devices = {tuple(each) for each in paddles.values()}
         if len(paddles) == len(fields.PADDLES) and len(devices) == 1:
@@ -222,7 +222,7 @@ def why_not_measured(field: Field) -> str:
 
     if field.name in UNMEASURED:
         return f"Not measured: {UNMEASURED[field.name]}."
-    found = {
+    statuses = {
         device: {
             fields.outcome(field, paddle=paddle, graph=graph, device=device).status
             for paddle in fields.PADDLES
@@ -230,11 +230,11 @@ def why_not_measured(field: Field) -> str:
         }
         for device in fields.DEVICES
     }
-    if fields.EFFECTIVE in found["cpu"]:
+    if fields.EFFECTIVE in statuses["cpu"]:
         raise LookupError(
             f"{field.name} takes effect on CPUs: measure it by scripts/bench strategy."
         )
-    if found["gpu"] & {fields.EFFECTIVE, fields.UNTESTED}:
+    if statuses["gpu"] & {fields.EFFECTIVE, fields.UNTESTED}:
         return "Not measured: it takes effect on GPUs only."
     return "Nothing to measure: it takes effect nowhere."
 
@@ -251,13 +251,13 @@ def settings(options: Sequence[str] | None) -> dict[str, str]:
     >>> settings(["--set=a=1", "--set=build_strategy.b=true", "--check_ranks=0"])
     {'a': '1', 'b': 'true'}
     """
-    found = {}
+    values = {}
     for option in options or ():
         name, _, value = option.removeprefix("--set=").partition("=")
         if option.startswith("--set="):
             first, _, rest = name.partition(".")
-            found[rest if first in HEADINGS else first] = value
-    return found
+            values[rest if first in HEADINGS else first] = value
+    return values
 
 
 def compared(one: dict[str, str], other: dict[str, str]) -> list[str]:
@@ -271,36 +271,40 @@ def compared(one: dict[str, str], other: dict[str, str]) -> list[str]:
 
 def taken(benchmark: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the comparisons of BENCHMARK, a document of `scripts/bench strategy`, in short."""
-    found = []
-    for one in benchmark["comparisons"]:
-        knobs = compared(*(settings(options) for options in one["options"]))
+    rows = []
+    for comparison in benchmark["comparisons"]:
+        knobs = compared(*(settings(options) for options in comparison["options"]))
         several = [
-            round(1000 * sorted(turn["wall_s"] for turn in one[side])[len(one[side]) // 2], 1)
+            round(
+                1000
+                * sorted(turn["wall_s"] for turn in comparison[side])[len(comparison[side]) // 2],
+                1,
+            )
             for side in ("one", "other")
         ]
-        found.append(
+        rows.append(
             {
                 "knobs": knobs,
-                "comparison": one["comparison"],
-                "about": one["about"],
-                "model": one["model"],
+                "comparison": comparison["comparison"],
+                "about": comparison["about"],
+                "model": comparison["model"],
                 "paddle": benchmark["versions"]["paddle"],
                 "link": benchmark.get("link", ""),
                 "ms": several,
-                "counted": counted(knobs, *one["proofs"]),
+                "counted": counted(knobs, *comparison["proofs"]),
                 "peak_mb": [
-                    round((proof or one["proofs"][0])["peak_bytes"] / 1e6)
-                    for proof in one["proofs"]
+                    round((proof or comparison["proofs"][0])["peak_bytes"] / 1e6)
+                    for proof in comparison["proofs"]
                 ],
-                "ratio": round(one["ratio"], 3),
-                "low": round(one["confident"][0], 3),
-                "high": round(one["confident"][1], 3),
+                "ratio": round(comparison["ratio"], 3),
+                "low": round(comparison["confident"][0], 3),
+                "high": round(comparison["confident"][1], 3),
                 "date": time.strftime("%Y-%m-%d", time.gmtime()),
                 "cpus": benchmark["machine"]["cpus"],
                 "load": round(benchmark["machine"]["load_before"], 1),
             }
         )
-    return [one for one in found if one["knobs"]]
+    return [comparison for comparison in rows if comparison["knobs"]]
 
 
 def counted(knobs: Sequence[str], proof: dict[str, Any], other: dict[str, Any] | None) -> str:

@@ -260,16 +260,16 @@ class Simulation:
 
         def read() -> None:
             if peer.is_local:
-                said = message
+                read_message = message
             else:
                 assert peer.seals is not None
                 # What it costs to check what came is what it costs to seal it.
                 peer.seals[1].mac(payload)
-                said = self.codec.read(payload)
+                read_message = self.codec.read(payload)
             self.feed(
                 state.Received(
                     peer.number,
-                    said,
+                    read_message,
                     self.now,
                     f"10.{peer.number >> 16}.{peer.number >> 8 & 255}.{peer.number & 255}",
                     "10.0.0.1",

@@ -53,16 +53,16 @@ class Impressions(NamedTuple):
 
     def features(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
         """Give each impression's sparse ids: pixels, crosses with the candidate, the candidate."""
-        found = []
+        slots = []
         for image in self.images:
             inked = np.flatnonzero(image)
             pixels = inked * GRAYS + image[inked]
             shaded = inked * SHADES + shades(image[inked])
-            found += [
+            slots += [
                 (pixels, shaded * CANDIDATES + candidate, candidate)
                 for candidate in range(CANDIDATES)
             ]
-        return found
+        return slots
 
     def write(self, path: Path) -> None:
         """Write what Paddle's datasets read: for each slot the number of its values, and them."""
@@ -144,14 +144,14 @@ class Model:
     def look_up(table: str, ids: paddle.static.Variable, rows: int, width: int) -> paddle.Tensor:
         """Sum each impression's rows of a sparse TABLE; fleet moves the table to the servers."""
         # Not `sparse_embedding`: that one has no copy here, which geo mode trains.
-        found = paddle.static.nn.embedding(
+        embedding = paddle.static.nn.embedding(
             ids,
             [rows, width],
             is_sparse=True,
             param_attr=paddle.ParamAttr(table, paddle.nn.initializer.Uniform(-0.05, 0.05)),
         )
         return paddle.static.nn.sequence_lod.sequence_pool(
-            paddle.reshape(found, [-1, width]), "sum"
+            paddle.reshape(embedding, [-1, width]), "sum"
         )
 
 

@@ -29,14 +29,14 @@ _MAGIC, _HEADER = 0x950412DE, 28
 
 def wanted() -> list[str]:
     """Return every text of the help, in the order in which it is read."""
-    found = [pages.SCREEN, pages.ABOUT, *pages.WORDS]
-    found += [said for _, said in (*pages.EXAMPLES, *pages.EXIT_CODES, *pages.COMPLETION)]
-    found += [*pages.NOTES, *load.PRESETS.values()]
+    texts = [pages.SCREEN, pages.ABOUT, *pages.WORDS]
+    texts += [said for _, said in (*pages.EXAMPLES, *pages.EXIT_CODES, *pages.COMPLETION)]
+    texts += [*pages.NOTES, *load.PRESETS.values()]
     for group in options.GROUPS:
-        found.append(group)
+        texts.append(group)
         if group != options.LATER:
-            found += [each.help for each in options.TABLE if each.group == group]
-    return list(dict.fromkeys((*found, *words.TEXTS)))
+            texts += [each.help for each in options.TABLE if each.group == group]
+    return list(dict.fromkeys((*texts, *words.TEXTS)))
 
 
 def read(text: str) -> dict[str, str]:

@@ -102,11 +102,11 @@ def candidates(words: list[str], incomplete: str) -> list[Completion]:
         command = parser.load(words[0])
         if not isinstance(command, parser.LaunchCommand):
             return _of_command(command, words, incomplete)
-        found = _launch(words[1:], incomplete, command.rows())
+        launch_completions = _launch(words[1:], incomplete, command.rows())
     else:
-        found = _launch(words, incomplete, (*options.TABLE, *_of_kinds()))
-    if found is not None:
-        return found
+        launch_completions = _launch(words, incomplete, (*options.TABLE, *_of_kinds()))
+    if launch_completions is not None:
+        return launch_completions
     files = values.files(incomplete)
     return files if words or not incomplete else files + values.among(COMMANDS, incomplete)
 
@@ -118,15 +118,15 @@ def _of_command(command: click.Command, words: list[str], incomplete: str) -> li
     from fleetrun.commands import parser
 
     shell = ShellComplete(command, dict(parser.SETTINGS), f"fleetrun {words[0]}", COMPLETE)
-    found = [
+    completions = [
         Completion(item.value, item.type, item.help)
         for item in shell.get_completions(words[1:], incomplete)
     ]
     typed, equals, _ = incomplete.partition("=")
     if equals and typed.startswith("-"):
         # Shells replace the whole word, and click knows only its value.
-        return [candidate._replace(value=f"{typed}={candidate.value}") for candidate in found]
-    return found
+        return [candidate._replace(value=f"{typed}={candidate.value}") for candidate in completions]
+    return completions
 
 
 def _launch(
@@ -159,7 +159,7 @@ def _of_kinds() -> list[options.Option]:
 
 def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[Completion]:
     """Return the options that start with INCOMPLETE, spelled with its kind of hyphens."""
-    found = []
+    completions = []
     for option in table:
         if option.status == "later":
             continue
@@ -167,9 +167,9 @@ def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[Complet
             flag = option.flag if name == option.name else f"--{name}"
             for spelling in dict.fromkeys((flag, f"--{name}", f"--{name.replace('_', '-')}")):
                 if spelling.startswith(incomplete):
-                    found.append(Completion(spelling, help=option.help or None))
+                    completions.append(Completion(spelling, help=option.help or None))
                     break
-    return found
+    return completions
 
 
 def _rejoin(words: list[str], incomplete: str) -> tuple[list[str], str]:

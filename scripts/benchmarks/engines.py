@@ -161,7 +161,7 @@ def run(chosen: argparse.Namespace) -> int:
         return 3
     machine = report.machine()
     print(f"{machine['cpus']} cores, load {machine['load_before']:.1f} before\n")
-    found: dict[int, dict[str, list[float]]] = {}
+    times_by_hosts: dict[int, dict[str, list[float]]] = {}
     names = turns(chosen.engine)
     for number in chosen.hosts:
         times: dict[str, list[float]] = defaultdict(list)
@@ -176,11 +176,11 @@ def run(chosen: argparse.Namespace) -> int:
                     report.progress(f"{number} hosts, round {turn + 1}: {which}")
                     times[which].append(hosts.measure(which))
             hosts.close()
-        found[number] = times
+        times_by_hosts[number] = times
     report.progress("")
-    _show(chosen.engine, names, found, chosen.rounds)
+    _show(chosen.engine, names, times_by_hosts, chosen.rounds)
     if chosen.json:
-        rows = [{"hosts": number, **times} for number, times in found.items()]
+        rows = [{"hosts": number, **times} for number, times in times_by_hosts.items()]
         document = {"machine": machine, "engine": chosen.engine, "seconds": rows}
         chosen.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0

@@ -122,11 +122,11 @@ def _measure(
                 what = f"{peer.name}, {ranks} ranks, {fault.name}"
                 print(f"\r\033[K{number + 1}: {what}", end="\r", file=sys.stderr, flush=True)
             try:
-                one = _do(fault, _command(peer, ranks, chosen.grace), ranks, peer.env)
+                outcome = _do(fault, _command(peer, ranks, chosen.grace), ranks, peer.env)
             except Failed as failure:
                 failures[f"{peer.name}, {ranks} ranks, {fault.name}"] = str(failure)
             else:
-                seen[fault.name, peer.name, ranks].append(one)
+                seen[fault.name, peer.name, ranks].append(outcome)
     return seen, failures
 
 
@@ -206,20 +206,20 @@ def _show(
 def _goals(
     chosen: argparse.Namespace, seen: Mapping[tuple[str, str, int], Sequence[Seen]]
 ) -> list[Goal]:
-    found = []
+    goals = []
     for ranks in chosen.ranks:
         fails, deaf, _ = (seen.get((fault.name, OUR_NAME, ranks), []) for fault in FAULTS)
         terms = [one.first_term_s for one in fails if one.first_term_s is not None]
-        found.append(_goal(f"{ranks} ranks: failure to first TERM", terms, FIRST_TERM_S))
+        goals.append(_goal(f"{ranks} ranks: failure to first TERM", terms, FIRST_TERM_S))
         if ranks in EXIT_S:
             exits = [one.exit_s for one in fails]
-            found.append(_goal(f"{ranks} ranks: failure to exit", exits, EXIT_S[ranks]))
+            goals.append(_goal(f"{ranks} ranks: failure to exit", exits, EXIT_S[ranks]))
         late = [one.exit_s for one in deaf]
         limit = chosen.grace + AFTER_GRACE_S
-        found.append(_goal(f"{ranks} ranks: failure to exit, TERM ignored", late, limit))
+        goals.append(_goal(f"{ranks} ranks: failure to exit, TERM ignored", late, limit))
     ours = [one.left for (_, name, _), rounds in seen.items() if name == OUR_NAME for one in rounds]
-    found.append(Goal("processes left behind", "0", str(max(ours, default=0)), not any(ours)))
-    return found
+    goals.append(Goal("processes left behind", "0", str(max(ours, default=0)), not any(ours)))
+    return goals
 
 
 def _goal(what: str, values: Sequence[float], limit: float) -> Goal:

@@ -55,22 +55,22 @@ def run(chosen: argparse.Namespace) -> int:
     """Measure, show, and write what CHOSEN says."""
     processes.adopt_orphans()
     parts = chosen.only.split(",") if chosen.only else ["ranks", "quick", "idle", "lines"]
-    found: dict[str, Any] = {"machine": report.machine(), "versions": peers.versions()}
+    document: dict[str, Any] = {"machine": report.machine(), "versions": peers.versions()}
     goals: list[Goal] = []
-    print(report.headline(found))
+    print(report.headline(document))
     for part in parts:
-        _PARTS[part](chosen, found, goals)
+        _PARTS[part](chosen, document, goals)
     print(report.goals(goals))
-    found["goals"] = [goal._asdict() for goal in goals]
+    document["goals"] = [goal._asdict() for goal in goals]
     if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
 # -- ranks: from the command to the first lines, and from the last exit to the launcher's ---------
 
 
-def _ranks(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal]) -> None:
+def _ranks(chosen: argparse.Namespace, document: dict[str, Any], goals: list[Goal]) -> None:
     launches, failures = _launches(chosen)
     medians: dict[tuple[str, int], dict[str, Summary]] = {
         key: {
@@ -79,11 +79,11 @@ def _ranks(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal])
         }
         for key, rounds in launches.items()
     }
-    found["launches"] = [
+    document["launches"] = [
         {"launcher": name, "ranks": ranks, "rounds": [launch._asdict() for launch in rounds]}
         for (name, ranks), rounds in launches.items()
     ]
-    found["failures"] = failures
+    document["failures"] = failures
     for ranks in chosen.ranks:
         rows = [
             _row(name, numbers, medians.get((BARE, ranks)))

@@ -64,15 +64,15 @@ class Launcher(NamedTuple):
 def _launchers() -> list[Launcher]:
     known = {peer.name: peer for peer in peers.all_peers()}
     paddle, torch = known["paddle launch"], known["torchrun"]
-    one, several = "--nproc_per_node=1", "--nnodes={hosts}"
+    one_rank, several = "--nproc_per_node=1", "--nnodes={hosts}"
     c10d = ("--rdzv-backend=c10d", "--rdzv-endpoint={master}")
     return [
-        Launcher(APART, (*FLEETRUN, one), env=OURS),
-        Launcher(BY_LIST, (*FLEETRUN, one, "--ips={ips}"), env=OURS),
-        Launcher(BY_MASTER, (*FLEETRUN, one, "--master={master}", several), env=OURS),
+        Launcher(APART, (*FLEETRUN, one_rank), env=OURS),
+        Launcher(BY_LIST, (*FLEETRUN, one_rank, "--ips={ips}"), env=OURS),
+        Launcher(BY_MASTER, (*FLEETRUN, one_rank, "--master={master}", several), env=OURS),
         Launcher(
             "paddle launch",
-            (*paddle.before[:-1], one, "--master={master}", several),
+            (*paddle.before[:-1], one_rank, "--master={master}", several),
             is_heavy=True,
             absent=paddle.absent,
         ),
@@ -139,43 +139,53 @@ def run(chosen: argparse.Namespace) -> int:
     print(report.headline(machine))
     starts: dict[tuple[int, str], list[Start]] = defaultdict(list)
     ends: dict[tuple[int, str], list[Failure]] = defaultdict(list)
-    failures = {one.name: one.absent for one in _launchers() if one.absent}
+    failures = {launcher.name: launcher.absent for launcher in _launchers() if launcher.absent}
     for number in chosen.hosts:
         todo = [
-            one
-            for one in _launchers()
-            if not one.absent
-            and not (one.is_heavy and number > chosen.heavy_hosts)
-            and not (number == 1 and one.name == BY_LIST)
+            launcher
+            for launcher in _launchers()
+            if not launcher.absent
+            and not (launcher.is_heavy and number > chosen.heavy_hosts)
+            and not (number == 1 and launcher.name == BY_LIST)
         ]
         for turn in range(chosen.rounds):
-            for one in todo if turn % 2 == 0 else todo[::-1]:
-                report.progress(f"{number} hosts, round {turn + 1}: {one.name}")
+            for launcher in todo if turn % 2 == 0 else todo[::-1]:
+                report.progress(f"{number} hosts, round {turn + 1}: {launcher.name}")
                 try:
-                    starts[number, one.name].append(_start(one, number))
-                    if one.name != APART:
-                        ends[number, one.name].append(_fail(one, number, chosen.give_up_s))
+                    starts[number, launcher.name].append(_start(launcher, number))
+                    if launcher.name != APART:
+                        ends[number, launcher.name].append(
+                            _fail(launcher, number, chosen.give_up_s)
+                        )
                 except Failed as failure:
-                    failures[f"{one.name}, {number} hosts"] = str(failure)
+                    failures[f"{launcher.name}, {number} hosts"] = str(failure)
     report.progress("")
-    found = _goals(chosen, starts, ends)
+    goals = _goals(chosen, starts, ends)
     _show(chosen, starts, ends)
     for name, why in failures.items():
         print(f"{name}: not measured: {why}\n")
-    print(report.goals(found))
+    print(report.goals(goals))
     if chosen.json:
         document: dict[str, Any] = {
             **machine,
             "starts": [
-                {"hosts": hosts, "launcher": name, "rounds": [one._asdict() for one in rounds]}
+                {
+                    "hosts": hosts,
+                    "launcher": name,
+                    "rounds": [launcher._asdict() for launcher in rounds],
+                }
                 for (hosts, name), rounds in starts.items()
             ],
             "failures": [
-                {"hosts": hosts, "launcher": name, "rounds": [one._asdict() for one in rounds]}
+                {
+                    "hosts": hosts,
+                    "launcher": name,
+                    "rounds": [launcher._asdict() for launcher in rounds],
+                }
                 for (hosts, name), rounds in ends.items()
             ],
             "not_measured": failures,
-            "goals": [goal._asdict() for goal in found],
+            "goals": [goal._asdict() for goal in goals],
         }
         chosen.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
@@ -288,7 +298,7 @@ def _goals(
     starts: Mapping[tuple[int, str], Sequence[Start]],
     ends: Mapping[tuple[int, str], Sequence[Failure]],
 ) -> list[Goal]:
-    found = []
+    goals = []
     for number in chosen.hosts:
         for name in (BY_LIST, BY_MASTER):
             apart, ours = starts.get((number, APART)), starts.get((number, name))
@@ -298,12 +308,12 @@ def _goals(
             limit = TIMES_APART * bare + AFTER_APART_S
             seen = summary([one.last_s for one in ours]).median
             what = f"{number} hosts, {name}: last first line"
-            found.append(Goal(what, f"<= {ms(limit)} ms", f"{ms(seen)} ms", seen <= limit))
+            goals.append(Goal(what, f"<= {ms(limit)} ms", f"{ms(seen)} ms", seen <= limit))
             for field, most in (("last_term_s", LAST_TERM_S), ("exit_s", EXIT_S)):
                 values = [getattr(one, field) for one in ends.get((number, name), ())]
                 is_known = bool(values) and None not in values
                 worst = max(values) if is_known else None
-                found.append(
+                goals.append(
                     Goal(
                         f"{number} hosts, {name}: failure to {field[:-2].replace('_', ' ')}",
                         f"<= {ms(most)} ms",
@@ -311,4 +321,4 @@ def _goals(
                         worst is not None and worst <= most,
                     )
                 )
-    return found
+    return goals

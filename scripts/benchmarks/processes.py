@@ -81,14 +81,14 @@ def place() -> Iterator[tuple[Path, dict[str, str]]]:
 def _clean(mark: str) -> None:
     """Kill every process that carries MARK in its environment, and reap what became ours."""
     for _ in range(100):
-        found = marked(mark)
-        for pid in found:
+        pids = marked(mark)
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not found:
+        if not pids:
             return
         time.sleep(0.01)
 
@@ -111,13 +111,13 @@ class Reports:
     """What the ranks of a launch report in a pipe in FOLDER, and the lock that holds them."""
 
     def __init__(self, folder: Path) -> None:
-        said, lock = folder / "said", folder / "lock"
-        os.mkfifo(said)
+        reports, lock = folder / "said", folder / "lock"
+        os.mkfifo(reports)
         # Both ends, so that the pipe neither waits for a writer nor ends with one.
-        self._ear = os.open(said, os.O_RDWR | os.O_NONBLOCK)
+        self._ear = os.open(reports, os.O_RDWR | os.O_NONBLOCK)
         self._lock = os.open(lock, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.env = {"BENCH_SAID": str(said), "BENCH_LOCK": str(lock)}
+        self.env = {"BENCH_SAID": str(reports), "BENCH_LOCK": str(lock)}
         self._rest = b""
         self._heard: dict[str, list[float]] = defaultdict(list)
 

@@ -154,15 +154,15 @@ def _recover(way: Way, ranks: int) -> dict[str, float]:
             launcher.wait()
             reports.close()
         failed = heard["fails"][0]
-        found = {
+        outcome = {
             "first line": max(heard["line"]) - failed,
             "imported": max(heard["imported"]) - failed,
         }
         if events.exists():
             lines = [json.loads(line) for line in events.read_text().splitlines()]
             phases = next((one["phases"] for one in lines if one["event"] == "recovered"), {})
-            return {**phases, **found}
-        return found
+            return {**phases, **outcome}
+        return outcome
 
 
 def _until(launcher: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:

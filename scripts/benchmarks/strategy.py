@@ -410,9 +410,9 @@ def run(chosen: argparse.Namespace) -> int:
         return 3
     processes.adopt_orphans()
     versions = {"python": sys.version.split()[0], "paddle": chosen.paddle}
-    found: dict[str, Any] = {"machine": report.machine(), "versions": versions}
-    found["link"] = f"{chosen.mbits} Mbit/s" if chosen.mbits else ""
-    print(report.headline(found))
+    document: dict[str, Any] = {"machine": report.machine(), "versions": versions}
+    document["link"] = f"{chosen.mbits} Mbit/s" if chosen.mbits else ""
+    print(report.headline(document))
     seen: list[Seen] = []
     failures: dict[str, str] = {}
     for name, comparison in COMPARISONS.items():
@@ -429,7 +429,7 @@ def run(chosen: argparse.Namespace) -> int:
     goals = _goals(seen)
     print(report.goals(goals))
     if chosen.json:
-        found["comparisons"] = [
+        document["comparisons"] = [
             {
                 "comparison": one.comparison,
                 "model": one.model,
@@ -446,9 +446,9 @@ def run(chosen: argparse.Namespace) -> int:
             }
             for one in seen
         ]
-        found["failures"] = failures
-        found["goals"] = [goal._asdict() for goal in goals]
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+        document["failures"] = failures
+        document["goals"] = [goal._asdict() for goal in goals]
+        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
@@ -468,19 +468,21 @@ def _row(seen: Seen) -> list[str]:
 
 def _goals(seen: Sequence[Seen]) -> list[Goal]:
     goals = []
-    for one in seen:
-        comparison = COMPARISONS[one.comparison]
+    for comparison_run in seen:
+        comparison = COMPARISONS[comparison_run.comparison]
         if comparison.limit is None:
             continue
-        what = f"{comparison.name}: {one.model}"
+        what = f"{comparison.name}: {comparison_run.model}"
         if comparison.steps:
-            ratio = sum(turn.wall_s for turn in one.one) / sum(turn.wall_s for turn in one.other)
-            found = f"{ratio:.3f} x in all"
+            ratio = sum(turn.wall_s for turn in comparison_run.one) / sum(
+                turn.wall_s for turn in comparison_run.other
+            )
+            measured = f"{ratio:.3f} x in all"
         else:
-            ratio, (low, high) = median(one.ratios), _confident(one.ratios)
-            found = f"{ratio:.3f} x, 95 %: {low:.3f}-{high:.3f}"
+            ratio, (low, high) = median(comparison_run.ratios), _confident(comparison_run.ratios)
+            measured = f"{ratio:.3f} x, 95 %: {low:.3f}-{high:.3f}"
             ratio = low if comparison.is_of_interval else ratio
-        goals.append(Goal(what, f"<= {comparison.limit:g} x", found, ratio <= comparison.limit))
+        goals.append(Goal(what, f"<= {comparison.limit:g} x", measured, ratio <= comparison.limit))
     return goals
 
 

@@ -148,11 +148,11 @@ def _file(function: Any) -> str:
 @contextmanager
 def unhooked() -> Iterator[None]:
     """Leave out what fleetrun does at each step."""
-    found = list(hooked())
-    if not found:
+    hooks = list(hooked())
+    if not hooks:
         raise LookupError("there are no hooks to leave out")
-    kept = [(kind, name, vars(kind)[name]) for kind, name, _ in found]
-    for kind, name, plain in found:
+    kept = [(kind, name, vars(kind)[name]) for kind, name, _ in hooks]
+    for kind, name, plain in hooks:
         setattr(kind, name, plain)
     try:
         yield

@@ -60,22 +60,22 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.ranks is not None and chosen.ranks < 1:
         parser.error("--ranks: give a number from 1")
-    found = without_paddle() if chosen.launcher else ask()
-    gpus = 0 if chosen.cpu else len(found["gpus"])
+    facts = without_paddle() if chosen.launcher else ask()
+    gpus = 0 if chosen.cpu else len(facts["gpus"])
     machine = Machine("gpu" if gpus else "cpu", chosen.ranks or (min(gpus, MOST_RANKS) or 2))
-    checks = launcher_checks() if chosen.launcher else all_checks(found["paddle"], machine.device)
+    checks = launcher_checks() if chosen.launcher else all_checks(facts["paddle"], machine.device)
     wanted = [check for check in checks if re.search(chosen.only, check.name)]
     if chosen.list:
         print(*(check.name for check in wanted), sep="\n")
         return 0
-    print(describe(machine, found), flush=True)
+    print(describe(machine, facts), flush=True)
     rows = list(run(wanted, machine))
     record = {
         "schema": 1,
         "python": platform.python_version(),
         "kernel": platform.release(),
         "driver": driver(),
-        **found,
+        **facts,
         "device": machine.device,
         "ranks": machine.ranks,
         "checks": rows,
@@ -116,13 +116,13 @@ def driver() -> str:
         return ""
 
 
-def describe(machine: Machine, found: dict[str, Any]) -> str:
+def describe(machine: Machine, facts: dict[str, Any]) -> str:
     """Say in a line what is tried, and on what."""
-    about = f"Paddle {found['paddle']}, CUDA {found['cuda']}, NCCL {found['nccl']}"
-    if not found["paddle"]:
-        about = f"no Paddle is used, CUDA {found['cuda']}"
+    about = f"Paddle {facts['paddle']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}"
+    if not facts["paddle"]:
+        about = f"no Paddle is used, CUDA {facts['cuda']}"
     if machine.device == "gpu":
-        return f"{len(found['gpus'])} GPUs ({found['gpus'][0]}), {machine.ranks} ranks; {about}."
+        return f"{len(facts['gpus'])} GPUs ({facts['gpus'][0]}), {machine.ranks} ranks; {about}."
     return f"No GPU is here (or --cpu): {machine.ranks} ranks on the CPU over gloo; {about}."
 
 

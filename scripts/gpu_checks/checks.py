@@ -157,12 +157,12 @@ def _tried(trial: Trial) -> Callable[[Machine, Path], Result]:
             return bad
         knobs = {knob["name"]: knob for knob in done.proofs[0].get("knobs", [])}
         knob = knobs.get(trial.name, {"status": "no word", "reason": ""})
-        said = str(knob["status"]).replace("_", " ")
+        status = str(knob["status"]).replace("_", " ")
         first = done.trained[0]
-        predicted, seen = [trial.predicted], [said]
+        predicted, seen = [trial.predicted], [status]
         # Where nobody knew, whatever is seen is news and no mistake.
-        is_right = trial.predicted in {said, "untested"}
-        if said == "effective":
+        is_right = trial.predicted in {status, "untested"}
+        if status == "effective":
             wanted = (
                 ("allreduces", trial.allreduces and trial.allreduces(first["gradients"])),
                 ("groups", trial.groups),

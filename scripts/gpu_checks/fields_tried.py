@@ -81,15 +81,15 @@ def trials(paddle: str, device: str) -> Iterator[Trial]:
                 continue
             settings = VALUES.get(field.name, (f"{field.name}=true",))
             is_off = settings[0].endswith("=false")
-            said = fields.outcome(
+            outcome = fields.outcome(
                 field, paddle=version(paddle), graph=graph, device=device, is_off=is_off
             )
-            if said.status not in (fields.EFFECTIVE, fields.UNTESTED):
+            if outcome.status not in (fields.EFFECTIVE, fields.UNTESTED):
                 continue
             yield Trial(
                 settings,
                 graph,
-                said.status,
+                outcome.status,
                 COUNTS.get(field.name) if graph == "dygraph" else None,
                 2 if (graph, field.name) == ("dygraph", "nccl_comm_num") else None,
                 field.name not in OTHER_WEIGHTS,

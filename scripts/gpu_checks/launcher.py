@@ -56,13 +56,13 @@ def launcher_checks() -> Iterator[Check]:
 
 def nvml(machine: Machine, _folder: Path) -> Result:
     """See what NVML tells."""
-    found = gpus.read()
+    health = gpus.read()
     if machine.device == "cpu":
-        seen = found.trouble or ("no driver" if not found.has_driver else "no device files")
+        seen = health.trouble or ("no driver" if not health.has_driver else "no device files")
         return Result("GPUs", seen, is_right=None)
-    names = ", ".join(f"{gpu.name} sm_{gpu.capability}" for gpu in found.gpus)
-    seen = found.trouble or f"driver {found.driver}, CUDA {found.cuda}: {names}"
-    return Result("GPUs", seen, bool(found.gpus) and not found.trouble, repr(found))
+    names = ", ".join(f"{gpu.name} sm_{gpu.capability}" for gpu in health.gpus)
+    seen = health.trouble or f"driver {health.driver}, CUDA {health.cuda}: {names}"
+    return Result("GPUs", seen, bool(health.gpus) and not health.trouble, repr(health))
 
 
 def starts(machine: Machine, _folder: Path) -> Result:
@@ -178,11 +178,11 @@ def launched(
     """Launch one rank that spins; return exit code, words and events."""
     launcher = start(machine, folder, *options, how=how, on=on)
     try:
-        said = launcher.communicate(timeout=LIMIT_S)[0]
+        output = launcher.communicate(timeout=LIMIT_S)[0]
     except subprocess.TimeoutExpired:
         launcher.terminate()
-        said = launcher.communicate()[0] + f"\nit had not ended after {LIMIT_S:g} s"
-    return launcher.returncode, said, events(folder)
+        output = launcher.communicate()[0] + f"\nit had not ended after {LIMIT_S:g} s"
+    return launcher.returncode, output, events(folder)
 
 
 def start(

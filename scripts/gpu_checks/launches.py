@@ -71,11 +71,11 @@ def launch(
     if machine.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     whole = [*argv, f"--log_dir={folder / 'log'}", *options, JOB, *words]
-    code, said = ended(whole, cwd=folder, env=env)
+    code, output = ended(whole, cwd=folder, env=env)
     latest = folder / "log" / "latest"
     return Done(
         code,
-        said,
+        output,
         tuple(_read(latest / f"trained.{rank}.json") for rank in range(ranks)),
         tuple(rankfile.evidence(str(latest), str(rank)) or {} for rank in range(ranks)),
         tuple(_lines(latest / "events.jsonl")),
