@@ -49,7 +49,8 @@ class Loop:
 
     def unwatch(self, fd: int) -> None:
         """Stop calling for FD, if it was watched."""
-        if self._callbacks.pop(fd, None) is not None:
+        # A killed child may be waited for when the loop of its call is closed.
+        if self._callbacks.pop(fd, None) is not None and not self._epoll.closed:
             self._epoll.unregister(fd)
 
     def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:

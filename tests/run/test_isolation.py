@@ -92,3 +92,14 @@ def test_who_did_not_answer_is_told_when_the_child_has_ended() -> None:
     assert told[0].trouble.startswith("the driver has not answered within 0 s (process ")
     assert not children.ending
     loop.close()
+
+
+def test_a_child_is_waited_for_whose_loop_is_closed() -> None:
+    loop = Loop()
+    call = IsolatedCall(signal.pause)
+    call.watch(loop, lambda _: nothing())
+    call.abandon()
+    loop.close()
+    children.wait_for_ending()
+    assert not is_there(call)
+    assert not children.ending
