@@ -82,12 +82,12 @@ class Launchers:
         """Let a launcher begin at an ENDPOINT; the name of its host is the last part of its own."""
         addresses = (HERE,) if serves else ()
         usual = RendezvousEndpoint(config, HERE, (self.port,), "default", addresses=addresses)
-        said: list[str] = []
+        remarks: list[str] = []
         host = name.replace("launcher", "node")
-        session = Session(usual._replace(**endpoint), name, host=host, log=said.append)
+        session = Session(usual._replace(**endpoint), name, host=host, log=remarks.append)
         session.handler = handler = Rank(session, answers=answers)
         session.open(self.loop)
-        self.launched.append(Launched(session, handler, said))
+        self.launched.append(Launched(session, handler, remarks))
         return self.launched[-1]
 
     def take_part(self, name: str, **start: Any) -> Launched:

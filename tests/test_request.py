@@ -125,15 +125,15 @@ def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_d
         assert setting(asked(config=config), option.name).source == "fleetrun.yaml:2"
     for variable in option.env:
         environ = {variable: second}
-        found = asked(environ=environ, config=config)
-        assert setting(found, option.name).source == f"${variable}"
-    found = asked(*words, environ=environ, config=config)
-    assert setting(found, option.name).source == "command line"
+        requested = asked(environ=environ, config=config)
+        assert setting(requested, option.name).source == f"${variable}"
+    requested = asked(*words, environ=environ, config=config)
+    assert setting(requested, option.name).source == "command line"
     shown = secrets.HIDDEN if secrets.is_certain(option.name) else first
-    assert setting(found, option.name).value == shown
+    assert setting(requested, option.name).value == shown
     # A strategy keeps what belongs to it together.
     field = "strategy" if option.group == options.STRATEGY else option.target
-    assert field in found._fields
+    assert field in requested._fields
 
 
 def test_every_source_fills_the_same_typed_fields(config_file: ConfigFile) -> None:
@@ -143,8 +143,8 @@ def test_every_source_fills_the_same_typed_fields(config_file: ConfigFile) -> No
         "--log_keep=3 --tee=0-2,5 --quiet --grace=2.5 --gpu_memory_fraction=0.5 --oversubscribe "
         "--dry-run=json --env A=1 --nccl DEBUG=INFO --master=a:1"
     )
-    found = asked(*words.split())
-    assert found._replace(settings=(), notes=()) == asked()._replace(
+    requested = asked(*words.split())
+    assert requested._replace(settings=(), notes=()) == asked()._replace(
         devices="0,1",
         device_kind="gpu",
         nproc_per_node=2,
@@ -178,7 +178,7 @@ def test_every_source_fills_the_same_typed_fields(config_file: ConfigFile) -> No
         "gpu_memory_fraction: 0.5\noversubscribe: true\nenv: {A: 1}\nnccl: {DEBUG: INFO}\n"
         "master: a:1\n"
     )
-    assert asked("--dry-run=json", config=config)._replace(settings=()) == found._replace(
+    assert asked("--dry-run=json", config=config)._replace(settings=()) == requested._replace(
         settings=()
     )
 
@@ -236,21 +236,21 @@ def test_variables_come_through_as_they_are(variables: dict[str, str]) -> None:
 
 def test_variables_of_file_and_command_line_are_put_together(config_file: ConfigFile) -> None:
     config = config_file("env:\n  A: 1\n  B: 2\nnccl: [DEBUG=INFO]\n")
-    found = asked("--env=B=3", "--nccl", "nccl_ib_disable=1", config=config)
-    assert found.env == (("A", "1"), ("B", "3"))
-    assert found.nccl == (("NCCL_DEBUG", "INFO"), ("NCCL_IB_DISABLE", "1"))
-    assert setting(found, "env.A").source == "fleetrun.yaml:2"
-    assert setting(found, "env.B").source == "command line"
-    assert setting(found, "nccl.NCCL_DEBUG").source == "fleetrun.yaml:4"
+    requested = asked("--env=B=3", "--nccl", "nccl_ib_disable=1", config=config)
+    assert requested.env == (("A", "1"), ("B", "3"))
+    assert requested.nccl == (("NCCL_DEBUG", "INFO"), ("NCCL_IB_DISABLE", "1"))
+    assert setting(requested, "env.A").source == "fleetrun.yaml:2"
+    assert setting(requested, "env.B").source == "command line"
+    assert setting(requested, "nccl.NCCL_DEBUG").source == "fleetrun.yaml:4"
 
 
 def test_s70_secrets_are_not_among_the_settings(config_file: ConfigFile) -> None:
     config = config_file("env: {DB_PASSWORD: hunter2, http_proxy: 'http://me:hunter2@p:1'}\n")
-    found = asked("--env=HF_TOKEN=hunter2", config=config)
-    assert ("HF_TOKEN", "hunter2") in found.env
-    assert "hunter2" not in str(found.settings)
-    assert setting(found, "env.HF_TOKEN").value == "***"
-    assert setting(found, "env.http_proxy").value == "http://***@p:1"
+    requested = asked("--env=HF_TOKEN=hunter2", config=config)
+    assert ("HF_TOKEN", "hunter2") in requested.env
+    assert "hunter2" not in str(requested.settings)
+    assert setting(requested, "env.HF_TOKEN").value == "***"
+    assert setting(requested, "env.http_proxy").value == "http://***@p:1"
 
 
 # -- what is meant --

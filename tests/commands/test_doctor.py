@@ -257,11 +257,11 @@ def test_who_is_waited_for_is_said_on_a_terminal_only(tmp_path: Path, terminal: 
 def test_a_host_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
     words = [f"--start_port={ports.free(1)[0]}"]
     done = both(tmp_path, words, prefix=("faketime", "-f", "-90s"))
-    found = findings(done, "clock")[-1]
-    assert found["level"] == "warning"
+    reported = findings(done, "clock")[-1]
+    assert reported["level"] == "warning"
     assert level(done, "connection") == level(done, "versions") == "ok"
-    assert "of 127.0.0.3 is" in found["seen"]
-    assert "behind ours" in found["seen"]
+    assert "of 127.0.0.3 is" in reported["seen"]
+    assert "behind ours" in reported["seen"]
 
 
 def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path) -> None:

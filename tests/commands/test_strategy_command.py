@@ -42,13 +42,13 @@ def say(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
 
 
 def test_list_has_every_preset_and_no_field(capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, "list")
-    assert said.code == 0
+    output = say(capsys, "list")
+    assert output.code == 0
     for name in load.PRESETS:
-        assert f"\n  {name} " in said.out
-    assert "nccl_comm_num" not in said.out
-    assert "--fields" in said.out
-    assert len(said.out.splitlines()) < 24
+        assert f"\n  {name} " in output.out
+    assert "nccl_comm_num" not in output.out
+    assert "--fields" in output.out
+    assert len(output.out.splitlines()) < 24
 
 
 def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,9 +182,9 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
-    assert said.code == 0
-    heads, first, *_ = map(cells, said.out.splitlines())
+    output = say(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
+    assert output.code == 0
+    heads, first, *_ = map(cells, output.out.splitlines())
     assert heads == ["field", "status", "where", "why"]
     why = "fleetrun sends the gradients itself, in buckets of this size"
     assert first == [
@@ -193,7 +193,7 @@ def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[st
         "everywhere",
         why,
     ]
-    assert "static" not in said.out
+    assert "static" not in output.out
 
 
 def test_explain_sorts_the_places_by_what_happens_there(
@@ -256,11 +256,11 @@ def test_explain_says_that_nothing_is_asked_for(
 def test_a_slip_is_one_line_and_exit_code_2(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = say(capsys, *words)
-    assert said.code == 2
-    assert said.err.startswith("fleetrun: ")
-    assert said.err.count("\n") == 1
-    assert message in said.err
+    output = say(capsys, *words)
+    assert output.code == 2
+    assert output.err.startswith("fleetrun: ")
+    assert output.err.count("\n") == 1
+    assert message in output.err
 
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

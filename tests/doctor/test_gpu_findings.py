@@ -146,13 +146,13 @@ def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
 
 
 def test_cuda_that_starts_is_said() -> None:
-    found = judged(WELL._replace(cuda_start=STARTED))
-    assert {one.level for one in found} == {OK}
-    assert "it starts, with 2 GPUs" in [one.seen for one in found]
+    verdicts = judged(WELL._replace(cuda_start=STARTED))
+    assert {one.level for one in verdicts} == {OK}
+    assert "it starts, with 2 GPUs" in [one.seen for one in verdicts]
     # Of instances it shows one.
     divided = WELL._replace(gpus=(GPU._replace(is_mig=True, instances=1), OTHER))
-    found = judged(divided._replace(cuda_start=STARTED._replace(gpus=1)))
-    assert {one.level for one in found} == {OK}
+    verdicts = judged(divided._replace(cuda_start=STARTED._replace(gpus=1)))
+    assert {one.level for one in verdicts} == {OK}
 
 
 def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on() -> None:

@@ -36,12 +36,12 @@ def resolve(environ: Mapping[str, str], *words: str, config: Config | None = Non
 
 
 def test_a_step_asks_for_what_the_list_of_its_hosts_asks_for() -> None:
-    found = resolve(STEP)
+    resolved = resolve(STEP)
     port = cluster.first_port("77")
     by_hand = resolve({}, "--ips=n2,n3", "--host=n3", f"--start_port={port}")
-    assert found.notes == ("Slurm names the hosts: SLURM_STEP_NODELIST=n[2-3].",)
-    assert found._replace(settings=(), notes=()) == by_hand._replace(settings=(), notes=())
-    sources = {setting.name: setting.source for setting in found.settings}
+    assert resolved.notes == ("Slurm names the hosts: SLURM_STEP_NODELIST=n[2-3].",)
+    assert resolved._replace(settings=(), notes=()) == by_hand._replace(settings=(), notes=())
+    sources = {setting.name: setting.source for setting in resolved.settings}
     assert sources["ips"] == "$SLURM_STEP_NODELIST"
     assert sources["host"] == "$SLURM_NODEID"
     assert sources["start_port"] == "$SLURM_JOB_ID"

@@ -49,12 +49,17 @@ def test_a_task_for_each_rank_has_its_place_on_its_host() -> None:
         "SLURM_STEP_TASKS_PER_NODE": "8,5",
         "SLURM_LOCALID": "4",
     }
-    found = read(uneven)
-    assert (found.nnodes, found.here, found.local, detect.unspread(found)) == (2, 5, 4, None)
-    assert detect.has_tasks(found)
+    detected = read(uneven)
+    assert (detected.nnodes, detected.here, detected.local, detect.unspread(detected)) == (
+        2,
+        5,
+        4,
+        None,
+    )
+    assert detect.has_tasks(detected)
     assert not detect.has_tasks(read(STEP))
-    found = read({**STEP, "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"})
-    assert (found.here, found.run) == (4, "77/0")
+    detected = read({**STEP, "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"})
+    assert (detected.here, detected.run) == (4, "77/0")
 
 
 def test_a_step_with_fewer_tasks_than_hosts_is_refused_with_its_command() -> None:
@@ -96,15 +101,15 @@ def test_an_mpi_with_other_numbers_on_other_hosts_is_refused_with_its_command() 
 
 
 def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
-    found = read({**MPI, **BATCH})
-    assert (found.engine, found.hosts, found.launchers) == (
+    detected = read({**MPI, **BATCH})
+    assert (detected.engine, detected.hosts, detected.launchers) == (
         "Open MPI",
         ("n1", "n2", "n3", "n4"),
         4,
     )
     # Its ranks may follow another order than the list.
-    assert found.node is None
-    assert detect.unspread(found) is None
+    assert detected.node is None
+    assert detect.unspread(detected) is None
     assert detect.unspread(read({**MPI, **BATCH, "OMPI_COMM_WORLD_SIZE": "8"})) is not None
 
 
@@ -196,8 +201,8 @@ def test_whatever_is_in_the_variables_is_understood_or_one_sentence(
     if not rows:
         return
     try:
-        found = detect.read(rows, environ, text)
+        detected = detect.read(rows, environ, text)
     except EnvironmentFault:
         return
-    assert found.node is None or found.nnodes is None or found.node < found.nnodes
-    assert len(set(found.hosts)) == len(found.hosts)
+    assert detected.node is None or detected.nnodes is None or detected.node < detected.nnodes
+    assert len(set(detected.hosts)) == len(detected.hosts)

@@ -96,11 +96,11 @@ def test_many_launches_at_once_share_no_port() -> None:
 
 
 def test_ports_are_free_again_after_close(ports: HeldPorts) -> None:
-    found = ports.free(2)
+    free_ports = ports.free(2)
     other = HeldPorts(os.getpid())
-    assert set(other.free(2)).isdisjoint(found)
+    assert set(other.free(2)).isdisjoint(free_ports)
     ports.close()
-    other.take(found)
+    other.take(free_ports)
     other.close()
 
 
@@ -191,13 +191,13 @@ QUIET = (9300, 9309)
 def test_ports_that_somebody_listens_on_are_passed_over() -> None:
     ports = HeldPorts(1, within=QUIET)
     with socket.create_server(("127.0.0.1", 9304)):
-        found = ports.free(4)
-        assert set(found) < set(range(9300, 9310)) - {9304}
+        free_ports = ports.free(4)
+        assert set(free_ports) < set(range(9300, 9310)) - {9304}
         with pytest.raises(EnvironmentFault, match="20 free ports are needed, and this host has"):
             ports.free(20)
     # The failure gave everything back.
     other = HeldPorts(1, within=QUIET)
-    other.take(found)
+    other.take(free_ports)
     other.close()
 
 

@@ -8,9 +8,9 @@ from fleetrun.inject import border
 
 
 def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    remarks: list[str] = []
     calls: list[int] = []
-    monkeypatch.setattr(border, "_remark_callbacks", [said.append])
+    monkeypatch.setattr(border, "_remark_callbacks", [remarks.append])
     monkeypatch.setattr(border, "_remarked", set())
 
     @border.watching("the count", otherwise=0)
@@ -30,7 +30,9 @@ def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPa
     assert [count(1), count(2), count(3)] == [1, 0, 0]
     other()
     assert calls == [1, 2]
-    assert said == ["the count has failed and is skipped: RuntimeError: (NotFound) no such kernel"]
+    assert remarks == [
+        "the count has failed and is skipped: RuntimeError: (NotFound) no such kernel"
+    ]
 
 
 def test_what_was_proved_is_raised_again_and_again() -> None:

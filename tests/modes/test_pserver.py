@@ -109,7 +109,7 @@ def test_numbers_alone_leave_all_ports_to_the_engine() -> None:
 
 
 def test_a_start_port_counts_as_paddle_does() -> None:
-    found = placed(
+    layout = placed(
         job(
             server_num=2,
             trainer_num=3,
@@ -119,24 +119,24 @@ def test_a_start_port_counts_as_paddle_does() -> None:
             start_port=7000,
         )
     )
-    assert ports(found, SERVER) == [7000, 7001]
-    assert ports(found, TRAINER) == [7002, 7003, 7004]
-    assert ports(found, HETER) == [7005, 7006, 7007]
-    assert found.ranks.meeting.port == 7008
+    assert ports(layout, SERVER) == [7000, 7001]
+    assert ports(layout, TRAINER) == [7002, 7003, 7004]
+    assert ports(layout, HETER) == [7005, 7006, 7007]
+    assert layout.ranks.meeting.port == 7008
     # Paddle gives the coordinator START + 1, which is a server's.
-    assert ports(found, COORDINATOR) == [7009]
+    assert ports(layout, COORDINATOR) == [7009]
 
 
 def test_lists_keep_their_ports_and_the_rest_counts_from_6170() -> None:
-    found = placed(job(servers=("a:8000", "b:8000"), trainers=("a", "b:9000", "b")))
-    assert [str(spec.endpoint) for spec in found.ranks.ranks] == [
+    layout = placed(job(servers=("a:8000", "b:8000"), trainers=("a", "b:9000", "b")))
+    assert [str(spec.endpoint) for spec in layout.ranks.ranks] == [
         "a:8000",
         "b:8000",
         "a:6172",
         "b:9000",
         "b:6174",
     ]
-    assert str(found.ranks.meeting) == "a:6175"
+    assert str(layout.ranks.meeting) == "a:6175"
 
 
 def test_counting_skips_ports_that_the_lists_took() -> None:
@@ -162,25 +162,25 @@ def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
 
 
 def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
-    found = placed(
+    layout = placed(
         job(server_num=1, trainer_num=2, heter_worker_num="1;1", start_port=7000),
         hosts=("a", "b"),
     )
-    assert [str(one.endpoint) for one in found.of(SERVER)] == ["a:7000", "b:7000"]
-    assert [str(one.endpoint) for one in found.of(TRAINER)] == [
+    assert [str(one.endpoint) for one in layout.of(SERVER)] == ["a:7000", "b:7000"]
+    assert [str(one.endpoint) for one in layout.of(TRAINER)] == [
         "a:7001",
         "a:7002",
         "b:7001",
         "b:7002",
     ]
-    assert [str(one.endpoint) for one in found.of(HETER)] == [
+    assert [str(one.endpoint) for one in layout.of(HETER)] == [
         "a:7003",
         "b:7003",
         "a:7004",
         "b:7004",
     ]
-    assert found.ranks.stages == (2, 2, 3, 3)
-    assert str(found.ranks.meeting) == "a:7005"
+    assert layout.ranks.stages == (2, 2, 3, 3)
+    assert str(layout.ranks.meeting) == "a:7005"
 
 
 def test_launchers_at_one_address_each_have_all_slots() -> None:
@@ -320,13 +320,13 @@ def test_no_heterogeneous_trainers_can_be_said_in_a_number() -> None:
 
 
 def test_trainers_get_devices_of_the_mask_and_servers_see_none() -> None:
-    found = placed(job(server_num=1, trainer_num=3, coordinator_num=1), TWO_GPUS)
-    visible = [found.env(TRAINER, rank, "gpu")["CUDA_VISIBLE_DEVICES"] for rank in range(3)]
+    layout = placed(job(server_num=1, trainer_num=3, coordinator_num=1), TWO_GPUS)
+    visible = [layout.env(TRAINER, rank, "gpu")["CUDA_VISIBLE_DEVICES"] for rank in range(3)]
     # Paddle gives 0, 1 and 0: the mask's places, not its devices.
     assert visible == ["4", "5", "4"]
-    assert found.env(TRAINER, 1, "gpu")["FLAGS_selected_gpus"] == "0"
+    assert layout.env(TRAINER, 1, "gpu")["FLAGS_selected_gpus"] == "0"
     for role in (SERVER, COORDINATOR):
-        env = found.env(role, kind="gpu")
+        env = layout.env(role, kind="gpu")
         assert env["CUDA_VISIBLE_DEVICES"] == env["XPU_VISIBLE_DEVICES"] == ""
         assert "FLAGS_selected_gpus" not in env
 
@@ -339,11 +339,11 @@ def test_a_trainer_with_several_devices_counts_them_from_0() -> None:
 
 
 def test_npus_have_names_of_their_own() -> None:
-    found = placed(job(server_num=1, trainer_num=1), ((Device("npu", "3", 0),),))
-    env = found.env(TRAINER, kind="npu")
+    layout = placed(job(server_num=1, trainer_num=1), ((Device("npu", "3", 0),),))
+    env = layout.env(TRAINER, kind="npu")
     assert env["ASCEND_RT_VISIBLE_DEVICES"] == "3"
     assert env["FLAGS_selected_npus"] == "0"
-    assert found.env(SERVER, kind="npu")["ASCEND_RT_VISIBLE_DEVICES"] == ""
+    assert layout.env(SERVER, kind="npu")["ASCEND_RT_VISIBLE_DEVICES"] == ""
 
 
 def test_a_mask_that_hides_all_stays() -> None:
@@ -353,7 +353,7 @@ def test_a_mask_that_hides_all_stays() -> None:
 
 
 def test_stages_know_their_neighbours() -> None:
-    found = placed(
+    layout = placed(
         job(
             servers=("a:1",),
             trainers=("a:2", "b:2"),
@@ -365,19 +365,19 @@ def test_stages_know_their_neighbours() -> None:
     following = "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST"
     shown = [
         (env["STAGE_ID"], env["HETER_DEVICE_TYPE"], env[previous], env[following])
-        for env in (found.env(TRAINER), found.env(HETER, 0), found.env(HETER, 2))
+        for env in (layout.env(TRAINER), layout.env(HETER, 0), layout.env(HETER, 2))
     ]
     assert shown == [
         ("1", "cpu", "", "a:3"),
         ("2", "gpu", "a:2,b:2", "b:3,b:4"),
         ("3", "cpu", "a:3", ""),
     ]
-    env = found.env(HETER, 2)
+    env = layout.env(HETER, 2)
     assert env["STAGE_NUM"] == "3"
     assert env["PADDLE_STAGE_TRAINERS_NUM"] == "[2, 1, 2]"
     assert env["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"] == "a:3,b:3,b:4"
     assert "PADDLE_TRAINER_ID" not in env
-    assert "STAGE_ID" not in found.env(SERVER)
+    assert "STAGE_ID" not in layout.env(SERVER)
 
 
 def test_heterogeneous_trainers_use_what_there_is_when_nobody_says() -> None:
@@ -455,12 +455,12 @@ def requests(draw: st.DrawFn) -> Request:
 @settings(deadline=None)
 def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int) -> None:
     """Read the environment as Paddle's role maker does."""
-    found = placed(request, hosts=tuple(f"10.1.0.{host}" for host in range(hosts)))
-    assert len({spec.endpoint for spec in found.ranks.ranks} | {found.ranks.meeting}) == (
-        len(found.ranks.ranks) + 1
+    layout = placed(request, hosts=tuple(f"10.1.0.{host}" for host in range(hosts)))
+    assert len({spec.endpoint for spec in layout.ranks.ranks} | {layout.ranks.meeting}) == (
+        len(layout.ranks.ranks) + 1
     )
-    told = [found.env(spec.role, spec.rank) for spec in found.ranks.ranks]
-    for spec, env in zip(found.ranks.ranks, told, strict=True):
+    told = [layout.env(spec.role, spec.rank) for spec in layout.ranks.ranks]
+    for spec, env in zip(layout.ranks.ranks, told, strict=True):
         me = f"{env['POD_IP']}:{env['PADDLE_PORT']}"
         assert me == str(spec.endpoint)
         names = {
@@ -472,11 +472,11 @@ def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int
         assert env[names[spec.role]].split(",").index(me) == spec.rank
         if spec.role == TRAINER:
             assert env["PADDLE_TRAINER_ID"] == str(spec.rank)
-            assert int(env["PADDLE_TRAINERS_NUM"]) == len(found.of(TRAINER))
+            assert int(env["PADDLE_TRAINERS_NUM"]) == len(layout.of(TRAINER))
     meeting = {env["PADDLE_GLOO_HTTP_ENDPOINT"] for env in told}
     assert len(meeting) == 1
     # Only the first server serves the meeting, and it does so on its own host.
-    assert meeting.pop().startswith(f"{found.of(SERVER)[0].endpoint.host}:")
+    assert meeting.pop().startswith(f"{layout.of(SERVER)[0].endpoint.host}:")
 
 
 @given(requests())
@@ -536,12 +536,12 @@ def test_everybody_gets_what_paddle_gives(name: str) -> None:
     case = CASES[name]
     recorded = (json.loads(line) for line in GOLDEN.read_text().splitlines())
     children = next(one for one in recorded if one["case"] == name)["children"]
-    found = placed(case.request, case.groups)
+    layout = placed(case.request, case.groups)
     values: dict[str, str] = {}
-    assert len(children) == len(found.ranks.ranks)
+    assert len(children) == len(layout.ranks.ranks)
     for child, expected in children.items():
         # One of each role, so the number behind the dot (a port, for some) does not matter.
-        env = found.env(child.partition(".")[0], kind=case.kind)
+        env = layout.env(child.partition(".")[0], kind=case.kind)
         # The folder of a launch is not ours to know here.
         env["PADDLE_GLOO_FS_PATH"] = "/somewhere"
         for variable, pattern in expected["env_set"].items():

@@ -271,18 +271,18 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
 def test_devices_are_shared_out(
     fields: Mapping[str, Any], facts: Facts, expected: list[list[int]], also: Mapping[str, Any]
 ) -> None:
-    found = share(a_request(**fields), facts)
-    assert indexes(found) == expected
+    shares = share(a_request(**fields), facts)
+    assert indexes(shares) == expected
     for name, value in also.items():
         match name:
             case "ids":
-                assert ids(found) == value
+                assert ids(shares) == value
             case "says":
-                assert value in " ".join(found.notes)
+                assert value in " ".join(shares.notes)
             case "lacks":
-                assert value not in " ".join(found.notes)
+                assert value not in " ".join(shares.notes)
             case _:
-                assert getattr(found, name) == value
+                assert getattr(shares, name) == value
 
 
 @pytest.mark.parametrize(("fields", "facts", "kind", "said"), REFUSED)
@@ -350,18 +350,18 @@ def test_whatever_is_asked_a_share_is_sound_or_refused(
     devices = None if wanted is None else ",".join(map(str, wanted))
     request = a_request(devices=devices, nproc_per_node=nproc, oversubscribe=oversubscribe)
     try:
-        found = share(request, facts)
+        shares = share(request, facts)
     except FleetrunError as error:
         assert str(error).endswith(".")  # noqa: PT017 - not the only outcome
         return
     visible = list(range(count)) if mask is None else mask
-    flat = [device for group in found.groups for device in group]
+    flat = [device for group in shares.groups for device in group]
     assert all(str(visible[device.ordinal]) == device.id for device in flat)
-    assert len({len(group) for group in found.groups}) == 1
+    assert len({len(group) for group in shares.groups}) == 1
     assert oversubscribe or len(set(flat)) == len(flat)
     if isinstance(nproc, int):
-        assert len(found.groups) == nproc
-    assert (found.kind == "cpu") == (not flat) == (found.backend == "gloo")
+        assert len(shares.groups) == nproc
+    assert (shares.kind == "cpu") == (not flat) == (shares.backend == "gloo")
     if wanted is not None:
         assert {device.id for device in flat} <= set(map(str, wanted))
 

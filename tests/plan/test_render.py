@@ -68,8 +68,8 @@ def test_the_full_banner_is_what_it_was() -> None:
 
 
 def test_banner_has_the_layout_that_paddle_prints() -> None:
-    one = plan(hosts=("127.0.0.1",))
-    process = one.processes[0]
+    planned = plan(hosts=("127.0.0.1",))
+    process = planned.processes[0]
     env = {
         "PADDLE_TRAINER_ID": "0",
         "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:44411",
@@ -77,7 +77,7 @@ def test_banner_has_the_layout_that_paddle_prints() -> None:
         "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:44411,127.0.0.1:35243",
         "PADDLE_LOCAL_DEVICE_IDS": "",
     }
-    text = render.banner(request(), one._replace(processes=(process._replace(env=env),) * 2))
+    text = render.banner(request(), planned._replace(processes=(process._replace(env=env),) * 2))
     # Copied from a terminal that ran Paddle 3.3.1's `paddle.distributed.fleet.launch`.
     assert (
         """\
@@ -183,13 +183,13 @@ def test_table_knows_processes_that_are_no_ranks() -> None:
 
 
 def test_json_holds_the_whole_plan() -> None:
-    one = plan(argv=("python", *NASTY_ARGS), files={"log/x": "text"}, notes=("A remark.",))
-    document = json.loads(render.as_json([one], request()))
+    planned = plan(argv=("python", *NASTY_ARGS), files={"log/x": "text"}, notes=("A remark.",))
+    document = json.loads(render.as_json([planned], request()))
     assert document["schema"] == 1
     (node,) = document["nodes"]
     assert node["here"] is True
     assert node["files"] == {"log/x": "text"}
-    for shown, process in zip(node["processes"], one.processes, strict=True):
+    for shown, process in zip(node["processes"], planned.processes, strict=True):
         assert tuple(shown["argv"]) == process.argv
         assert shown["env"] == process.env
         assert process.rank is not None

@@ -165,13 +165,13 @@ def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
 
 
 def test_why_there_is_no_other_attempt_is_said_once() -> None:
-    found = findings()
-    culprit = found.culprit
+    reported = findings()
+    culprit = reported.culprit
     assert culprit is not None
     assert culprit.known is not None
     ends = []
     for why in (culprit.known.sentence, "No step was made.", "SIGINT came."):
         outcome = Outcome(culprit.exited, given_up=why)
-        told = report.verdict(outcome, found, [f"rank {n}" for n in range(9)], frozenset())
+        told = report.verdict(outcome, reported, [f"rank {n}" for n in range(9)], frozenset())
         ends.append(told.rpartition("It was not started again: ")[2])
     assert ends == ["another attempt cannot fix that.", "no step was made.", "SIGINT came."]

@@ -193,13 +193,13 @@ def test_nobody_asks_a_driver_for_a_job_on_the_cpu(root: Path) -> None:
 def test_who_waits_for_a_driver_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "REMARK_S", 0.05)
     with_driver(root, 1)
-    said: list[str] = []
+    remarks: list[str] = []
     lib = FakeNvml(init=hang)
     with pytest.raises(EnvironmentFault):
         probe.read(
-            a_request(), {}, root=str(root), nvml=lambda: lib, log=said.append, timeout_s=0.2
+            a_request(), {}, root=str(root), nvml=lambda: lib, log=remarks.append, timeout_s=0.2
         )
-    assert said == ["Waiting up to 0.2 s for the NVIDIA driver to answer."]
+    assert remarks == ["Waiting up to 0.2 s for the NVIDIA driver to answer."]
 
 
 def crash() -> None:

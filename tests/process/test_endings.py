@@ -181,15 +181,15 @@ def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path) -> Non
 
 
 def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:
-    said: list[str] = []
+    remarks: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/"
         pids = tmp_path / "pids"
         command = f"echo $$ >{pids}; sleep 600 & echo $! >>{pids}; wait"
-        notification.notify("{}", command=command, url=url, log=said.append, timeout_s=2.0)
-    assert len(said) == 2
-    assert "did not answer in time" in said[0]
-    assert "did not end in time" in said[1]
+        notification.notify("{}", command=command, url=url, log=remarks.append, timeout_s=2.0)
+    assert len(remarks) == 2
+    assert "did not answer in time" in remarks[0]
+    assert "did not end in time" in remarks[1]
     for pid in pids.read_text().split():
         until(partial(_is_gone, pid))
 

@@ -29,16 +29,16 @@ def test_s20_an_exception_is_written_down_with_all_that_is_known(tmp_path: Path)
         tmp_path, ONCE + "def load():\n    raise ValueError('a\\nb \\udce9')\nload()"
     )
     assert job.run().code == 1
-    said = error(job)
-    assert said is not None
+    record = error(job)
+    assert record is not None
     (exited,) = [e for e in job.events() if e["event"] == "exited" and e["rank"] == 0]
-    assert (said.rank, said.pid, said.restart) == (0, exited["pid"], 0)
-    assert (said.kind, said.message) == ("ValueError", "a\nb \\udce9")
-    assert said.host == os.uname().nodename
-    assert said.time is not None
-    assert abs(exited["time"] - said.time) < 5
-    assert said.stack.startswith("Traceback (most recent call last):\n")
-    assert "in load\n" in said.stack
+    assert (record.rank, record.pid, record.restart) == (0, exited["pid"], 0)
+    assert (record.kind, record.message) == ("ValueError", "a\nb \\udce9")
+    assert record.host == os.uname().nodename
+    assert record.time is not None
+    assert abs(exited["time"] - record.time) < 5
+    assert record.stack.startswith("Traceback (most recent call last):\n")
+    assert "in load\n" in record.stack
     assert error(job, 1) is None
 
 
@@ -46,12 +46,12 @@ def test_s20_an_exception_without_a_text_is_written_down(tmp_path: Path) -> None
     code = "class Odd(Exception):\n    def __str__(self): raise KeyError('x')\nraise Odd"
     job = Command.python(tmp_path, ONCE + code)
     job.run()
-    said = error(job)
-    assert said is not None
-    assert (said.kind, said.message) == ("Odd", "its text cannot be had (KeyError)")
+    record = error(job)
+    assert record is not None
+    assert (record.kind, record.message) == ("Odd", "its text cannot be had (KeyError)")
     # As the interpreter has it; the first is Python 3.10's.
     placeholder = ("Odd: <unprintable Odd object>\n", "Odd: <exception str() failed>\n")
-    assert said.stack.endswith(placeholder)
+    assert record.stack.endswith(placeholder)
 
 
 def test_of_a_deep_recursion_the_last_frames_are_recorded(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def sh(*lines: str) -> list[list[str]]:
 
 def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) -> None:
     last = 'echo "I am $PADDLE_TRAINER_ID of one"; exec sleep 600'
-    one = Launch(
+    launch = Launch(
         tmp_path,
         generations=[
             sh("echo first; exit 3", "exec sleep 600"),
@@ -34,14 +34,14 @@ def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) ->
         backoff_s=0.01,
         hang_timeout_s=2.0,
     )
-    done = one.run()
+    done = launch.run()
     # The watch over the last generation knows its one rank.
     assert done.returncode == 124, done.stderr
     assert b"/stacks.0.txt." in done.stderr
     # Prefixes as each generation needs them.
     assert done.stdout.splitlines() == [b"[rank 0] first", b"[rank 2] third", b"I am 0 of one"]
     assert b"rank 2 exited with 4" in done.stderr
-    started = [(e["attempt"], e["process"]) for e in one.events() if e["event"] == "started"]
+    started = [(e["attempt"], e["process"]) for e in launch.events() if e["event"] == "started"]
     assert started == [
         (0, "trainer.0"),
         (0, "trainer.1"),
@@ -53,7 +53,7 @@ def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) ->
     run = tmp_path / "log" / "latest"
     assert (run / "workerlog.2.attempt1").read_text() == "third\n"
     assert (run / "workerlog.0.attempt2").read_text() == "I am 0 of one\n"
-    assert one.log(0).resolve().name == "workerlog.0.attempt2"
+    assert launch.log(0).resolve().name == "workerlog.0.attempt2"
     assert len((run / "endpoints.log").read_text().splitlines()) == 1 + 1
 
 
@@ -62,7 +62,7 @@ def waiting(
 ) -> tuple[Launch, subprocess.Popen[bytes]]:
     """Start a job whose ATTEMPT has to wait for a host."""
     os.mkfifo(folder / "hosts")
-    one = Launch(
+    launch = Launch(
         folder,
         generations=[sh("exit 3"), sh("echo trained")] if attempt else [sh("echo trained")],
         gathering=how,
@@ -71,9 +71,9 @@ def waiting(
         backoff_s=0.01,
         **wanted,
     )
-    process = one.start()
-    one.wait_for(f"gathering.{attempt}")
-    return one, process
+    process = launch.start()
+    launch.wait_for(f"gathering.{attempt}")
+    return launch, process
 
 
 @pytest.mark.parametrize("attempt", [0, 1])

@@ -32,14 +32,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_the_keys_are_those_of_schema_1(tmp_path: Path) -> None:
     reportfile.write(Folder(str(tmp_path)), WHOLE, lambda text: text.replace("no", "***"))
-    found = json.loads((tmp_path / names.REPORT).read_text())
-    assert " ".join(found) == (
+    document = json.loads((tmp_path / names.REPORT).read_text())
+    assert " ".join(document) == (
         "schema outcome exit_code attempts time culprit victims evidence earlier restarts"
     )
     end = "process rank pid attempt code signal fault"
-    assert " ".join(found["culprit"]) == (
+    assert " ".join(document["culprit"]) == (
         f"{end} host devices time after_s class message stack raw log last_words known remedy "
         "peak_bytes"
     )
-    assert " ".join(found["victims"][0]) == f"{end} after_s how"
-    assert found["culprit"]["message"] == "***"
+    assert " ".join(document["victims"][0]) == f"{end} after_s how"
+    assert document["culprit"]["message"] == "***"

@@ -32,20 +32,20 @@ def test_a_launcher_that_was_gone_before_it_could_be_watched_is_cleaned_up_after
     monkeypatch.setattr(
         guard.Guard, "_kill_by_marker", lambda self: killed.append(self._marker.decode())
     )
-    one = guard.Guard("marker", FileLimit(1))
+    made = guard.Guard("marker", FileLimit(1))
     try:
-        one._be_watcher(gone)
+        made._be_watcher(gone)
     finally:
-        one.dismiss()
+        made.dismiss()
     assert killed == ["marker"]
 
 
 def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_path: Path) -> None:
     """Their launcher may be stopped, and the other hosts go on without all that they have begun."""
-    one = guard.Guard("marker", FileLimit(1))
+    made = guard.Guard("marker", FileLimit(1))
     try:
         with (tmp_path / "log").open("wb") as log:
-            started = one.start(
+            started = made.start(
                 Order(
                     argv=("sh", "-c", "setsid sleep 1000 & echo $!; wait"),
                     env={b"PATH": os.environb[b"PATH"]},
@@ -59,11 +59,11 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
         until((tmp_path / "log").read_text)
         elsewhere = int((tmp_path / "log").read_text())
         pidfds = [os.pidfd_open(each) for each in (started.pid, elsewhere)]
-        one.kill_at(time.monotonic() + 3600.0)
-        one.kill_at(time.monotonic())
+        made.kill_at(time.monotonic() + 3600.0)
+        made.kill_at(time.monotonic())
         for pidfd in pidfds:
             assert select.select([pidfd], [], [], LONG_S)[0]
             os.close(pidfd)
-        assert one.end(started.pid).status == (os.CLD_KILLED, signal.SIGKILL)
+        assert made.end(started.pid).status == (os.CLD_KILLED, signal.SIGKILL)
     finally:
-        one.dismiss()
+        made.dismiss()

@@ -449,20 +449,20 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)
 def test_what_comes_of_a_history(case: Case) -> None:
     rules = Rules(grace_s=case.grace_s, max_restarts=case.restarts)
-    one = Job([sign == "*" for sign in case.processes], rules, has_peers=case.has_peers)
-    one.facts = dict(case.facts)
-    play_out(one, case.history)
-    assert one.signals() == [SIGNALS[name] for name in case.signals.split()]
+    job = Job([sign == "*" for sign in case.processes], rules, has_peers=case.has_peers)
+    job.facts = dict(case.facts)
+    play_out(job, case.history)
+    assert job.signals() == [SIGNALS[name] for name in case.signals.split()]
     if case.code is None:
-        assert one.outcome is None
+        assert job.outcome is None
         return
-    seen = one.verdict()
+    seen = job.verdict()
     assert (seen.exit_code, seen.given_up, seen.stuck) == (case.code, case.given_up, case.stuck)
     assert seen.describe().startswith(case.describes)
     wanted = [f"rank 0 exited with {how}" if how.isdigit() else how for how in case.earlier]
     assert [cause.describe() for cause in seen.earlier] == wanted
     assert seen.attempts == len(wanted) + 1
-    assert one.done[-2:] == [Sweep(), Finish(seen)]
+    assert job.done[-2:] == [Sweep(), Finish(seen)]
 
 
 def test_all_are_started_in_order() -> None:
@@ -470,12 +470,12 @@ def test_all_are_started_in_order() -> None:
 
 
 def test_who_has_raised_is_spared_when_the_others_are_asked_to_end() -> None:
-    one = job(3)
-    one.exit(0, code=1, also_failed=frozenset({1}))
-    assert one.done[-1] == SignalAll(TERM, frozenset({1}))
-    one.exit(2, signum=TERM)
-    one.wait(policy.TEARDOWN_S)
-    assert one.done[-1] == SignalAll(TERM)
+    watched = job(3)
+    watched.exit(0, code=1, also_failed=frozenset({1}))
+    assert watched.done[-1] == SignalAll(TERM, frozenset({1}))
+    watched.exit(2, signum=TERM)
+    watched.wait(policy.TEARDOWN_S)
+    assert watched.done[-1] == SignalAll(TERM)
 
 
 def overdue(one: Job, process: int, code: int = 1) -> None:
@@ -484,23 +484,23 @@ def overdue(one: Job, process: int, code: int = 1) -> None:
 
 
 def test_who_is_overdue_gets_no_further_time_and_is_judged_by_its_exception() -> None:
-    one = job(3)
-    one.facts = {1: {"raised": 1}}
-    overdue(one, 1)
-    assert one.done[-1] == SignalAll(TERM)
+    watched = job(3)
+    watched.facts = {1: {"raised": 1}}
+    overdue(watched, 1)
+    assert watched.done[-1] == SignalAll(TERM)
     for process in range(3):
-        one.exit(process, signum=TERM)
-    assert one.verdict().describe() == "rank 1 exited with 1"
+        watched.exit(process, signum=TERM)
+    assert watched.verdict().describe() == "rank 1 exited with 1"
 
 
 def test_who_is_overdue_and_survives_sigkill_is_the_culprit() -> None:
-    one = job(2)
-    overdue(one, 1, code=7)
-    one.exit(0, signum=TERM)
-    one.wait(one.rules.grace_s)
-    one.wait(policy.STUCK_S)
-    assert one.signals() == [TERM, KILL]
-    assert (one.verdict().exit_code, one.verdict().stuck) == (7, (1,))
+    watched = job(2)
+    overdue(watched, 1, code=7)
+    watched.exit(0, signum=TERM)
+    watched.wait(watched.rules.grace_s)
+    watched.wait(policy.STUCK_S)
+    assert watched.signals() == [TERM, KILL]
+    assert (watched.verdict().exit_code, watched.verdict().stuck) == (7, (1,))
 
 
 def test_nobody_is_overdue_in_a_job_that_ends() -> None:
@@ -521,31 +521,31 @@ def test_a_plan_without_processes_is_done_at_once() -> None:
 
 
 def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
-    one = Job([True] * 3, Rules(max_restarts=2), spawns=lambda process: process != 1)
-    spawned = [action for action in one.done if isinstance(action, Spawn)]
+    job = Job([True] * 3, Rules(max_restarts=2), spawns=lambda process: process != 1)
+    spawned = [action for action in job.done if isinstance(action, Spawn)]
     assert spawned == [Spawn(0, 0), Spawn(1, 0)]
-    assert one.signals() == [TERM]
-    one.exit(0, signum=TERM)
-    assert (one.verdict().exit_code, one.verdict().given_up) == (127, "")
-    assert one.verdict().describe() == "rank 1 could not be started: no such program"
+    assert job.signals() == [TERM]
+    job.exit(0, signum=TERM)
+    assert (job.verdict().exit_code, job.verdict().given_up) == (127, "")
+    assert job.verdict().describe() == "rank 1 could not be started: no such program"
 
 
 def test_a_signal_overtakes_spawns_that_wait_their_turn() -> None:
-    one = job(2)
-    assert policy.is_current(one.state, Spawn(1, 0))
-    one.take(Interrupted(TERM, 0.0))
-    assert not policy.is_current(one.state, Spawn(1, 0))
-    assert policy.is_current(one.state, SignalAll(TERM))
+    watched = job(2)
+    assert policy.is_current(watched.state, Spawn(1, 0))
+    watched.take(Interrupted(TERM, 0.0))
+    assert not policy.is_current(watched.state, Spawn(1, 0))
+    assert policy.is_current(watched.state, SignalAll(TERM))
 
 
 def test_restart_waits_until_all_are_dead() -> None:
-    one = job(2, max_restarts=1)
-    one.exit(0, code=5)
-    assert Spawn(0, 1) not in one.done
-    one.exit(1, signum=TERM)
-    assert one.done[-1] == Sweep()
-    one.wait(LONGEST_WAIT_S)
-    assert one.done[-4:] == [Sweep(), Gather(1), Spawn(0, 1), Spawn(1, 1)]
+    watched = job(2, max_restarts=1)
+    watched.exit(0, code=5)
+    assert Spawn(0, 1) not in watched.done
+    watched.exit(1, signum=TERM)
+    assert watched.done[-1] == Sweep()
+    watched.wait(LONGEST_WAIT_S)
+    assert watched.done[-4:] == [Sweep(), Gather(1), Spawn(0, 1), Spawn(1, 1)]
 
 
 def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
@@ -569,63 +569,63 @@ def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
 def test_s53_three_failures_alike_without_a_new_step_are_enough(
     steps: tuple[int | None, ...], words: str, lived_s: float, attempts: int
 ) -> None:
-    one = job(1, max_restarts=3)
+    watched = job(1, max_restarts=3)
     for step, word in zip(steps, words, strict=True):
-        if one.outcome is None:
-            one.exit(0, code=4, last_words=word, step=step, lived_s=lived_s)
-            one.wait(LONGEST_WAIT_S)
-    assert one.verdict().attempts == attempts
-    assert bool(one.verdict().given_up) == (attempts == 3)
+        if watched.outcome is None:
+            watched.exit(0, code=4, last_words=word, step=step, lived_s=lived_s)
+            watched.wait(LONGEST_WAIT_S)
+    assert watched.verdict().attempts == attempts
+    assert bool(watched.verdict().given_up) == (attempts == 3)
 
 
 @pytest.mark.parametrize("event", [STRATEGY_REJECTED, LOST])
 def test_what_is_found_out_at_the_last_exit_is_the_verdict(event: Event) -> None:
-    one = job(1)
-    one.take(Exited(0, "rank 0", OK, 2.0))
-    actions = one.take(event)
+    watched = job(1)
+    watched.take(Exited(0, "rank 0", OK, 2.0))
+    actions = watched.take(event)
     assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [event]
-    assert one.take(event) == ()
+    assert watched.take(event) == ()
 
 
 def test_the_others_hear_of_this_host_when_it_has_stopped_and_of_the_last_words_elsewhere() -> None:
-    one = Job([True], Rules(), has_peers=True)
-    play_out(one, "stop; 0=TERM")
-    assert one.done[-1] == HostStopped(0, ELSEWHERE, "")
+    job = Job([True], Rules(), has_peers=True)
+    play_out(job, "stop; 0=TERM")
+    assert job.done[-1] == HostStopped(0, ELSEWHERE, "")
     told = ELSEWHERE._replace(words="Traceback")
-    one.feed(JobVerdict(told, 1.0))
-    assert one.verdict().cause == told
+    job.feed(JobVerdict(told, 1.0))
+    assert job.verdict().cause == told
 
 
 def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() -> None:
-    one = Job([True], Rules(), has_peers=True)
-    one.exit(0)
+    job = Job([True], Rules(), has_peers=True)
+    job.exit(0)
     lost = Failure("10.0.0.2", "fleetrun was lost", 1, is_departure=True)
-    one.feed(StopRequested(lost, 1.0))
-    one.feed(JobVerdict(lost, one.now, is_final=False))
-    one.wait(0.0)
-    assert one.done[-1] == Spawn(0, 1)
+    job.feed(StopRequested(lost, 1.0))
+    job.feed(JobVerdict(lost, job.now, is_final=False))
+    job.wait(0.0)
+    assert job.done[-1] == Spawn(0, 1)
 
 
 def test_a_generation_may_have_another_number_of_processes() -> None:
-    one = job(2, max_restarts=2)
-    one.essential = [True, True, False]
-    play_out(one, "0=5; 1=TERM; next")
-    assert one.done[-3:] == [Spawn(0, 1), Spawn(1, 1), Spawn(2, 1)]
-    one.essential = [True]
-    play_out(one, "0=6; 1=6; 2=6; next")
-    assert one.done[-1] == Spawn(0, 2)
-    one.exit(0)
-    assert (one.verdict().exit_code, one.verdict().attempts) == (0, 3)
+    watched = job(2, max_restarts=2)
+    watched.essential = [True, True, False]
+    play_out(watched, "0=5; 1=TERM; next")
+    assert watched.done[-3:] == [Spawn(0, 1), Spawn(1, 1), Spawn(2, 1)]
+    watched.essential = [True]
+    play_out(watched, "0=6; 1=6; 2=6; next")
+    assert watched.done[-1] == Spawn(0, 2)
+    watched.exit(0)
+    assert (watched.verdict().exit_code, watched.verdict().attempts) == (0, 3)
 
 
 def gathering(attempt: int, **rules: float) -> Job:
     """Make a job that gathers for ATTEMPT and gets no answer."""
-    one = Job([True], Rules(max_restarts=3, **rules), answers=attempt > 0)
+    job = Job([True], Rules(max_restarts=3, **rules), answers=attempt > 0)
     if attempt:
-        one.essential = None
-        play_out(one, "0=5; next")
-    assert (one.state.phase, one.done[-1]) == (policy.GATHERING, Gather(attempt))
-    return one
+        job.essential = None
+        play_out(job, "0=5; next")
+    assert (job.state.phase, job.done[-1]) == (policy.GATHERING, Gather(attempt))
+    return job
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
@@ -652,12 +652,12 @@ def test_a_signal_ends_the_wait_for_hosts_at_once(attempt: int, signum: int) -> 
 
 
 def test_an_answer_for_another_attempt_is_none() -> None:
-    one = gathering(1)
-    assert one.take(Gathered(0, generation([True]), one.now)) == ()
-    assert one.take(GatherFailed(0, "no.", 3, one.now)) == ()
-    assert one.take(Gathered(1, generation([True]), one.now)) == (Spawn(0, 1),)
+    attempt = gathering(1)
+    assert attempt.take(Gathered(0, generation([True]), attempt.now)) == ()
+    assert attempt.take(GatherFailed(0, "no.", 3, attempt.now)) == ()
+    assert attempt.take(Gathered(1, generation([True]), attempt.now)) == (Spawn(0, 1),)
     # And only one counts.
-    assert one.take(GatherFailed(1, "no.", 3, one.now)) == ()
+    assert attempt.take(GatherFailed(1, "no.", 3, attempt.now)) == ()
 
 
 @pytest.mark.parametrize(
@@ -671,13 +671,13 @@ def test_an_answer_for_another_attempt_is_none() -> None:
 def test_what_ends_a_job_while_it_gathers(
     before: Event | None, event: Event, code: int, describes: str
 ) -> None:
-    one = gathering(1)
+    attempt = gathering(1)
     if before is not None:
-        one.feed(before)
-    assert one.outcome is None
-    one.feed(event)
-    assert one.verdict().exit_code == code
-    assert describes in one.verdict().describe()
+        attempt.feed(before)
+    assert attempt.outcome is None
+    attempt.feed(event)
+    assert attempt.verdict().exit_code == code
+    assert describes in attempt.verdict().describe()
 
 
 def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
@@ -714,17 +714,17 @@ def play(numbers: Sequence[int]) -> Job:
     essential = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
     rules = Rules(grace_s=float(dice.roll(5)), max_restarts=dice.roll(3))
     has_peers = dice.roll(3) == 2
-    one = Job(essential, rules, spawns=lambda _: dice.roll(20) != 19, has_peers=has_peers)
-    while one.outcome is None:
+    job = Job(essential, rules, spawns=lambda _: dice.roll(20) != 19, has_peers=has_peers)
+    while job.outcome is None:
         if dice.numbers:
             # The next generation may be another, or come late.
-            one.essential = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
+            job.essential = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
             if dice.roll(4) == 3:
-                one.essential = None
-            happen(one, dice)
+                job.essential = None
+            happen(job, dice)
         else:
-            end(one)
-    return one
+            end(job)
+    return job
 
 
 def happen(one: Job, dice: Dice) -> None:

@@ -169,88 +169,88 @@ def test_the_roster_comes_when_all_are_there_the_master_first_the_rest_by_addres
 
 
 def test_given_ranks_come_before_addresses() -> None:
-    one = Session(3)
-    one.join(0, rank=2)
-    one.join(2)
-    one.join(3, rank=0)
-    roster = one.told(3, RosterMessage)
+    session = Session(3)
+    session.join(0, rank=2)
+    session.join(2)
+    session.join(3, rank=0)
+    roster = session.told(3, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-3", "node-2", "node-0"]
 
 
 def test_nobody_starts_before_all_are_ready() -> None:
-    one = Session(2)
-    one.join_all(0, 2)
-    one.say(0, HostReady(0))
-    assert isinstance(one.last(0), RosterMessage)
-    one.say(2, HostReady(0))
-    assert one.last(0) == one.last(2) == Start(0)
+    session = Session(2)
+    session.join_all(0, 2)
+    session.say(0, HostReady(0))
+    assert isinstance(session.last(0), RosterMessage)
+    session.say(2, HostReady(0))
+    assert session.last(0) == session.last(2) == Start(0)
 
 
 def test_success_is_told_when_all_are_done() -> None:
-    one = Session(2)
-    one.run(0, 2)
-    one.say(2, Done(0))
-    assert one.last(2) == Start(0)
-    one.say(0, Done(0))
-    assert one.verdict(2).failure is None
+    session = Session(2)
+    session.run(0, 2)
+    session.say(2, Done(0))
+    assert session.last(2) == Start(0)
+    session.say(0, Done(0))
+    assert session.verdict(2).failure is None
 
 
 def test_the_first_failure_stops_all_and_is_the_verdict_once_all_have_stopped() -> None:
-    one = Session(2)
-    one.run(0, 2)
-    one.say(2, Failed(0, failure(2)))
-    assert one.last(0) == Stop(0, failure(2))
-    one.say(0, Failed(0, failure(0, 9)))
-    one.say(0, Stopped(0, failure(0, 9)))
-    assert isinstance(one.last(0), Stop)
-    one.say(2, Stopped(0, failure(2)))
-    assert one.verdict(0).failure == failure(2)
-    assert one.verdict(0).is_final
+    session = Session(2)
+    session.run(0, 2)
+    session.say(2, Failed(0, failure(2)))
+    assert session.last(0) == Stop(0, failure(2))
+    session.say(0, Failed(0, failure(0, 9)))
+    session.say(0, Stopped(0, failure(0, 9)))
+    assert isinstance(session.last(0), Stop)
+    session.say(2, Stopped(0, failure(2)))
+    assert session.verdict(0).failure == failure(2)
+    assert session.verdict(0).is_final
 
 
 def test_a_victim_that_was_faster_is_not_to_blame_in_any_generation() -> None:
-    one = Session(2, restarts=1)
+    session = Session(2, restarts=1)
     for generation in range(2):
-        one.run(0, 2)
-        one.say(0, Failed(generation, failure(0)))
-        one.say(2, Failed(generation, failure(2, 5)))
+        session.run(0, 2)
+        session.say(0, Failed(generation, failure(0)))
+        session.say(2, Failed(generation, failure(2, 5)))
         # What a rank failed of is read when it has ended.
-        one.say(0, Stopped(generation, failure(0, is_victim=True)))
-        one.told(0, Stop)
-        one.say(2, Stopped(generation, failure(2, 5)))
-        assert one.verdict(0).launcher == "launcher 2"
+        session.say(0, Stopped(generation, failure(0, is_victim=True)))
+        session.told(0, Stop)
+        session.say(2, Stopped(generation, failure(2, 5)))
+        assert session.verdict(0).launcher == "launcher 2"
 
 
 def test_two_failures_of_one_attempt_count_once() -> None:
-    one = Session(2, restarts=1)
+    session = Session(2, restarts=1)
     for _ in range(2):
-        one.run(0, 2)
+        session.run(0, 2)
         for number in (0, 2):
-            one.say(number, Failed(one.generation, failure(number)))
+            session.say(number, Failed(session.generation, failure(number)))
         for number in (0, 2):
-            one.say(number, Stopped(one.generation, failure(number)))
-    assert (one.verdict(2).generation, one.verdict(2).is_final) == (1, True)
+            session.say(number, Stopped(session.generation, failure(number)))
+    assert (session.verdict(2).generation, session.verdict(2).is_final) == (1, True)
 
 
 def test_what_no_attempt_can_mend_is_not_tried_again() -> None:
-    one = Session(2, restarts=3)
-    one.run(0, 2)
-    one.say(2, Failed(0, failure(2, no_retry="no such module")))
-    one.say(0, Stopped(0, None))
-    one.say(2, Stopped(0, failure(2, no_retry="no such module")))
-    assert (one.verdict(0).is_final, one.verdict(0).given_up) == (True, "no such module")
+    session = Session(2, restarts=3)
+    session.run(0, 2)
+    session.say(2, Failed(0, failure(2, no_retry="no such module")))
+    session.say(0, Stopped(0, None))
+    session.say(2, Stopped(0, failure(2, no_retry="no such module")))
+    assert (session.verdict(0).is_final, session.verdict(0).given_up) == (True, "no such module")
 
 
 def test_a_connection_that_comes_back_is_told_what_it_has_missed() -> None:
-    one = Session(2)
-    one.run(0, 2)
-    one.feed(Broken(2, one.now))
-    one.say(0, Failed(0, failure(0)))
-    one.join(5, name="launcher 2")
-    assert [type(told) for told in one.sent[5]] == [RosterMessage, Stop]
-    one.say(5, Stopped(0, None))
-    one.say(0, Stopped(0, failure(0)))
-    assert one.verdict(5).failure == failure(0)
+    session = Session(2)
+    session.run(0, 2)
+    session.feed(Broken(2, session.now))
+    session.say(0, Failed(0, failure(0)))
+    session.join(5, name="launcher 2")
+    assert [type(told) for told in session.sent[5]] == [RosterMessage, Stop]
+    session.say(5, Stopped(0, None))
+    session.say(0, Stopped(0, failure(0)))
+    assert session.verdict(5).failure == failure(0)
 
 
 def test_a_host_that_falls_silent_is_lost_within_the_timeout_and_named() -> None:
@@ -262,73 +262,73 @@ def test_a_host_that_falls_silent_is_lost_within_the_timeout_and_named() -> None
 
 
 def test_a_rank_that_failed_before_a_silent_host_counted_as_lost_is_to_blame() -> None:
-    one = Session(3)
-    one.run(0, 2, 3)
-    one.wait(8.0, 0, 2)
-    one.say(2, Failed(0, failure(2)))
+    session = Session(3)
+    session.run(0, 2, 3)
+    session.wait(8.0, 0, 2)
+    session.say(2, Failed(0, failure(2)))
     for number in (0, 2):
-        one.say(number, Stopped(0, None if number == 0 else failure(2)))
-    one.wait(3.0, 0, 2)
-    assert one.verdict(0).failure == failure(2)
+        session.say(number, Stopped(0, None if number == 0 else failure(2)))
+    session.wait(3.0, 0, 2)
+    assert session.verdict(0).failure == failure(2)
 
 
 def test_a_launcher_that_makes_another_connection_is_not_lost_with_the_first() -> None:
-    one = Session(3)
-    one.run(0, 2, 3)
-    one.say(3, Redialing(0))
-    one.feed(Broken(3, one.now))
-    one.say(2, Failed(0, failure(2)))
+    session = Session(3)
+    session.run(0, 2, 3)
+    session.say(3, Redialing(0))
+    session.feed(Broken(3, session.now))
+    session.say(2, Failed(0, failure(2)))
     for number in (0, 2):
-        one.say(number, Stopped(0, None if number == 0 else failure(2)))
-    one.wait(6.0, 0, 2)
-    assert one.state.phase == state.STOPPING
-    one.wait(4.0, 0, 2)
-    assert one.verdict(2).failure == failure(2)
+        session.say(number, Stopped(0, None if number == 0 else failure(2)))
+    session.wait(6.0, 0, 2)
+    assert session.state.phase == state.STOPPING
+    session.wait(4.0, 0, 2)
+    assert session.verdict(2).failure == failure(2)
 
 
 def test_a_host_that_was_lost_while_the_job_ends_comes_back_and_is_told_how() -> None:
-    one = Session(3)
-    one.run(0, 2, 3)
-    one.say(2, Failed(0, failure(2)))
-    one.wait(10.0, 0, 2)
-    assert "launcher 3" in one.state.lost
-    one.join(5, name="launcher 3")
-    assert isinstance(one.last(5), Stop)
+    session = Session(3)
+    session.run(0, 2, 3)
+    session.say(2, Failed(0, failure(2)))
+    session.wait(10.0, 0, 2)
+    assert "launcher 3" in session.state.lost
+    session.join(5, name="launcher 3")
+    assert isinstance(session.last(5), Stop)
     for number in (0, 2):
-        one.say(number, Stopped(0, None if number == 0 else failure(2)))
-    assert one.state.phase == state.STOPPING
-    one.say(5, Stopped(0, None))
-    assert one.verdict(5).failure == one.verdict(0).failure == failure(2)
+        session.say(number, Stopped(0, None if number == 0 else failure(2)))
+    assert session.state.phase == state.STOPPING
+    session.say(5, Stopped(0, None))
+    assert session.verdict(5).failure == session.verdict(0).failure == failure(2)
 
 
 def test_three_seconds_without_a_word_are_no_loss() -> None:
-    one = Session(2)
-    one.run(0, 2)
-    one.wait(3.0, 0)
-    one.wait(20.0, 0, 2)
-    assert one.state.phase == state.RUNNING
+    session = Session(2)
+    session.run(0, 2)
+    session.wait(3.0, 0)
+    session.wait(20.0, 0, 2)
+    assert session.state.phase == state.RUNNING
 
 
 def test_a_lost_launcher_never_comes_back() -> None:
-    one = Session(3, restarts=3, least=2)
-    one.run(0, 2, 3)
-    one.wait(10.0, 0, 3)
-    one.join(6, name="launcher 2")
-    assert isinstance(one.last(6), Refused)
+    session = Session(3, restarts=3, least=2)
+    session.run(0, 2, 3)
+    session.wait(10.0, 0, 3)
+    session.join(6, name="launcher 2")
+    assert isinstance(session.last(6), Refused)
 
 
 def test_a_generation_waits_until_who_is_cut_off_has_ended_its_ranks() -> None:
-    one = Session(3, least=2)
-    one.run(0, 2, 3)
-    one.feed(Broken(2, one.now))
-    lost_at = one.now
-    one.wait(5.0, 0, 3)
-    one.stopped(0, 3)
-    one.join_all(0, 3)
-    assert one.state.phase == state.FORMING
-    one.wait(6.0, 0, 3)
-    assert one.now > lost_at + 10.0
-    roster = one.state.roster
+    session = Session(3, least=2)
+    session.run(0, 2, 3)
+    session.feed(Broken(2, session.now))
+    lost_at = session.now
+    session.wait(5.0, 0, 3)
+    session.stopped(0, 3)
+    session.join_all(0, 3)
+    assert session.state.phase == state.FORMING
+    session.wait(6.0, 0, 3)
+    assert session.now > lost_at + 10.0
+    roster = session.state.roster
     assert roster is not None
     assert ([entry.hostname for entry in roster.entries], roster.restarts) == (
         ["node-0", "node-3"],
@@ -337,212 +337,212 @@ def test_a_generation_waits_until_who_is_cut_off_has_ended_its_ranks() -> None:
 
 
 def test_an_elastic_job_begins_with_fewer_once_nobody_else_comes() -> None:
-    one = Session(3, least=2)
-    one.join_all(0, 2)
-    one.wait(29.0, 0, 2)
-    assert one.state.phase == state.FORMING
-    assert one.state.told.startswith("up to 1 more host")
-    one.wait(2.0, 0, 2)
-    assert len(one.state.placed) == 2
+    session = Session(3, least=2)
+    session.join_all(0, 2)
+    session.wait(29.0, 0, 2)
+    assert session.state.phase == state.FORMING
+    assert session.state.told.startswith("up to 1 more host")
+    session.wait(2.0, 0, 2)
+    assert len(session.state.placed) == 2
 
 
 def test_a_wait_is_limited_by_the_timeout_that_counts() -> None:
-    one = Session(4, least=2)
-    one.join(0)
-    first = one.told(0, Missing)
+    session = Session(4, least=2)
+    session.join(0)
+    first = session.told(0, Missing)
     assert (first.limit, round(first.left_s)) == ("--rdzv_timeout", 60)
-    one.wait(20.0, 0)
-    one.join(1)
-    second = one.told(1, Missing)
+    session.wait(20.0, 0)
+    session.join(1)
+    second = session.told(1, Missing)
     assert (second.limit, round(second.left_s)) == ("--elastic_timeout", 30)
-    one.wait(15.0, 0, 1)
-    one.join(2)
+    session.wait(15.0, 0, 1)
+    session.join(2)
     # Not 30 s more: all of them together have --rdzv_timeout.
-    third = one.told(2, Missing)
+    third = session.told(2, Missing)
     assert (third.limit, round(third.left_s)) == ("--elastic_timeout", 25)
 
 
 def test_lost_hosts_are_waited_for_as_long_as_they_may_train() -> None:
-    one = Session(3, least=2)
-    one.run(0, 1, 2)
-    one.wait(9.5, 0, 1)
-    one.stopped(0, 1)
-    one.join_all(0, 1)
-    one.wait(0.2, 0, 1)
-    told = one.told(1, Missing)
+    session = Session(3, least=2)
+    session.run(0, 1, 2)
+    session.wait(9.5, 0, 1)
+    session.stopped(0, 1)
+    session.join_all(0, 1)
+    session.wait(0.2, 0, 1)
+    told = session.told(1, Missing)
     assert told.who.startswith("up to 1 more host")
     assert told.limit == "--heartbeat_timeout"
     assert told.left_s <= 2.0
 
 
 def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
-    one = Session(3, least=2)
-    one.join_all(0, 1)
-    one.wait(31.0, 0, 1)
-    one.ready(0, 1)
-    one.wait(15.0, 0)
-    one.say(0, Stopped(0, None))
-    one.join(0)
-    one.wait(2.0, 0)
-    told = one.told(0, Missing)
+    session = Session(3, least=2)
+    session.join_all(0, 1)
+    session.wait(31.0, 0, 1)
+    session.ready(0, 1)
+    session.wait(15.0, 0)
+    session.say(0, Stopped(0, None))
+    session.join(0)
+    session.wait(2.0, 0)
+    told = session.told(0, Missing)
     assert told.who.startswith("1 host of 2")
     assert told.limit == "--elastic_timeout"
     assert 25.0 < told.left_s <= 30.0
 
 
 def test_more_hosts_are_waited_for_once_all_survivors_are_back() -> None:
-    one = Session(4, least=3)
-    one.run(0, 1, 2, 3)
+    session = Session(4, least=3)
+    session.run(0, 1, 2, 3)
     for number in (2, 3):
-        one.feed(Broken(number, one.now))
-    one.wait(5.0, 0, 1)
-    one.stopped(0, 1)
-    one.join(0)
-    one.wait(20.0, 0, 1)
-    one.join(1)
-    one.wait(29.0, 0, 1)
-    assert one.state.phase == state.FORMING
-    one.wait(2.0, 0, 1)
-    assert "did not come within 30 s" in one.failure(1).what
+        session.feed(Broken(number, session.now))
+    session.wait(5.0, 0, 1)
+    session.stopped(0, 1)
+    session.join(0)
+    session.wait(20.0, 0, 1)
+    session.join(1)
+    session.wait(29.0, 0, 1)
+    assert session.state.phase == state.FORMING
+    session.wait(2.0, 0, 1)
+    assert "did not come within 30 s" in session.failure(1).what
 
 
 def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> None:
-    one = Session(3, least=2)
-    one.join_all(0, 2)
-    one.wait(31.0, 0, 2)
-    one.ready(0, 2)
-    one.join(5)
-    told = one.told(5, Missing)
+    session = Session(3, least=2)
+    session.join_all(0, 2)
+    session.wait(31.0, 0, 2)
+    session.ready(0, 2)
+    session.join(5)
+    told = session.told(5, Missing)
     assert told.stands_by
-    one.wait(29.0, 0, 2, 5)
-    assert one.state.phase == state.RUNNING
-    one.wait(2.0, 0, 2, 5)
-    stop = one.told(0, Stop)
+    session.wait(29.0, 0, 2, 5)
+    assert session.state.phase == state.RUNNING
+    session.wait(2.0, 0, 2, 5)
+    stop = session.told(0, Stop)
     assert (stop.failure.host, stop.failure.is_departure) == ("10.0.0.5 (node-5)", True)
-    one.stopped(0, 2)
-    one.join_all(0, 2)
-    roster = one.told(5, RosterMessage)
+    session.stopped(0, 2)
+    session.join_all(0, 2)
+    roster = session.told(5, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2", "node-5"]
     assert (roster.generation, roster.restarts) == (1, 0)
 
 
 def test_a_job_that_is_done_in_part_is_not_begun_again_for_a_newcomer() -> None:
-    one = Session(3, least=2)
-    one.join_all(0, 2)
-    one.wait(31.0, 0, 2)
-    one.ready(0, 2)
-    one.say(2, Done(0))
-    one.join(5)
-    one.wait(60.0, 0, 2, 5)
-    assert one.state.phase == state.RUNNING
-    one.say(0, Done(0))
-    assert one.verdict(5) == one.verdict(0)
+    session = Session(3, least=2)
+    session.join_all(0, 2)
+    session.wait(31.0, 0, 2)
+    session.ready(0, 2)
+    session.say(2, Done(0))
+    session.join(5)
+    session.wait(60.0, 0, 2, 5)
+    assert session.state.phase == state.RUNNING
+    session.say(0, Done(0))
+    assert session.verdict(5) == session.verdict(0)
 
 
 def test_a_host_that_departs_is_not_waited_for() -> None:
-    one = Session(3, least=2)
-    one.run(0, 2, 3)
+    session = Session(3, least=2)
+    session.run(0, 2, 3)
     asked = Failure("node-3", "interrupted by SIGTERM", 143, is_departure=True)
-    one.say(3, Failed(0, asked))
-    one.stopped(0, 2)
-    one.say(3, Stopped(0, asked))
-    assert not one.verdict(0).is_final
-    one.join_all(0, 2)
-    one.say(3, Leave(asked))
-    roster = one.told(2, RosterMessage)
+    session.say(3, Failed(0, asked))
+    session.stopped(0, 2)
+    session.say(3, Stopped(0, asked))
+    assert not session.verdict(0).is_final
+    session.join_all(0, 2)
+    session.say(3, Leave(asked))
+    roster = session.told(2, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2"]
 
 
 def test_one_host_more_than_wanted_is_refused() -> None:
-    one = Session(2)
-    one.run(0, 2)
-    one.join(3)
-    refused = one.told(3, Refused)
+    session = Session(2)
+    session.run(0, 2)
+    session.join(3)
+    refused = session.told(3, Refused)
     assert "all hosts of the job are there" in refused.why
-    assert one.state.phase == state.RUNNING
+    assert session.state.phase == state.RUNNING
 
 
 def test_who_is_configured_otherwise_is_refused_and_named_to_the_others() -> None:
-    one = Session(2)
-    one.join(0)
-    one.join(2, mode="rpc")
-    refused = one.told(2, Refused)
+    session = Session(2)
+    session.join(0)
+    session.join(2, mode="rpc")
+    refused = session.told(2, Refused)
     assert refused.why == "--run_mode is rpc there and collective on node-0"
-    one.wait(2.0, 0)
-    missing = one.told(0, Missing)
+    session.wait(2.0, 0)
+    missing = session.told(0, Missing)
     assert "10.0.0.2 (node-2) cannot take part" in missing.remarks[0]
 
 
 def test_what_is_told_of_hosts_that_differ_is_never_too_long_to_be_read() -> None:
-    one = Session(3)
-    one.join(0, mode="x" * 60_000 + "a")
-    one.join(1, mode="x" * 60_000 + "a")
+    session = Session(3)
+    session.join(0, mode="x" * 60_000 + "a")
+    session.join(1, mode="x" * 60_000 + "a")
     for number in range(2, 20):
-        one.join(number, mode=f"{number}" + "x" * 60_000)
-    one.join(20, mode="x" * 60_000 + "b")
-    refused = one.told(20, Refused)
+        session.join(number, mode=f"{number}" + "x" * 60_000)
+    session.join(20, mode="x" * 60_000 + "b")
+    refused = session.told(20, Refused)
     assert "xb there and ..." in refused.why
-    one.wait(61.0, 0, 1)
-    assert one.verdict(1).failure is not None
-    for messages in one.sent.values():
+    session.wait(61.0, 0, 1)
+    assert session.verdict(1).failure is not None
+    for messages in session.sent.values():
         for message in messages:
             assert CODEC.read(CODEC.write(message)) == message
 
 
 def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
-    one = Session(3)
-    one.join(0)
-    one.join(2, rank=1)
-    one.join(3, rank=1)
+    session = Session(3)
+    session.join(0)
+    session.join(2, rank=1)
+    session.join(3, rank=1)
     for number in (0, 2, 3):
-        told = one.failure(number)
+        told = session.failure(number)
         assert told.exit_code == 4
         assert "node-2" in told.what
         assert "node-3" in told.what
 
 
 def test_a_newcomer_of_a_taken_rank_does_not_end_a_job_that_starts_again() -> None:
-    one = Session(3, least=2)
-    one.join(0)
-    one.join(2, rank=1)
-    one.wait(31.0, 0, 2)
-    one.ready(0, 2)
-    one.say(0, Failed(0, Failure("node-0", "asked", 101, is_departure=True)))
-    one.stopped(0, 2)
-    one.join(3, rank=1)
-    refused = one.told(3, Refused)
+    session = Session(3, least=2)
+    session.join(0)
+    session.join(2, rank=1)
+    session.wait(31.0, 0, 2)
+    session.ready(0, 2)
+    session.say(0, Failed(0, Failure("node-0", "asked", 101, is_departure=True)))
+    session.stopped(0, 2)
+    session.join(3, rank=1)
+    refused = session.told(3, Refused)
     assert "the same rank as 10.0.0.2 (node-2), pid 7: 1" in refused.why
-    assert one.state.phase == state.FORMING
+    assert session.state.phase == state.FORMING
 
 
 def test_a_listed_host_that_is_configured_otherwise_ends_the_job_at_once() -> None:
-    one = Session(3, names=("10.0.0.0", "10.0.0.2", "10.0.0.3"))
-    one.join(0, rank=0)
-    one.join(2, rank=1)
-    one.join(3, rank=2, mode="rpc")
+    session = Session(3, names=("10.0.0.0", "10.0.0.2", "10.0.0.3"))
+    session.join(0, rank=0)
+    session.join(2, rank=1)
+    session.join(3, rank=2, mode="rpc")
     for number in (0, 2):
-        told = one.failure(number)
+        told = session.failure(number)
         assert told.exit_code == 4
         assert "10.0.0.3 (node-3) cannot take part: --run_mode is rpc there" in told.what
 
 
 def test_a_misfit_from_elsewhere_or_beside_a_host_that_is_there_ends_nothing() -> None:
-    one = Session(3, names=("10.0.0.0", "10.0.0.2", "10.0.0.3"))
-    one.join(0, rank=0)
-    one.join(2, rank=1)
-    one.join(9, rank=2, mode="rpc")
-    one.join(2, name="a second one on node-2", rank=2, mode="rpc")
-    assert one.state.phase == state.FORMING
+    session = Session(3, names=("10.0.0.0", "10.0.0.2", "10.0.0.3"))
+    session.join(0, rank=0)
+    session.join(2, rank=1)
+    session.join(9, rank=2, mode="rpc")
+    session.join(2, name="a second one on node-2", rank=2, mode="rpc")
+    assert session.state.phase == state.FORMING
 
 
 def test_a_misfit_with_the_script_of_the_job_ends_it_and_one_with_another_does_not() -> None:
-    one = Session(3)
-    one.join(0)
-    one.join(2, has_same_script=False, mode="rpc")
-    assert isinstance(one.last(2), Refused)
-    assert one.state.phase == state.FORMING
-    one.join(3, has_same_script=True, mode="rpc")
-    told = one.failure(0)
+    session = Session(3)
+    session.join(0)
+    session.join(2, has_same_script=False, mode="rpc")
+    assert isinstance(session.last(2), Refused)
+    assert session.state.phase == state.FORMING
+    session.join(3, has_same_script=True, mode="rpc")
+    told = session.failure(0)
     assert told.exit_code == 4
     assert "10.0.0.3 (node-3) cannot take part: --run_mode is rpc there" in told.what
 
@@ -552,77 +552,77 @@ NO_SCRIPT = Failure("node-2", "there is no script train.py", 3)
 
 @pytest.mark.parametrize("ill", [0, 2])
 def test_a_host_that_brings_its_trouble_ends_the_job_for_all(ill: int) -> None:
-    one = Session(3)
-    one.join(1)
-    one.join(ill, failure=NO_SCRIPT)
+    session = Session(3)
+    session.join(1)
+    session.join(ill, failure=NO_SCRIPT)
     for number in (1, ill):
-        assert one.verdict(number).failure == NO_SCRIPT
-        assert one.verdict(number).is_final
-    assert len(one.state.heard_end) == 2
+        assert session.verdict(number).failure == NO_SCRIPT
+        assert session.verdict(number).is_final
+    assert len(session.state.heard_end) == 2
     # Whoever comes later hears it, too.
-    one.join(3)
-    assert one.verdict(3).failure == NO_SCRIPT
-    assert len(one.state.heard_end) == 3
+    session.join(3)
+    assert session.verdict(3).failure == NO_SCRIPT
+    assert len(session.state.heard_end) == 3
 
 
 def test_an_elastic_job_goes_on_without_a_host_that_brings_its_trouble() -> None:
-    one = Session(3, least=2)
-    one.join_all(0, 1)
-    one.join(2, failure=NO_SCRIPT)
-    assert isinstance(one.last(2), Refused)
-    one.wait(31.0, 0, 1)
-    (roster,) = [message for message in one.sent[1] if isinstance(message, RosterMessage)]
+    session = Session(3, least=2)
+    session.join_all(0, 1)
+    session.join(2, failure=NO_SCRIPT)
+    assert isinstance(session.last(2), Refused)
+    session.wait(31.0, 0, 1)
+    (roster,) = [message for message in session.sent[1] if isinstance(message, RosterMessage)]
     assert [entry.hostname for entry in roster.entries] == ["node-0", "node-1"]
     assert roster.remarks == ("10.0.0.2 (node-2) cannot take part: there is no script train.py",)
 
 
 def test_a_host_that_can_no_longer_take_part_is_left_out_of_the_next_start() -> None:
-    one = Session(3, least=2, restarts=1)
-    one.run(0, 1, 2)
-    failed(one, 1, 0, 2)
-    one.join(0)
-    one.join(1, failure=Failure("node-1", "port 6070 is taken", 3))
-    one.join(2)
-    assert hosts_of(one, 0) == ["node-0", "node-2"]
+    session = Session(3, least=2, restarts=1)
+    session.run(0, 1, 2)
+    failed(session, 1, 0, 2)
+    session.join(0)
+    session.join(1, failure=Failure("node-1", "port 6070 is taken", 3))
+    session.join(2)
+    assert hosts_of(session, 0) == ["node-0", "node-2"]
 
 
 def test_one_more_host_with_trouble_than_the_job_has_places_ends_nothing() -> None:
-    one = Session(2)
-    one.run(0, 1)
-    one.join(2, failure=NO_SCRIPT)
-    assert isinstance(one.last(2), Refused)
-    assert one.state.phase == state.RUNNING
+    session = Session(2)
+    session.run(0, 1)
+    session.join(2, failure=NO_SCRIPT)
+    assert isinstance(session.last(2), Refused)
+    assert session.state.phase == state.RUNNING
 
 
 def test_planning_has_a_time_of_its_own_after_the_last_host_came() -> None:
-    one = Session(2)
-    one.join(0)
-    one.wait(59.5, 0)
-    one.join(2)
-    one.say(0, HostReady(0))
-    one.wait(20.0, 0, 2)
-    one.say(2, HostReady(0))
-    assert one.last(2) == Start(0)
+    session = Session(2)
+    session.join(0)
+    session.wait(59.5, 0)
+    session.join(2)
+    session.say(0, HostReady(0))
+    session.wait(20.0, 0, 2)
+    session.say(2, HostReady(0))
+    assert session.last(2) == Start(0)
 
 
 def test_who_is_refused_again_and_again_drives_out_but_its_own_lines() -> None:
-    one = Session(3)
-    one.join(0)
-    one.join(2, mode="rpc")
+    session = Session(3)
+    session.join(0)
+    session.join(2, mode="rpc")
     for number in range(100):
-        one.join(9, name=f"stranger {number}", mode=f"mode {number}")
-    lines = one.state.remarks
+        session.join(9, name=f"stranger {number}", mode=f"mode {number}")
+    lines = session.state.remarks
     assert lines[0].startswith("10.0.0.2 (node-2) cannot take part")
     assert len(lines) == 4
 
 
 def test_a_launcher_that_was_started_again_takes_its_own_place() -> None:
-    one = Session(3)
-    one.join(0, rank=0)
-    one.join(2, rank=1)
-    one.feed(Broken(2, one.now))
-    one.join(4, name="another", rank=1)
-    assert set(one.state.hosts) == {"launcher 0", "another"}
+    session = Session(3)
+    session.join(0, rank=0)
+    session.join(2, rank=1)
+    session.feed(Broken(2, session.now))
+    session.join(4, name="another", rank=1)
+    assert set(session.state.hosts) == {"launcher 0", "another"}
 
 
 def test_who_is_missing_is_named_when_time_is_up() -> None:
@@ -643,22 +643,22 @@ def test_a_launcher_that_is_stopped_while_hosts_gather_ends_the_job() -> None:
 
 
 def test_the_session_is_over_when_everybody_has_left() -> None:
-    one = Session(2)
-    one.run(0, 2)
+    session = Session(2)
+    session.run(0, 2)
     for number in (0, 2):
-        one.say(number, Done(0))
-    one.say(0, Leave(None))
-    assert not one.state.is_over
-    one.say(2, Leave(None))
-    assert one.state.is_over
+        session.say(number, Done(0))
+    session.say(0, Leave(None))
+    assert not session.state.is_over
+    session.say(2, Leave(None))
+    assert session.state.is_over
 
 
 def test_an_elastic_job_goes_on_without_a_launcher_that_has_given_up() -> None:
-    one = Session(3, least=2)
-    one.run(0, 1, 2)
-    one.say(1, Leave(None))
-    one.stopped(0, 2)
-    verdict = one.verdict(2)
+    session = Session(3, least=2)
+    session.run(0, 1, 2)
+    session.say(1, Leave(None))
+    session.stopped(0, 2)
+    verdict = session.verdict(2)
     assert not verdict.is_final
     assert verdict.failure is not None
     assert verdict.failure.what == "fleetrun has ended"
@@ -679,60 +679,60 @@ def hosts_of(one: Session, number: int) -> list[str]:
 
 
 def test_a_host_that_is_not_well_stays_out_while_another_can_take_its_place() -> None:
-    one = Session(2, restarts=1, spares=1)
-    one.run(0, 1)
-    one.join(2)
-    failed(one, 0, 1)
-    one.join(1, trouble="the disk of its logs is full")
-    one.join(0)
-    assert hosts_of(one, 0) == hosts_of(one, 2) == ["node-0", "node-2"]
-    told = one.told(1, Missing)
+    session = Session(2, restarts=1, spares=1)
+    session.run(0, 1)
+    session.join(2)
+    failed(session, 0, 1)
+    session.join(1, trouble="the disk of its logs is full")
+    session.join(0)
+    assert hosts_of(session, 0) == hosts_of(session, 2) == ["node-0", "node-2"]
+    told = session.told(1, Missing)
     assert told.stands_by
     assert told.remarks == ("10.0.0.1 (node-1) stays out: the disk of its logs is full",)
-    roster = one.told(2, RosterMessage)
+    roster = session.told(2, RosterMessage)
     assert roster.remarks == told.remarks
 
 
 def test_an_elastic_job_goes_on_with_fewer_hosts_that_are_well_and_with_others_if_it_must() -> None:
-    one = Session(3, restarts=1, least=2)
-    one.run(0, 1, 2)
-    failed(one, 0, 1, 2)
+    session = Session(3, restarts=1, least=2)
+    session.run(0, 1, 2)
+    failed(session, 0, 1, 2)
     for number in (1, 2, 0):
-        one.join(number, trouble="" if number == 0 else f"trouble {number}")
-    assert hosts_of(one, 0) == ["node-0", "node-2"]
+        session.join(number, trouble="" if number == 0 else f"trouble {number}")
+    assert hosts_of(session, 0) == ["node-0", "node-2"]
     for number in (0, 2):
-        one.say(number, HostReady(1))
+        session.say(number, HostReady(1))
     # Who was left out is no newcomer for whom all would start again.
-    one.wait(120.0, 0, 1, 2)
-    assert one.state.phase == state.RUNNING
-    assert one.generation == 1
+    session.wait(120.0, 0, 1, 2)
+    assert session.state.phase == state.RUNNING
+    assert session.generation == 1
 
 
 def test_a_host_of_which_the_job_has_failed_twice_makes_room_for_one_that_waits() -> None:
-    one = Session(2, restarts=5, spares=1)
-    one.run(0, 1)
-    one.join(2)
-    failed(one, 1, 0)
-    one.run(0, 1)
-    failed(one, 1, 0)
-    one.join_all(1, 0)
-    assert hosts_of(one, 0) == ["node-0", "node-2"]
-    told = one.told(1, Missing)
+    session = Session(2, restarts=5, spares=1)
+    session.run(0, 1)
+    session.join(2)
+    failed(session, 1, 0)
+    session.run(0, 1)
+    failed(session, 1, 0)
+    session.join_all(1, 0)
+    assert hosts_of(session, 0) == ["node-0", "node-2"]
+    told = session.told(1, Missing)
     assert "failed 2 times because of it" in told.remarks[0]
 
 
 def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> None:
-    one = Session(2, spares=2)
-    one.run(0, 1)
+    session = Session(2, spares=2)
+    session.run(0, 1)
     for name in ("back", "again"):
-        one.feed(Broken(1, one.now))
-        one.wait(10.0, 0, 2)
-        one.say(0, Stopped(one.generation, None))
-        one.join(1, name=name)
-        one.join(0)
+        session.feed(Broken(1, session.now))
+        session.wait(10.0, 0, 2)
+        session.say(0, Stopped(session.generation, None))
+        session.join(1, name=name)
+        session.join(0)
         for number in (0, 1):
-            one.say(number, HostReady(one.generation))
-    assert one.state.hosts["again"].failure_count == 2
+            session.say(number, HostReady(session.generation))
+    assert session.state.hosts["again"].failure_count == 2
 
 
 def killed(one: Session, number: int, secret: str = "", *, has_ranks: bool) -> None:
@@ -742,99 +742,99 @@ def killed(one: Session, number: int, secret: str = "", *, has_ranks: bool) -> N
 
 
 def test_a_launcher_whose_guard_says_that_it_was_killed_is_lost_at_once() -> None:
-    one = Session(2)
-    one.run(0, 1)
-    one.feed(Broken(1, one.now))
-    killed(one, 1, has_ranks=True)
-    assert isinstance(one.last(0), Stop)
-    one.say(0, Stopped(0, None))
-    told = one.failure(0)
+    session = Session(2)
+    session.run(0, 1)
+    session.feed(Broken(1, session.now))
+    killed(session, 1, has_ranks=True)
+    assert isinstance(session.last(0), Stop)
+    session.say(0, Stopped(0, None))
+    told = session.failure(0)
     assert (told.what, told.host) == ("fleetrun was lost", "10.0.0.1 (node-1)")
 
 
 def test_the_next_start_waits_for_the_end_of_a_killed_launchers_ranks_or_the_deadline() -> None:
     for tells in (True, False):
-        one = Session(3, least=2)
-        one.run(0, 1, 2)
-        killed(one, 2, has_ranks=True)
+        session = Session(3, least=2)
+        session.run(0, 1, 2)
+        killed(session, 2, has_ranks=True)
         for number in (0, 1):
-            one.say(number, Stopped(0, None))
+            session.say(number, Stopped(0, None))
         for number in (0, 1):
-            one.join(number)
-        one.wait(5.0, 0, 1)
-        assert one.state.phase == state.FORMING
+            session.join(number)
+        session.wait(5.0, 0, 1)
+        assert session.state.phase == state.FORMING
         if tells:
-            killed(one, 2, has_ranks=False)
+            killed(session, 2, has_ranks=False)
         else:
-            one.wait(6.0, 0, 1)
+            session.wait(6.0, 0, 1)
         # Until all are ready they are told now and then who is not.
-        rosters = [told for told in one.sent[0] if isinstance(told, RosterMessage)]
+        rosters = [told for told in session.sent[0] if isinstance(told, RosterMessage)]
         assert rosters[-1].generation == 1
         assert [entry.hostname for entry in rosters[-1].entries] == ["node-0", "node-1"]
 
 
 def test_nobody_can_say_that_another_launcher_was_killed() -> None:
-    one = Session(2)
-    one.run(0, 1)
+    session = Session(2)
+    session.run(0, 1)
     for name in ("launcher 1", "launcher 0", "launcher 9"):
-        one.say(7, LauncherKilled(name, "a guess", has_ranks=True))
-    assert one.state.phase == state.RUNNING
+        session.say(7, LauncherKilled(name, "a guess", has_ranks=True))
+    assert session.state.phase == state.RUNNING
 
 
 def test_five_hundred_hosts_that_join_at_once_make_one_roster() -> None:
     count = 512
-    one = Session(count)
-    one.run(*range(count))
+    session = Session(count)
+    session.run(*range(count))
     rosters = {
-        told for sent in one.sent.values() for told in sent if isinstance(told, RosterMessage)
+        told for sent in session.sent.values() for told in sent if isinstance(told, RosterMessage)
     }
     (roster,) = rosters
     assert len({entry.hostname for entry in roster.entries}) == count
-    one.say(7, Failed(0, failure(7)))
+    session.say(7, Failed(0, failure(7)))
     for number in range(count):
-        assert not [told for told in one.sent[number] if isinstance(told, Verdict)]
-        one.say(number, Stopped(0, failure(number, is_victim=number != 7)))
-    assert {one.verdict(number).failure for number in range(count)} == {failure(7)}
+        assert not [told for told in session.sent[number] if isinstance(told, Verdict)]
+        session.say(number, Stopped(0, failure(number, is_victim=number != 7)))
+    assert {session.verdict(number).failure for number in range(count)} == {failure(7)}
     for number in range(count):
-        one.say(number, Leave(None))
-    assert one.state.is_over
+        session.say(number, Leave(None))
+    assert session.state.is_over
 
 
 def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
-    one = Session(3, restarts=5, spares=1)
-    one.run(0, 1, 2)
-    failed(one, 1, 0, 2)
-    one.run(0, 1, 2)
-    assert one.state.roster is not None
+    session = Session(3, restarts=5, spares=1)
+    session.run(0, 1, 2)
+    failed(session, 1, 0, 2)
+    session.run(0, 1, 2)
+    assert session.state.roster is not None
     gone = {("10.0.0.9", "node-9"): 4}
-    known = one.state._replace(failure_counts=gone, has_token=False, admitted=frozenset("ba"))
-    record = state.record(known, one.state.roster, "launcher 0")
+    known = session.state._replace(failure_counts=gone, has_token=False, admitted=frozenset("ba"))
+    record = state.record(known, session.state.roster, "launcher 0")
     assert [entry.failure_count for entry in record.entries] == [0, 1, 0]
     assert record.others == (RosterEntry("", "10.0.0.9", "node-9", 4),)
     assert record.admitted == ("a", "b")
     # The first host is lost; the third one coordinates the job now.
-    next_one = state.resume(one.now, record, "launcher 2", one.now)
+    next_one = state.resume(session.now, record, "launcher 2", session.now)
     assert next_one.generation == record.generation + 1
     assert next_one.hosts["launcher 1"].failure_count == 1
     assert next_one.failure_counts == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}
 
 
 def test_a_launcher_of_another_job_of_the_name_gets_no_place_in_this_one() -> None:
-    one = Session(2)
-    one.state = one.state._replace(session="new")
-    one.join(0)
+    session = Session(2)
+    session.state = session.state._replace(session="new")
+    session.join(0)
     offer = JoinRequest("", "node-1", 7, (7000,), ((),), settings=(("--run_mode", "collective"),))
-    one.say(1, Join(PROTOCOL, "of the old job", 0, offer, "old"))
-    assert one.last(1) == Refused(
+    session.say(1, Join(PROTOCOL, "of the old job", 0, offer, "old"))
+    assert session.last(1) == Refused(
         "it belongs to another job of this name, whose coordinator was lost"
     )
-    one.say(2, Join(PROTOCOL, "its successor", 0, offer))
-    assert hosts_of(one, 0) == ["node-0", "node-1"]
-    told = one.told(2, RosterMessage)
+    session.say(2, Join(PROTOCOL, "its successor", 0, offer))
+    assert hosts_of(session, 0) == ["node-0", "node-1"]
+    told = session.told(2, RosterMessage)
     assert told.session == "new"
     # Neither is it told how that one has ended.
-    one.say(0, Stopped(0, failure(0)))
-    one.say(2, Stopped(0, None))
-    assert one.verdict(2).is_final
-    one.say(3, Join(PROTOCOL, "of the old job", 0, offer, "old"))
-    assert isinstance(one.last(3), Refused)
+    session.say(0, Stopped(0, failure(0)))
+    session.say(2, Stopped(0, None))
+    assert session.verdict(2).is_final
+    session.say(3, Join(PROTOCOL, "of the old job", 0, offer, "old"))
+    assert isinstance(session.last(3), Refused)

@@ -69,13 +69,13 @@ class Launcher:
 
 def joined() -> Launcher:
     """Return one that has said what it offers, and has heard nothing yet."""
-    one = Launcher()
-    one.state = member.begin(
-        RendezvousConfig(3, 3), "launcher 2", "node-1", one.now, is_local=False
+    launcher = Launcher()
+    launcher.state = member.begin(
+        RendezvousConfig(3, 3), "launcher 2", "node-1", launcher.now, is_local=False
     )
-    one.feed(member.Connected(one.now))
-    one.feed(member.JoinRequested(OFFER, one.now))
-    return one
+    launcher.feed(member.Connected(launcher.now))
+    launcher.feed(member.JoinRequested(OFFER, launcher.now))
+    return launcher
 
 
 def test_who_is_cut_off_blames_nobody_who_fails_by_itself() -> None:
@@ -94,15 +94,15 @@ def test_a_connection_that_is_given_up_is_said_to_be() -> None:
 
 
 def test_who_was_cut_off_still_takes_the_verdict_of_the_coordinator() -> None:
-    one = Launcher()
-    one.wait(7.5)
-    one.feed(member.Said(Stopped(0, None), one.now))
-    assert one.verdicts() == []
-    one.feed(member.Connected(one.now))
-    assert any(isinstance(each, Stopped) for each in one.said())
+    launcher = Launcher()
+    launcher.wait(7.5)
+    launcher.feed(member.Said(Stopped(0, None), launcher.now))
+    assert launcher.verdicts() == []
+    launcher.feed(member.Connected(launcher.now))
+    assert any(isinstance(each, Stopped) for each in launcher.said())
     verdict = Verdict(0, "launcher 3", THEIRS, is_final=True)
-    one.feed(member.Heard(verdict, one.now))
-    assert one.verdicts() == [verdict]
+    launcher.feed(member.Heard(verdict, launcher.now))
+    assert launcher.verdicts() == [verdict]
 
 
 def test_a_launcher_says_to_which_job_of_a_name_it_belongs() -> None:
@@ -135,22 +135,22 @@ def test_who_joins_and_hears_nothing_for_the_whole_timeout_calls_again() -> None
 
 
 def test_who_reaches_no_coordinator_ends_within_the_timeout() -> None:
-    one = Launcher()
-    one.wait(7.5)
-    one.feed(member.Said(Stopped(0, None), one.now))
-    one.wait(2.6)
-    (verdict,) = one.verdicts()
+    launcher = Launcher()
+    launcher.wait(7.5)
+    launcher.feed(member.Said(Stopped(0, None), launcher.now))
+    launcher.wait(2.6)
+    (verdict,) = launcher.verdicts()
     assert verdict.failure is not None
     assert verdict.failure.what.startswith("this host was cut off from the coordinator")
 
 
 def test_a_coordinator_that_is_lost_hides_no_failure_of_this_hosts_ranks() -> None:
-    one = Launcher()
-    one.feed(member.Said(Failed(0, OWN), one.now))
-    one.feed(member.Disconnected(one.now))
-    one.feed(member.Said(Stopped(0, OWN), one.now))
-    one.wait(5.0)
-    (verdict,) = one.verdicts()
+    launcher = Launcher()
+    launcher.feed(member.Said(Failed(0, OWN), launcher.now))
+    launcher.feed(member.Disconnected(launcher.now))
+    launcher.feed(member.Said(Stopped(0, OWN), launcher.now))
+    launcher.wait(5.0)
+    (verdict,) = launcher.verdicts()
     assert (verdict.failure, verdict.launcher) == (OWN, "launcher 2")
     assert verdict.given_up == "the coordinator of the job was lost"
 
@@ -168,16 +168,16 @@ def test_a_coordinator_that_is_lost_hides_no_failure_of_this_hosts_ranks() -> No
 def test_who_loses_a_coordinator_that_can_be_replaced_goes_on_if_the_rules_allow_it(
     max_restarts: int, own: Failure | None, given_up: str, *, is_final: bool
 ) -> None:
-    one = Launcher()
-    config = one.state.config._replace(has_store=True, max_restarts=max_restarts)
-    one.state = one.state._replace(config=config)
+    launcher = Launcher()
+    config = launcher.state.config._replace(has_store=True, max_restarts=max_restarts)
+    launcher.state = launcher.state._replace(config=config)
     if own is not None:
-        one.feed(member.Said(Failed(0, own), one.now))
-    one.feed(member.Disconnected(one.now))
-    one.wait(5.0)
-    one.feed(member.Said(Stopped(0, own), one.now))
-    one.wait(5.0)
-    (verdict,) = one.verdicts()
+        launcher.feed(member.Said(Failed(0, own), launcher.now))
+    launcher.feed(member.Disconnected(launcher.now))
+    launcher.wait(5.0)
+    launcher.feed(member.Said(Stopped(0, own), launcher.now))
+    launcher.wait(5.0)
+    (verdict,) = launcher.verdicts()
     assert (verdict.is_final, verdict.given_up) == (is_final, given_up)
 
 

@@ -92,27 +92,27 @@ class Launcher:
 
 
 def test_a_launcher_that_was_stopped_says_so_and_kills_its_ranks() -> None:
-    one = Launcher()
-    now = one.beat(60.0) + 45.0
+    launcher = Launcher()
+    now = launcher.beat(60.0) + 45.0
     # The connection was closed meanwhile; sockets are looked at before the clock.
-    one.feed(Disconnected(now))
-    one.feed(TimerExpired(now))
-    assert "was not running for 43 s" in one.why()
-    assert "cut off" not in one.why()
-    assert any(isinstance(action, Fence) for action in one.done)
+    launcher.feed(Disconnected(now))
+    launcher.feed(TimerExpired(now))
+    assert "was not running for 43 s" in launcher.why()
+    assert "cut off" not in launcher.why()
+    assert any(isinstance(action, Fence) for action in launcher.done)
 
 
 def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
-    one = Launcher()
-    now = one.beat(60.0) + 45.0
-    one.feed(Disconnected(now))
-    one.feed(Connected(now + 0.01))
-    one.feed(Heard(Refused("it counts as lost"), now + 0.02))
-    assert "was not running" in one.why()
-    one.feed(Said(Stopped(0, None), now + 1.0))
-    one.feed(Disconnected(now + 1.1))
-    one.feed(TimerExpired(now + 1.2))
-    (end,) = [told for told in one.delivered() if isinstance(told, Verdict)]
+    launcher = Launcher()
+    now = launcher.beat(60.0) + 45.0
+    launcher.feed(Disconnected(now))
+    launcher.feed(Connected(now + 0.01))
+    launcher.feed(Heard(Refused("it counts as lost"), now + 0.02))
+    assert "was not running" in launcher.why()
+    launcher.feed(Said(Stopped(0, None), now + 1.0))
+    launcher.feed(Disconnected(now + 1.1))
+    launcher.feed(TimerExpired(now + 1.2))
+    (end,) = [told for told in launcher.delivered() if isinstance(told, Verdict)]
     assert end.failure is not None
     assert end.failure.host == "node-2"
 
@@ -126,11 +126,11 @@ def test_each_answer_puts_off_the_death_of_the_ranks(restarts: int) -> None:
 
 
 def test_a_coordinator_that_runs_puts_off_the_death_of_its_ranks_too() -> None:
-    one = Launcher(is_local=True)
+    launcher = Launcher(is_local=True)
     for _ in range(20):
-        now = one.state.wake_at
-        one.feed(TimerExpired(now))
-        assert now + CONFIG.fence_s < one.killed_at() < now + CONFIG.heartbeat_timeout_s
+        now = launcher.state.wake_at
+        launcher.feed(TimerExpired(now))
+        assert now + CONFIG.fence_s < launcher.killed_at() < now + CONFIG.heartbeat_timeout_s
 
 
 KILLED = Failure("node-2", "rank 0 was killed by SIGKILL", 137)
@@ -140,15 +140,17 @@ KILLED = Failure("node-2", "rank 0 was killed by SIGKILL", 137)
 def test_a_coordinator_that_was_stopped_says_so_and_not_how_its_ranks_have_ended(
     order: tuple[int, ...],
 ) -> None:
-    one = Launcher(is_local=True)
-    now = one.state.wake_at + 45.0
+    launcher = Launcher(is_local=True)
+    now = launcher.state.wake_at + 45.0
     victim = Failure("node-1", "this host was cut off", 1, is_victim=True)
     for i in order:
-        one.feed((Said(Failed(0, KILLED), now), TimerExpired(now), Heard(Stop(0, victim), now))[i])
-    one.feed(Said(Stopped(0, KILLED), now + 1.0))
+        launcher.feed(
+            (Said(Failed(0, KILLED), now), TimerExpired(now), Heard(Stop(0, victim), now))[i]
+        )
+    launcher.feed(Said(Stopped(0, KILLED), now + 1.0))
     (end,) = [
         action.message.failure
-        for action in one.done
+        for action in launcher.done
         if isinstance(action, SendToCoordinator) and isinstance(action.message, Stopped)
     ]
     assert end is not None
@@ -175,26 +177,26 @@ def test_the_ranks_have_a_last_moment_from_their_start_on() -> None:
 
 
 def test_ranks_that_were_killed_while_it_was_stopped_have_not_failed_by_themselves() -> None:
-    one = Launcher(RendezvousConfig(1, 2, heartbeat_timeout_s=10.0))
-    now = one.beat(60.0) + 45.0
+    launcher = Launcher(RendezvousConfig(1, 2, heartbeat_timeout_s=10.0))
+    now = launcher.beat(60.0) + 45.0
     # The loop sees a process that has ended before it looks at the clock.
     killed = Failure("node-2", "rank 1 was killed by SIGKILL", 137)
-    one.feed(Said(Failed(0, killed), now))
-    one.feed(Disconnected(now))
-    one.feed(Said(Stopped(0, killed), now + 0.1))
-    one.feed(TimerExpired(now + 5.0))
-    assert "was not running" in one.why()
-    (end,) = [told for told in one.delivered() if isinstance(told, Verdict)]
+    launcher.feed(Said(Failed(0, killed), now))
+    launcher.feed(Disconnected(now))
+    launcher.feed(Said(Stopped(0, killed), now + 0.1))
+    launcher.feed(TimerExpired(now + 5.0))
+    assert "was not running" in launcher.why()
+    (end,) = [told for told in launcher.delivered() if isinstance(told, Verdict)]
     assert end.failure is not None
     assert "was not running" in end.failure.what
 
 
 def test_one_that_runs_but_hears_nothing_was_cut_off() -> None:
-    one = Launcher()
-    until = one.beat(60.0) + 20.0
-    while one.state.phase == member.RUNNING and one.state.wake_at < until:
-        one.feed(TimerExpired(one.state.wake_at))
-    assert "cut off from the coordinator, 10.0.0.1" in one.why()
+    launcher = Launcher()
+    until = launcher.beat(60.0) + 20.0
+    while launcher.state.phase == member.RUNNING and launcher.state.wake_at < until:
+        launcher.feed(TimerExpired(launcher.state.wake_at))
+    assert "cut off from the coordinator, 10.0.0.1" in launcher.why()
 
 
 def test_one_that_is_answered_late_does_not_end_a_job_that_can_do_without_it() -> None:

@@ -147,11 +147,11 @@ def test_what_paddle_left_there_is_kept(tmp_path: Path) -> None:
 
 def test_a_folder_of_that_name_is_left_alone_and_mentioned(tmp_path: Path) -> None:
     (tmp_path / "log" / "workerlog.0" / "mine").mkdir(parents=True)
-    said: list[str] = []
-    begin(plan(tmp_path, "1"), log=said.append).close()
+    remarks: list[str] = []
+    begin(plan(tmp_path, "1"), log=remarks.append).close()
     assert (tmp_path / "log" / "workerlog.0" / "mine").is_dir()
-    assert len(said) == 1
-    assert "workerlog.0 could not be made to point to" in said[0]
+    assert len(remarks) == 1
+    assert "workerlog.0 could not be made to point to" in remarks[0]
 
 
 def test_old_launches_go_but_only_launches(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def record(path: Path, operation: str, monkeypatch: pytest.MonkeyPatch, rank: in
 def test_ranks_of_two_hosts_that_differ_are_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    remarks: list[str] = []
     declared: list[RunWarning] = []
     timers = [Timers(), Timers()]
     hearers: dict[type, Any] = {}
@@ -63,7 +63,7 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
             to_coordinator=lambda message: hearers[PackedCollectives](1, message),
         )
         records = FlightRecords(
-            plans.job(plan, log=lambda text: said.append(SITE.sub("", text))), session
+            plans.job(plan, log=lambda text: remarks.append(SITE.sub("", text))), session
         )
         records.open(timers[node], period_s=1.0, declare=declared.append)
         hosts.append(records)
@@ -71,14 +71,14 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     packed = codec.pack((tmp_path / "node1/collectives.1").read_bytes())
     for message in (PackedCollectives(0, 0, packed), PackedCollectives(1, 1, packed)):
         hearers[PackedCollectives](1, message)
-    assert said == []
+    assert remarks == []
     # A host tells of its own rank once that has waited for long.
     assert timers[1].elapse("collectives")
-    assert said == []
+    assert remarks == []
     hosts[1].send()
-    assert said == [f"R{TEXT}."]
+    assert remarks == [f"R{TEXT}."]
     assert timers[0].elapse("collectives")
-    assert said == [f"R{TEXT}."]
+    assert remarks == [f"R{TEXT}."]
     assert [(one.what, one.labels) for one in declared] == [("desync", ("rank 0", "rank 1"))]
     assert (tmp_path / "node0/collectives.1").exists()
     (finding,) = hosts[0].verdict({})
@@ -97,13 +97,13 @@ def test_ranks_that_differ_are_named_though_they_end_well(
         record(ring, operation, monkeypatch, len(specs))
         env = {**spec.env, "FLEETRUN_FLIGHT_RECORDER": str(ring)}
         specs.append(spec._replace(env=env))
-    said: list[str] = []
+    remarks: list[str] = []
     plan = plan._replace(processes=tuple(specs), rules=Rules(hang_timeout_s=60.0))
-    watch = Watch(plans.job(plan, log=lambda text: said.append(SITE.sub("", text))))
+    watch = Watch(plans.job(plan, log=lambda text: remarks.append(SITE.sub("", text))))
     watch.open(Timers(), lambda _: None)
     for number in range(2):
         watch.on_event(Started(number, f"rank {number}", 100 + number, 1.0))
     for number in range(2):
-        assert said == []
+        assert remarks == []
         watch.on_event(Exited(number, f"rank {number}", ExitStatus(0), 2.0))
-    assert said == [f"R{TEXT}."]
+    assert remarks == [f"R{TEXT}."]

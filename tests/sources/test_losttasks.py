@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_is_ending() -> None:
-    said: list[str] = []
+    remarks: list[str] = []
     declared: list[Declared] = []
     with ExitStack() as stack:
         loop = Loop()
@@ -29,11 +29,11 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
             stack.callback(os.close, one)
             stack.callback(os.close, other)
         heard = {task: pipe[0] for task, pipe in enumerate(pipes)}
-        source = LostTasks(heard, log=said.append)
+        source = LostTasks(heard, log=remarks.append)
         source.open(loop, declared.append)
         os.write(pipes[0][1], b"gone")
         loop.turn()
-        assert said == []
+        assert remarks == []
         ranks = [subprocess.Popen(["sleep", "1000"]) for _ in pipes]
         for rank in ranks:
             stack.enter_context(rank)
@@ -41,10 +41,12 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
         for index, rank in enumerate(ranks):
             source.on_event(Started(index, f"rank {index}", rank.pid, 1.0))
         assert ranks[0].wait(LONG_S) == -signal.SIGKILL
-        assert said == ["The engine's task of rank 0 is gone (kill -9?): rank 0 is killed with it."]
+        assert remarks == [
+            "The engine's task of rank 0 is gone (kill -9?): rank 0 is killed with it."
+        ]
         assert [one.what for one in declared if isinstance(one, RunWarning)] == ["task lost"]
         # The engine ends the job, and what is left of it later.
         source.on_event(SignalAll(signal.SIGTERM))
         os.write(pipes[1][1], b"gone")
         loop.turn()
-        assert (len(said), ranks[1].poll()) == (1, None)
+        assert (len(remarks), ranks[1].poll()) == (1, None)

@@ -125,12 +125,12 @@ def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
         timeout=TRAINING_S,
         check=True,
     )
-    found = json.loads((tmp_path / "found").read_text())
-    plain, merged = (each["numbers"][0] for each in found[:2])
+    document = json.loads((tmp_path / "found").read_text())
+    plain, merged = (each["numbers"][0] for each in document[:2])
     assert plain != pytest.approx(merged, abs=1e-3)
     wrong = []
     trained = 0
-    for case, result in zip(asked[2:], found[2:], strict=True):
+    for case, result in zip(asked[2:], document[2:], strict=True):
         trained += not any(result["codes"])
         is_asked = not set(NAMES[case["name"]].capabilities) <= UNASKED
         why = fault(result, plain, merged, is_asked=is_asked, is_static=kind == "static")

@@ -94,14 +94,14 @@ def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
 
 def test_auto_is_told_of_the_largest_model_in_as_many_digits_as_it_needs(tmp_path: Path) -> None:
     asked = {"fuse_grad_size_in_MB": "auto"}
-    said = told(tmp_path, asked, (2**10, 2**10), (2**24, 2**24), calls=(2,))
-    assert said["fuse_grad_size_in_MB"][:3] == (
+    texts = told(tmp_path, asked, (2**10, 2**10), (2**24, 2**24), calls=(2,))
+    assert texts["fuse_grad_size_in_MB"][:3] == (
         "effective",
         3.2,
         "auto: a tenth of 32 MB of gradients",
     )
-    said = told(tmp_path, asked, (2**10, 2**10), calls=(2,))
-    assert said["fuse_grad_size_in_MB"][1:3] == (
+    texts = told(tmp_path, asked, (2**10, 2**10), calls=(2,))
+    assert texts["fuse_grad_size_in_MB"][1:3] == (
         1,
         "auto: a tenth of 0.00195 MB of gradients, but at least 1 MB",
     )
@@ -130,12 +130,12 @@ def test_fields_make_no_difference_where_paddle_alone_does_the_same(
         "nccl_comm_num": 1,
         "use_hierarchical_allreduce": False,
     }
-    said = told(tmp_path, asked, buckets, calls=(len(buckets),))
+    texts = told(tmp_path, asked, buckets, calls=(len(buckets),))
     own = {"nccl_comm_num", "use_hierarchical_allreduce"}
-    assert {name: row[0] for name, row in said.items()} == {
+    assert {name: row[0] for name, row in texts.items()} == {
         name: "no_difference" if name in own else status for name in asked
     }
-    assert said["fuse_all_reduce_ops"][1] is True
+    assert texts["fuse_all_reduce_ops"][1] is True
 
 
 def test_collectives_beside_the_buckets_are_told(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def make(path: Path, first: int, last: int, steps: int) -> None:
 
 def test_the_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
     make(tmp_path / "trace", 3, 5, 9)
-    found = tracefile.read(str(tmp_path / "trace"))
-    assert found is not None
-    assert (found.rank, found.first_step, found.steps) == (3, 3, 3)
-    assert [one.name for one in found.spans if one.kind == "step"] == ["step 3", "step 4", "step 5"]
-    assert sum(one.kind == "backward" for one in found.spans) == 3
-    assert 0.0 <= found.seconds["queued"] < 10.0
+    trace = tracefile.read(str(tmp_path / "trace"))
+    assert trace is not None
+    assert (trace.rank, trace.first_step, trace.steps) == (3, 3, 3)
+    assert [one.name for one in trace.spans if one.kind == "step"] == ["step 3", "step 4", "step 5"]
+    assert sum(one.kind == "backward" for one in trace.spans) == 3
+    assert 0.0 <= trace.seconds["queued"] < 10.0
     assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600
 
 
@@ -98,13 +98,13 @@ def test_a_file_that_cannot_be_written_ends_nothing(
 def test_hidden_is_the_share_of_flights_in_which_nobody_waits(
     flights: list[list[int]], waits: list[list[int]]
 ) -> None:
-    found = recorder.summary([(0, 50)], [*spans(FLIGHT, flights), *spans(WAIT, waits)])
+    summary = recorder.summary([(0, 50)], [*spans(FLIGHT, flights), *spans(WAIT, waits)])
     flown = [at for begin, end in flights for at in range(begin, end)]
     waited = {at for begin, end in waits for at in range(begin, end)}
     if not flown:
-        assert found["hidden"] is None
+        assert summary["hidden"] is None
     else:
-        assert found["hidden"] == sum(at not in waited for at in flown) / len(flown)
+        assert summary["hidden"] == sum(at not in waited for at in flown) / len(flown)
 
 
 def test_waiting_is_no_part_of_the_backward_around_it() -> None:

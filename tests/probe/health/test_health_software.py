@@ -27,13 +27,13 @@ def test_every_fleetrun_of_path_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "fleetrun").write_text("not executable")
     folders = ("b/bin", "a/bin", "link", "d", "nowhere", "c")
-    found = software.read({"PATH": ":".join(str(tmp_path / name) for name in folders)})
-    assert [(one.path, one.kind) for one in found.commands] == [
+    installed = software.read({"PATH": ":".join(str(tmp_path / name) for name in folders)})
+    assert [(one.path, one.kind) for one in installed.commands] == [
         (str(paddles), "paddle's"),
         (str(ours), "ours"),
         (str(other), "other"),
     ]
-    assert found.commands[1].prefix == str(tmp_path / "a")
+    assert installed.commands[1].prefix == str(tmp_path / "a")
 
 
 def test_a_paddle_is_read_by_its_files(tmp_path: Path) -> None:
@@ -45,11 +45,11 @@ def test_a_paddle_is_read_by_its_files(tmp_path: Path) -> None:
     )
     for name in ("paddlepaddle_gpu-9.9.9.dist-info", "paddlepaddle-3.3.1.dist-info"):
         (tmp_path / name).mkdir()
-    found = software.read({}, path=[str(tmp_path / "nowhere"), str(tmp_path)])
-    assert found.build is not None
-    assert (found.build.version, found.build.cuda) == ("9.9.9", "12.6")
-    assert (found.build.cudnn, found.build.nccl, found.build.parts) == ("", "", {})
-    assert set(found.packages) == {"paddlepaddle 3.3.1", "paddlepaddle-gpu 9.9.9"}
+    installed = software.read({}, path=[str(tmp_path / "nowhere"), str(tmp_path)])
+    assert installed.build is not None
+    assert (installed.build.version, installed.build.cuda) == ("9.9.9", "12.6")
+    assert (installed.build.cudnn, installed.build.nccl, installed.build.parts) == ("", "", {})
+    assert set(installed.packages) == {"paddlepaddle 3.3.1", "paddlepaddle-gpu 9.9.9"}
     assert software.read({}, path=[str(tmp_path / "nowhere")]).build is None
 
 
