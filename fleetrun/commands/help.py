@@ -76,7 +76,10 @@ EXIT_CODES = (
     ("2", "invalid option or value, on the command line, in a variable or in the config file"),
     ("3", "this host lacks what the command needs: device, port, script, system"),
     ("4", "the hosts did not meet"),
-    ("5", "--strategy_strict: part of the strategy is not in effect; the report says what"),
+    (
+        "5",
+        "the strategy is not in effect (--strategy_strict), or not on all ranks; see the report",
+    ),
 )
 COMPLETION = (
     ("bash", 'eval "$(fleetrun completion bash)" in ~/.bashrc'),

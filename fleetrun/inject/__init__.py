@@ -55,6 +55,8 @@ _PARTS = (
     (unsupported, ""),
     (after_update, ""),
 )
+# Parts that make ranks communicate otherwise: a rank without one would keep the others waiting.
+_COMMUNICATE = frozenset((distributed_strategy, gloo_stores, dygraph, static))
 
 
 def arm(path: str) -> None:
@@ -149,6 +151,8 @@ def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
         part.install(spec, proof)
     except Exception as error:
         text = f"{part.__name__.rpartition('.')[2]} could not be put in place: {error!r}"
+        if part in _COMMUNICATE:
+            proof.unapplied.append(text)
         _report(proof, text)
 
 

@@ -61,6 +61,8 @@ class Evidence:
         self.optimizer = ""
         # The watching functions that have failed.
         self.failures: list[str] = []
+        # What should change the training and could not be put in place.
+        self.unapplied: list[str] = []
         # None: the ranks were not compared.
         self.ranks_equal: bool | None = None
         # The update after which they were last compared.
@@ -168,6 +170,7 @@ class Evidence:
             "disagreements": self._disagreements,
             "notes": self._notes,
             "failures": self.failures,
+            "unapplied": self.unapplied,
             "ranks_equal": self.ranks_equal,
             "compared_after": self.compared_after,
         }

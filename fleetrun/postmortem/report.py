@@ -73,8 +73,8 @@ def verdict(
             lines.append(f"{culprit.describe()}.")
         case Hung() as hang:
             lines += _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
-        case StrategyRejected(faults=faults):
-            lines += _rejected(faults)
+        case StrategyRejected() as rejected:
+            lines += _rejected(rejected)
         case Failure() as elsewhere:
             lines += _elsewhere(elsewhere)
         case GatherFailed() as failed:
@@ -189,9 +189,12 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     return [*lines, f"All stacks are in {hang.stacks}."]
 
 
-def _rejected(faults: Sequence[str]) -> list[str]:
+def _rejected(rejected: StrategyRejected) -> list[str]:
     """Return which fields of the strategy are not in effect, and on which ranks."""
     lines = ["The strategy is not in effect as asked, and --strategy_strict requires it:"]
+    if rejected.is_split:
+        lines = ["Some ranks apply the strategy and others cannot: they would wait for each other."]
+    faults = rejected.faults
     lines += [f"    {sentence(fault)}." for fault in faults[:_FAULTS]]
     if len(faults) > _FAULTS:
         lines.append(f"    {len(faults) - _FAULTS} more faults.")

@@ -65,6 +65,8 @@ class RankEvidence(NamedTuple):
     counts: GradientCounts | None = None
     # What was to count, compare or report in the rank, and failed.
     failures: tuple[str, ...] = ()
+    # What should change the training and could not be put in place.
+    unapplied: tuple[str, ...] = ()
     # Before the first update: the number of backwards, and the class with the parameters.
     backwards: int = 0
     optimizer: str = ""

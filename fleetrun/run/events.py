@@ -270,11 +270,15 @@ class StrategyReport(NamedTuple):
 
 
 class StrategyRejected(NamedTuple):
-    """The strategy, which must be in effect, is not; `faults` says where."""
+    """The strategy, which must be in effect, is not; `faults` says where.
+
+    `is_split`: some ranks apply it and others cannot, so they would wait for each other.
+    """
 
     faults: tuple[str, ...]
     at: float
     exit_code: int = STRATEGY_REJECTED
+    is_split: bool = False
 
     def describe(self) -> str:
         """Return one line of text.

@@ -130,7 +130,7 @@ class Proof(Source):
         # The gist of the last table: a change of it is news.
         self._shown: object = None
         self._noted: frozenset[str] = frozenset()
-        self._has_judged = False
+        self._has_judged = self._is_split = False
         self._places = {
             process: plan.ranks.index(spec.rank)
             for process, spec in enumerate(plan.processes)
@@ -252,6 +252,7 @@ class Proof(Source):
     def _look(self) -> None:
         """Judge once all evidence is there, and again when all ranks have ended."""
         self._read()
+        self._reject_split()
         trainers = self._trainers.values()
         now = time.monotonic()
         if any(rank.is_settled for rank in trainers) and self._patient_until is None:
@@ -263,6 +264,17 @@ class Proof(Source):
             self._show(self._asked_for())
 
     # Judging ------------------------------------------------------------------------------------
+
+    def _reject_split(self) -> None:
+        """Reject a strategy that some ranks apply and others cannot: they wait for each other."""
+        if not self._judges or self._is_split:
+            return
+        evidence_of = {who: evidence for who, evidence in self._evidence().items() if evidence}
+        unable = {who: it.unapplied[0] for who, it in evidence_of.items() if it.unapplied}
+        self._is_split = bool(unable) and len(unable) < len(evidence_of)
+        if self._is_split:
+            faults = tuple(f"{who}: {why}" for who, why in unable.items())
+            self._declare(StrategyRejected(faults, time.monotonic(), is_split=True))
 
     def _asked_for(self) -> StrategyDocument:
         if self._asked is None:
@@ -346,6 +358,8 @@ def _silence_of(trainer: _Trainer) -> str:
             "left no evidence: it never imported Paddle, or its Python ignores PYTHONPATH"
             " (-I, -E, -S)"
         )
+    if evidence.unapplied:
+        return f"has no strategy: {evidence.unapplied[0]}"
     if not trainer.has_ended:
         return "has made no optimizer update yet"
     if not evidence.backwards:

@@ -613,6 +613,32 @@ def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
     assert job.events()[-1]["attempts"] == 1
 
 
+IMPORTED = evidence([], complete=False)
+UNABLE = {**IMPORTED, "unapplied": ["the strategy cannot be applied: ImportError('no')"]}
+
+
+def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
+    tmp_path: Path,
+) -> None:
+    ranks = [rank(one, 60.0) for one in (IMPORTED, UNABLE, IMPORTED)]
+    job = Launch(tmp_path, *ranks, strategy=ASKED, max_restarts=2)
+    ended = job.run()
+    assert ended.returncode == 5
+    said = ended.stderr.decode()
+    assert (
+        "Some ranks apply the strategy and others cannot: they would wait for each other." in said
+    )
+    assert "    Rank 1: the strategy cannot be applied: ImportError('no').\n" in said
+    assert job.events()[-1]["attempts"] == 1
+
+
+def test_ranks_none_of_which_can_apply_the_strategy_train_as_paddle_does(tmp_path: Path) -> None:
+    ended = Launch(tmp_path, *[rank(UNABLE)] * 2, strategy=ASKED).run()
+    assert ended.returncode == 0
+    said = ended.stderr.decode()
+    assert "has no strategy: the strategy cannot be applied: ImportError('no')" in said
+
+
 def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
     ended = Launch(tmp_path, "true", strategy=strict()).run()
     assert ended.returncode == 5

@@ -214,3 +214,26 @@ def test_a_strict_strategy_ends_for_no_proof_that_fails(tmp_path: Path) -> None:
         # A table that shows nothing is no fault; what was counted is.
         assert ("no word" in done.stdout) is bool(number), done.stdout
         assert done.stdout.count("has failed and is skipped") >= number
+
+
+SPLIT = """
+import os, sys
+if os.environ["PADDLE_TRAINER_ID"] == "1":
+    sys.modules["_fleetrun_inject.spec"] = None
+import paddle
+paddle.distributed.init_parallel_env()
+model = paddle.DataParallel(paddle.nn.Linear(4, 4))
+optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+for _ in range(3):
+    model(paddle.ones([2, 4])).sum().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+"""
+
+
+def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPLIT)
+    words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
+    done = run(PYTHONS["3.3.1"], words, tmp_path)
+    assert done.returncode == 5, done.stdout
+    assert "Rank 1: the strategy cannot be applied: ModuleNotFoundError(" in done.stdout

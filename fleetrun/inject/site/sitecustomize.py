@@ -268,10 +268,15 @@ class _PaddleFinder:
                 if type(finder).__module__ == _INJECT + ".import_hooks":
                     return finder.find_spec(name, path, target)
         except Exception as error:
-            failure = "the strategy cannot be applied"
+            failure = "the strategy cannot be applied: %r" % error
             if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
-                failure = "updates and gloo groups of this rank stay as Paddle has them"
-            sys.stderr.write("fleetrun: %s: %r\n" % (failure, error))
+                failure = "updates and gloo groups of this rank stay as Paddle has them: %r" % error
+            elif os.environ.get("FLEETRUN_RECORDS"):
+                # Other ranks may apply it, and would wait for this one.
+                records = _rank_records()
+                fields = {"complete": False, "unapplied": [failure]}
+                records.append(os.environ["FLEETRUN_RECORDS"], records.STRATEGY, fields)
+            sys.stderr.write("fleetrun: %s\n" % failure)
         return None
 
 
