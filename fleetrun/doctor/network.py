@@ -20,11 +20,13 @@ _RADIO = re.compile(r"wl")
 _FAST_ENOUGH_MBIT = 10_000
 
 
-def judge(network: Network) -> Iterator[Finding]:
-    """Yield the findings about NETWORK."""
+def judge(network: Network, *, uses_nccl: bool) -> Iterator[Finding]:
+    """Yield the findings about NETWORK; which interface gloo and vendors' libraries take varies."""
+    if not uses_nccl:
+        network = network._replace(asked_interface="")
     yield from _names(network)
-    yield _interface(network)
-    yield from _rdma(network)
+    yield _interface(network, uses_nccl=uses_nccl)
+    yield from _rdma(network, user="NCCL" if uses_nccl else "traffic")
     yield from _ports(network)
 
 
@@ -108,7 +110,7 @@ def _chosen(setting: str, interfaces: Sequence[Interface]) -> list[Interface]:
     return [interface for interface in interfaces if fits(interface.name) != excludes]
 
 
-def _interface(network: Network) -> Finding:
+def _interface(network: Network, *, uses_nccl: bool) -> Finding:
     check = "interface"
     interface = nccl_interface(network)
     listed = ", ".join(up.name for up in network.interfaces if up.is_up)
@@ -124,7 +126,12 @@ def _interface(network: Network) -> Finding:
         return error(check, "none is up with an address", means, "ip address")
     speed = f", {interface.speed_mbit / 1000:g} Gbit/s" if interface.speed_mbit else ""
     addresses = ", ".join(interface.addresses)
-    seen = f"NCCL takes {interface.name} ({addresses}{speed}, MTU {interface.mtu})"
+    seen = f"{interface.name} ({addresses}{speed}, MTU {interface.mtu})"
+    fix = f"ip route  # there are {listed}"
+    if uses_nccl:
+        seen, fix = f"NCCL takes {seen}", f"--nccl SOCKET_IFNAME=...  # there are {listed}"
+    elif network.has_peers:
+        seen = f"the way to the other hosts is {seen}"
     if not network.has_peers:
         return ok(check, seen)
     means = ""
@@ -133,7 +140,7 @@ def _interface(network: Network) -> Finding:
     elif _RADIO.match(interface.name):
         means = "radio is slow and loses packets"
     if means:
-        return warning(check, seen, means, f"--nccl SOCKET_IFNAME=...  # there are {listed}")
+        return warning(check, seen, means, fix)
     if (
         interface.speed_mbit is not None
         and interface.speed_mbit < _FAST_ENOUGH_MBIT
@@ -144,7 +151,7 @@ def _interface(network: Network) -> Finding:
     return ok(check, seen)
 
 
-def _rdma(network: Network) -> Iterator[Finding]:
+def _rdma(network: Network, *, user: str) -> Iterator[Finding]:
     for port in network.rdma:
         name = f"{port.device} port {port.port}"
         if "ACTIVE" in port.state:
@@ -153,8 +160,9 @@ def _rdma(network: Network) -> Iterator[Finding]:
             yield warning(
                 "InfiniBand",
                 f"{name} is in the state {port.state or 'unknown'}",
-                "NCCL goes another, slower way, or waits for it",
-                f"ibstat {port.device}  # cable, switch, subnet manager; --nccl IB_HCA=...",
+                f"{user} goes another, slower way, or waits for it",
+                f"ibstat {port.device}  # cable, switch, subnet manager"
+                + ("; --nccl IB_HCA=..." if user == "NCCL" else ""),
             )
 
 

@@ -28,7 +28,7 @@ WELL = Network(
 
 
 def bad(found: Network) -> list[tuple[str, str]]:
-    findings: list[Finding] = list(network.judge(found))
+    findings: list[Finding] = list(network.judge(found, uses_nccl=True))
     assert all(one.means and one.fix for one in findings if one.level != OK)
     return [(one.check, one.level) for one in findings if one.level != OK]
 
@@ -68,6 +68,25 @@ def test_what_is_not_well_is_the_one_finding(
     changed: dict[str, Any], check: str, level: str
 ) -> None:
     assert bad(WELL._replace(**changed)) == [(check, level)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "seen"),
+    [
+        ({}, "the way to the other hosts is eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
+        # What only NCCL reads.
+        ({"asked_interface": "eth7"}, "the way to the other hosts is eth0 (10.0.0.1, 25"),
+        ({"has_peers": False, "peer_interface": None}, "eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
+    ],
+)
+def test_nothing_is_said_of_nccl_where_nothing_uses_it(changed: dict[str, Any], seen: str) -> None:
+    findings = list(network.judge(WELL._replace(**changed), uses_nccl=False))
+    (interface,) = [finding for finding in findings if finding.check == "interface"]
+    assert interface.level == OK
+    assert interface.seen.startswith(seen)
+    assert "NCCL" not in repr(findings)
+    down = RdmaPort("mlx5_0", "1", "1: DOWN", "")
+    assert "NCCL" not in repr(list(network.judge(WELL._replace(rdma=(down,)), uses_nccl=False)))
 
 
 @pytest.mark.parametrize(
