@@ -149,8 +149,8 @@ def test_a_script_that_is_not_here_is_not_submitted(
     (tmp_path / "train.py").touch()
     fake(tmp_path, "sbatch", f"/bin/touch {tmp_path}/submitted")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["submit", "slurm", "--", "trian.py"], environ={}) == 3
-    assert "There is no script trian.py in" in capsys.readouterr().err
+    assert cli.main(["submit", "slurm", "--", "trsin.py"], environ={}) == 3
+    assert "There is no script trsin.py in" in capsys.readouterr().err
     assert not (tmp_path / "submitted").exists()
     # A program may be on the cluster's hosts only, and a setup line may make the script.
     assert cli.main(["submit", "slurm", "--", "trainer", "--", "x"], environ={}) == 0
