@@ -15,7 +15,7 @@ from paddle import nn
 from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
 
 paddle.distributed.init_parallel_env()
-kernels: Any = paddle._C_ops
+kernels: Any = paddle._C_ops  # pyright: ignore[reportAttributeAccessIssue] - made when it is loaded
 
 
 class Descent:
