@@ -116,7 +116,7 @@ def examine(
             else ()
         ),
         *machine.judge(here, ranks=job.ranks, has_peers=len(members) > 1, has_rdma=bool(net.rdma)),
-        *network.judge(net, uses_nccl=job.kind == "gpu"),
+        *network.judge(net, uses_nccl=job.kind == "gpu" and request.backend in {"auto", "nccl"}),
     ]
     if len(members) > 1:
         card = _card(net.hostname, programs, cards)

@@ -87,9 +87,10 @@ def test_a_check_up_of_another_job_is_named_as_such() -> None:
     (port,) = ports.free(1)
     spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
     found = meet_all(spots, 3.0, keys=[Key("job"), Key("job", "a token")])
-    assert [(peer.connects[0].outcome, "token" in peer.connects[0].text) for (peer,) in found] == [
-        ("another program", True)
-    ] * 2
+    connects = [peer.connects[0] for (peer,) in found]
+    assert [connect.outcome for connect in connects] == ["another program"] * 2
+    # The last call of one may meet the end of the other, which says no more.
+    assert any("token" in connect.text for connect in connects)
 
 
 def test_who_calls_and_says_nonsense_changes_nothing() -> None:
