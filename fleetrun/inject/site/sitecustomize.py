@@ -268,16 +268,26 @@ class _PaddleFinder:
                 if type(finder).__module__ == _INJECT + ".import_hooks":
                     return finder.find_spec(name, path, target)
         except Exception as error:
-            failure = "the strategy cannot be applied: %r" % error
+            failure = "the strategy cannot be applied"
             if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
-                failure = "updates and gloo groups of this rank stay as Paddle has them: %r" % error
-            elif os.environ.get("FLEETRUN_RECORDS"):
-                # Other ranks may apply it, and would wait for this one.
-                records = _rank_records()
-                fields = {"complete": False, "unapplied": [failure]}
-                records.append(os.environ["FLEETRUN_RECORDS"], records.STRATEGY, fields)
+                failure = "updates and gloo groups of this rank stay as Paddle has them"
+            failure = "%s: %r" % (failure, error)
             sys.stderr.write("fleetrun: %s\n" % failure)
+            _record_unapplied(failure)
         return None
+
+
+def _record_unapplied(failure):
+    # type: (str) -> None
+    """Tell the launcher: ranks that can apply the strategy would wait for this one."""
+    path = os.environ.get("FLEETRUN_RECORDS")
+    if not (path and os.environ.get("FLEETRUN_STRATEGY_FILE")):
+        return
+    records = _rank_records()
+    try:
+        records.append(path, records.STRATEGY, {"complete": False, "unapplied": [failure]})
+    except OSError:  # training goes on without
+        pass
 
 
 def _change_paddle():

@@ -136,6 +136,10 @@ def test_a_strategy_that_cannot_be_read_is_said_and_paddle_is_imported(tmp_path:
     text = said("import paddle", SITE, str(tmp_path), **env)
     assert text.startswith("imported\n")
     assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
+    # Nor is a record that cannot be written a reason to end the training.
+    text = said("import paddle", SITE, str(tmp_path), **env, FLEETRUN_RECORDS=str(tmp_path))
+    assert text.startswith("imported\n")
+    assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
 
 
 def test_what_waits_for_a_module_of_paddle_is_called_after_it(tmp_path: Path) -> None:
