@@ -601,23 +601,23 @@ def _paddle_threads() -> int:
 
 def _open_devices() -> str:
     """Return an open device file, or nothing."""
-    for file in _open_files():
+    for _, file in _open_files():
         if file.startswith("/dev/") and not file.startswith(_PLAIN):
             return file
     return ""
 
 
-def _open_files() -> Iterator[str]:
+def _open_files() -> Iterator[tuple[str, str]]:
+    """Yield each open descriptor with what it is open on."""
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            yield os.readlink(f"/proc/self/fd/{fd}")
+            yield fd, os.readlink(f"/proc/self/fd/{fd}")
 
 
 def _shared_files() -> Iterator[str]:
     """Yield open files that forks must not share: sockets, pipes and what is written."""
-    for fd in os.listdir("/proc/self/fd"):
+    for fd, file in _open_files():
         with suppress(OSError):
-            file = os.readlink(f"/proc/self/fd/{fd}")
             with open(f"/proc/self/fdinfo/{fd}", "rb") as info:
                 flags = int(dict(line.split(b":", 1) for line in info)[b"flags"], 8)
             # Devices are another obstacle.
