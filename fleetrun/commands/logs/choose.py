@@ -38,24 +38,30 @@ def find_runs(
                 "name its log folder with --log_dir."
             )
         chosen = runs.hosts(_read(newest))
-        own = {os.path.realpath(run.path) for run in chosen}
-        others = [
-            path
-            for path in runs.listed(log_dir)
-            if os.path.realpath(path) not in own and runs.is_running(path)
-        ]
-        if others and runs.is_running(newest):
-            listed = ", ".join(map(os.path.basename, (newest, *others)))
-            raise UsageError(
-                f"{1 + len(others)} jobs with logs in {log_dir} run; name one, or a part of its "
-                f"name: {listed}."
-            )
+        if runs.is_running(newest):
+            _refuse_several(newest, chosen, log_dir)
         return chosen
     by_path: dict[str, runs.Run] = {}
     for word in words:
         for run in runs.hosts(_read(_one(word, log_dir))):
             by_path.setdefault(run.path, run)
     return list(by_path.values())
+
+
+def _refuse_several(newest: str, chosen: Sequence[runs.Run], log_dir: str) -> None:
+    """Raise UsageError if runs in LOG_DIR other than CHOSEN, those of NEWEST, are running."""
+    own = {os.path.realpath(run.path) for run in chosen}
+    others = [
+        path
+        for path in runs.listed(log_dir)
+        if os.path.realpath(path) not in own and runs.is_running(path)
+    ]
+    if others:
+        listed = ", ".join(map(os.path.basename, (newest, *others)))
+        raise UsageError(
+            f"{1 + len(others)} jobs with logs in {log_dir} run; name one, or a part of its "
+            f"name: {listed}."
+        )
 
 
 def is_hidden(path: str) -> bool:
