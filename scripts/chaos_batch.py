@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos_job import Lost
-from chaos_report import Result, report
+from chaos_report import Result, announce, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,12 +62,7 @@ class Batch(NamedTuple):
                 except (Lost, OSError, subprocess.SubprocessError, KeyError, ValueError) as lost:
                     result = Result(number, fault.name, 0.0, lost=str(lost) or repr(lost))
                 results.append(result)
-                if result.lost:
-                    again = f"scripts/chaos {options} --seed {self.seed} --only {number}"
-                    print(f"LOST in launch {number}, {fault.name}: {result.lost}")
-                    print(f"  again: {again}", flush=True)
-                elif sys.stderr.isatty():
-                    print(f"\r\033[K{number}: {fault.name}", end="\r", file=sys.stderr, flush=True)
+                announce(result, f"{options} ", self.seed, str(number))
                 if not (result.lost and self.keep):
                     shutil.rmtree(place / str(number), ignore_errors=True)
         finally:

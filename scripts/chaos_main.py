@@ -25,7 +25,7 @@ from chaos_batch import Batch
 from chaos_faults import FAULTS, WITHIN_S
 from chaos_job import Job, Lost, alive, marked, own_mounts
 from chaos_pace import Pace
-from chaos_report import Result, report
+from chaos_report import Result, announce, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,7 +160,7 @@ def _run_all(
             return None
         result = _run(place, seed, number, faults, bystander, pace, allowed_s)
         with lock:
-            _say(result, next(counter), len(numbers), seed)
+            announce(result, "", seed, f"{next(counter)} of {len(numbers)}")
         return result
 
     with ThreadPoolExecutor(2) as pool:
@@ -169,15 +169,6 @@ def _run_all(
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _say(result: Result, count: int, total: int, seed: int) -> None:
-    if result.lost:
-        again = f"scripts/chaos --seed {seed} --only {result.number}"
-        print(f"LOST in launch {result.number}, {result.fault}: {result.lost}\n  again: {again}")
-        sys.stdout.flush()
-    elif sys.stderr.isatty():
-        print(f"\r\033[K{count} of {total}: {result.fault}", end="\r", file=sys.stderr, flush=True)
 
 
 def _run(  # noqa: PLR0917 - all that a launch depends on

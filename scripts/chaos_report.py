@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,16 @@ class Result(NamedTuple):
     took_s: float
     allowed_s: float = 1.0
     lost: str = ""
+
+
+def announce(result: Result, options: str, seed: int, progress: str) -> None:
+    """Print a lost launch and the OPTIONS that repeat it; on a terminal, PROGRESS otherwise."""
+    if result.lost:
+        print(f"LOST in launch {result.number}, {result.fault}: {result.lost}")
+        again = f"scripts/chaos {options}--seed {seed} --only {result.number}"
+        print(f"  again: {again}", flush=True)
+    elif sys.stderr.isatty():
+        print(f"\r\033[K{progress}: {result.fault}", end="\r", file=sys.stderr, flush=True)
 
 
 def report(
