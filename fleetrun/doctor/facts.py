@@ -106,6 +106,10 @@ class Software(NamedTuple):
     build: Build | None
     # Installed packages that contain Paddle: paddlepaddle, paddlepaddle-gpu.
     packages: tuple[str, ...] = ()
+    # Paddle imports setuptools and its wheels do not always bring it; the version of protobuf
+    # (empty: unknown).
+    has_setuptools: bool = True
+    protobuf: str = ""
     # The file that `fleetrun exec --install` has written (empty: none), and whether it is ours.
     exec_file: str = ""
     is_exec_ours: bool = False

@@ -48,6 +48,7 @@ def judge(
         )
         return
     yield _paddle(build, gpus, feature)
+    yield from _imports(software, build)
     if build.cuda and gpus.cuda is not None:
         yield _driver(build, gpus.driver, gpus.cuda)
     if build.cuda and not is_proven:
@@ -164,6 +165,25 @@ def _paddle(build: Build, gpus: Gpus, feature: str | None) -> Finding:
         means = f"the {len(gpus.gpus)} GPUs of this host stay idle"
         return error("Paddle", seen, means, f"{_INSTALL}; or --nproc_per_node=cpu")
     return ok("Paddle", seen)
+
+
+def _imports(software: Software, build: Build) -> Iterator[Finding]:
+    """Yield what Paddle imports and its wheel does not ask pip for; seen with 2.6.2 and 3.3.1."""
+    if not software.has_setuptools:
+        yield error(
+            "setuptools",
+            f"{software.python} has none (Python 3.12 and later no longer bring it)",
+            "`import paddle` fails",
+            f"{software.python} -m pip install setuptools",
+        )
+    major = software.protobuf.partition(".")[0]
+    if build.version.startswith("2.") and major.isdecimal() and int(major) >= 7:
+        yield error(
+            "protobuf",
+            f"{software.protobuf}, which Paddle {build.version} predates",
+            "fleet.init and DistributedStrategy raise: a field \"has no attribute 'label'\"",
+            f"{software.python} -m pip install 'protobuf>=4.21,<5'",
+        )
 
 
 def _driver(build: Build, driver: str, cuda: tuple[int, int]) -> Finding:

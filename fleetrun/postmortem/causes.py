@@ -224,6 +224,17 @@ KNOWN_FAILURES = (
         "the one that has it.",
     ),
     KnownFailure(
+        "setuptools",
+        ("No module named 'setuptools'", "No module named 'distutils'"),
+        "Paddle imports setuptools, which Python 3.12 and later do not bring: `pip install "
+        "setuptools` into that interpreter.",
+    ),
+    KnownFailure(
+        "protobuf",
+        ("FieldDescriptor' object has no attribute 'label'",),
+        "This Paddle predates protobuf 7: `pip install 'protobuf>=4.21,<5'` into that interpreter.",
+    ),
+    KnownFailure(
         "missing-module",
         (
             "ModuleNotFoundError: ",
@@ -288,6 +299,8 @@ KNOWN_FAILURES = (
 NOT_RETRYABLE = frozenset(
     {
         "missing-module",
+        "setuptools",
+        "protobuf",
         "no-paddle",
         "usage",
         "missing-script",

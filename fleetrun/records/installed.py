@@ -18,7 +18,7 @@ OURS, PADDLES = b"fleetrun.__main__", b"paddle.distributed"
 
 
 class Package(NamedTuple):
-    """An installed package that brings a Paddle: `name` as in `paddlepaddle-gpu`."""
+    """An installed package: `name` as in `paddlepaddle-gpu`."""
 
     name: str
     version: str
@@ -28,8 +28,8 @@ class Package(NamedTuple):
         return f"{self.name} {self.version}"
 
 
-def paddles(path: Iterable[str]) -> Iterator[Package]:
-    """Yield the Paddles in the folders of PATH, in its order."""
+def packages(path: Iterable[str]) -> Iterator[Package]:
+    """Yield what pip installed in the folders of PATH, in its order."""
     for folder in dict.fromkeys(path):
         try:
             entries = os.listdir(folder or ".")
@@ -39,10 +39,13 @@ def paddles(path: Iterable[str]) -> Iterator[Package]:
             # Without a regular expression: compiling one takes longer than this.
             stem, ending = os.path.splitext(name)
             package, _, version = stem.rpartition("-")
-            package = package.lower().replace("_", "-").replace(".", "-")
-            is_paddle = f"{package}-".startswith("paddlepaddle-") and version[:1].isdecimal()
-            if is_paddle and ending.lower() == ".dist-info":
-                yield Package(package, version)
+            if ending.lower() == ".dist-info" and version[:1].isdecimal():
+                yield Package(package.lower().replace("_", "-").replace(".", "-"), version)
+
+
+def paddles(path: Iterable[str]) -> Iterator[Package]:
+    """Yield those of them that bring a Paddle."""
+    return (package for package in packages(path) if f"{package.name}-".startswith("paddlepaddle-"))
 
 
 def paddle() -> Package | None:

@@ -45,6 +45,9 @@ def test_software_that_is_well_has_nothing_to_mend() -> None:
     assert bad(judged(WELL)) == []
     assert bad(judged(WELL._replace(build=FOR_GPUS), GPUS)) == []
     assert bad(judged(WELL._replace(activated="/env/"))) == []
+    assert bad(judged(WELL._replace(protobuf="7.36.2"))) == []
+    old = WELL._replace(build=BUILD._replace(version="2.6.2"))
+    assert all(bad(judged(old._replace(protobuf=it))) == [] for it in ("", "4.25.8", "6.33.0"))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,12 @@ def test_software_that_is_well_has_nothing_to_mend() -> None:
         ({"commands": (OURS._replace(prefix="/other"),)}, "fleetrun on PATH", WARNING),
         ({"activated": "/other"}, "Python", WARNING),
         ({"build": None}, "Paddle", WARNING),
+        ({"has_setuptools": False}, "setuptools", ERROR),
+        (
+            {"build": BUILD._replace(version="2.6.2"), "protobuf": "7.36.2"},
+            "protobuf",
+            ERROR,
+        ),
         ({"build": BUILD._replace(parts={"gloo": False})}, "gloo", ERROR),
         (
             {"packages": ("paddlepaddle 3.3.1", "paddlepaddle-gpu 3.3.1")},

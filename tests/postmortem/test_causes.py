@@ -154,6 +154,11 @@ TEXTS = (
     ("disk-full", "OSError: [Errno 28] No space left on device: 'model.pdparams'"),
     ("host-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8 TiB"),
     ("open-files", "OSError: [Errno 24] Too many open files: '/data/1'"),
+    ("setuptools", "ModuleNotFoundError: No module named 'setuptools'"),
+    (
+        "protobuf",
+        "AttributeError: 'google._upb._message.FieldDescriptor' object has no attribute 'label'",
+    ),
     ("missing-module", "ModuleNotFoundError: No module named 'paddel'"),
     ("missing-module", "/venv/bin/python3.11: No module named paddel.train"),
     ("missing-module", "python: No module named a.__main__; 'a' is a package and cannot be ..."),

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 from fleetrun import __version__, modes
@@ -37,6 +38,8 @@ def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
         commands=tuple(_commands(environ.get("PATH", os.defpath))),
         build=_build(folders),
         packages=tuple(map(str, installed.paddles(folders))),
+        has_setuptools=PathFinder.find_spec("setuptools", folders) is not None,
+        protobuf=next((p.version for p in installed.packages(folders) if p.name == "protobuf"), ""),
         exec_file=exec_file,
         is_exec_ours=is_exec_ours,
         is_command_lost=installed.is_lost(sys.prefix),
