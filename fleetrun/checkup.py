@@ -22,7 +22,7 @@ from fleetrun.doctor import (
     transfers,
 )
 from fleetrun.doctor.facts import HostDescription, Transfer, Transfers
-from fleetrun.engines.ports import HeldPorts
+from fleetrun.engines.ports import Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import devices, hosts, kinds
 from fleetrun.probe import tcp
@@ -252,7 +252,7 @@ def _ports(request: Request, roster: Roster | None) -> list[tuple[int, str]]:
     address = me.host if len(roster.members) > 1 and hosts.is_loopback(me.host) else None
     ports = []
     for port in me.ports:
-        held = HeldPorts(os.getpid())
+        held = Ports(os.getpid())
         try:
             held.take((port,), address)
         except EnvironmentFault:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from fleetrun.engines.ports import HeldPorts
+from fleetrun.engines.ports import Ports
 from fleetrun.plan.layout import LAST_PORT
 
 # Reserved among all fleetruns of this machine until this process ends, and outside the range from
 # which the kernel gives ports to others: what is found by bind and close is anybody's again.
-_HELD = HeldPorts(os.getpid())
+_HELD = Ports(os.getpid())
 
 
 def free(count: int) -> tuple[int, ...]:

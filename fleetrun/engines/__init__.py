@@ -4,11 +4,10 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from fleetrun.engines.ports import GuessedPorts, HeldPorts
+from fleetrun.engines.ports import GuessedPorts, Ports
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
-    from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Request, Roster
     from fleetrun.plan.layout import ModeHosts, Slots
 
@@ -26,7 +25,7 @@ class EngineFactory(Protocol):
     def gather(
         self,
         engine: "SelectedEngine",
-        held: "Ports",
+        held: Ports,
         request: "Request",
         facts: "Facts",
         slots: "Slots",
@@ -65,15 +64,15 @@ class SelectedEngine(NamedTuple):
     # The range of free ports, if the user has given one.
     within: tuple[int, int] | None = None
 
-    def ports(self, pid: int, attempt: int = 0) -> "Ports":
+    def ports(self, pid: int, attempt: int = 0) -> Ports:
         """Return where ports for ATTEMPT come from; a dry run opens none.
 
         Each attempt uses other ports: those of the last one may still be in TIME_WAIT.
         """
-        ports = GuessedPorts if self.dry else HeldPorts
+        ports = GuessedPorts if self.dry else Ports
         return ports(pid + attempt, within=self.within)
 
-    def gather(self, held: "Ports", request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
+    def gather(self, held: Ports, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
         """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
         return self.factory.gather(self, held, request, facts, slots)
 

@@ -33,13 +33,13 @@ def find(
 
 def at_this_host(request: Request) -> Request:
     """Return REQUEST with an address and a port of this host as the rendezvous."""
-    from fleetrun.engines.ports import HeldPorts  # only on the first of the hosts
+    from fleetrun.engines.ports import Ports  # only on the first of the hosts
     from fleetrun.probe import addresses
 
     port = hosts.own_port(request.master)
     if not port:
         # Far from those that the ranks will get.
-        held = HeldPorts(os.getpid() + _APART, within=request.port_range)
+        held = Ports(os.getpid() + _APART, within=request.port_range)
         (port,) = held.free(1)
         held.close()
     master = f"{addresses.own(request)}:{port}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
-from abc import abstractmethod
 from itertools import chain, islice
 
 from fleetrun.errors import EnvironmentFault
@@ -23,7 +22,11 @@ _STRIDE = 7919
 
 
 class Ports:
-    """Where an engine gets ports, from a start that PID determines.
+    """Ports from a start that PID determines, reserved among all fleetruns until `close`.
+
+    A TCP socket held open would keep the worker from binding, so the reservation is an abstract
+    Unix socket of the port's name, in this network namespace: the kernel allows one of each, and
+    drops it with its owner.
 
     EPHEMERAL is the range of outgoing connections, which is avoided; by default the kernel's.
     WITHIN is the range that the user wants, wherever it lies.
@@ -46,36 +49,8 @@ class Ports:
             raise EnvironmentFault(_too_few(count, len(ports), self._range[-1]))
         return ports
 
-    @abstractmethod
     def _is_free(self, port: int) -> bool:
         """Whether PORT is free; it is then not given out again."""
-
-    @abstractmethod
-    def take(self, ports: Sequence[int], address: str | None = None) -> None:
-        """Make sure that PORTS can be used, on ADDRESS or on all addresses."""
-
-    @abstractmethod
-    def hold(self, ports: Sequence[int]) -> frozenset[int]:
-        """Reserve PORTS of this host's loopback, or none of them; return those that others have."""
-
-    def close(self) -> None:
-        """Release the ports that were held."""
-        self._release(0)
-
-    def _release(self, first: int) -> None:
-        for held in self._held[first:]:
-            held.close()
-        del self._held[first:]
-
-
-class HeldPorts(Ports):
-    """Ports reserved among all fleetruns of this network namespace until `close`.
-
-    A TCP socket held open would keep the worker from binding, so the reservation is an abstract
-    Unix socket of the port's name: the kernel allows one of each, and drops it with its owner.
-    """
-
-    def _is_free(self, port: int) -> bool:
         if not self._reserve(port, None):
             return False
         if not _can_bind(port, None, reuse=False):
@@ -107,6 +82,15 @@ class HeldPorts(Ports):
         if taken:
             self._release(count)
         return taken
+
+    def close(self) -> None:
+        """Release the ports that were held."""
+        self._release(0)
+
+    def _release(self, first: int) -> None:
+        for held in self._held[first:]:
+            held.close()
+        del self._held[first:]
 
     def _reserve(self, port: int, address: str | None) -> bool:
         """Reserve PORT among fleetruns; False when another has it."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun import __version__
-from fleetrun.engines.ports import HeldPorts
+from fleetrun.engines.ports import Ports
 from fleetrun.errors import FleetrunError, shell_code
 from fleetrun.model import Script
 from fleetrun.probe import devices, scripts
@@ -66,7 +66,7 @@ def look(inquiry: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answ
 
 def _taken(ports: Sequence[int]) -> str | None:
     """Return a sentence about the first of PORTS in use and its holder; None if all are free."""
-    held = HeldPorts(os.getpid())
+    held = Ports(os.getpid())
     try:
         held.take(ports)
     except FleetrunError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from fleetrun.engines.ports import GuessedPorts, HeldPorts
+from fleetrun.engines.ports import GuessedPorts, Ports
 from fleetrun.errors import EnvironmentFault
 from fleetrun.probe import tcp
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 RESERVER = """
 import sys
-from fleetrun.engines.ports import HeldPorts
-held = HeldPorts(int(sys.argv[1]))
+from fleetrun.engines.ports import Ports
+held = Ports(int(sys.argv[1]))
 print(*held.free(40), flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture
-def ports() -> Iterator[HeldPorts]:
+def ports() -> Iterator[Ports]:
     """Hold ports for the length of a test."""
-    held = HeldPorts(os.getpid())
+    held = Ports(os.getpid())
     yield held
     held.close()
 
@@ -49,7 +49,7 @@ def port_of(server: socket.socket) -> int:
     return port
 
 
-def test_free_ports_can_be_bound_while_they_are_held(ports: HeldPorts) -> None:
+def test_free_ports_can_be_bound_while_they_are_held(ports: Ports) -> None:
     found = ports.free(20)
     assert len(set(found)) == 20
     low, high = tcp.ephemeral()
@@ -59,7 +59,7 @@ def test_free_ports_can_be_bound_while_they_are_held(ports: HeldPorts) -> None:
             pass
 
 
-def test_nothing_that_is_held_survives_an_exec(ports: HeldPorts) -> None:
+def test_nothing_that_is_held_survives_an_exec(ports: Ports) -> None:
     ports.free(3)
     listed = (
         "import os\n"
@@ -95,9 +95,9 @@ def test_many_launches_at_once_share_no_port() -> None:
     assert [launch.returncode for launch in launches] == [0] * 12
 
 
-def test_ports_are_free_again_after_close(ports: HeldPorts) -> None:
+def test_ports_are_free_again_after_close(ports: Ports) -> None:
     free_ports = ports.free(2)
-    other = HeldPorts(os.getpid())
+    other = Ports(os.getpid())
     assert set(other.free(2)).isdisjoint(free_ports)
     ports.close()
     other.take(free_ports)
@@ -114,7 +114,7 @@ def test_ports_are_free_again_when_their_owner_dies() -> None:
     ) as launch:
         assert launch.stdout is not None
         port = int(launch.stdout.readline().split()[0])
-        ports = HeldPorts(1)
+        ports = Ports(1)
         with pytest.raises(EnvironmentFault, match=rf"Port {port} is taken by pid {launch.pid} "):
             ports.take((port,))
         launch.kill()
@@ -124,7 +124,7 @@ def test_ports_are_free_again_when_their_owner_dies() -> None:
         ports.close()
 
 
-def test_a_taken_port_is_refused_with_its_holder(ports: HeldPorts, listener: socket.socket) -> None:
+def test_a_taken_port_is_refused_with_its_holder(ports: Ports, listener: socket.socket) -> None:
     port = port_of(listener)
     with pytest.raises(EnvironmentFault) as caught:
         ports.take((port,))
@@ -133,14 +133,14 @@ def test_a_taken_port_is_refused_with_its_holder(ports: HeldPorts, listener: soc
     assert message.endswith("give another --start_port (the same on every host).")
 
 
-def test_a_listener_on_ipv6_alone_counts_too(ports: HeldPorts) -> None:
+def test_a_listener_on_ipv6_alone_counts_too(ports: Ports) -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = port_of(server)
         with pytest.raises(EnvironmentFault, match=f"Port {port} is taken"):
             ports.take((port,))
 
 
-def test_a_connection_of_the_last_run_that_lingers_does_not_matter(ports: HeldPorts) -> None:
+def test_a_connection_of_the_last_run_that_lingers_does_not_matter(ports: Ports) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = port_of(server)
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -151,32 +151,32 @@ def test_a_connection_of_the_last_run_that_lingers_does_not_matter(ports: HeldPo
     ports.take((port,))
 
 
-def test_two_hosts_on_loopback_may_have_the_same_ports(ports: HeldPorts) -> None:
+def test_two_hosts_on_loopback_may_have_the_same_ports(ports: Ports) -> None:
     (port,) = ports.free(1)
     ports.close()
-    other = HeldPorts(1)
+    other = Ports(1)
     ports.take((port,), "127.0.0.1")
     other.take((port,), "127.0.0.2")
     with pytest.raises(EnvironmentFault, match="is taken"):
-        HeldPorts(2).take((port,), "127.0.0.2")
+        Ports(2).take((port,), "127.0.0.2")
     other.close()
 
 
 def test_a_taken_port_of_another_address_does_not_matter(
-    ports: HeldPorts, listener: socket.socket
+    ports: Ports, listener: socket.socket
 ) -> None:
     ports.take((port_of(listener),), "127.0.0.2")
 
 
-def test_ports_of_debuggers_are_held_all_or_none(ports: HeldPorts, listener: socket.socket) -> None:
-    (free,), other, port = ports.free(1), HeldPorts(2), port_of(listener)
+def test_ports_of_debuggers_are_held_all_or_none(ports: Ports, listener: socket.socket) -> None:
+    (free,), other, port = ports.free(1), Ports(2), port_of(listener)
     ports.close()
     assert ports.hold([free, port]) == GuessedPorts(1).hold([free, port]) == {port}
     assert ports.hold([free]) == set()
     assert other.hold([free]) == {free}
 
 
-def test_an_address_that_is_not_ours_is_a_fault(ports: HeldPorts) -> None:
+def test_an_address_that_is_not_ours_is_a_fault(ports: Ports) -> None:
     with pytest.raises(EnvironmentFault, match=r"cannot be used on 192\.0\.2\.1: "):
         ports.take((7000,), "192.0.2.1")
 
@@ -189,26 +189,26 @@ QUIET = (9300, 9309)
 
 
 def test_ports_that_somebody_listens_on_are_passed_over() -> None:
-    ports = HeldPorts(1, within=QUIET)
+    ports = Ports(1, within=QUIET)
     with socket.create_server(("127.0.0.1", 9304)):
         free_ports = ports.free(4)
         assert set(free_ports) < set(range(9300, 9310)) - {9304}
         with pytest.raises(EnvironmentFault, match="20 free ports are needed, and this host has"):
             ports.free(20)
     # The failure gave everything back.
-    other = HeldPorts(1, within=QUIET)
+    other = Ports(1, within=QUIET)
     other.take(free_ports)
     other.close()
 
 
 def test_without_outgoing_ports_few_are_left() -> None:
     with pytest.raises(EnvironmentFault, match=r"left outside the range of outgoing connections"):
-        HeldPorts(1, NEARLY_ALL).free(11)
+        Ports(1, NEARLY_ALL).free(11)
 
 
 def test_free_ports_are_those_of_a_range_that_the_user_names() -> None:
     """Paddle's PORT_RANGE; there the range of outgoing connections does not matter."""
-    ports = HeldPorts(4711, (1, 65535), within=(9310, 9319))
+    ports = Ports(4711, (1, 65535), within=(9310, 9319))
     assert set(ports.free(8)) <= set(range(9310, 9320))
     with pytest.raises(EnvironmentFault, match=r"left from 9310 to 9319 \(--port_range\)"):
         ports.free(3)
@@ -218,7 +218,7 @@ def test_free_ports_are_those_of_a_range_that_the_user_names() -> None:
 
 
 def test_where_every_port_may_be_outgoing_any_will_do() -> None:
-    ports = HeldPorts(1, (1, 65535))
+    ports = Ports(1, (1, 65535))
     assert len(ports.free(3)) == 3
     ports.close()
 

@@ -13,7 +13,7 @@ from checkout import ROOT
 from commandline import Command
 from waiting import LONG_S, until
 
-from fleetrun.engines.ports import HeldPorts
+from fleetrun.engines.ports import Ports
 from fleetrun.plan import debug
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
     job.argv.append("x")
     endpoints = tmp_path / "endpoints"
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "DEBUGPY_ADAPTER_ENDPOINTS": str(endpoints)}
-    with closing(HeldPorts(os.getpid())) as another:
+    with closing(Ports(os.getpid())) as another:
         # It has planned, and does not listen yet; with two launches at once one was never reached.
         until(lambda: not another.hold([debug.FIRST_PORT + 1]))
         launcher = job.start(env=env)
