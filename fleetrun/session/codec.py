@@ -6,12 +6,13 @@ is written as `{"is": NAME, field: value, ...}` and checked by the annotations o
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from itertools import repeat
 from math import isfinite
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.run.events import Lines
@@ -183,8 +184,8 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 class Codec:
     """Writes and reads messages of KINDS, which a frame names as their classes are called.
 
-    A type may have a method `check`, which raises ValueError for values that its annotations allow
-    but that make no sense.
+    `Annotated[KIND, TEST]` is a value of KIND for which TEST is true. A type may have a method
+    `check`, which raises ValueError for values that its annotations allow but that make no sense.
     """
 
     def __init__(self, *kinds: type) -> None:
@@ -283,8 +284,6 @@ def _plain(value: object, *, has_lines: bool = False) -> object:
 
 def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR0911 - one line for each kind of value
     """Return VALUE as the annotation KIND requires; raise Malformed if it does not match."""
-    if kind is object:
-        return value
     if kind is float and type(value) is int:
         return float(value)
     if kind in {bool, int, float, NoneType} and type(value) is kind:
@@ -294,14 +293,12 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
     origin, arguments = _shape(kind)
     if origin in {Union, UnionType}:
         return _one_of(arguments, value, where)
+    if origin is Annotated:
+        return _tested(*arguments, value, where)
     if origin is tuple and isinstance(value, list):
-        if arguments[-1] is Ellipsis:
-            return tuple(_typed(arguments[0], item, where) for item in value)
-        if len(arguments) == len(value):
-            return tuple(
-                _typed(argument, item, where)
-                for argument, item in zip(arguments, value, strict=True)
-            )
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) == len(value):
+            return tuple(map(_typed, kinds, value, repeat(where)))
     if hasattr(kind, "_fields") and isinstance(value, dict):
         return _record(kind, value, where)
     raise Malformed(f"{where} is not what it must be")
@@ -318,6 +315,13 @@ def _one_of(kinds: tuple[Any, ...], value: object, where: str) -> object:
         with suppress(Malformed):
             return _typed(kind, value, where)
     raise Malformed(f"{where} is not what it must be")
+
+
+def _tested(kind: Any, test: Callable[[Any], bool], value: object, where: str) -> object:  # noqa: ANN401 - an annotation
+    typed = _typed(kind, value, where)
+    if not test(typed):
+        raise Malformed(f"{where} is not what it must be")
+    return typed
 
 
 def _record(kind: Any, values: Mapping[str, object], where: str) -> object:  # noqa: ANN401 - a NamedTuple

@@ -5,9 +5,10 @@ ranks of the job, which every host has planned alike, so no message names a file
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.model import LaunchPlan, RankSpec
+from fleetrun.session.messages import Count
 
 # Raw bytes of a log in one message; in base64 they fit into a text of the codec's.
 LONGEST_PART = 32 * 1024
@@ -19,15 +20,10 @@ class SendLog(NamedTuple):
     process: int
     # As the coordinator's host counts, which has taken part from the start.
     attempt: int
-    offset: int
-    length: int = LONGEST_PART
+    offset: Annotated[int, range(-1, 1 << 63).__contains__]
+    length: Annotated[int, range(1, 1 << 20).__contains__] = LONGEST_PART
     # Whether this is the log of standard error, if that is separate.
     is_error_log: bool = False
-
-    def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
-        if not (0 < self.length <= 1 << 20 and self.offset >= -1):
-            raise ValueError(self.length)
 
 
 class LogPart(NamedTuple):
@@ -35,14 +31,14 @@ class LogPart(NamedTuple):
 
     process: int
     attempt: int
-    offset: int
-    size: int
+    offset: Count
+    size: Count
     data: str
     is_error_log: bool = False
 
     def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
-        if self.offset < 0 or self.size < 0 or self.offset > self.size:
+        """Raise ValueError if no launcher can have sent it."""
+        if self.offset > self.size:
             raise ValueError(self.offset)
 
 
@@ -54,13 +50,8 @@ class SilentHost(NamedTuple):
     """The ranks of a host have shown no life for SECONDS; 0: they do."""
 
     generation: int
-    seconds: float
+    seconds: Annotated[float, (0.0).__le__]
     has_ranks: bool
-
-    def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
-        if self.seconds < 0:
-            raise ValueError(self.seconds)
 
 
 class WantStacks(NamedTuple):

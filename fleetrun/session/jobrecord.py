@@ -5,18 +5,7 @@ from typing import NamedTuple
 
 from fleetrun.session.codec import Codec, Malformed
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import is_name
-
-_LAST_PORT = 65535
-
-
-def _check(*counts: int, names: tuple[str, ...]) -> None:
-    """Raise ValueError for negative COUNTS and invalid NAMES."""
-    if min(counts) < 0:
-        raise ValueError(counts)
-    for name in names:
-        if not is_name(name):
-            raise ValueError(name[:80])
+from fleetrun.session.messages import Count, Name, Port
 
 
 class StoreAddress(NamedTuple):
@@ -37,50 +26,39 @@ class LeaderRecord(NamedTuple):
     `job` is unique even among jobs of one name. `generation` is the next one to begin.
     """
 
-    launcher: str
-    host: str
-    port: int
-    job: str
-    generation: int
-
-    def check(self) -> None:
-        """Raise ValueError if no launcher can have written it."""
-        _check(self.generation, names=(self.launcher, self.host, self.job))
-        if not 1 <= self.port <= _LAST_PORT:
-            raise ValueError(self.port)
+    launcher: Name
+    host: Name
+    port: Port
+    job: Name
+    generation: Count
 
 
 class RosterEntry(NamedTuple):
     """A host of the job; `launcher` is empty for one that has no place in the roster."""
 
-    launcher: str
-    host: str
-    hostname: str
+    launcher: Name
+    host: Name
+    hostname: Name
     # How often it has failed the job.
-    failure_count: int = 0
-
-    def check(self) -> None:
-        """Raise ValueError if no launcher can have written it."""
-        _check(self.failure_count, names=(self.launcher, self.host, self.hostname))
+    failure_count: Count = 0
 
 
 class JobRecord(NamedTuple):
     """The roster of a job's last generation, as its coordinator has written it."""
 
-    job: str
-    generation: int
-    restarts: int
-    coordinator: str
+    job: Name
+    generation: Count
+    restarts: Count
+    coordinator: Name
     # Hosts in the order of their ranks, and others because of which the job has failed.
     entries: tuple[RosterEntry, ...]
     config: RendezvousConfig
     others: tuple[RosterEntry, ...] = ()
     # The secrets by which hosts that have taken part are recognised.
-    admitted: tuple[str, ...] = ()
+    admitted: tuple[Name, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError if no launcher can have written it."""
-        _check(self.generation, self.restarts, names=(self.job, self.coordinator, *self.admitted))
         if not self.entries:
             raise ValueError(self.entries)
 

@@ -6,7 +6,7 @@ with a connection is sent again, and a duplicate changes nothing.
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
 import re
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 from fleetrun.model import Device
 from fleetrun.run.events import LONGEST_TEXT, Failure
@@ -16,7 +16,6 @@ from fleetrun.session.config import RendezvousConfig
 PROTOCOL = 10
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
-_LAST_PORT = 65535
 # The name of a host (253 characters at most in DNS), a launcher or a job, which becomes part of
 # addresses, variables and file names.
 _NAME = re.compile(r"(?!-)[\w.:-]{0,255}", re.ASCII)
@@ -32,16 +31,14 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _check_names(*texts: str) -> None:
-    for text in texts:
-        if not is_name(text):
-            raise ValueError(f"{text[:80]!r}, which is not a name")
+Name: TypeAlias = Annotated[str, is_name]
+Port: TypeAlias = Annotated[int, range(1, 1 << 16).__contains__]
+Count: TypeAlias = Annotated[int, range(1 << 63).__contains__]
 
 
-def _check_ports(ports: tuple[int, ...], groups: tuple[tuple[Device, ...], ...]) -> None:
-    if not all(1 <= port <= _LAST_PORT for port in ports):
-        raise ValueError(ports)
-    if len(ports) < len(groups):
+def _check_groups(groups: tuple[tuple[Device, ...], ...], ports: tuple[int, ...]) -> None:
+    """Raise ValueError unless GROUPS are devices of named kinds, one group for each of PORTS."""
+    if len(ports) != len(groups):
         raise ValueError(f"{len(groups)} groups of devices, and {len(ports)} ports")
     if not all(_KIND.fullmatch(device.kind) for group in groups for device in group):
         raise ValueError("an invalid kind of devices")
@@ -54,31 +51,27 @@ class JoinRequest(NamedTuple):
     """
 
     # Where other hosts' ranks reach it; empty: at the address that the coordinator sees.
-    host: str
-    hostname: str
+    host: Name
+    hostname: Name
     pid: int
-    ports: tuple[int, ...]
+    ports: tuple[Port, ...]
     groups: tuple[tuple[Device, ...], ...]
     # Its rank among the hosts, if known.
-    rank: int | None = None
+    rank: Count | None = None
     # The port where ranks rendezvous, if it is separate.
-    master_port: int | None = None
+    master_port: Port | None = None
     settings: tuple[tuple[str, str], ...] = ()
     remarks: tuple[tuple[str, str], ...] = ()
     # How often it has taken part before.
-    attempt: int = 0
+    attempt: Count = 0
     # Its newest, the newest first, each with why it is not whole; of --resume_from.
     checkpoints: tuple[tuple[str, str], ...] = ()
     # Why it should stay out, as a sentence without a full stop; empty: it is healthy.
     trouble: str = ""
 
     def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
-        ports = (*self.ports, *(() if self.master_port is None else (self.master_port,)))
-        _check_ports(ports, self.groups)
-        if len(self.ports) != len(self.groups) or min(self.rank or 0, self.attempt) < 0:
-            raise ValueError(self.rank)
-        _check_names(self.host, self.hostname)
+        """Raise ValueError if no launcher can have sent it."""
+        _check_groups(self.groups, self.ports)
         if len(self.trouble) > LONGEST_TEXT:
             raise ValueError(self.trouble[:80])
 
@@ -93,20 +86,16 @@ class Join(NamedTuple):
     """A launcher joins or rejoins; `launcher` is its own name, new for each process."""
 
     protocol: int
-    launcher: str
+    launcher: Name
     # The generation that it is in or wants to join.
     generation: int
     request: JoinRequest
     # The session of its roster; empty: it has had none yet.
-    session: str = ""
+    session: Name = ""
     # Known to launchers of this host only; without a token it lets them rejoin.
-    secret: str = ""
+    secret: Name = ""
     # Why its host cannot take part, which is all it joins for.
     failure: Failure | None = None
-
-    def check(self) -> None:
-        """Raise ValueError where no launcher can have said it."""
-        _check_names(self.launcher, self.session, self.secret)
 
 
 class HostReady(NamedTuple):
@@ -150,13 +139,9 @@ class Redialing(NamedTuple):
 class LauncherKilled(NamedTuple):
     """The guard reports that its launcher was killed; HAS_RANKS: some of its ranks are left."""
 
-    launcher: str
-    secret: str
+    launcher: Name
+    secret: Name
     has_ranks: bool
-
-    def check(self) -> None:
-        """Raise ValueError where no guard can have said it."""
-        _check_names(self.launcher, self.secret)
 
 
 class Leave(NamedTuple):
@@ -188,20 +173,18 @@ class Missing(NamedTuple):
 class Entry(NamedTuple):
     """A host of the roster."""
 
-    launcher: str
-    host: str
-    hostname: str
-    ports: tuple[int, ...]
+    launcher: Name
+    host: Name
+    hostname: Name
+    ports: tuple[Port, ...]
     groups: tuple[tuple[Device, ...], ...]
-    master_port: int | None = None
-    attempt: int = 0
+    master_port: Port | None = None
+    attempt: Count = 0
     checkpoints: tuple[tuple[str, str], ...] = ()
 
     def check(self) -> None:
-        """Raise ValueError where no coordinator can have said it."""
-        ports = (*self.ports, *(() if self.master_port is None else (self.master_port,)))
-        _check_ports(ports, self.groups)
-        _check_names(self.launcher, self.host, self.hostname)
+        """Raise ValueError if no coordinator can have sent it."""
+        _check_groups(self.groups, self.ports)
 
 
 class RosterMessage(NamedTuple):
