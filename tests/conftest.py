@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from terminals import Terminal
 
+    from fleetrun.run.loop import Loop
+
 # The same examples in every run: a test that fails by chance says nothing of a change. To look for
 # new ones: FLEETRUN_TEST_EXPLORE=1.
 # However long an example takes: a machine that is busy with other things is no failure.
@@ -154,3 +156,13 @@ def terminal() -> Iterator[Terminal]:
     yield made
     os.close(made.ours)
     os.close(made.theirs)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """Return a loop that is closed after the test."""
+    from fleetrun.run.loop import Loop
+
+    made = Loop()
+    yield made
+    made.close()

@@ -1,4 +1,8 @@
-"""Whether this host can take part in a generation: its GPUs, the disk of its logs, its hook."""
+"""Whether this host can take part in a generation: its GPUs, the disk of its logs, its hook.
+
+Each function may hang, and so runs in a child process of the launcher. It returns a sentence
+without a full stop, empty if all is well.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records.variables import TOKEN
 from fleetrun.run import libc
-from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,25 +33,8 @@ _CHUNK = 65536
 _LONGEST_TAIL, _LONGEST_LINE = 4096, 300
 
 
-def ask(log_dir: str, before: Mapping[str, GpuUse]) -> IsolatedCall:
-    """Start a check of this host; the answer is a sentence without a full stop, empty if healthy.
-
-    BEFORE are the GPUs of its ranks as they were when the launcher began. Raises OSError if no
-    child can be started.
-    """
-    return IsolatedCall(lambda: trouble(log_dir, before))
-
-
-def ask_import() -> IsolatedCall:
-    """Start a trial import of Paddle, which also caches its files before a start needs them.
-
-    Raises OSError if no child can be started.
-    """
-    return IsolatedCall(import_trouble)
-
-
 def import_trouble(name: str = "paddle") -> str:
-    """Return why module NAME cannot be imported, without a full stop; empty if it can."""
+    """Return why module NAME cannot be imported; the trial also caches its files."""
     from importlib import import_module
 
     try:
@@ -65,7 +51,7 @@ def trouble(
     *,
     given_back_s: float = _GIVEN_BACK_S,
 ) -> str:
-    """Return what is wrong with this host; empty if it is healthy."""
+    """Return what is wrong with this host, whose GPUs were BEFORE when its launcher began."""
     return _disk(log_dir) or (_gpus(before, nvml, given_back_s) if before else "")
 
 
@@ -121,16 +107,8 @@ def _full(before: Mapping[str, GpuUse], gpus: list[NvmlGpu]) -> str:
     return ""
 
 
-def ask_hook(command: str, environ: Mapping[str, str]) -> IsolatedCall:
-    """Run the shell COMMAND in a child; the answer is why it failed, empty if it did not.
-
-    Raises OSError if no child can be started.
-    """
-    return IsolatedCall(lambda: hook_trouble(command, environ))
-
-
 def hook_trouble(command: str, environ: Mapping[str, str]) -> str:
-    """Run the shell COMMAND; return how it failed, with its last line; empty if it did not."""
+    """Run the shell COMMAND; return how it failed, with its last line."""
     import subprocess
 
     tail = b""

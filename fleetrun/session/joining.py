@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fleetrun.engines import SelectedEngine
     from fleetrun.model import Facts, LaunchPlan, Request
     from fleetrun.plan.layout import Slots
-    from fleetrun.run.isolation import IsolatedCall
     from fleetrun.session import messages
 
 _UNPROTECTED = (
@@ -111,12 +110,11 @@ def join(
         notes = (*roster.notes, *_about_token(endpoint, engine))
         return plan(roster._replace(notes=notes))
 
-    def ask_health() -> IsolatedCall:
+    def trouble() -> str:
         from fleetrun.session import health
 
-        groups = local.members[local.me].groups
-        log_dir = os.path.join(facts.cwd, request.log_dir)
-        return health.ask(log_dir, use.before(facts, groups))
+        before = use.before(facts, local.members[local.me].groups)
+        return health.trouble(os.path.join(facts.cwd, request.log_dir), before)
 
     rendezvous = Rendezvous(
         session,
@@ -125,7 +123,7 @@ def join(
         plan=make,
         redact=redact,
         log=log,
-        health=ask_health,
+        health=trouble,
         warm=_warm if script.is_python(request.script) else None,
         hook=_hook(request, facts, endpoint.config),
         settled=partial(_settle, logs, has_token=endpoint.token is not None),
@@ -213,27 +211,25 @@ def _port_check(
     return PortCheck(session.key, allowed=endpoint.allowed, resolved=facts.resolved)
 
 
-def _warm() -> IsolatedCall:
-    """Check that Paddle can be imported, on a host that stands by."""
+def _warm() -> str:
+    """Return why Paddle cannot be imported on a host that stands by; empty if it can."""
     from fleetrun.session import health  # most launches never do
 
-    return health.ask_import()
+    return health.import_trouble()
 
 
-def _hook(
-    request: Request, facts: Facts, config: RendezvousConfig
-) -> Callable[[], IsolatedCall] | None:
-    """Return the call that runs the user's command before each start, if there is one."""
+def _hook(request: Request, facts: Facts, config: RendezvousConfig) -> Callable[[], str] | None:
+    """Return what runs the user's command before each start, if there is one."""
     command = request.elastic_pre_hook
     if not (config.may_change and command):
         return None
 
-    def ask() -> IsolatedCall:
+    def run() -> str:
         from fleetrun.session import health  # few have one
 
-        return health.ask_hook(command, facts.environ)
+        return health.hook_trouble(command, facts.environ)
 
-    return ask
+    return run
 
 
 def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Roster:
@@ -267,34 +263,54 @@ def _place(engine: SelectedEngine, request: Request, facts: Facts) -> int:
 def _endpoint(
     request: Request, facts: Facts, engine: SelectedEngine, first_port: int, place: int | None
 ) -> RendezvousEndpoint:
-    """Return the endpoint of the job with what its launchers prove.
+    """Return the endpoint of the job, with what its launchers prove.
 
     Programs may differ between hosts that are known by a token or an address, or are this machine.
     """
-    endpoint = _endpoint_of(request, facts, engine, first_port, place)
+    point = hosts.meets_at(request) if not engine.hosts else None
+    token = facts.environ.get(TOKEN) or None
+    config = _config(request, facts, engine, is_listed=point is None)
+    allowed = None
+    if point is not None and not config.has_store:
+        host, ports, is_ours = point.host, (point.port,), hosts.is_own(point.host, facts)
+    else:
+        ports = session_ports(first_port if request.start_port is None else request.start_port)
+        if config.has_store:
+            host = request.host or ("" if facts.network is None else facts.network.ip)
+            is_ours = bool(host)
+        else:
+            host, is_ours = engine.hosts[0], place == 0
+            allowed = None if token else _listed(engine.hosts, facts)
     is_here = bool(engine.hosts) and all(map(hosts.is_loopback, engine.hosts))
-    is_known = endpoint.token is not None or endpoint.allowed is not None or is_here
-    return endpoint._replace(
+    is_known = token is not None or allowed is not None or is_here
+    return RendezvousEndpoint(
+        config,
+        host,
+        ports,
+        request.job_id,
+        token,
         script=script.identity(request.script, facts.cwd, facts.environ),
         command=script.command_line(request.script),
         may_differ=is_known and not script.is_python(request.script),
+        addresses=(_address(host, facts),) if is_ours else (),
+        may_be_second=point is not None and not config.has_store,
+        allowed=allowed,
     )
 
 
-def _endpoint_of(
-    request: Request, facts: Facts, engine: SelectedEngine, first_port: int, place: int | None
-) -> RendezvousEndpoint:
-    """Return the endpoint of the job, and whether this launcher may listen there."""
-    point = hosts.meets_at(request) if not engine.hosts else None
-    token = facts.environ.get(TOKEN) or None
+def _config(
+    request: Request, facts: Facts, engine: SelectedEngine, *, is_listed: bool
+) -> RendezvousConfig:
+    """Return the config of REQUEST; IS_LISTED: the hosts are those that ENGINE knows."""
     least, most = hosts.bounds(request.nnodes)
-    if point is None:
+    if is_listed:
         # Without a number, as from a cluster's engine, all listed hosts must come.
         least, most = (least if least < most else len(engine.hosts)), len(engine.hosts)
-    config = RendezvousConfig(
+    return RendezvousConfig(
         least,
         most,
-        names=engine.hosts if point is None else (),
+        names=engine.hosts if is_listed else (),
+        addresses=_known_addresses(engine.hosts, facts) if is_listed else (),
         max_restarts=request.max_restart,
         rdzv_timeout_s=request.rdzv_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
@@ -303,35 +319,7 @@ def _endpoint_of(
         grace_s=request.grace_s,
         hang_timeout_s=request.hang_timeout_s,
         checks_ports=request.port_check,
-        addresses=_known_addresses(engine.hosts, facts) if point is None else (),
-        has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
-    )
-    first = first_port if request.start_port is None else request.start_port
-    if config.has_store:
-        own = request.host or ("" if facts.network is None else facts.network.ip)
-        addresses = (_address(own, facts),) if own else ()
-        ports = session_ports(first)
-        return RendezvousEndpoint(config, own, ports, request.job_id, token, addresses=addresses)
-    if point is not None:
-        is_ours = hosts.is_own(point.host, facts)
-        return RendezvousEndpoint(
-            config,
-            point.host,
-            (point.port,),
-            request.job_id,
-            token,
-            addresses=(_address(point.host, facts),) if is_ours else (),
-            may_be_second=True,
-        )
-    host = engine.hosts[0]
-    return RendezvousEndpoint(
-        config,
-        host,
-        session_ports(first),
-        request.job_id,
-        token,
-        addresses=(_address(host, facts),) if place == 0 else (),
-        allowed=None if token else _listed(engine.hosts, facts),
+        has_store=not is_listed and hosts.store_endpoints(request.master or "") is not None,
     )
 
 

@@ -10,6 +10,7 @@ from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, Us
 from fleetrun.plan.visible import sentence
 from fleetrun.run.events import Failure
 from fleetrun.run.gathering import Gathering
+from fleetrun.run.isolation import IsolatedCall
 from fleetrun.session import portcheck
 from fleetrun.session.config import PREPARE_S
 from fleetrun.session.driver import SessionHandler
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.gathering import Answer
-    from fleetrun.run.isolation import CallResult, IsolatedCall
+    from fleetrun.run.isolation import CallResult
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import JoinRequest, RosterMessage, Verdict
@@ -53,7 +54,8 @@ class Rendezvous(Gathering, SessionHandler):
     the host joins with BARE to report why. REDACT masks secrets. SETTLED is called at the end of
     the first rendezvous. HEALTH checks this host before each later one, and before the first one if
     it has stood by; WARM then checks that Paddle can be imported. HOOK runs the user's command
-    before each. PORTS checks that the ports of other hosts are reached.
+    before each. These three run in child processes and return what is wrong. PORTS checks that the
+    ports of other hosts are reached.
     """
 
     is_shared = True
@@ -70,9 +72,9 @@ class Rendezvous(Gathering, SessionHandler):
         redact: Callable[[str], str],
         log: Callable[[str], None],
         settled: Settled | None = None,
-        health: Callable[[], IsolatedCall] | None = None,
-        warm: Callable[[], IsolatedCall] | None = None,
-        hook: Callable[[], IsolatedCall] | None = None,
+        health: Callable[[], str] | None = None,
+        warm: Callable[[], str] | None = None,
+        hook: Callable[[], str] | None = None,
         ports: PortCheck | None = None,
     ) -> None:
         self._session = session
@@ -152,7 +154,7 @@ class Rendezvous(Gathering, SessionHandler):
 
     def _ask(
         self,
-        question: Callable[[], IsolatedCall],
+        question: Callable[[], str],
         answered_with: Callable[[str], None],
         callee: str = "its GPUs or its disk",
         within_s: float = HEALTH_S,
@@ -160,7 +162,7 @@ class Rendezvous(Gathering, SessionHandler):
         """Ask QUESTION; call ANSWERED_WITH with what is wrong with this host, or with nothing."""
         self._abandon()
         try:
-            call = self._call = question()
+            call = self._call = IsolatedCall(question)
         except OSError as error:
             answered_with(f"it can start no process ({error.strerror})")
             return

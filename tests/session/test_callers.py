@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 from wire import turn_until
 
-from fleetrun.run.loop import Loop
 from fleetrun.session.callers import Callers
 from fleetrun.session.messages import PROTOCOL, Heartbeat, Join, JoinRequest, Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fleetrun.run.loop import Loop
     from fleetrun.session.connection import Connection
     from fleetrun.session.exchange import FromMember as Exchanged
     from fleetrun.session.messages import FromMember
@@ -60,8 +60,7 @@ def call(made: Callers, address: str = "10.0.0.2") -> Caller:
     return caller
 
 
-def test_who_never_joins_is_closed_and_who_has_joined_stays() -> None:
-    loop = Loop()
+def test_who_never_joins_is_closed_and_who_has_joined_stays(loop: Loop) -> None:
     made, _, lost = callers(loop, join_s=0.02)
     joined, silent = call(made), call(made)
     joined.heard(JOIN)
@@ -69,26 +68,21 @@ def test_who_never_joins_is_closed_and_who_has_joined_stays() -> None:
     assert (lost, silent.is_closed, joined.is_closed) == ([2], True, False)
     made.close()
     assert joined.is_closed
-    loop.close()
 
 
-def test_whatever_else_is_said_does_not_count_as_joining() -> None:
-    loop = Loop()
+def test_whatever_else_is_said_does_not_count_as_joining(loop: Loop) -> None:
     made, said, lost = callers(loop, join_s=0.02)
     call(made).heard(Heartbeat(1))
     turn_until(loop, lambda: lost)
     assert said == [Heartbeat(1)]
     call(made).heard(Start(0))
     assert (lost, said) == ([1, 2], [Heartbeat(1)])
-    loop.close()
 
 
-def test_a_flood_of_callers_that_never_join_drives_out_itself() -> None:
-    loop = Loop()
+def test_a_flood_of_callers_that_never_join_drives_out_itself(loop: Loop) -> None:
     made, _, _ = callers(loop, most_pending=3)
     launcher = call(made)
     flood = [call(made, "10.0.0.9") for _ in range(20)]
     assert not launcher.is_closed
-    assert [one.is_closed for one in flood] == [True] * 18 + [False] * 2
+    assert [caller.is_closed for caller in flood] == [True] * 18 + [False] * 2
     made.close()
-    loop.close()

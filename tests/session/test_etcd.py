@@ -14,7 +14,6 @@ import ports
 import pytest
 from wire import turn_until
 
-from fleetrun.run.loop import Loop
 from fleetrun.session.etcd import Client, RefusedError, UnreachableError
 from fleetrun.session.jobrecord import StoreAddress
 from fleetrun.session.jobstore import JobStore, StoreAnswer
@@ -22,6 +21,8 @@ from fleetrun.session.jobstore import JobStore, StoreAnswer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from fleetrun.run.loop import Loop
 
 TIMEOUT_S = 60.0
 
@@ -99,9 +100,8 @@ def _greet(server: socket.socket) -> None:
 
 
 def test_a_store_answers_in_order_also_after_one_that_was_killed(
-    endpoint: tuple[str, int],
+    endpoint: tuple[str, int], loop: Loop
 ) -> None:
-    loop = Loop()
     nobody = ("127.0.0.1", ports.free(1)[0])
     store = JobStore(StoreAddress((nobody, endpoint), "another job", TIMEOUT_S), loop)
     answers: list[StoreAnswer] = []
@@ -109,7 +109,7 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
         store.ask(answers.append, "campaign", "me", 60, 0)
         store.ask(answers.append, "look")
         turn_until(loop, lambda: not store.is_busy)
-        assert [one.trouble for one in answers] == ["", ""]
+        assert [answer.trouble for answer in answers] == ["", ""]
         assert answers[1].value[:2] == ("me", answers[0].value[1])
         assert store._address.endpoints == (endpoint, nobody)
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -126,7 +126,6 @@ def test_a_store_answers_in_order_also_after_one_that_was_killed(
         assert answers[3].value is True
     finally:
         store.close()
-        loop.close()
 
 
 def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(

@@ -13,21 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ports import free
 
-from fleetrun.run.loop import Loop, nothing
+from fleetrun.run.loop import nothing
 from fleetrun.session.authentication import Key
 from fleetrun.session.dialer import Target
 from fleetrun.session.messages import Entry
 from fleetrun.session.portcheck import PortCheck, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
+    from fleetrun.run.loop import Loop
 
 
 def check(loop: Loop, ports: tuple[int, ...], *, key: str = "job") -> PortCheck:

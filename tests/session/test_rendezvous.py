@@ -10,9 +10,6 @@ from wire import turn_until
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Failure
-from fleetrun.run.isolation import IsolatedCall
-from fleetrun.run.loop import Loop
-from fleetrun.session import health
 from fleetrun.session import health as checks
 from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.driver import CODEC
@@ -23,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan
+    from fleetrun.run.loop import Loop
     from fleetrun.session.driver import Session
 
 BARE = JoinRequest("10.0.0.1", "node-1", 7, (), ())
@@ -30,11 +28,11 @@ BARE = JoinRequest("10.0.0.1", "node-1", 7, (), ())
 
 def rendezvous(
     told: Told,
-    plan: Callable[[RosterMessage], LaunchPlan],
-    health: Callable[[], IsolatedCall] | None = None,
-    warm: Callable[[], IsolatedCall] | None = None,
+    plan: Callable[[RosterMessage], LaunchPlan] = lambda _: cast("LaunchPlan", ()),
     *,
-    hook: Callable[[], IsolatedCall] | None = None,
+    health: Callable[[], str] | None = None,
+    warm: Callable[[], str] | None = None,
+    hook: Callable[[], str] | None = None,
     offer: Callable[[int], JoinRequest] = lambda _: BARE,
 ) -> Rendezvous:
     """Make the gathering of a host that offers nothing, with the session TOLD."""
@@ -89,15 +87,14 @@ class Told:
         return self.limited
 
 
-def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
+def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
     def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
 
-    told, loop = Told(), Loop()
+    told = Told()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
-    loop.close()
     (failure,) = told.failures
     assert failure is not None
     assert failure.what.startswith("None of node, node,")
@@ -105,59 +102,52 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
         assert CODEC.read(CODEC.write(message)) == message
 
 
-def test_a_host_with_a_fault_ends_with_it_if_nobody_comes() -> None:
+def test_a_host_with_a_fault_ends_with_it_if_nobody_comes(loop: Loop) -> None:
     fault = EnvironmentFault("Port 6070 is taken.")
     answers: list[object] = []
 
     def offer(_: int) -> JoinRequest:
         raise fault
 
-    told, loop = Told(), Loop()
+    told = Told()
     told.config = RendezvousConfig(2, 2, rdzv_timeout_s=0.01)
-    gathering = rendezvous(told, lambda _: cast("LaunchPlan", ()), offer=offer)
+    gathering = rendezvous(told, offer=offer)
     gathering.begin(0, loop, answers.append)
     turn_until(loop, lambda: bool(answers))
-    loop.close()
     assert answers == [fault]
 
 
-def test_a_wait_names_the_timeout_that_counts() -> None:
-    told, loop = Told(), Loop()
-    gathering = rendezvous(told, lambda _: cast("LaunchPlan", ()))
+def test_a_wait_names_the_timeout_that_counts(loop: Loop) -> None:
+    told = Told()
+    gathering = rendezvous(told)
     gathering.begin(0, loop, lambda _: None)
     assert gathering.progress(700.0) == "Waiting up to 600 s for a place."
     told.limited = "--elastic_timeout", time.monotonic() + 15.0
     assert gathering.progress(700.0) == "Waiting up to 15 s (--elastic_timeout) for a place."
-    loop.close()
 
 
-def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
+def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
     def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
 
-    told, loop = Told(), Loop()
+    told = Told()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
     gathering.conclude(Verdict(0, "other", Failure("node-1", "failed", 3), is_final=True))
-    loop.close()
     assert [failure and failure.what for failure in told.failures] == [
         "--env=DB_PASSWORD=*** is wrong",
         "Failed (on node-1)",
     ]
 
 
-def test_who_is_lost_while_all_get_ready_is_done_without() -> None:
-    def plan(_roster: RosterMessage) -> LaunchPlan:
-        return cast("LaunchPlan", ())
-
-    told, loop = Told(), Loop()
-    gathering = rendezvous(told, plan)
+def test_who_is_lost_while_all_get_ready_is_done_without(loop: Loop) -> None:
+    told = Told()
+    gathering = rendezvous(told)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
     lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
     gathering.conclude(Verdict(0, "other", lost, is_final=False))
-    loop.close()
     assert told.offers == 2
     assert told.failures == [None]
 
@@ -165,36 +155,30 @@ def test_who_is_lost_while_all_get_ready_is_done_without() -> None:
 def stands_by(
     told: Told,
     loop: Loop,
-    health: Callable[[], IsolatedCall],
-    warm: Callable[[], IsolatedCall] | None = None,
+    health: Callable[[], str],
+    warm: Callable[[], str] | None = None,
 ) -> Rendezvous:
     """Let a host stand by, and then have a place."""
-    plan = cast("LaunchPlan", ())
     told.config = RendezvousConfig(2, 2, spares=1)
-    gathering = rendezvous(told, lambda _: plan, health, warm)
+    gathering = rendezvous(told, health=health, warm=warm)
     gathering.begin(0, loop, lambda _: None)
     gathering.stand_by()
     return gathering
 
 
-def _well() -> IsolatedCall:
-    return IsolatedCall(str)
-
-
-def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
-    told, loop = Told(), Loop()
-    gathering = stands_by(told, loop, health=_well, warm=_well)
+def test_who_stood_by_plans_when_it_is_known_to_be_well(loop: Loop) -> None:
+    told = Told()
+    gathering = stands_by(told, loop, health=str, warm=str)
     gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
     assert not told.failures
     turn_until(loop, lambda: told.failures)
     gathering._abandon()
-    loop.close()
     assert told.failures[0] is None
 
 
-def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
-    told, loop = Told(), Loop()
-    gathering = stands_by(told, loop, health=lambda: IsolatedCall(lambda: "its disk is full"))
+def test_who_stood_by_and_is_not_well_gives_its_place_to_another(loop: Loop) -> None:
+    told = Told()
+    gathering = stands_by(told, loop, health=lambda: "its disk is full")
     gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
@@ -207,17 +191,11 @@ def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     gathering.plan(RosterMessage(2, 0, (), RendezvousConfig(2, 2)))
     assert told.failures[1:] == [None]
     gathering._abandon()
-    loop.close()
 
 
-def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
-    told, loop = Told(), Loop()
-    gathering = stands_by(
-        told,
-        loop,
-        health=_well,
-        warm=lambda: IsolatedCall(lambda: checks.import_trouble("no_paddle")),
-    )
+def test_who_stands_by_finds_out_whether_paddle_can_be_imported(loop: Loop) -> None:
+    told = Told()
+    gathering = stands_by(told, loop, str, lambda: checks.import_trouble("no_paddle"))
     turn_until(loop, lambda: len(told.said) > 1)
     assert "No module named 'no_paddle'" in told.said[1]
     gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
@@ -226,7 +204,6 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
     assert failure is not None
     assert "Paddle cannot be imported" in failure.what
     gathering._abandon()
-    loop.close()
     assert checks.import_trouble("json") == ""
 
 
@@ -239,11 +216,12 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
         ("[ -z $FLEETRUN_TOKEN ] && exit $CODE", "exited with 7"),
     ],
 )
-def test_the_users_command_runs_before_a_host_joins(command: str, why: str | None) -> None:
-    told, loop = Told(), Loop()
+def test_the_users_command_runs_before_a_host_joins(
+    loop: Loop, command: str, why: str | None
+) -> None:
+    told = Told()
     environ = {"FLEETRUN_TOKEN": "secret", "CODE": "7", "PATH": "/usr/bin:/bin"}
-    plan = cast("LaunchPlan", ())
-    gathering = rendezvous(told, lambda _: plan, hook=lambda: health.ask_hook(command, environ))
+    gathering = rendezvous(told, hook=lambda: checks.hook_trouble(command, environ))
     gathering.begin(0, loop, lambda _: None)
     assert gathering.missing() == "the command of --elastic_pre_hook"
     turn_until(loop, lambda: told.offers)
@@ -251,4 +229,3 @@ def test_the_users_command_runs_before_a_host_joins(command: str, why: str | Non
     all_the_same = f"The command of --elastic_pre_hook failed ({why}). This host joins anyway."
     assert told.said == ([] if why is None else [all_the_same])
     gathering._abandon()
-    loop.close()

@@ -16,7 +16,6 @@ import pytest
 from wire import CODEC, End, Hello, turn_until
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.run.loop import Loop
 from fleetrun.session.authentication import Handshake, Key, Seal
 from fleetrun.session.codec import Frames, frame
 from fleetrun.session.connection import MOST_UNSENT, Connection, Wire
@@ -25,6 +24,8 @@ from fleetrun.session.listener import Listener, PortTaken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from fleetrun.run.loop import Loop
 
 KEY = Key("job", "a token")
 HERE = "127.0.0.1"
@@ -48,13 +49,6 @@ class Side:
     def refuse(self, address: str, why: str) -> None:
         """Remember who was turned away."""
         self.refused.append((address, why))
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
 
 
 class Net:
