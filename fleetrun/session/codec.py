@@ -294,7 +294,7 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
     if origin in {Union, UnionType}:
         return _one_of(arguments, value, where)
     if origin is Annotated:
-        return _tested(*arguments, value, where)
+        return _tested(arguments[0], arguments[1], value, where)
     if origin is tuple and isinstance(value, list):
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(kinds) == len(value):

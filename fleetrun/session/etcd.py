@@ -25,12 +25,8 @@ _AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 _LONGEST = 16 * 1024 * 1024
 
 
-class UnreachableError(Exception):
-    """No member of etcd has answered; the message says why."""
-
-
-class RefusedError(Exception):
-    """etcd rejects a request."""
+class EtcdError(Exception):
+    """No member of etcd has answered, or one rejects the request; the message says why."""
 
 
 class Seen(NamedTuple):
@@ -138,7 +134,7 @@ class Client:
             # Another member is asked first next time.
             self.endpoints.append(self.endpoints.pop(0))
             troubles.append(f"{f'[{host}]' if ':' in host else host}:{port}: {answer}")
-        raise UnreachableError("; ".join(troubles))
+        raise EtcdError("; ".join(troubles))
 
     def _ask_member(self, host: str, port: int, path: str, body: bytes) -> dict[str, Any] | str:
         """Return a member's answer, or why there is none."""
@@ -178,7 +174,7 @@ class Client:
             body_text = text[:200].decode(errors="replace").strip()
             message = f"it answers {answer.status} to {path} ({body_text})"
             if answer.status in {http.client.UNAUTHORIZED, http.client.BAD_REQUEST}:
-                raise RefusedError(message)
+                raise EtcdError(message)
             raise http.client.HTTPException(message)
         document = json.loads(text)
         if not isinstance(document, dict):
@@ -187,7 +183,7 @@ class Client:
         return document
 
     def _called(self, host: str, port: int) -> http.client.HTTPConnection:
-        """Return a connection to a member; raise RefusedError if a TLS file cannot be read."""
+        """Return a connection to a member; raise EtcdError if a TLS file cannot be read."""
         if not self._is_secure:
             return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
         import ssl
@@ -203,7 +199,7 @@ class Client:
                 context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
             message = f"{setting} cannot be used ({_reason(error)})"
-            raise RefusedError(message) from None
+            raise EtcdError(message) from None
         return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
 
     def close(self) -> None:
@@ -225,7 +221,7 @@ def answer(
             value = client.leave(revision, lease, is_final=is_final)
         else:
             value = getattr(client, method)(*values)
-    except (RefusedError, UnreachableError) as error:
+    except EtcdError as error:
         trouble = str(error)
     # Plain values, as they go to another process.
     return tuple(value) if isinstance(value, tuple) else value, trouble, tuple(client.endpoints)

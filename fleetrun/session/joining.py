@@ -271,6 +271,7 @@ def _endpoint(
     token = facts.environ.get(TOKEN) or None
     config = _config(request, facts, engine, is_listed=point is None)
     allowed = None
+    ports: tuple[int, ...]
     if point is not None and not config.has_store:
         host, ports, is_ours = point.host, (point.port,), hosts.is_own(point.host, facts)
     else:

@@ -14,7 +14,7 @@ import ports
 import pytest
 from wire import turn_until
 
-from fleetrun.session.etcd import Client, RefusedError, UnreachableError
+from fleetrun.session.etcd import Client, EtcdError
 from fleetrun.session.jobrecord import StoreAddress
 from fleetrun.session.jobstore import JobStore, StoreAnswer
 
@@ -79,12 +79,12 @@ def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
 
 def test_who_is_not_there_or_no_etcd_is_named(client: Callable[..., Client]) -> None:
     port = ports.free(1)[0]
-    with pytest.raises(UnreachableError, match=rf"^127.0.0.1:{port}: connection refused$"):
+    with pytest.raises(EtcdError, match=rf"^127.0.0.1:{port}: connection refused$"):
         client(("127.0.0.1", port)).look()
     with socket.create_server(("127.0.0.1", 0)) as server:
         caller = threading.Thread(target=_greet, args=(server,))
         caller.start()
-        with pytest.raises(UnreachableError, match="what listens there is not etcd"):
+        with pytest.raises(EtcdError, match="what listens there is not etcd"):
             client(server.getsockname()).look()
         caller.join()
 
@@ -144,18 +144,16 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
             return stack.enter_context(closing(Client(address)))
 
         monkeypatch.delenv("ETCDCTL_CACERT", raising=False)
-        with pytest.raises(UnreachableError, match="for etcd with TLS give etcds://"):
+        with pytest.raises(EtcdError, match="for etcd with TLS give etcds://"):
             client(is_secure=False).look()
-        with pytest.raises(UnreachableError, match=r"its certificate is not trusted .*self.signed"):
+        with pytest.raises(EtcdError, match=r"its certificate is not trusted .*self.signed"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(tmp_path / "nothing"))
-        with pytest.raises(RefusedError, match=r"nothing cannot be used .no such file"):
+        with pytest.raises(EtcdError, match=r"nothing cannot be used .no such file"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(authority))
         # It asks for one of ours, too.
-        with pytest.raises(
-            UnreachableError, match=r"requires a client certificate, set ETCDCTL_CERT"
-        ):
+        with pytest.raises(EtcdError, match=r"requires a client certificate, set ETCDCTL_CERT"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CERT", str(certificate))
         monkeypatch.setenv("ETCDCTL_KEY", str(key))
