@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from fleetrun import options
 from fleetrun.errors import UsageError
@@ -194,21 +195,35 @@ def mistaken_script(parsed: ParsedCommand) -> str | None:
             f'"{target}" is taken as the script, because it starts with a long dash: '
             f"write two hyphens, --{target.lstrip(''.join(_LONG_DASHES))}."
         )
-    if not parsed.settings or parsed.settings[-1].option.kind != "list":
+    last = parsed.settings[-1] if parsed.settings else None
+    value = last and _continued(last, (target, *parsed.script.args))
+    if not last or not value:
         return None
-    if not _is_listed(target):
-        return None
-    last = parsed.settings[-1]
-    values = [last.raw, target]
-    for arg in parsed.script.args:
-        if not _is_listed(arg):
-            break
-        values.append(arg)
-    joined = ",".join(part for value in values for part in value.replace(",", " ").split())
     return (
         f'"{target}" is taken as the script, because {last.typed} ends at the space: '
-        f"write {last.typed}={joined}."
+        f"write {last.typed}={value}."
     )
+
+
+def _continued(setting: RawOption, words: Sequence[str]) -> str:
+    """Return the value that SETTING and the WORDS after it look like; empty if none."""
+    if words[0].isalpha() and _is_unit(setting, words[0]):
+        return f"{setting.raw}{words[0]}"
+    if setting.option.kind != "list" or not _is_listed(words[0]):
+        return ""
+    values = [setting.raw, *takewhile(_is_listed, words)]
+    return ",".join(part for value in values for part in value.replace(",", " ").split())
+
+
+def _is_unit(setting: RawOption, word: str) -> bool:
+    """Whether WORD is the unit of SETTING's number: seconds, MB."""
+    if setting.option.kind != "duration" and setting.option.metavar != "SIZE":
+        return False
+    try:
+        options.parse(setting.option, setting.raw + word)
+    except ValueError:
+        return False
+    return setting.raw[-1:].isdigit()
 
 
 def _is_listed(word: str) -> bool:

@@ -78,10 +78,20 @@ def number_in_words(
 
 # -- sizes, durations, ranges ---------------------------------------------------------------------
 
-_UNITS_S = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1, "ms": 0.001}
+_UNITS_S = {
+    word: seconds
+    for words, seconds in (
+        ("d day days", 86400),
+        ("h hr hrs hour hours", 3600),
+        ("m min mins minute minutes", 60),
+        ("s sec secs second seconds", 1),
+        ("ms", 0.001),
+    )
+    for word in words.split()
+}
 # More digits are a typing error.
 _DIGITS = r"\d{1,12}(?:\.\d{0,12})?"
-_DURATION = rf"(?:{_DIGITS}\s*(?:ms|s|min|m|h|d)\s*)+"
+_DURATION = rf"(?:{_DIGITS}\s*(?:{'|'.join(_UNITS_S)})\s*)+"
 
 
 def size(count: float, *, is_short: bool = False) -> str:
@@ -144,8 +154,8 @@ def duration(seconds: float, *, is_short: bool = False) -> str:
 def parse_duration(text: str) -> float | None:
     """Return the seconds of TEXT; None if invalid. A plain number is seconds.
 
-    >>> [parse_duration(text) for text in ("90", "1h30m", "1.5 min", "soon")]
-    [90.0, 5400.0, 90.0, None]
+    >>> [parse_duration(text) for text in ("90", "1h30m", "1.5 min", "2 hours", "soon")]
+    [90.0, 5400.0, 90.0, 7200.0, None]
     """
     word = text.strip().lower()
     if re.fullmatch(_DURATION, word, re.ASCII):

@@ -215,6 +215,9 @@ def test_help_and_version_need_no_script_and_end_the_line(word: str) -> None:
         (["--gpus", "0", "1", "2", "t.py"], "write --gpus=0,1,2."),
         (["--gpus", "0,", "1", "t.py"], "write --gpus=0,1."),
         (["--ips", "10.0.0.1", "10.0.0.2", "t.py"], "write --ips=10.0.0.1,10.0.0.2."),
+        (["--hang_timeout", "30", "minutes", "t.py"], "write --hang_timeout=30minutes."),
+        (["--grace=10", "s", "t.py"], "write --grace=10s."),
+        (["--log_max_size", "1", "GB", "t.py"], "write --log_max_size=1GB."),
         (["\N{EN DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
         (["\N{EM DASH}\N{EM DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
         (["'--gpus=0'", "t.py"], "write --gpus=0."),
@@ -250,7 +253,16 @@ def test_spaces_around_an_equals_sign_are_a_sentence(words: list[str], message: 
 
 @pytest.mark.parametrize(
     "words",
-    [["t.py"], ["--gpus=0", "t.py"], ["--quiet", "1"], ["1"], ["-m", "1"], ["--help"]],
+    [
+        ["t.py"],
+        ["--gpus=0", "t.py"],
+        ["--grace=10", "sh"],
+        ["--job_id", "1", "s"],
+        ["--quiet", "1"],
+        ["1"],
+        ["-m", "1"],
+        ["--help"],
+    ],
 )
 def test_other_scripts_are_no_mistakes(words: list[str]) -> None:
     assert argv.mistaken_script(argv.split(words)) is None

@@ -24,6 +24,22 @@ _OURS = (
 )
 
 
+class QueueCommand(click.Command):
+    """A command whose own options stand before `--`, and nothing else."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse ARGS; UsageError for a word before `--` that belongs to no option."""
+        if "--" in args:
+            head, _, _ = self.make_parser(ctx).parse_args(args[: args.index("--")])
+            stray = head.get("words")
+            if isinstance(stray, tuple) and stray:
+                raise UsageError(
+                    f"submit {self.name}: before --, {stray[0]} belongs to no option; a value is "
+                    "one word (--time=10h), and the launch stands after --."
+                )
+        return super().parse_args(ctx, args)
+
+
 def config() -> click.Option:
     """Return the option for the config file, which `launch` passes on."""
     row = options.find("config")

@@ -219,7 +219,7 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
 _NAME = parser.option(
     "name", "text", "Job name.  [default: the script]", metavar="NAME", reader=_dns_label
 )
-command = click.Command(
+command = common.QueueCommand(
     "k8s",
     help="Print the resources of a job (an Indexed Job with its service and token, or a "
     "PaddleJob of Kubeflow), or create them with kubectl. ARGUMENTS are those of a launch "

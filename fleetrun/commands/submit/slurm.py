@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,9 +12,7 @@ import sys
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from fleetrun import __version__, probe
+from fleetrun import __version__, conversion, probe
 from fleetrun.commands import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault
@@ -126,11 +126,28 @@ def _line(text: str) -> str:
     return text
 
 
+def _time(text: str) -> str:
+    """Return a time limit as sbatch reads it.
+
+    >>> [_time(text) for text in ("12:00:00", "2-00", "90", "36h", "1h30m")]
+    ['12:00:00', '2-00', '90', '36:00:00', '1:30:00']
+    """
+    if re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}|UNLIMITED|INFINITE", text, re.ASCII | re.IGNORECASE):
+        return text
+    seconds = conversion.parse_duration(text)
+    if seconds is None or seconds <= 0:
+        raise ValueError(
+            "give minutes, [days-]hours:minutes:seconds, or a time such as 90m or 12h."
+        )
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
 _signal = common.matching("[A-Z0-9]+(@[0-9]+)?", "give SIGNAL@SECONDS, as TERM@120")
 _NAME = parser.option(
     "name", "text", "Job name.  [default: the script]", metavar="NAME", reader=common.word
 )
-command = click.Command(
+command = common.QueueCommand(
     "slurm",
     help="Write a batch script and submit it with sbatch. ARGUMENTS are those of a launch "
     "without hosts: `fleetrun submit slurm --nodes 4 --gpus 8 -- train.py`. Put the options "
@@ -145,7 +162,6 @@ command = click.Command(
             parser.option(name, kind, text, metavar=metavar, reader=common.word)
             for name, kind, metavar, text in (
                 ("memory", "text", "SIZE", "Memory per host: 64G; 0: all."),
-                ("time", "text", "TIME", "Time limit: 12:00:00 or 2-00."),
                 ("partition", "text", "NAME", "Slurm partition."),
                 ("account", "text", "NAME", "Account to charge."),
                 ("module", "texts", "NAME", "Load this environment module (repeatable)."),
@@ -153,6 +169,14 @@ command = click.Command(
             )
         ),
         _NAME,
+        parser.option(
+            "time",
+            "text",
+            "Time limit: 12:00:00, 2-00 (days-hours) or 90m; a plain number is minutes, as for "
+            "sbatch.",
+            metavar="TIME",
+            reader=_time,
+        ),
         parser.option(
             "setup",
             "texts",

@@ -266,6 +266,10 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
         (("--partition=a b", "--", "t.py"), "give one word without blanks"),
         (("--name=a\nb", "--", "t.py"), "give one word without blanks"),
         (("--setup=a\nb", "--", "t.py"), "give one line of shell"),
+        (("--time=soon", "--", "t.py"), "--time=soon: give minutes, [days-]hours:minutes:seconds"),
+        (("--time", "10", "hours", "--", "t.py"), "before --, hours belongs to no option"),
+        (("--nodes=2", "t.py", "--", "--tee"), "before --, t.py belongs to no option"),
+        (("--partition", "--", "t.py"), "'--partition' requires an argument"),
         (("--", "my train.py"), "--name=my train: give one word without blanks"),
         (
             ("--nodes=3", "--", "--nnodes=2:4", "t.py"),
