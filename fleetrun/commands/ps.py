@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fleetrun import conversion
-from fleetrun.commands import parser, tables
+from fleetrun.commands import parser, tables, values
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
@@ -36,11 +36,9 @@ def complete(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Return the jobs whose process id or name starts with INCOMPLETE."""
-    from click.shell_completion import CompletionItem  # only for Tab
-
-    words = [str(job.launcher) for job in jobs.find() if job.launcher is not None]
-    words += [job.name for job in jobs.find()]
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+    running = jobs.find()
+    words = [str(job.launcher) for job in running if job.launcher is not None]
+    return parser.completions(values.among([*words, *(job.name for job in running)], incomplete))
 
 
 def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:

@@ -136,6 +136,21 @@ def read(path: str) -> Run:
     )
 
 
+class Reader:
+    """Reads run directories, each again only once its events have changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, Run]] = {}
+
+    def read(self, path: str) -> Run:
+        """Return the launch in PATH as it is now."""
+        size = reading.size(os.path.join(path, names.EVENTS))
+        known = self._known.get(path)
+        if known is None or known[0] != size or known[1].plan is None:
+            known = self._known[path] = size, read(path)
+        return known[1]
+
+
 def _log(event: eventfile.EventRecord, plan: planfile.PlanRecord | None) -> str:
     """Return the name of the log of a process that has started, and of no other file."""
     log = reading.text(event.more.get("log"))

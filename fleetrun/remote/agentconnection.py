@@ -61,6 +61,11 @@ class AgentConnection(SshConnection):
         return self.answer.address
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether it may still answer."""
+        return self.answer is None and self.code is None
+
+    @property
     def outcome(self) -> Answer:
         """The host's answer; a fault if there is none or it is gone since."""
         if self.answer is None or (self.code is not None and not self.answer.fault):

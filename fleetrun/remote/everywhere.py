@@ -91,9 +91,7 @@ class Everywhere(Fanout[AgentConnection]):
 
     def _go_if_all_answered(self) -> None:
         """Start the command on all hosts that have answered, once no other will."""
-        if self._is_going or any(
-            connection.answer is None and connection.code is None for connection in self._all
-        ):
+        if self._is_going or any(connection.is_awaited for connection in self._all):
             return
         self._is_going = True
         addresses = [connection.address for connection in self._all]

@@ -169,9 +169,7 @@ class Head(Fanout[AgentConnection]):
         """When all have answered, start the launchers, or print all faults and end."""
         if self._is_going or self.code is not None:
             return
-        if any(
-            connection.answer is None and connection.code is None for connection in self._remotes
-        ):
+        if any(connection.is_awaited for connection in self._remotes):
             return
         answers = {connection.host.name: connection.outcome for connection in self._remotes}
         skews = {connection.host.name: connection.skew_s for connection in self._remotes}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fleetrun import colors
-from fleetrun.commands import parser
+from fleetrun.commands import parser, values
 from fleetrun.commands.logs import choose, show
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible_lines
@@ -116,11 +116,9 @@ def _runs(
     incomplete: str,
 ) -> list[CompletionItem[str]]:
     """Return the names of runs that begin with INCOMPLETE."""
-    from click.shell_completion import CompletionItem  # only for completion
-
     log_dir = str(context.params.get("log_dir") or "log")
-    run_names = [os.path.basename(path) for path in runs.listed(log_dir)]
-    return [CompletionItem(name) for name in run_names if name.startswith(incomplete)]
+    run_names = map(os.path.basename, runs.listed(log_dir))
+    return parser.completions(values.among(run_names, incomplete))
 
 
 command = click.Command(

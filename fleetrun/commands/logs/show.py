@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.commands.logs import merge
 from fleetrun.commands.logs.clean import Cleaner
 from fleetrun.printing import copy, remark, write
-from fleetrun.records import names, outputtimes, reading, runs
+from fleetrun.records import names, outputtimes, runs
 from fleetrun.records.logfile import LogFile
 from fleetrun.run.loop import Loop, nothing
 
@@ -64,7 +64,7 @@ class Viewer:
         self._choose = choose
         self._filter = log_filter
         self._readers: dict[str, outputtimes.Reader] = {}
-        self._sizes: dict[str, int] = {}
+        self._reader = runs.Reader()
         self._shown: dict[str, OpenLog] = {}
         self._missing: set[str] = set()
         self._is_prefixed = True
@@ -122,11 +122,7 @@ class Viewer:
 
     def _refresh(self) -> None:
         """Update the list of processes."""
-        for place, run in enumerate(self._runs):
-            size = reading.size(os.path.join(run.path, names.EVENTS))
-            if size != self._sizes.get(run.path):
-                self._sizes[run.path] = size
-                self._runs[place] = runs.read(run.path)
+        self._runs = [self._reader.read(run.path) for run in self._runs]
         self._open(self._choose(self._runs))
 
     def _is_running(self) -> bool:

@@ -27,7 +27,7 @@ from fleetrun.run import proc
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
 _TOTAL_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 # A rank without a new step or line for this long is silent.
@@ -128,12 +128,10 @@ class Sampler:
         *,
         pattern: re.Pattern[bytes] | None,
         period_s: float,
-        read: Callable[[str], runs.Run] = runs.read,
     ) -> None:
         self._runs = list(chosen)
-        self._read = read
+        self._reader = runs.Reader()
         self._pattern = pattern
-        self._sizes: dict[str, int] = {}
         self._notices: dict[str, list[eventfile.EventRecord]] = {}
         self._logs: dict[str, _LogState] = {}
         self._period_s = period_s
@@ -191,16 +189,11 @@ class Sampler:
 
     def _refresh(self) -> None:
         """Read changed run directories again."""
-        for place, run in enumerate(self._runs):
-            path = os.path.join(run.path, names.EVENTS)
-            size = reading.size(path)
-            if size == self._sizes.get(run.path) and run.plan is not None:
-                continue
-            self._sizes[run.path] = size
-            self._runs[place] = self._read(run.path)
-            self._notices[run.path] = [
-                event for event in eventfile.read(path) if event.event == "warning"
-            ]
+        for place, before in enumerate(self._runs):
+            run = self._runs[place] = self._reader.read(before.path)
+            if run is not before:
+                events = eventfile.read(os.path.join(run.path, names.EVENTS))
+                self._notices[run.path] = [event for event in events if event.event == "warning"]
 
     def _placed(self, run: runs.Run, rows: list[RankRow]) -> list[RankRow]:
         """Return ROWS with their places in fleet's topology, as the ranks of RUN recorded it."""

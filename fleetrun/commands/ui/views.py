@@ -40,7 +40,7 @@ class Views:
         self._log_dir = os.path.abspath(log_dir)
         # By the keys in addresses, so that no path from a request is ever opened.
         self._paths: dict[str, str] = {}
-        self._runs: dict[str, tuple[int, Run]] = {}
+        self._reader = runs.Reader()
         # By key: the version that was last read, and its story.
         self._watched: dict[str, tuple[str, history.RunHistory]] = {}
         self._metrics: dict[str, metricsfile.MetricsReader] = {}
@@ -58,7 +58,7 @@ class Views:
                     continue
                 key = sha256(os.fsencode(path)).hexdigest()[:16]
                 self._paths[key] = path
-                run = self._read(path)
+                run = self._reader.read(path)
                 count = len({log.process for log in run.logs})
                 rows.append(
                     {
@@ -172,14 +172,7 @@ class Views:
         if key not in self._paths:
             self.listed()
         with self._lock:
-            return runs.hosts(self._read(self._paths[key]), self._read)
-
-    def _read(self, path: str) -> Run:
-        size = reading.size(os.path.join(path, names.EVENTS))
-        before = self._runs.get(path)
-        if before is None or before[0] != size or before[1].plan is None:
-            before = self._runs[path] = size, runs.read(path)
-        return before[1]
+            return runs.hosts(self._reader.read(self._paths[key]), self._reader.read)
 
     def _story(self, key: str, hosts: Sequence[Run], version: str) -> history.RunHistory:
         with self._lock:

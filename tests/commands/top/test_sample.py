@@ -49,6 +49,13 @@ def a_run(folder: Path, **ended: object) -> runs.Run:
     return runs.Run(str(folder), plan, (log,), "j", 0, None, 1, 1000.0, None, None, "", 0)
 
 
+def sampler_of(run: runs.Run) -> sample.Sampler:
+    """Return a sampler of RUN, of which no file but its logs exists."""
+    sampler = sample.Sampler([run], pattern=None, period_s=1.0)
+    sampler._reader.read = lambda path: run  # type: ignore[method-assign]  # noqa: ARG005
+    return sampler
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold the run directory FOLDER as a launcher does that runs on another host."""
@@ -72,25 +79,23 @@ def test_where_ranks_stand_still_the_collective_in_which_they_wait_is_shown(
         late = [] if rank == 4 else [(now - 100, 0)]
         (tmp_path / f"collectives.{rank}").write_bytes(ring(rank, [(now - 130, now - 129), *late]))
     with held(tmp_path):
-        sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+        sampler = sampler_of(run)
         assert {row.waits for row in sampler.sample().rows} == {""}
         monkeypatch.setattr(sample, "_SILENT_S", 0.0)
         rows = sampler.sample().rows
-        sampler.close()
-    waits = [row.waits.rpartition(", ")[0] for row in rows]
+        waits = [row.waits.rpartition(", ")[0] for row in rows]
     assert waits == ["sum 2 for rank 4"] * 4 + ["", "sum 2 for rank 4"]
 
 
 def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> None:
     (tmp_path / "workerlog.0").write_text("step 7 loss 0.5\nsaved\n")
     run = a_run(tmp_path)
-    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    sampler = sampler_of(run)
     [row] = sampler.sample().rows
     assert (row.step, row.loss, row.line, row.state) == (7, 0.5, "saved", "lost")
     (tmp_path / names.heartbeat("0")).write_text("9\n")
     [row] = sampler.sample().rows
     assert (row.step, row.loss) == (9, 0.5)
-    sampler.close()
 
 
 def test_steps_come_from_either_stream(tmp_path: Path) -> None:
@@ -99,19 +104,18 @@ def test_steps_come_from_either_stream(tmp_path: Path) -> None:
     err.write_text("INFO step 8\n")
     os.utime(out, (1, 1))
     run = a_run(tmp_path, error_path=str(err))
-    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    sampler = sampler_of(run)
     [row] = sampler.sample().rows
     assert (row.step, row.loss, row.line) == (8, 0.5, "INFO step 8")
     out.write_text("step 9 loss 0.25\n")
     os.utime(err, (1, 1))
     [row] = sampler.sample().rows
     assert (row.step, row.loss) == (9, 0.25)
-    sampler.close()
 
 
 def test_who_makes_no_more_steps_slows_down_and_then_stands_still(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    sampler = sampler_of(run)
     speeds = []
     with held(tmp_path):
         for second in range(1, 4):
@@ -129,7 +133,6 @@ def test_who_makes_no_more_steps_slows_down_and_then_stands_still(tmp_path: Path
     assert speeds[4] == 0.0
     # Who is not there any more has no speed.
     assert sampler.sample().rows[0].steps_per_s is None
-    sampler.close()
 
 
 def test_ends_are_told_by_what_they_were(tmp_path: Path) -> None:
@@ -140,14 +143,14 @@ def test_ends_are_told_by_what_they_were(tmp_path: Path) -> None:
         ({"code": None, "signal": "SIGTERM"}, "ended"),
     ):
         run = a_run(tmp_path, ended_at=5.0, **ended)
-        sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _, run=run: run)  # type: ignore[misc]
+        sampler = sampler_of(run)
         [row] = sampler.sample().rows
         assert f"{row.state}{'!' if row.is_odd else ''}" == told
 
 
 def test_what_has_not_started_is_there(tmp_path: Path) -> None:
     run = a_run(tmp_path)._replace(logs=())
-    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    sampler = sampler_of(run)
     [row] = sampler.sample().rows
     assert (row.label, row.state, row.pid) == ("rank 0", "never ran", None)
 
@@ -159,7 +162,7 @@ def test_of_another_host_there_is_what_it_has_measured(tmp_path: Path) -> None:
     run = run._replace(logs=(run.logs[0]._replace(pid=11),))
     newest = a_record()._replace(time=time.time())
     metricsfile.append(str(folder / names.METRICS), newest)
-    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    sampler = sampler_of(run)
     with held(folder):
         [row] = sampler.sample().rows
     assert (row.host, row.cpu_percent, row.memory_bytes) == ("h", 99.0, 1 << 30)
