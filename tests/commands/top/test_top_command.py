@@ -9,6 +9,7 @@ import signal
 import struct
 import sys
 import termios
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Iterator
     from pathlib import Path
 
     from terminals import Terminal
@@ -40,12 +42,39 @@ def top(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return fleetrun("top", *words, folder=folder, TERM="xterm-256color")
 
 
-def begin(job: Command) -> subprocess.Popen[bytes]:
+def started(job: Command) -> dict[str, int]:
+    """Return the process ids of the ranks that have started."""
+    events = [event for event in job.events() if event["event"] == "started"]
+    return {event["process"]: event["pid"] for event in events}
+
+
+@contextmanager
+def running(job: Command, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """Run JOB with two ranks until the end of the block; it ends with CODE."""
     launcher = job.start()
     # With plan.json, which comes a little later.
     plan = job.folder / "log" / "latest" / "plan.json"
-    until(lambda: sum(one["event"] == "started" for one in job.events()) == 2 and plan.exists())
-    return launcher
+    until(lambda: len(started(job)) == 2 and plan.exists())
+    try:
+        yield launcher
+    finally:
+        (job.folder / "go").touch()
+        ended = job.finish(launcher)
+    assert ended.code == code
+
+
+@contextmanager
+def watched(job: Command, terminal: Terminal, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """Run JOB before the eyes of `fleetrun top`."""
+    resize(terminal, 24, 120)
+    with running(job, code):
+        env = environ(TERM="xterm-256color")
+        viewer = terminal.start([*TOP, "--interval=0.2"], env, job.folder)
+        try:
+            yield viewer
+        finally:
+            viewer.kill()
+            viewer.wait()
 
 
 def resize(terminal: Terminal, rows: int, columns: int) -> None:
@@ -53,12 +82,9 @@ def resize(terminal: Terminal, rows: int, columns: int) -> None:
 
 
 def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) -> None:
-    resize(terminal, 24, 120)
     before = terminal.settings()
     job = Command.python(tmp_path, f"{TRAIN}\nif rank: sys.exit(7)")
-    launcher = begin(job)
-    viewer = terminal.start([*TOP, "--interval=0.2"], environ(TERM="xterm-256color"), tmp_path)
-    try:
+    with watched(job, terminal, code=7) as viewer:
         # The alternate screen, its heads, both ranks with a speed, and a loss.
         until(terminal.shows(b"\x1b[?1049h"))
         until(terminal.shows(b"step/s"))
@@ -70,11 +96,7 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
         until(lambda: terminal.shows(b"state")() and b"device" not in last_screen(terminal))
         resize(terminal, 24, 120)
         (tmp_path / "go").touch()
-        assert job.finish(launcher).code == 7
         assert viewer.wait(LONG_S) == 0
-    finally:
-        viewer.kill()
-        viewer.wait()
     terminal.read()
     screen, _, below = terminal.shown.rpartition(b"\x1b[?1049l")
     assert screen
@@ -87,11 +109,8 @@ def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) ->
 def test_keys_show_a_ranks_log_and_its_stacks_and_the_time_that_is_left(
     tmp_path: Path, terminal: Terminal
 ) -> None:
-    resize(terminal, 24, 120)
     job = Command.python(tmp_path, TRAIN.replace("{step} loss", "{step}/100000 loss"))
-    launcher = begin(job)
-    viewer = terminal.start([*TOP, "--interval=0.2"], environ(TERM="xterm-256color"), tmp_path)
-    try:
+    with watched(job, terminal) as viewer:
         until(terminal.shows(b"ETA "))
         until(terminal.shows("▁".encode()))
         terminal.shown = b""
@@ -107,11 +126,6 @@ def test_keys_show_a_ranks_log_and_its_stacks_and_the_time_that_is_left(
         until(terminal.shows(b"/[RANK 1] filter"))
         terminal.type(b"q")
         assert viewer.wait(LONG_S) == 0
-    finally:
-        viewer.kill()
-        viewer.wait()
-        (tmp_path / "go").touch()
-        assert job.finish(launcher).code == 0
 
 
 def last_screen(terminal: Terminal) -> bytes:
@@ -121,12 +135,8 @@ def last_screen(terminal: Terminal) -> bytes:
 
 @pytest.mark.parametrize("how", ["q", "interrupt", "terminate"])
 def test_the_terminal_is_left_as_it_was(tmp_path: Path, terminal: Terminal, how: str) -> None:
-    resize(terminal, 24, 80)
     before = terminal.settings()
-    job = Command.python(tmp_path, TRAIN)
-    launcher = begin(job)
-    viewer = terminal.start([*TOP, "--interval=0.2"], environ(TERM="xterm-256color"), tmp_path)
-    try:
+    with watched(Command.python(tmp_path, TRAIN), terminal) as viewer:
         until(terminal.shows(b"2 running"))
         if how == "terminate":
             viewer.send_signal(signal.SIGTERM)
@@ -137,26 +147,19 @@ def test_the_terminal_is_left_as_it_was(tmp_path: Path, terminal: Terminal, how:
         assert terminal.shown.rstrip().endswith((b"\x1b[?1049l", b"\x1b[?25h"))
         assert b"Traceback" not in terminal.shown
         assert terminal.settings() == before
-    finally:
-        viewer.kill()
-        viewer.wait()
-        (tmp_path / "go").touch()
-        assert job.finish(launcher).code == 0
 
 
 def test_in_a_pipe_it_is_one_table(tmp_path: Path) -> None:
     job = Command.python(tmp_path, TRAIN)
-    launcher = begin(job)
-    log = tmp_path / "log" / "workerlog.1"
-    until(lambda: b"step 3" in log.read_bytes())
-    ranks = {one["process"]: one["pid"] for one in job.events() if one["event"] == "started"}
-    os.kill(ranks["trainer.1"], signal.SIGSTOP)
-    try:
-        done = top(tmp_path)
-    finally:
-        os.kill(ranks["trainer.1"], signal.SIGCONT)
-        (tmp_path / "go").touch()
-        assert job.finish(launcher).code == 0
+    with running(job):
+        log = tmp_path / "log" / "workerlog.1"
+        until(lambda: b"step 3" in log.read_bytes())
+        ranks = started(job)
+        os.kill(ranks["trainer.1"], signal.SIGSTOP)
+        try:
+            done = top(tmp_path)
+        finally:
+            os.kill(ranks["trainer.1"], signal.SIGCONT)
     assert (done.returncode, done.stderr) == (0, "")
     head, counts, heads, first, second = done.stdout.splitlines()
     assert re.match(r"script-\w+  running  \d+s  ", head)
@@ -171,10 +174,8 @@ def test_in_a_pipe_it_is_one_table(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
-    job = Command.python(tmp_path, TRAIN)
-    launcher = begin(job)
-    launcher.kill()
-    job.finish(launcher)
+    with running(Command.python(tmp_path, TRAIN), code=-signal.SIGKILL) as launcher:
+        launcher.kill()
     lines = top(tmp_path).stdout.splitlines()
     assert [line.split()[1] for line in lines[3:5]] == ["lost", "lost"]
     assert lines[-1] == "its launcher was killed"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fleetrun.commands.tune import candidates, halving, summary
 from fleetrun.commands.tune.candidates import Candidate, TuneSpec
-from fleetrun.commands.tune.halving import Trial
+from fleetrun.commands.tune.halving import Result, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def wanted(*varied: str, repeats: int = 1) -> TuneSpec:
@@ -19,6 +23,14 @@ def value(candidate: Candidate) -> float:
     return float(candidate.values[0][1])
 
 
+def race(spec: TuneSpec, trial: Callable[[Candidate, int, str], Trial]) -> list[Result]:
+    return halving.run(spec, trial, say=lambda _: None)
+
+
+def remarked(results: Sequence[Result]) -> list[str]:
+    return [str(result.candidate) for result in results if result.remarks]
+
+
 def test_the_better_half_goes_on_with_twice_as_many_updates() -> None:
     ran: list[tuple[str, int]] = []
 
@@ -26,19 +38,19 @@ def test_the_better_half_goes_on_with_twice_as_many_updates() -> None:
         ran.append((str(candidate), steps))
         return Trial(updates_per_s=value(candidate))
 
-    results = halving.run(wanted("a=1,2,3,4"), trial, say=lambda _: None)
+    results = race(wanted("a=1,2,3,4"), trial)
     assert ran == [(f"a={n}", 20) for n in (1, 2, 3, 4)] + [("a=4", 40), ("a=3", 40)]
-    assert [str(one.candidate) for one in results] == ["a=4", "a=3", "a=2", "a=1"]
+    assert [str(result.candidate) for result in results] == ["a=4", "a=3", "a=2", "a=1"]
 
 
 def test_repeats_are_taken_in_turns() -> None:
     ran: list[str] = []
 
-    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+    def trial(candidate: Candidate, _steps: int, name: str) -> Trial:
         ran.append(f"{candidate} {name}")
         return Trial(updates_per_s=1.0)
 
-    halving.run(wanted("a=1,2", repeats=2), trial, say=lambda _: None)
+    race(wanted("a=1,2", repeats=2), trial)
     assert ran == ["a=1 1-000-0", "a=2 1-001-0", "a=1 1-000-1", "a=2 1-001-1"]
 
 
@@ -49,7 +61,7 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
         ran.append(str(candidate))
         return Trial(fault="no memory") if value(candidate) == 9 else Trial(value(candidate))
 
-    results = halving.run(wanted("a=9,1", repeats=2), trial, say=lambda _: None)
+    results = race(wanted("a=9,1", repeats=2), trial)
     assert ran == ["a=9", "a=1", "a=1"]
     best = summary.best_of(results)
     assert best is not None
@@ -58,22 +70,22 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
 
 
 def test_when_all_fail_nothing_is_chosen() -> None:
-    results = halving.run(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"), say=lambda _: None)
+    results = race(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"))
     assert summary.best_of(results) is None
-    assert {one.round for one in results} == {1}
+    assert {result.round for result in results} == {1}
 
 
 @pytest.mark.parametrize(("speeds", "is_draw"), [((9, 1, 9, 1), False), ((9, 8, 5, 8), True)])
 def test_a_lead_within_the_spread_is_a_draw(speeds: tuple[float, ...], *, is_draw: bool) -> None:
     left = iter(speeds)
     few = wanted("a=1,2", repeats=2)
-    results = halving.run(few, lambda *_: Trial(float(next(left))), say=lambda _: None)
-    assert any("take it as a draw" in one for one in summary.doubts(results)) == is_draw
+    results = race(few, lambda *_: Trial(float(next(left))))
+    assert any("take it as a draw" in doubt for doubt in summary.doubts(results)) == is_draw
 
 
 def test_a_winner_whose_knob_does_nothing_is_doubted() -> None:
     idle = Trial(1.0, idle=("a is not in effect: no_effect",))
-    results = halving.run(wanted("a=1"), lambda *_: idle, say=lambda _: None)
+    results = race(wanted("a=1"), lambda *_: idle)
     assert summary.doubts(results) == ["Of the first: a is not in effect: no_effect."]
 
 
@@ -83,61 +95,45 @@ def test_merged_gradients_count_as_the_steps_they_are() -> None:
 
 @pytest.mark.parametrize(("loss", "is_strange"), [(1.0001, False), (1.5, True), (math.nan, True)])
 def test_a_loss_unlike_that_of_the_others_is_remarked(loss: float, *, is_strange: bool) -> None:
-    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
-        return Trial(1.0, loss=loss if value(candidate) == 3 else 1.0)
-
     # So few updates that all candidates make as many in every round.
     few = wanted("fuse_grad_size_in_MB=1,2,3")._replace(steps=8)
-    results = halving.run(few, trial, say=lambda _: None)
-    strange = [str(one.candidate) for one in results if one.remarks]
-    assert strange == (["fuse_grad_size_in_MB=3"] if is_strange else [])
+    results = race(few, lambda tried, *_: Trial(1.0, loss=loss if value(tried) == 3 else 1.0))
+    assert remarked(results) == (["fuse_grad_size_in_MB=3"] if is_strange else [])
 
 
 def test_losses_of_candidates_that_compute_something_else_are_not_compared() -> None:
-    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
-        return Trial(1.0, loss=value(candidate))
-
-    key = "gradient_merge_configs.k_steps"
-    results = halving.run(wanted(f"{key}=1,2"), trial, say=lambda _: None)
-    assert not any(one.remarks for one in results)
+    spec = wanted("gradient_merge_configs.k_steps=1,2")
+    assert not remarked(race(spec, lambda tried, *_: Trial(1.0, loss=value(tried))))
 
 
 def test_repeats_that_differ_themselves_say_how_much_is_noise() -> None:
     losses = iter([1.0, 1.1, 1.2, 1.3])
-
-    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
-        return Trial(1.0, loss=next(losses))
-
-    results = halving.run(wanted("a=1,2", repeats=2), trial, say=lambda _: None)
-    assert not any(one.remarks for one in results)
+    results = race(wanted("a=1,2", repeats=2), lambda *_: Trial(1.0, loss=next(losses)))
+    assert not remarked(results)
 
 
-def raced(losses: dict[str, list[float]], *, steps: int = 8) -> dict[str, str]:
+def raced(losses: dict[str, float]) -> dict[str, str]:
     """Return what is remarked on candidates whose runs end with these losses."""
-
-    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
-        return Trial(1.0, loss=losses[candidate.values[0][1]][int(name.rpartition("-")[2])])
-
-    repeats = len(next(iter(losses.values())))
-    few = wanted(f"a={','.join(losses)}", repeats=repeats)._replace(steps=steps)
-    results = halving.run(few, trial, say=lambda _: None)
-    return {one.candidate.values[0][1]: "; ".join(one.remarks) for one in results if one.remarks}
+    few = wanted(f"a={','.join(losses)}")._replace(steps=8)
+    results = race(few, lambda tried, *_: Trial(1.0, loss=losses[tried.values[0][1]]))
+    remarks = {result.candidate.values[0][1]: "; ".join(result.remarks) for result in results}
+    return {value: text for value, text in remarks.items() if text}
 
 
 def test_two_candidates_that_disagree_are_told_each_others_loss() -> None:
-    assert raced({"1": [1.0], "2": [1.5]}) == {
+    assert raced({"1": 1.0, "2": 1.5}) == {
         "1": "its loss is 1, that of a=2 is 1.5: one of them does not compute what the other does",
         "2": "its loss is 1.5, that of a=1 is 1: one of them does not compute what the other does",
     }
 
 
 def test_two_candidates_that_agree_are_not_remarked() -> None:
-    assert raced({"1": [1.0], "2": [1.0001]}) == {}
+    assert raced({"1": 1.0, "2": 1.0001}) == {}
 
 
 def test_the_loss_of_most_is_the_usual_one() -> None:
     # Also where the first round leaves two of which one was not like the rest.
-    remarks = raced({"1": [9.0], "2": [1.0], "3": [1.0], "4": [8.0]})
+    remarks = raced({"1": 9.0, "2": 1.0, "3": 1.0, "4": 8.0})
     assert remarks == {
         "1": "its loss is 9, that of 2 others 1",
         "4": "its loss is 8, that of 2 others 1",
@@ -145,24 +141,24 @@ def test_the_loss_of_most_is_the_usual_one() -> None:
 
 
 def test_no_candidate_is_right_where_none_has_the_loss_of_another() -> None:
-    remarks = raced({"1": [1.0], "2": [2.0], "3": [3.0]})
+    remarks = raced({"1": 1.0, "2": 2.0, "3": 3.0})
     assert remarks["1"] == "its loss is 1, those of the others 2, 3: which is right is unknown"
     assert len(remarks) == 3
-    assert len(raced({"1": [1.0], "2": [1.0], "3": [3.0], "4": [3.0]})) == 4
+    assert len(raced({"1": 1.0, "2": 1.0, "3": 3.0, "4": 3.0})) == 4
 
 
 def test_a_candidate_that_is_dropped_early_is_compared_with_those_that_stay() -> None:
-    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+    def trial(candidate: Candidate, steps: int, _name: str) -> Trial:
         # Losses fall with the updates; the slowest computes something else.
         return Trial(value(candidate), loss=10.0 / steps + (value(candidate) == 1))
 
-    results = halving.run(wanted("a=1,2,3"), trial, say=lambda _: None)
-    assert [one.steps for one in results] == [40, 40, 20]
-    assert [bool(one.remarks) for one in results] == [False, False, True]
+    results = race(wanted("a=1,2,3"), trial)
+    assert [result.steps for result in results] == [40, 40, 20]
+    assert remarked(results) == ["a=1"]
 
 
 @pytest.mark.parametrize("losses", [(math.nan, math.nan), (math.nan, 1.0), (math.inf, 1.0)])
 def test_a_loss_that_is_no_number_is_told_as_such(losses: tuple[float, float]) -> None:
-    remarks = raced({"1": [losses[0]], "2": [losses[1]]})
+    remarks = raced({"1": losses[0], "2": losses[1]})
     assert remarks["1"] == f"its loss is {losses[0]:g}"
     assert ("2" in remarks) == math.isnan(losses[1])
