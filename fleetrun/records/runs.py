@@ -136,7 +136,7 @@ def read(path: str) -> Run:
     )
 
 
-class Reader:
+class RunReader:
     """Reads run directories, each again only once its events have changed."""
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class Viewer:
         self._choose = choose
         self._filter = log_filter
         self._readers: dict[str, outputtimes.Reader] = {}
-        self._reader = runs.Reader()
+        self._reader = runs.RunReader()
         self._shown: dict[str, OpenLog] = {}
         self._missing: set[str] = set()
         self._is_prefixed = True

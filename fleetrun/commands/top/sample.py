@@ -130,7 +130,7 @@ class Sampler:
         period_s: float,
     ) -> None:
         self._runs = list(chosen)
-        self._reader = runs.Reader()
+        self._reader = runs.RunReader()
         self._pattern = pattern
         self._notices: dict[str, list[eventfile.EventRecord]] = {}
         self._logs: dict[str, _LogState] = {}

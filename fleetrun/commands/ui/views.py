@@ -40,7 +40,7 @@ class Views:
         self._log_dir = os.path.abspath(log_dir)
         # By the keys in addresses, so that no path from a request is ever opened.
         self._paths: dict[str, str] = {}
-        self._reader = runs.Reader()
+        self._reader = runs.RunReader()
         # By key: the version that was last read, and its story.
         self._watched: dict[str, tuple[str, history.RunHistory]] = {}
         self._metrics: dict[str, metricsfile.MetricsReader] = {}
