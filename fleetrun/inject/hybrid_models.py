@@ -145,11 +145,12 @@ def _hybrid(known: Any) -> HybridRanks:
 
 def _names() -> dict[int, str]:
     """Return the names of parameters in the script's models, by id."""
-    return {
-        id(parameter): plain_name(name)
-        for model in _models
-        for name, parameter in model.named_parameters()
-    }
+    names: dict[int, str] = {}
+    for model in _models:
+        for name, parameter in model.named_parameters():
+            # The longest is that in the outermost model, on all ranks.
+            names[id(parameter)] = max(plain_name(name), names.get(id(parameter), ""), key=len)
+    return names
 
 
 def _experts() -> set[int]:

@@ -22,18 +22,21 @@ def arm() -> None:
 
 def watch() -> None:
     """Record and log this rank's place once fleet has its groups."""
-    after_import(
-        _MODULE,
-        lambda module: watch_method(module.HybridCommunicateGroup, "__init__", after=record),
-    )
+    after_import(_MODULE, _patch)
+
+
+def _patch(module: Any) -> None:
+    # The class of layouts with experts does not call the other's `__init__`, and 2.6 has none.
+    for name in ("HybridCommunicateGroup", "EPHybridCommunicateGroup"):
+        if hasattr(module, name):
+            watch_method(getattr(module, name), "__init__", after=record)
 
 
 @border.watching("the record of the topology")
 def record(fleet_groups: Any) -> None:
     """Record the axes of FLEET_GROUPS, slowest first."""
     topology = fleet_groups.topology()
-    names = topology.get_hybrid_group_names()
-    axes = {AXES.get(name, name): int(topology.get_dim(name)) for name in names}
+    axes = dict(zip(_names(topology), map(topology.get_dim, topology.get_hybrid_group_names())))
     path = os.environ.get("FLEETRUN_RECORDS", "")
     if path:
         rank_records.append(path, rank_records.TOPOLOGY, {"axes": axes})
@@ -68,17 +71,15 @@ def sizes() -> dict[str, int]:
 
 
 def _coordinates(rank: int, fleet_groups: Any) -> dict[str, int]:
-    """Return the coordinates of RANK; empty if only the data axis has several ranks.
-
-    Paddle names further axes if experts are spread out.
-    """
+    """Return the coordinates of RANK; empty if only the data axis has several ranks."""
     topology = fleet_groups.topology()
-    names = topology.get_hybrid_group_names()
-    places = topology.get_coord(rank)
+    sizes = map(topology.get_dim, topology.get_hybrid_group_names())
     coordinates = {
-        AXES.get(name) or name: int(place)
-        for name, place in sorted(zip(names, places), key=lambda pair: _order(pair[0]))
-        if topology.get_dim(name) > 1
+        name: int(place)
+        for name, place, size in sorted(
+            zip(_names(topology), topology.get_coord(rank), sizes), key=lambda axis: _order(axis[0])
+        )
+        if size > 1
     }
     return {} if set(coordinates) == {"dp"} else coordinates
 
@@ -96,5 +97,17 @@ def _label(rank: int, fleet_groups: Any) -> str:
     return f"rank {rank} ({places})" if places else f"rank {rank}"
 
 
-def _order(name: str) -> int:
-    return list(AXES).index(name) if name in AXES else len(AXES)
+def _names(topology: Any) -> list[str]:
+    """Return the names of TOPOLOGY's axes in `hybrid_configs`, in its order.
+
+    Where experts are spread out, Paddle cuts `sharding` in two: the ranks with copies of an expert,
+    and the rest, which share the experts together with `mp`.
+    """
+    names = topology.get_hybrid_group_names()
+    own = {**AXES, "dense_sharding": "ep"} if topology.get_dim("model") == 1 else AXES
+    return [own.get(name, name) for name in names]
+
+
+def _order(name: str) -> tuple[int, str]:
+    order = list(AXES.values())
+    return (order.index(name) if name in order else len(order)), name

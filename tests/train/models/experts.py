@@ -1,0 +1,159 @@
+"""A model with Paddle's layer of experts, spread over the ranks as `LAYOUT` (JSON) says.
+
+One rank has all experts and all data. The layout has the micro-steps of an update (`merge`) and, if
+parameters are sharded, how many ranks share the experts (`ep`), of which others have copies; else
+all ranks are data-parallel and share them. `SPOIL` is `RANK:PARAMETER`, whose value that rank alone
+changes after its second update.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle as paddle_
+from paddle import nn
+from paddle.distributed import fleet as fleet_
+
+paddle: Any = paddle_
+fleet: Any = fleet_
+layout = json.loads(os.environ["LAYOUT"])
+rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
+UPDATES, ROWS, LENGTH, WIDTH, EXPERTS = 4, 8, 3, 8, 4
+STEPS, SHARES = layout.get("merge", 1), min(layout.get("ep", world), world)
+numbers = np.random.RandomState(11)
+DATA = [numbers.randn(ROWS, LENGTH, WIDTH).astype("float32") for _ in range(UPDATES * STEPS)]
+moe: Any = importlib.import_module("paddle.incubate.distributed.models.moe.moe_layer")
+
+
+def exchange(x: Any, sent: Any, received: Any, group: Any) -> Any:
+    """Send the rows of X, in their order, SENT to each rank and expert; return those RECEIVED."""
+    counts = [each.numpy().reshape(SHARES, -1).sum(1).tolist() for each in (sent, received)]
+    out = paddle.empty([sum(counts[1]), x.shape[1]], x.dtype)
+    outs, ins = ([*paddle.split(each, n)] for each, n in ((out, counts[1]), (x, counts[0])))
+    wait = paddle.distributed.alltoall(outs, ins, group=group)
+    if wait is not None:
+        wait.wait()
+    return paddle.concat(outs)
+
+
+def order(counts: Any, *, by_rank: bool) -> list[int]:
+    """Return where each row goes, of COUNTS of each rank and expert, to be by rank or by expert."""
+    table = counts.numpy().reshape(SHARES, -1)
+    rows = np.arange(table.sum())
+    parts = np.split(rows, np.cumsum(table.reshape(-1))[:-1])
+    experts = table.shape[1]
+    found = np.concatenate([parts[r * experts + e] for e in range(experts) for r in range(SHARES)])
+    return list(np.argsort(found) if by_rank else found)
+
+
+def scatter(x: Any, local: Any, received: Any, group: Any = None) -> Any:
+    """Do as Paddle's own, which ends by SIGSEGV on a device of a plug-in without that kernel."""
+    rows = exchange(x, local, received, group)
+    where = order(received, by_rank=False)
+    return paddle.to_tensor(rows.numpy()[where])
+
+
+def gather(x: Any, local: Any, received: Any, group: Any = None) -> Any:
+    where = order(received, by_rank=True)
+    return exchange(paddle.to_tensor(x.numpy()[where]), received, local, group)
+
+
+moe.global_scatter, moe.global_gather = scatter, gather
+
+
+class Expert(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """One of the experts, NUMBER in the whole model."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 6), nn.Linear(6, WIDTH)
+        own = np.random.RandomState(number)
+        for each in self.parameters():
+            each.set_value((own.randn(*each.shape) * 0.3).astype("float32"))
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.up(x).tanh())
+
+
+def model(group: Any, copies: Any) -> Any:
+    """Return the model with its experts of this rank, of those of GROUP; COPIES have them, too."""
+    own = EXPERTS // SHARES
+    first = own * (group.rank if group else 0)
+    experts = nn.LayerList([Expert(first + number) for number in range(own)])
+    for each in experts.parameters():
+        if copies:
+            each.color = {"color": "moe_expert", "group": copies}
+        # Else fleet gives all ranks the first one's.
+        each.no_sync = group is not None
+        # Of each rank's loss, which is the mean of its own rows.
+        each.register_hook(lambda gradient: gradient / SHARES)
+    layer = moe.MoELayer(WIDTH, experts, gate={"type": "naive", "top_k": 2}, moe_group=group)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2))
+    fixed = np.random.RandomState(99)
+    for name, each in net.named_parameters():
+        if "experts" not in name:
+            each.set_value((fixed.randn(*each.shape) * 0.3).astype("float32"))
+    return net
+
+
+def spoil(net: Any) -> None:
+    """Change what `SPOIL` says, before ranks are compared."""
+    bad, _, name = os.environ["SPOIL"].partition(":")
+    counted: Any = sys.modules["_fleetrun_inject.updates"]
+    ends: list[int] = []
+
+    def change(_optimizer: Any, number: int) -> None:
+        ends.append(number)
+        if (len(ends), rank) == (2, int(bad)):
+            each = dict(net.named_parameters())[name]
+            each.set_value(each.numpy() + 1e-2)
+
+    counted._after.insert(0, change)
+
+
+def main() -> dict[str, Any]:
+    strategy = fleet.DistributedStrategy()
+    degrees: dict[str, Any] = {"dp_degree": world}
+    if "ep" in layout:
+        degrees = {"dp_degree": 1, "sharding_degree": world}
+        degrees |= {"ep_degree": SHARES, "moe_sharding_degree": world // SHARES}
+        degrees |= {"order": ["dp", "moe_sharding", "sharding", "pp", "sep", "ep", "mp"]}
+        strategy.strategy.hybrid_configs.sharding_configs.split_param = True
+    strategy.hybrid_configs = degrees
+    fleet.init(is_collective=True, strategy=strategy)
+    hcg = fleet.get_hybrid_communicate_group()
+    group = copies = None
+    if world > 1 and "ep" in layout:
+        group, copies = hcg.get_expert_parallel_group(), hcg.get_moe_sharding_parallel_group()
+    elif world > 1:
+        group = hcg.get_data_parallel_group()
+    net = model(group, copies)
+    optimizer = paddle.optimizer.AdamW(0.02, parameters=net.parameters(), weight_decay=0.01)
+    trained = net
+    if world > 1:
+        trained, optimizer = fleet.distributed_model(net), fleet.distributed_optimizer(optimizer)
+    if world > 1 and os.environ.get("SPOIL"):
+        spoil(net)
+    for number, batch in enumerate(DATA, 1):
+        loss = (trained(paddle.to_tensor(np.split(batch, world)[rank])) ** 2).mean()
+        is_whole = world == 1
+        (loss / STEPS if is_whole else loss).backward()
+        if world > 1 or number % STEPS == 0:
+            optimizer.step()
+            optimizer.clear_grad()
+    proof = getattr(sys.modules.get("_fleetrun_inject.settings"), "_settings", None)
+    return {
+        "first": EXPERTS // SHARES * (group.rank if group else 0),
+        "weights": {name: each.numpy().tolist() for name, each in net.named_parameters()},
+        "updates": getattr(sys.modules.get("_fleetrun_inject.updates"), "count", int)(),
+        "notes": proof._proof._notes if proof else [],
+    }
+
+
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(main()), encoding="utf-8")
