@@ -131,12 +131,8 @@ def _dispatch(
         from fleetrun.commands import parser
 
         return parser.run(words[0], words[1:])
-    if words in ([], ["--help"], ["-h"]):
-        from fleetrun.commands import help as text
-
-        code = text.show("screen", "auto", environ)
-        # The exit code of other tools without arguments.
-        return code if words else 2
+    if words in ([], ["--help"], ["-h"], ["--version"]):
+        return _answer(words, environ)
     from fleetrun import argv
     from fleetrun.errors import FleetrunError
     from fleetrun.records.variables import EXEC_OPTIONS
@@ -150,10 +146,7 @@ def _dispatch(
         if parsed.asks("help"):
             return _help(parsed, environ)
         if parsed.asks("version"):
-            from fleetrun import __version__  # only used here
-            from fleetrun.printing import put  # a launch prints nothing so
-
-            return put(f"fleetrun {__version__}\n")
+            return _version()
         resolved = _resolved(parsed, environ)
     except FleetrunError as fault:
         if launch is None:
@@ -225,6 +218,24 @@ def _launch(
     from fleetrun.job import launch as start  # usage errors need none of it
 
     return start(request, environ, caller=caller)
+
+
+def _answer(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Answer WORDS, for which no table of options is needed."""
+    if words == ["--version"]:
+        return _version()
+    from fleetrun.commands import help as text
+
+    code = text.show("screen", "auto", environ)
+    # The exit code of other tools without arguments.
+    return code if words else 2
+
+
+def _version() -> int:
+    from fleetrun import __version__  # only used here
+    from fleetrun.printing import put  # a launch prints nothing so
+
+    return put(f"fleetrun {__version__}\n")
 
 
 def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:

@@ -6,14 +6,15 @@ import errno
 import os
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
 
 from fleetrun.colors import NAME
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible, visible_lines
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TextIO
 
 _MOST = 1 << 24
 # Errors of sendfile to a target that cannot take it: a terminal, or a file opened by `>>`.

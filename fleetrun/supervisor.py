@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from functools import partial
 
@@ -43,6 +42,7 @@ from fleetrun.run.events import (
 )
 from fleetrun.run.gathering import Round
 from fleetrun.run.guard import Guard
+from fleetrun.run.libc import signal
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.run.observers import Observers
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children

@@ -417,6 +417,29 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
     assert not slow, f"importing the launch path loads {sorted(slow)}"
 
 
+@pytest.mark.parametrize("asked", ["--help", "--version", "completion"])
+def test_what_people_wait_for_at_the_prompt_loads_nothing_slow(asked: str) -> None:
+    code = "import sys, fleetrun.cli; fleetrun.cli.main(sys.argv[1:])"
+    words = [] if asked == "completion" else [asked]
+    env = dict(os.environ)
+    if asked == "completion":
+        env |= {"_FLEETRUN_COMPLETE": "bash_complete", "COMP_WORDS": "fleetrun --n"}
+        env["COMP_CWORD"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, *words],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {row.rpartition("|")[2].strip() for row in done.stderr.splitlines()}
+    assert "fleetrun.printing" in loaded
+    slow = (SLOW | {"enum", "re", "typing"}) & (loaded - loaded_by("pass"))
+    assert not slow, f"{asked} loads {sorted(slow)}"
+
+
 @pytest.mark.skipif(
     "fleetrun.cli" not in MODULES or "fleetrun.supervisor" not in MODULES,
     reason="the launch is not built yet",
@@ -442,7 +465,11 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     strategy = [name for name in loaded if within(name, ("fleetrun.strategy",))]
     assert not strategy, f"a launch without a strategy loads {strategy}"
     assert "fleetrun.sources.standby" not in loaded, "ranks of this launch never start again"
-    ours = [name for row in rows if within(name := row.rpartition("|")[2].strip(), ("fleetrun",))]
+    names = [row.rpartition("|")[2].strip() for row in rows]
+    # `json` wants `re`, which is 6 ms together with `enum`; `signal` and `ctypes` are 4 and 3.
+    early = {"ctypes", "enum", "re", "signal"} & set(names[: names.index("fleetrun.sinks.console")])
+    assert not early, f"a launch loads {sorted(early)} before its first rank"
+    ours = [name for name in names if within(name, ("fleetrun",))]
     # What shows and records the job is loaded when the ranks have been started.
     before = ours[: ours.index("fleetrun.sinks.console")]
     assert len(before) <= 66, before

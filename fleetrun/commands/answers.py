@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from fleetrun import argv, options
 from fleetrun.commands import COMMANDS, values
@@ -12,6 +11,7 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import kinds
 from fleetrun.printing import put
 from fleetrun.records.variables import COMPLETE
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import click

@@ -3,10 +3,10 @@
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fleetrun.commands.pager import page
 from fleetrun.plan.visible import wrapped
+from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from click import HelpFormatter

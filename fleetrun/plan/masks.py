@@ -1,7 +1,5 @@
 """The devices that a process would see: those of the host, or those in a mask."""
 
-import re
-
 from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
@@ -62,6 +60,12 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     ), ""
 
 
+def _hides_all(text: str) -> bool:
+    import re  # only behind a mask that names no device
+
+    return re.fullmatch(_HIDING, text) is not None
+
+
 def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
     """Return the devices of a plug-in's KIND; Paddle has counted those behind the mask."""
     count = facts.paddle_counts[kind]
@@ -70,7 +74,7 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
         name, ids = None, tuple(map(str, range(count)))
     else:
         ids = listed(text)
-        if not ids and (not count or re.fullmatch(_HIDING, text)):
+        if not ids and (not count or _hides_all(text)):
             return Visible((), name), f"{name}={text} hides all {label(kind)}s"
     if not count:
         return Visible((), name), facts.absent[kind]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 _DOTS = "..."
 # A line may end after blanks, and before or after a character of two columns, together with its
 # opening brackets and punctuation.
@@ -67,6 +65,8 @@ def wrapped(text: str, room: int, indent: str = "") -> list[str]:
     if room <= 0:
         return [text] if text else []
     lines, empty = [""], ""
+    import re  # starting goes first
+
     for piece in re.findall(_PIECE, text):
         if lines[-1] != empty and room < columns(lines[-1] + piece.rstrip()):
             lines[-1] = lines[-1].rstrip()

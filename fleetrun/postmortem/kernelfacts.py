@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 
 from fleetrun.conversion import size
 from fleetrun.plan.visible import sentence
 from fleetrun.run import proc
+from fleetrun.run.libc import signal
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:

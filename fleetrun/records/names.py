@@ -5,7 +5,6 @@ The log folder has `runs/`, with a run directory for each launch, and links into
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
-import re
 from collections.abc import Sequence
 
 from fleetrun.conversion import ranges
@@ -103,6 +102,8 @@ def host_secret(hostname: str) -> str:
 
 def is_marker(name: str) -> bool:
     """Whether NAME is one of `marker`."""
+    import re  # no launch has time for it
+
     return re.fullmatch(_MARKER, name) is not None
 
 
@@ -117,7 +118,11 @@ def node_folder(node_rank: int, generation: int = 0) -> str:
 
 def is_node_folder(name: str) -> bool:
     """Whether NAME is one of `node_folder`."""
-    return name.startswith("node") and re.fullmatch(_NODE, name) is not None
+    if not name.startswith("node"):
+        return False
+    import re  # as above
+
+    return re.fullmatch(_NODE, name) is not None
 
 
 def run_name(run_dir: str) -> str:
@@ -136,6 +141,8 @@ def job_name(run: str) -> str:
     >>> job_name("20250102T030405Z-train-47"), job_name("2025-x-47/node1"), job_name("other")
     ('train', 'x', 'other')
     """
+    import re  # as above
+
     match = re.fullmatch(_RUN, run)
     return run if match is None else match[1]
 

@@ -6,7 +6,6 @@ step, and the pages of docs/ with the public ones.
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
-import re
 from collections.abc import Mapping
 
 from fleetrun.typehints import NamedTuple
@@ -106,6 +105,8 @@ FLEETRUN_ARG_N! [the user > the launcher] Word N of a command that --from-manife
 
 def table() -> tuple[Variable, ...]:
     """Return all variables; no launch reads them."""
+    import re  # no launch has time for it
+
     rows = re.findall(r"(?m)^(\w+)(!?) \[(.+?) > (.+?)\] (.+)$", _TEXT.replace("\n    ", " "))
     return tuple(
         Variable(name, set_by, read_by, meaning, mark == "!")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 
 from fleetrun.run import libc, proc
+from fleetrun.run.libc import signal
 from fleetrun.run.loop import poll
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 

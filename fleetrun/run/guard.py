@@ -13,10 +13,10 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import contextlib
 import errno
 import os
-import signal
 import time
 
 from fleetrun.run import children, framing, libc
+from fleetrun.run.libc import signal
 from fleetrun.run.loop import READABLE, WRITABLE, Loop, nothing, poll
 from fleetrun.typehints import TYPE_CHECKING, Any
 
@@ -366,7 +366,7 @@ def _detach(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bo
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         # Caught and not ignored: an ignored signal would be inherited by the ranks.
-        if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGCHLD:
+        if signal.getsignal(signum) != signal.SIG_IGN or signum == signal.SIGCHLD:
             signal.signal(signum, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # If both were stopped (`kill -STOP`) and the launcher is killed, only this continues the guard.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
-import struct
 
 from fleetrun.run import libc
+from fleetrun.run.libc import signal
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class TerminalSignals:
 
     def __init__(self) -> None:
         self._caught = [
-            signum for signum in _OF_TERMINAL if signal.getsignal(signum) is not signal.SIG_IGN
+            signum for signum in _OF_TERMINAL if signal.getsignal(signum) != signal.SIG_IGN
         ]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._caught)
         self.fd = libc.signalfd(self._caught)
@@ -57,6 +56,8 @@ class TerminalSignals:
             data = os.read(self.fd, 16 * _SIGINFO_BYTES)
         except BlockingIOError:
             return []
+        import struct  # only for ranks that read the terminal
+
         signals = []
         for start in range(0, len(data), _SIGINFO_BYTES):
             signum, _, code = struct.unpack_from("=Iii", data, start)
@@ -78,7 +79,7 @@ class Signals:
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         self._previous: list[tuple[signal.Signals, Handler]] = []
         for signum in HANDLED:
-            if signum in _STAY_IGNORED and signal.getsignal(signum) is signal.SIG_IGN:
+            if signum in _STAY_IGNORED and signal.getsignal(signum) == signal.SIG_IGN:
                 continue
             self._previous.append((signum, signal.signal(signum, _do_nothing)))
 
@@ -100,7 +101,7 @@ class Signals:
 
 def defaults_for_children() -> list[int]:
     """Return the signals that must have their default action in a worker."""
-    caught = [signum for signum in HANDLED if signal.getsignal(signum) is not signal.SIG_IGN]
+    caught = [signum for signum in HANDLED if signal.getsignal(signum) != signal.SIG_IGN]
     return [*caught, *_PYTHON_IGNORES]
 
 

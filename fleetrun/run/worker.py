@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Launched, Leftover, Order
 from fleetrun.run.guard import Guard
+from fleetrun.run.libc import signal
 from fleetrun.run.loop import poll
 from fleetrun.typehints import NamedTuple
 
