@@ -329,8 +329,8 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
             # `true` is like `tune`, and a program.
             meant = closest(word, plural if _is_program(word) else near, _ALIKE)
     if meant is not None:
-        if word == "help" and rest and rest[0] in COMMANDS:
-            meant, rest = rest[0], ("--help",)
+        if word == "help":
+            meant, rest = (rest[0] if rest and rest[0] in COMMANDS else ""), ("--help",)
         instead = " ".join(("fleetrun", *([meant, *rest] if meant else rest or ["train.py"])))
         raise UsageError(
             f"there is no command {word}; did you mean `{instead}`? "

@@ -59,12 +59,12 @@ _LEAST_LOG = 1024 * 1024
 _OFF = frozenset(("", "-1", "none", *conversion.NO))
 
 _TOPOLOGY = (
-    "this version maps no ranks by topology. They follow the order of --ips, and on each host that "
-    "of --gpus: write addresses and devices there in the order that you want."
+    "this version does not map ranks by topology. They follow the order of --ips, and on each host "
+    "that of --gpus: write addresses and devices in the order that you want."
 )
 _TUNER = (
-    "this version searches no parallel layouts. Paddle's tuner starts its trials itself: "
-    f"`{variables.EXEC}=off python -m paddle.distributed.launch` before the same words runs it; "
+    "this version does not search parallel layouts. To run Paddle's own tuner, write "
+    f"`{variables.EXEC}=off python -m paddle.distributed.launch` in place of fleetrun; "
     "`fleetrun tune` measures the fields of a strategy."
 )
 _HCCL = "no Paddle takes it; NPUs and other plug-ins communicate by xccl, as auto says."
@@ -392,7 +392,7 @@ TABLE: tuple[Option, ...] = (
     # The ten that people use.
     Option("gpus", "list", COMMON, "LIST",
            "GPUs to use, one process each: 0,1 or 0-3 or all, or free for those that nobody uses. "
-           "If $CUDA_VISIBLE_DEVICES is set, they must be in it. Default: all visible GPUs.",
+           "If $CUDA_VISIBLE_DEVICES is set, it must contain them. Default: all visible GPUs.",
            aliases=("selected_gpus",), slot="devices"),
     Option("nproc_per_node", "int", COMMON, "N|auto|gpu|cpu",
            "Number of processes on this host; auto, gpu: one per GPU; cpu: one per core. Default: "
@@ -403,7 +403,7 @@ TABLE: tuple[Option, ...] = (
            aliases=("cluster_node_ips",), env=("PADDLE_IPS",)),
     Option("env", "pairs", COMMON, "KEY=VALUE", "Set a variable for every process (repeatable)."),
     Option("nccl", "pairs", COMMON, "KEY=VALUE",
-           "Set an NCCL variable, with or without NCCL_ before its name (repeatable)."),
+           "Set an NCCL variable (repeatable); its name needs no NCCL_."),
     Option("config", "text", COMMON, "FILE",
            "Read options from this YAML file instead of ./fleetrun.yaml. Options that it does not "
            "set are read from ~/.config/fleetrun/fleetrun.yaml.",
@@ -416,7 +416,7 @@ TABLE: tuple[Option, ...] = (
            bare="all", reader=_ranks),
     # As torchrun writes them.
     Option("redirects", "choice", JOB, "BOOL",
-           "Write the standard error of all ranks to files of its own, workererr.N beside "
+           "Write the standard error of all ranks to separate files, workererr.N beside "
            "workerlog.N. The console shows both.",
            words=("false", "true"),
            synonyms=(("0", "false"), ("3", "true"), ("no", "false"), ("yes", "true")),
@@ -481,7 +481,7 @@ TABLE: tuple[Option, ...] = (
     _flag("oversubscribe", DEVICES, "Allow more processes than devices."),
     _flag("virtual_local_rank", DEVICES,
           "Show each process only its own devices, counted from 0. PADDLE_LOCAL_RANK remains its "
-          "place on this host."),
+          "rank on this host."),
     Option("gpu_memory_fraction", "float", DEVICES, "0..1",
            "Share of each GPU's memory that Paddle allocates at the start, with the allocator that "
            "does so (FLAGS_allocator_strategy=naive_best_fit).",
@@ -498,7 +498,7 @@ TABLE: tuple[Option, ...] = (
            "Network between the hosts: an interface (eth1) or its addresses (10.0.0.0/16). "
            "Default: the one that leads to the other hosts."),
     Option("start_port", "int", HOSTS, "PORT",
-           "Port of the first process; the next process gets the next port. Default: free ports on "
+           "Port of the first process; the others get the ports after it. Default: free ports on "
            "one host, 6070 on several.",
            aliases=("started_port",), env=("PADDLE_START_PORT", "FLAGS_START_PORT", FIXED_PORT),
            minimum=1, maximum=65535),
@@ -507,8 +507,8 @@ TABLE: tuple[Option, ...] = (
            "without the range of outgoing connections.",
            env=("PORT_RANGE",), reader=_port_range),
     _bool("port_check", HOSTS,
-          "Before each start, try for at most a second whether hosts reach each other's rank "
-          "ports, and name those that they do not."),
+          "Before each start, check that hosts can reach each other's rank ports, and name those "
+          "they cannot reach. Takes a second at most."),
     Option("nnodes", "text", HOSTS, "N[:M]",
            "Number of hosts. Follows from --ips; required with --master. With N:M the job is "
            "elastic: it continues when hosts are lost or arrive.",
@@ -536,14 +536,14 @@ TABLE: tuple[Option, ...] = (
            "Number of hosts beyond --nnodes that stand by and replace lost ones.",
            minimum=0),
     Option("elastic_pre_hook", "text", HOSTS, "COMMAND",
-           "Shell command that each host of an elastic job runs before it joins a start. If it "
-           "fails, the host reports it and joins anyway."),
+           "Shell command that each host of an elastic job runs before it joins a start. If the "
+           "command fails, the host reports that and joins anyway."),
     Option("heartbeat_timeout", "duration", HOSTS, "SECONDS",
            "Silence after which a host counts as lost. A host that is cut off from the others ends "
            "its own processes before that.",
            slot="heartbeat_timeout_s", minimum=1),
     Option("rank", "int", HOSTS, "N",
-           "This host's place among the hosts, counted from 0. Follows from --ips.",
+           "This host's position among the hosts, counted from 0. Follows from --ips.",
            env=("PADDLE_RANK",), minimum=-1),
     Option("hosts", "text", HOSTS, "HOST:N,HOST:N",
            "Start the job on these hosts by ssh, each with that many ranks. Run this on one host "
@@ -553,10 +553,10 @@ TABLE: tuple[Option, ...] = (
            "Like --hosts, from a file with one `HOST slots=N` per line.",
            path="file", in_file=False),
     Option("include", "text", HOSTS, "HOST@HOST",
-           "Use only these of the hosts, or only some of their devices: a@b:0,2.",
+           "Use only these hosts, or only some of their devices: a@b:0,2.",
            in_file=False),
     Option("exclude", "text", HOSTS, "HOST@HOST",
-           "Use all of the hosts or devices except these.",
+           "Leave out these hosts, or some of their devices.",
            in_file=False),
     Option("ssh", "text", HOSTS, "COMMAND",
            "The ssh command for --hosts and --hostfile, with its options."),
@@ -580,34 +580,34 @@ TABLE: tuple[Option, ...] = (
            "or import errors, nor if the job makes no progress.",
            env=("PADDLE_MAX_RESTART",), minimum=0),
     Option("preload", "list", JOB, "MODULES|none",
-           "Modules that the process imports besides Paddle from which ranks are forked when they "
-           "start again (with --max_restart, or in an elastic job). none: no such process."),
+           "Modules to import, besides Paddle, in the process from which restarted ranks are "
+           "forked (with --max_restart, or in an elastic job). none: fork no ranks."),
     Option("resume_from", "text", JOB, "DIR",
-           "At each start, replace {checkpoint} among the script's arguments by the newest "
-           "whole checkpoint in this folder: a folder or file whose name ends with a number.",
+           "At each start, replace {checkpoint} in the script's arguments with the newest "
+           "complete checkpoint in this folder: a folder or file whose name ends with a number.",
            path="dir"),
     Option("stdin", "text", JOB, "RANK|none",
            "The rank that reads the terminal or pipe, or none. Default: the rank that is shown.",
            words=("none",), reader=_reading_rank),
     Option("debug", "list", JOB, "RANK|all",
            "Make these ranks wait for a debugger before their first line: debugpy if it is "
-           "installed, one port per rank, else pdb on the terminal. Suspends --hang_timeout.",
+           "installed, with one port per rank, else pdb on the terminal. Suspends --hang_timeout.",
            words=("all",), reader=_ranks),
     Option("wrap", "text", JOB, "'RANKS: COMMAND'",
-           "Run these ranks below a command: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. "
+           "Run these ranks under a command: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. "
            "all: every rank.",
            reader=_wrapper),
     Option("profile", "text", JOB, "RANKS[:STEPS]",
-           "Record where the time of a few steps goes in these ranks, as a trace for Perfetto: "
-           "trace.RANK.json in the run directory. STEPS are 10-14 or 20. Default: 3-7.",
+           "Record where these ranks spend the time of a few steps, as a trace for Perfetto: "
+           "trace.RANK.json in the run directory. STEPS: 10-14 or 20. Default: 3-7.",
            reader=_profiled),
     Option("hang_timeout", "duration", JOB, "SECONDS",
            "Stop (or restart) the job if no process shows a sign of life for this long: output, "
            "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
            slot="hang_timeout_s", minimum=0),
     _flag("flight_recorder", JOB,
-          "Record the last collectives of each rank, and say at once where ranks have called "
-          "different ones. --hang_timeout includes it."),
+          "Record the last collectives of each rank, and report at once if ranks call different "
+          "ones. --hang_timeout includes it."),
     _flag("detach", JOB,
           "Run the job in the background: `fleetrun attach` shows its console, `fleetrun ps` lists "
           "it, `fleetrun stop` ends it.",
@@ -713,28 +713,29 @@ TABLE: tuple[Option, ...] = (
     _bool("sort_ip", PADDLE,
           "Order hosts by address.",
           env=("PADDLE_SORT_IP",),
-          reason="hosts have the order of --ips, else of their addresses behind the master's."),
+          reason="hosts keep the order of --ips; without it, the others follow the master by "
+          "address."),
     _bool("enable_gpu_log", PADDLE,
           "Sample nvidia-smi into a file.",
-          reason="fleetrun does not run nvidia-smi beside the job."),
+          reason="metrics.jsonl in the run directory records GPU use, without nvidia-smi."),
     _bool("use_paddlecloud", PADDLE,
           "Read PaddleCloud's variables.",
-          reason="PaddleCloud's variables are read whenever they are all there."),
+          reason="they are always read if all of them are set."),
     _bool("print_config", PADDLE,
           "Print the settings.",
-          reason="launch.txt in the launch's folder has the settings; --banner=full prints them."),
+          reason="the settings are in launch.txt of the run directory; --banner=full prints them."),
     _bool("use_env", PADDLE,
-          "Tell scripts their place by variables.",
-          reason="ranks have PADDLE_LOCAL_RANK and no argument --local_rank anyway."),
+          "Pass the local rank in a variable.",
+          reason="ranks always get PADDLE_LOCAL_RANK, and never an argument --local_rank."),
     Option("scale", "int", PADDLE, "N", "Elastic scaling.", reason=_FLEET_SIZE),
-    _bool("force", PADDLE, "Elastic scaling by force.", reason=_FLEET_SIZE),
+    _bool("force", PADDLE, "Forced elastic scaling.", reason=_FLEET_SIZE),
     _bool("enable_auto_mapping", LATER, "Map ranks by topology.", reason=_TOPOLOGY),
     # Elastic jobs and rendezvous.
     Option("elastic_level", "text", PADDLE, "N",
            "Elastic restarts.",
            env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-           reason="--nnodes=MIN:MAX goes on without hosts that are lost, and --max_restart "
-           "tries failures again."),
+           reason="--nnodes=MIN:MAX continues without lost hosts, and --max_restart restarts the "
+           "job after a failure."),
     # Where ranks go, and tuning.
     Option("cluster_topo_path", "text", LATER, "FILE",
            "Cluster topology.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pages import DOCS, cell, in_both_languages, table, with_section, write
+from pages import DOCS, cell, in_both_languages, table, translation, with_section, write
 
 PAGES = in_both_languages(DOCS / "options.md")
 # Of the Chinese one; what the help has is translated there.
@@ -31,10 +31,8 @@ def row(option: Option, translate: Callable[[str], str]) -> list[str]:
     else:
         value = f"[={option.metavar}]" if option.bare is not None else f" {option.metavar}"
     spellings = [f"{option.flag}{value}", *(f"--{alias}" for alias in option.aliases)]
-    meaning = [
-        translate(option.help) if option.help else "",
-        option.reason[:1].upper() + option.reason[1:],
-    ]
+    reason = translate(option.reason)
+    meaning = [translate(option.help), reason[:1].upper() + reason[1:]]
     default = "" if option.default in {None, "false"} else f"`{option.default}`"
     cells = (
         ", ".join(f"`{one}`" for one in spellings),
@@ -48,10 +46,9 @@ def row(option: Option, translate: Callable[[str], str]) -> list[str]:
 def tables(page: Path) -> str:
     """Return a table of options for each section of the help, in the language of PAGE."""
     from fleetrun import options
-    from fleetrun.commands import help as help_text
 
     is_chinese = page != PAGES[0]
-    translate = help_text.translation({"LANG": "zh_CN.UTF-8"} if is_chinese else {})
+    translate = translation(page)
     heads = [HEADS[head] if is_chinese else head for head in HEADS]
     parts = []
     for group in options.GROUPS:

@@ -266,6 +266,7 @@ def test_the_page_of_options_is_what_the_table_makes_of_it(made: Made) -> None:
         assert page.read_text(encoding="utf-8") == script["text"](page), (
             "run scripts/options_page.py"
         )
+    assert sys.modules["pages"].MISSING == []
 
 
 def test_every_spelling_of_every_option_is_on_the_page() -> None:

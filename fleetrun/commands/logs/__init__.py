@@ -137,11 +137,16 @@ command = click.Command(
         click.Option(["--failed"], is_flag=True, help="Only the ranks that failed first."),
         parser.option("attempt", "int", "Only this attempt; the first is 0.", minimum=0),
         parser.option(
-            "since", "text", "Only what came since: 90s, 10m, 2h, or a time.", metavar="TIME"
+            "since",
+            "text",
+            "Only output since then: 90s, 10m or 2h ago, or a time.",
+            metavar="TIME",
         ),
-        parser.option("grep", "text", "Only lines with a match of this.", metavar="PATTERN"),
+        parser.option(
+            "grep", "text", "Only lines that match this regular expression.", metavar="PATTERN"
+        ),
         parser.log_dir(),
-        parser.color("Whether prefixes are coloured."),
+        parser.color("Whether to colour prefixes."),
         click.Option(
             ["--raw"], is_flag=True, help="Keep escape sequences, such as colours, on a terminal."
         ),

@@ -221,6 +221,7 @@ _NAME = parser.option(
 )
 command = common.QueueCommand(
     "k8s",
+    short_help="Print the resources of a job, or create them.",
     help="Print the resources of a job (an Indexed Job with its service and token, or a "
     "PaddleJob of Kubeflow), or create them with kubectl. ARGUMENTS are those of a launch "
     "without hosts: `fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. Put the "

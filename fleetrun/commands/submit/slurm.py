@@ -158,6 +158,14 @@ command = common.QueueCommand(
         parser.option("nodes", "int", "Number of hosts.", metavar="N", default="1", minimum=1),
         parser.option("gpus", "int", "GPUs per host.", metavar="N", minimum=0),
         parser.option("cpus", "int", "CPUs per host.", metavar="N", minimum=1),
+        parser.option(
+            "time",
+            "text",
+            "Time limit: 12:00:00, 2-00 (days-hours) or 90m; a plain number is minutes, as for "
+            "sbatch.",
+            metavar="TIME",
+            reader=_time,
+        ),
         *(
             parser.option(name, kind, text, metavar=metavar, reader=common.word)
             for name, kind, metavar, text in (
@@ -169,14 +177,6 @@ command = common.QueueCommand(
             )
         ),
         _NAME,
-        parser.option(
-            "time",
-            "text",
-            "Time limit: 12:00:00, 2-00 (days-hours) or 90m; a plain number is minutes, as for "
-            "sbatch.",
-            metavar="TIME",
-            reader=_time,
-        ),
         parser.option(
             "setup",
             "texts",

@@ -216,11 +216,11 @@ command = click.Command(
         parser.option(
             "pattern",
             "text",
-            "How log lines tell step and loss, with groups (?P<step>..) and (?P<loss>..), where "
-            "`step 120 loss 0.5` is written otherwise.",
+            "Regular expression that finds step and loss in log lines other than `step 120 loss "
+            "0.5`, by the groups (?P<step>..) and (?P<loss>..).",
             metavar="REGEX",
         ),
-        parser.color("Whether it is coloured."),
+        parser.color("Whether to use colours."),
         click.Option(["--once"], is_flag=True, help="Print one table and exit."),
     ],
 )

@@ -67,15 +67,15 @@ command = parser.LaunchCommand(
         parser.option(
             "vary",
             "pairs",
-            "A field of the strategy and the values to try (repeatable). Of parts of what the "
-            "strategy switches on, the name will do: k_steps=1,2,4.",
+            "A field of the strategy and the values to try (repeatable). For a part of a field "
+            "that the strategy enables, its name is enough: k_steps=1,2,4.",
             metavar="KEY=A,B,...",
         ),
         parser.option(
             "scaling",
             "text",
             "Instead of --vary: train with these numbers of devices (with --hosts: of hosts), and "
-            "say how efficient each is, what the rest is lost to, and what to change.",
+            "report the efficiency of each, the largest losses, and what to change.",
             metavar="1,2,4",
         ),
         parser.option(
