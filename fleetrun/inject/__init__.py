@@ -8,6 +8,7 @@ library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -56,7 +57,9 @@ _PARTS = (
     (after_update, ""),
 )
 # Parts that make ranks communicate otherwise: a rank without one would keep the others waiting.
-_COMMUNICATE = frozenset((distributed_strategy, gloo_stores, dygraph, static))
+_COMMUNICATE = tuple(
+    part.__name__ for part in (distributed_strategy, gloo_stores, dygraph, static, rank_check)
+)
 
 
 def arm(path: str) -> None:
@@ -67,17 +70,22 @@ def arm(path: str) -> None:
     profiled as far as the launcher requests it.
     """
     if not path:
-        import_hooks.on_failure(_print)
+        import_hooks.on_failure(lambda text, _: _print(text))
         border.on_remark(_print)
         import_hooks.after_import("paddle", _watch_alone)
         return
     spec = read_spec(path)
     proof = Evidence(os.environ.get("FLEETRUN_RECORDS", ""), spec)
-    import_hooks.on_failure(lambda text: _report(proof, text))
+    import_hooks.on_failure(functools.partial(_note_failure, proof))
     border.on_remark(lambda text: _remark(proof, text))
 
     def install(paddle: ModuleType) -> None:
-        _install_recorded(paddle, lambda: _install_all(spec, proof), has_strategy=True)
+        try:
+            _install_recorded(paddle, lambda: _install_all(spec, proof), has_strategy=True)
+        except Exception as error:
+            text = f"the strategy cannot be applied: {error!r}"
+            proof.unapplied.append(text)
+            _report(proof, text)
         # Record at once that this process has imported Paddle, in case it ends early.
         proof.write()
 
@@ -127,6 +135,8 @@ def _install_all(spec: StrategySpec, proof: Evidence) -> None:
             _install(part, spec, proof)
     if clauses:
         _report(proof, paddle_api.sentence(clauses))
+    if spec.topology.nranks > 1:
+        proof.unapplied += filter(None, map(paddle_api.split_by, private_names.COMMUNICATING))
     if paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC):
         watching = border.watching("the report of fields")
         atexit.register(watching(_report_uncounted), spec, proof)
@@ -151,9 +161,15 @@ def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
         part.install(spec, proof)
     except Exception as error:
         text = f"{part.__name__.rpartition('.')[2]} could not be put in place: {error!r}"
-        if part in _COMMUNICATE:
-            proof.unapplied.append(text)
-        _report(proof, text)
+        _note_failure(proof, text, part.__name__)
+
+
+def _note_failure(proof: Evidence, text: str, module: str) -> None:
+    """Report the TEXT about what MODULE could not put in place."""
+    # What is imported later fails on each rank at another time: in between, ranks look split.
+    if module.startswith(_COMMUNICATE) and not proof.is_begun:
+        proof.unapplied.append(text)
+    _report(proof, text)
 
 
 def _report(proof: Evidence, text: str) -> None:

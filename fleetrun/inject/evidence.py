@@ -68,6 +68,11 @@ class Evidence:
         # The update after which they were last compared.
         self.compared_after: int | None = None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether something was written, so that the launcher compares it with other ranks'."""
+        return bool(self._written)
+
     def knob(
         self,
         name: str,

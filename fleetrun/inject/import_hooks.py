@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 _callbacks: dict[str, list[Callback]] = {}
 # The modules whose callbacks have been called.
 _executed: set[str] = set()
-_failure_callbacks: list[Callable[[str], None]] = []
+_failure_callbacks: list[Callable[[str, str], None]] = []
 
 
-def on_failure(callback: Callable[[str], None]) -> None:
-    """Call CALLBACK with a sentence when a callback after an import raises."""
+def on_failure(callback: Callable[[str, str], None]) -> None:
+    """Call CALLBACK when a callback after an import raises: with a sentence, and whose it is.
+
+    That is the name of the module that has defined it.
+    """
     _failure_callbacks.append(callback)
 
 
@@ -66,8 +69,9 @@ def _call(callback: Callback, module: ModuleType) -> None:
         callback(module)
     except Exception as error:
         text = f"this {module.__name__} cannot be changed as fleetrun needs it: {error!r}"
+        function: Any = getattr(callback, "func", callback)
         for report in _failure_callbacks:
-            report(text)
+            report(text, function.__module__)
 
 
 class _Finder:

@@ -6,9 +6,9 @@ It is started once the ranks have imported Paddle, so it does not slow down the 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from fleetrun.run import proc
 from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll, Started
 from fleetrun.run.observers import Source
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # The pause between two looks at the ranks, and how long after their import the server starts.
 _LOOK_S = 1.0
 _CALM_S = 2.0
-_LIBRARY = b"/libpaddle"
 _MB = 1024 * 1024
 # The value of --preload for no such process.
 NONE = "none"
@@ -98,7 +97,7 @@ class StandBy(Source):
     def _is_calm(self, now: float) -> bool:
         """Whether all ranks have had Paddle loaded for a while."""
         pids = [self._pids.get(process, 0) for process in self._pythons]
-        if not pids or not all(pids) or not all(map(_has_paddle, pids)):
+        if not pids or not all(pids) or not all(map(proc.has_paddle, pids)):
             self._calm_since = None
             return False
         self._calm_since = self._calm_since or now
@@ -117,10 +116,3 @@ class StandBy(Source):
                 )
             self._declare(RunWarning("fork server", text, now))
         return state != "loading"
-
-
-def _has_paddle(pid: int) -> bool:
-    """Whether the process PID has loaded Paddle's library."""
-    with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-        return _LIBRARY in file.read()
-    return False

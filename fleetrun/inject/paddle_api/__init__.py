@@ -6,7 +6,16 @@ once Paddle is imported, before anything is patched.
 
 from __future__ import annotations
 
-from .check import agree, check_names, has, refusal, sentence
+from .check import agree, check_names, has, refusal, sentence, split_by
 from .self_tests import are_on_device, failure_at
 
-__all__ = ["agree", "are_on_device", "check_names", "failure_at", "has", "refusal", "sentence"]
+__all__ = [
+    "agree",
+    "are_on_device",
+    "check_names",
+    "failure_at",
+    "has",
+    "refusal",
+    "sentence",
+    "split_by",
+]

@@ -89,6 +89,12 @@ def refusal(capability: str) -> str:
     return f"in this Paddle {_faults[capability]}: {FALLBACKS[capability]}"
 
 
+def split_by(capability: str) -> str:
+    """Return why this rank, maybe alone, has not CAPABILITY; empty if it has or ranks `agree`."""
+    is_agreed = capability in self_tests.ON_DEVICE and self_tests.are_on_device()
+    return "" if is_agreed else refusal(capability)
+
+
 def _works(capability: str) -> bool:
     if capability not in _faults and capability not in _self_tested:
         _self_tested.add(capability)

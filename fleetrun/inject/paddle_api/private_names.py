@@ -59,6 +59,8 @@ BUILDS_ON = {
     CHECK: (COUNTING,),
     FUSED: (COUNTING,),
 }
+# A rank without one of these communicates otherwise than the others, which would wait for it.
+COMMUNICATING = (STRATEGY, GROUPS, REDUCER, MERGE, STATIC, STATIC_CPU, CHECK, ARGUMENTS)
 
 
 class PrivateName(NamedTuple):

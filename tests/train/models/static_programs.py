@@ -46,7 +46,7 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.
     proof = evidence.Evidence(str(folder / "proof"), spec)
     proof.updates = 1
 
-    def fail(text: str) -> None:
+    def fail(text: str, _: str) -> None:
         raise SystemExit(text)
 
     import_hooks.on_failure(fail)
