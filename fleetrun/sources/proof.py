@@ -39,6 +39,9 @@ _SLOWER = 1.2
 _SLOWEST_S = 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
+# How long a rank may have Paddle without our code: only a tool may run that way, before it trains.
+_DEAF_S = 20.0
+_DEAF = "its Python ignores PYTHONPATH (-I, -E, -S), so Paddle was imported without the strategy"
 # A record of evidence has a few thousand bytes; one from another host may have more.
 _LONGEST = 1 << 20
 
@@ -63,6 +66,9 @@ class _Trainer:
         self.seen: tuple[int, ...] = ()
         self.record: Mapping[str, object] | None = None
         self.has_ended = False
+        # On this host, while it runs; and since when its Pythons are known to be deaf.
+        self.pid: int | None = None
+        self.deaf_since: float | None = None
         self._path = path
         self._restart = restart
 
@@ -85,6 +91,26 @@ class _Trainer:
         self.record = rankfile.last(self._path, rankfile.STRATEGY, self._restart)
         self.take(self.record)
         return True
+
+    def is_deaf(self, now: float) -> bool:
+        """Whether it has imported Paddle for a while, and none of its Pythons has loaded our code.
+
+        Ranks that have would wait for it.
+        """
+        from fleetrun.plan.environment import STACK_SIGNAL
+        from fleetrun.run import proc
+
+        # Most ranks: a Python that has loaded it, or has left its evidence.
+        if self.evidence or self.pid is None or proc.catches(self.pid, STACK_SIGNAL):
+            return False
+        families = proc.families(proc.all_processes(), [self.pid])
+        pids = [member.pid for member in families.get(self.pid, ())]
+        hears = any(proc.catches(pid, STACK_SIGNAL) for pid in pids)
+        if hears or not any(map(proc.has_paddle, pids)):
+            self.deaf_since = None
+            return False
+        self.deaf_since = self.deaf_since or now
+        return now - self.deaf_since >= _DEAF_S
 
     def take(self, record: Mapping[str, object] | None) -> None:
         """Take the evidence in RECORD; if it cannot be read, the older evidence stays."""
@@ -164,11 +190,15 @@ class Proof(Source):
     def on_event(self, happening: Happening) -> None:
         """Track the ranks, and judge when no more evidence can come."""
         match happening:
-            case Started():
+            case Started(process=process, pid=pid):
                 self._is_ending = False
+                trainer = self._trainer(process)
+                if trainer is not None:
+                    trainer.pid = pid
             case Exited(process=process, status=status) if self._trainer(process) is not None:
                 place = self._places[process]
                 self._trainers[place].has_ended = True
+                self._trainers[place].pid = None
                 # Send even without new evidence: the evaluating host must know of the end.
                 self._trainers[place].look()
                 self._send(place)
@@ -220,6 +250,11 @@ class Proof(Source):
     def _read(self) -> None:
         for place, trainer in self._trainers.items():
             if trainer.look():
+                self._send(place)
+            elif trainer.is_deaf(time.monotonic()):
+                # In its place, as it cannot.
+                trainer.record = {"schema": rankfile.SCHEMA, "unapplied": [_DEAF]}
+                trainer.take(trainer.record)
                 self._send(place)
 
     def _send(self, place: int) -> None:

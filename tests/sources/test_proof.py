@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from processes import Launch
 from waiting import LONG_S
 
 from fleetrun.model import ExitStatus, ProcessSpec
+from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import events
 from fleetrun.run.events import (
     Exited,
@@ -630,6 +632,40 @@ def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
     )
     assert "    Rank 1: the strategy cannot be applied: ImportError('no').\n" in said
     assert job.events()[-1]["attempts"] == 1
+
+
+# A process that has mapped what looks like Paddle, with or without a handler like ours.
+LOADED = """
+import mmap, signal, sys
+with open(sys.argv[1], "rb") as file:
+    library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+if sys.argv[2] == "hears":
+    signal.signal(int(sys.argv[3]), print)
+print("loaded", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("how", ["deaf", "hears"])
+def test_a_rank_that_has_paddle_without_our_code_is_found(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetrun.sources.proof._DEAF_S", 0.1)
+    (tmp_path / "libpaddle.so").write_text("x")
+    words = [sys.executable, "-c", LOADED, tmp_path / "libpaddle.so", how, str(STACK_SIGNAL)]
+    here = Room(tmp_path)
+    here.leave(0, IMPORTED)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"loaded\n"
+        here.proof.on_event(Started(1, "rank 1", child.pid, 1.0))
+        # Longer than it takes to find one that does not hear.
+        until = time.monotonic() + (LONG_S if how == "deaf" else 1.0)
+        here.until(lambda: here.refuted or time.monotonic() > until)
+        child.communicate(b"\n")
+    assert bool(here.refuted) is (how == "deaf")
+    assert here.refuted is None or here.refuted.faults[0].startswith("rank 1: its Python ignores")
+    here.finish()
 
 
 def test_ranks_none_of_which_can_apply_the_strategy_train_as_paddle_does(tmp_path: Path) -> None:

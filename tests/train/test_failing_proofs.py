@@ -286,3 +286,23 @@ def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     # If no rank can, all train as without.
     assert done.returncode == (5 if ranks == "1" else 0), done.stdout
     assert (f"Rank 1: {told}" in done.stdout) is (ranks == "1"), done.stdout
+
+
+DEAF = """
+import os, sys
+if os.environ["PADDLE_TRAINER_ID"] == "1" and not sys.flags.isolated:
+    os.execv(sys.executable, [sys.executable, "-I", *sys.argv])
+import paddle
+paddle.distributed.init_parallel_env()
+paddle.distributed.barrier()
+"""
+
+
+@pytest.mark.extended
+def test_a_rank_whose_python_ignores_the_environment_keeps_nobody_waiting(tmp_path: Path) -> None:
+    # The barrier stands for what the other ranks do with the strategy.
+    (tmp_path / "train.py").write_text(DEAF + "import time; time.sleep(600)")
+    words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
+    done = run(PYTHONS["3.3.1"], words, tmp_path, PYTHONPATH="")
+    assert done.returncode == 5, done.stdout
+    assert "    Rank 1: its Python ignores PYTHONPATH (-I, -E, -S), so Paddle was" in done.stdout
