@@ -652,7 +652,7 @@ def test_a_rank_that_has_paddle_without_our_code_is_found(
 ) -> None:
     monkeypatch.setattr("fleetrun.sources.proof._DEAF_S", 0.1)
     (tmp_path / "libpaddle.so").write_text("x")
-    words = [sys.executable, "-c", LOADED, tmp_path / "libpaddle.so", how, str(STACK_SIGNAL)]
+    words = [sys.executable, "-c", LOADED, f"{tmp_path}/libpaddle.so", how, str(STACK_SIGNAL)]
     here = Room(tmp_path)
     here.leave(0, IMPORTED)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
