@@ -358,6 +358,8 @@ class LaunchedJob(ObservedJob):
 
     def observing(self) -> list[Sink | Source]:
         """Return the other observers, whose code is loaded while the ranks load theirs."""
+        # The closing line needs it, and would keep everybody waiting who waits for the exit code.
+        import fleetrun.postmortem.ending  # noqa: F401
         from fleetrun.sinks.console import Console
         from fleetrun.sinks.eventlog import EventLog
         from fleetrun.sinks.launchfile import LaunchFile

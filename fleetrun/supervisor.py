@@ -43,7 +43,7 @@ from fleetrun.run.events import (
 from fleetrun.run.gathering import Round
 from fleetrun.run.guard import Guard
 from fleetrun.run.libc import signal
-from fleetrun.run.loop import Loop, nothing
+from fleetrun.run.loop import Loop, nothing, poll
 from fleetrun.run.observers import Observers
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 from fleetrun.typehints import TYPE_CHECKING
@@ -183,6 +183,9 @@ class Supervisor:
             self._deliver()
         children.wait_for_ending()
         self._deliver()
+        if self._has_guard:
+            # While the last lines are written: a process takes a millisecond to end.
+            self._guard.retire()
         closing = self._job.closing(self._outcome, ended_at) if self._has_plan else ""
         for line in closing.splitlines():
             self._log(line)
@@ -403,7 +406,7 @@ class Supervisor:
         # handled before the exit.
         self._read_signals()
         self._perform_all()
-        if self._state.phase == policy.STOPPING:
+        if ended.ended is None and self._state.phase == policy.STOPPING:
             left = ended.left_behind()
             if left is not None:
                 if ended.index in self._state.spared:
@@ -411,6 +414,8 @@ class Supervisor:
                     ended.signal(signal.SIGTERM)
                 self._wait_for_group(ended, left)
                 return
+        elif ended.ended is None:
+            self._reap_successes(ended)
         status = ended.reap()
         self._left += ended.left
         at = time.monotonic()
@@ -426,6 +431,14 @@ class Supervisor:
         self._feed(exited)
         # Now, not at the end of the turn: the others must be signalled without delay.
         self._perform_all()
+
+    def _reap_successes(self, first: worker.Worker) -> None:
+        """Reap FIRST with all others that have ended, too, if they are many and have succeeded."""
+        by_pidfd = {peer.pidfd: peer for peer in self._workers.values() if peer.ended is None}
+        ready = [by_pidfd[fd] for fd in poll(0.0, *by_pidfd)]
+        if len(ready) > 1:
+            others = [peer for peer in ready if peer is not first]
+            worker.reap_successes([first, *others], self._guard)
 
     def _with_circumstances(self, exited: Exited) -> Exited:
         """Add the others that have failed by now; the rest is examined when all have ended."""

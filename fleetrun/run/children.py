@@ -63,6 +63,9 @@ class WaitStatus(NamedTuple):
     status: int
 
 
+WELL = WaitStatus(os.CLD_EXITED, 0)
+
+
 class Leftover(NamedTuple):
     """A process that outlived its rank and was killed."""
 
@@ -194,11 +197,16 @@ def wait_status(pid: int) -> WaitStatus:
     return WaitStatus(result.si_code, result.si_status)
 
 
+def has_succeeded(pid: int) -> bool:
+    """Whether PID, a child that has ended, has exited with 0; it stays a zombie."""
+    return wait_status(pid) == WELL
+
+
 def end(pid: int, status: WaitStatus | None = None) -> Ended:
     """Reap PID, a child that has ended, and kill what is left of its process group."""
     status = status or wait_status(pid)
     left: tuple[Leftover, ...] = ()
-    if status == (os.CLD_EXITED, 0):
+    if status == WELL:
         left = tuple(Leftover(member, proc.argv(member)) for member in _members(pid))
     # The zombie still pins the group id.
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import time
+from itertools import takewhile
 
 from fleetrun.run import children, framing, libc
 from fleetrun.run.libc import signal
@@ -22,7 +23,7 @@ from fleetrun.typehints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from abc import abstractmethod
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
     from typing import Protocol
 
@@ -135,6 +136,26 @@ class Guard:
             return "unfit", 0, "its guard was killed"
         return state, own_bytes, why
 
+    def end_well(self, pids: Sequence[int]) -> list[Ended]:
+        """Reap PIDS, which have ended, up to the first that has not succeeded, as `end` does.
+
+        Each by itself would cost an answer; of many ranks, most end at once.
+        """
+        try:
+            self._ask("end well", pids)
+            (count,) = self._answer()
+        except _GuardLost:
+            return []
+        try:
+            parts = self._answer()
+        except _GuardLost:
+            # The guard was killed between the two parts of its answer.
+            return [children.end(pid, children.WELL) for pid in pids[:count]]
+        return [
+            children.Ended(children.WELL, peak, tuple(map(children.Leftover._make, left)))
+            for peak, left in parts
+        ]
+
     def end(self, pid: int) -> Ended:
         """Reap PID, which has ended, and kill what is left of its process group."""
         try:
@@ -165,11 +186,11 @@ class Guard:
         spared = ranks | self.pids
         try:
             self._ask("sweep", sorted(ranks), seconds)
+            # The launcher's own children are those that it runs itself, such as git.
+            stuck_here = children.sweep(spared, seconds).stuck
             stuck, left = self._answer(seconds + _MARGIN_S)
         except _GuardLost:
             return children.sweep(spared, seconds)
-        # The launcher's own children are those that it runs itself, such as git.
-        stuck_here = children.sweep(spared, seconds).stuck
         return children.Swept((*stuck, *stuck_here), tuple(map(children.Leftover._make, left)))
 
     def kill_at(self, at: float | None) -> None:
@@ -184,6 +205,12 @@ class Guard:
         """Have the guard tell the coordinator at TARGET if the launcher is killed."""
         with contextlib.suppress(_GuardLost):
             self._ask("tell at", tuple(target))
+
+    def retire(self) -> None:
+        """Begin to end the guard, which has no ranks any more; `dismiss` waits for its end."""
+        self._is_dismissed = True
+        if not self._has_ended:
+            os.kill(self.pid, signal.SIGKILL)
 
     def dismiss(self) -> None:
         """End the guard; its surviving children become the launcher's."""
@@ -456,7 +483,7 @@ class _Service:
         orders = self._orders.fileno()
         return orders in poll(None, orders, self._guarded)
 
-    def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901 - one case for each
+    def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:  # noqa: C901, PLR0912 - one case for each
         match order, values:
             case "start", [fields]:
                 try:
@@ -482,6 +509,17 @@ class _Service:
                 ended = children.end(pid, status)
                 self.ranks.discard(pid)
                 self._say((ended.peak_bytes, [tuple(process) for process in ended.left]))
+            case "end well", [pids]:
+                well = list(takewhile(children.has_succeeded, pids))
+                self._say((len(well),))
+                ended_well = [children.end(pid, children.WELL) for pid in well]
+                self.ranks.difference_update(well)
+                self._say(
+                    [
+                        (each.peak_bytes, [tuple(process) for process in each.left])
+                        for each in ended_well
+                    ]
+                )
             case "kill at", [at]:
                 self.kill_at = at
             case "tell at", [target]:
@@ -509,7 +547,7 @@ class _Service:
         except forkserver.Unable as why:
             return children.Launched(children.start(order), why_not=str(why))
 
-    def _say(self, answer: tuple[Any, ...]) -> None:
+    def _say(self, answer: Sequence[Any]) -> None:
         self._orders.sendall(framing.pack(answer))
 
 

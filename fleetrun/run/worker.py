@@ -12,7 +12,7 @@ from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import names, variables
 from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
-from fleetrun.run.children import Launched, Leftover, Order
+from fleetrun.run.children import Ended, Launched, Leftover, Order
 from fleetrun.run.guard import Guard
 from fleetrun.run.libc import signal
 from fleetrun.run.loop import poll
@@ -55,9 +55,13 @@ class Worker:
         self.peak_bytes: int | None = None
         self.has_core = False
         self.left: tuple[Leftover, ...] = ()
+        # Known before, if it was reaped together with others.
+        self.ended: Ended | None = None
 
     def signal(self, signum: int) -> None:
         """Send SIGNUM to the whole group."""
+        if self.ended is not None:
+            return
         # Until `reap` the leader, even a zombie, keeps the group id from being reused.
         try:
             os.killpg(self.pid, signum)
@@ -77,7 +81,8 @@ class Worker:
 
     def reap(self) -> ExitStatus:
         """Kill what is left of the group of a worker that has ended; return its exit status."""
-        (code, status), self.peak_bytes, self.left = self._guard.end(self.pid)
+        ended = self.ended = self.ended or self._guard.end(self.pid)
+        (code, status), self.peak_bytes, self.left = ended
         os.close(self.pidfd)
         self.has_core = code == os.CLD_DUMPED
         return ExitStatus(code=status) if code == os.CLD_EXITED else ExitStatus(signum=status)
@@ -114,6 +119,14 @@ class TerminalWorker(Worker):
         roots = self._guard.pids | {self.pid}
         members = [process for process in proc.all_processes() if process.group == group]
         return sorted(proc.descendants(members, roots) - roots)
+
+
+def reap_successes(workers: Sequence[Worker], guard: Guard) -> None:
+    """Reap WORKERS, which have ended, up to the first that has not succeeded, all at once."""
+    together = [worker for worker in workers if not worker.has_terminal]
+    ended = guard.end_well([worker.pid for worker in together])
+    for worker, how in zip(together, ended, strict=False):
+        worker.ended = how
 
 
 def environment(

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
 
 _TRIED = ".link"
-# How long after the start of the ranks to do the late work.
-_PLAN_AFTER_S = 0.3
+# How long after the start of the ranks to do the late work: while they load their programs, as at
+# the end it would delay the exit of a short job.
+_PLAN_AFTER_S = 0.06
 _PRUNE_AFTER_S = 1.5
 # Longer than hosts wait for each other, unless the timeout was raised.
 _MARKED_S = 86400.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from waiting import LONG_S, until
 
-from fleetrun.run import guard
+from fleetrun.run import children, guard, libc
 from fleetrun.run.children import Order
 from fleetrun.run.descriptors import FileLimit
 
@@ -66,4 +66,58 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
             os.close(pidfd)
         assert made.end(started.pid).status == (os.CLD_KILLED, signal.SIGKILL)
     finally:
+        made.dismiss()
+
+
+def _started(made: guard.Guard, script: str, log: int) -> int:
+    order = Order(
+        argv=("sh", "-c", script),
+        env={b"PATH": os.environb[b"PATH"]},
+        output=log,
+        errors=log,
+        takes_our_stdin=False,
+        default_signals=(),
+        cpus=(),
+    )
+    return made.start(order).pid
+
+
+def test_ranks_that_have_succeeded_are_reaped_at_once_up_to_the_first_that_failed() -> None:
+    made = guard.Guard("marker", FileLimit(1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        scripts = ("sleep 1000 & exit 0", "exit 0", "exit 3", "exit 0")
+        pids = [_started(made, script, null) for script in scripts]
+        for pid in pids:
+            pidfd = os.pidfd_open(pid)
+            assert select.select([pidfd], [], [], LONG_S)[0]
+            os.close(pidfd)
+        ended = made.end_well(pids)
+        assert [how.status for how in ended] == [(os.CLD_EXITED, 0)] * 2
+        assert [process.argv for process in ended[0].left] == [("sleep", "1000")]
+        assert made.end_well(pids[2:]) == []
+        assert made.end(pids[2]).status == (os.CLD_EXITED, 3)
+        assert made.end(pids[3]).status == (os.CLD_EXITED, 0)
+        made.retire()
+        made.retire()
+    finally:
+        os.close(null)
+        made.dismiss()
+
+
+def test_ranks_whose_guard_was_killed_are_reaped_one_by_one() -> None:
+    children.become_subreaper()
+    made = guard.Guard("marker", FileLimit(1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        pid = _started(made, "exit 0", null)
+        pidfd = os.pidfd_open(pid)
+        assert select.select([pidfd], [], [], LONG_S)[0]
+        os.close(pidfd)
+        os.kill(made.pid, signal.SIGKILL)
+        assert made.end_well([pid]) == []
+        assert made.end(pid).status == (os.CLD_EXITED, 0)
+    finally:
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 0)
+        os.close(null)
         made.dismiss()
