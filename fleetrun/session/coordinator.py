@@ -544,7 +544,7 @@ def _arbitrate(state: State, at: float) -> Step:
     culprit = state.hosts.get(first.launcher)
     if counts and culprit is not None:
         state = with_host(state, culprit._replace(failure_count=culprit.failure_count + 1))
-    told = to_placed(state, verdict)
+    sentence = to_placed(state, verdict)
     cleared = {
         launcher: host._replace(
             is_joined=host.is_joined and not host.has_place,
@@ -571,7 +571,7 @@ def _arbitrate(state: State, at: float) -> Step:
         is_short=False,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
-    ), (told,)
+    ), (sentence,)
 
 
 # Leaving --------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "expected"),
     [
         (["--nproc"], [("plain", "--nproc_per_node")]),
         (["--nproc-"], [("plain", "--nproc-per-node")]),
@@ -105,9 +105,9 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
     ],
 )
 def test_options_their_values_and_files_complete(
-    words: list[str], found: list[tuple[str, str]]
+    words: list[str], expected: list[tuple[str, str]]
 ) -> None:
-    assert completed(*words) == found
+    assert completed(*words) == expected
 
 
 def test_every_key_that_completes_is_one_that_a_launch_takes() -> None:

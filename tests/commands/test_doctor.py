@@ -97,13 +97,13 @@ def test_devices_of_a_plugin_are_found_and_what_is_missing_is_said(tmp_path: Pat
     done = run(tmp_path, "--json", env=env)
     assert findings(done, "job")[0]["seen"] == "2 processes, 2 here"
     assert findings(done, "FOOs")[0]["seen"].startswith("2 of Paddle's kind foo")
-    (found,) = findings(done, "MLUs")
-    assert (found["level"], found["mend"][:22]) == ("warning", "ls /dev/cambricon_dev*")
+    (finding,) = findings(done, "MLUs")
+    assert (finding["level"], finding["mend"][:22]) == ("warning", "ls /dev/cambricon_dev*")
     (gpus,) = findings(done, "GPUs")
     assert "CPU" not in gpus["seen"]
     done = run(tmp_path, "--json", "--npus=0", env=env)
-    (found,) = findings(done, "job")
-    assert (found["level"], "no plug-in for NPUs (it has FOOs, MLUs)" in found["seen"]) == (
+    (finding,) = findings(done, "job")
+    assert (finding["level"], "no plug-in for NPUs (it has FOOs, MLUs)" in finding["seen"]) == (
         "error",
         True,
     )
@@ -160,11 +160,11 @@ def test_a_full_file_system_is_an_error(folder: str, check: str, tmp_path: Path)
     (tmp_path / "log").mkdir()
     fill = f'mount -t tmpfs -o size=1m tmpfs {folder}; ! cat /dev/zero >{folder}/full; exec "$@"'
     done = run(tmp_path, "--json", prefix=(*ALONE, fill, "sh"))
-    (found,) = [
-        one for one in json.loads(done.stdout)["findings"] if one["check"].startswith(check)
+    (finding,) = [
+        entry for entry in json.loads(done.stdout)["findings"] if entry["check"].startswith(check)
     ]
-    assert (found["level"], done.returncode) == ("error", 3)
-    assert "No space left" in found["seen"]
+    assert (finding["level"], done.returncode) == ("error", 3)
+    assert "No space left" in finding["seen"]
 
 
 @pytest.mark.skipif(not HAS_FAKETIME, reason="faketime is not installed")
@@ -209,16 +209,16 @@ def test_a_container_without_gpus_on_a_machine_with_some_may_run_a_job_on_the_cp
     tmp_path: Path,
 ) -> None:
     prefix = fakedriver.HERE
-    (found,) = findings(run(tmp_path, "--json", prefix=prefix), "GPUs")
-    assert found["level"] == "warning"
-    assert found["mend"].startswith("docker run --gpus all")
+    (finding,) = findings(run(tmp_path, "--json", prefix=prefix), "GPUs")
+    assert finding["level"] == "warning"
+    assert finding["mend"].startswith("docker run --gpus all")
     job = Command(tmp_path, "touch started.$R", "--preflight")
     ended = job.finish(job.start(prefix=prefix))
     assert ended.code == 0
     assert (tmp_path / "started.1").exists()
     assert "rmmod" not in ended.said
-    (found,) = findings(run(tmp_path, "--json", "--gpus=0", prefix=prefix), "job")
-    assert "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all" in found["seen"]
+    (finding,) = findings(run(tmp_path, "--json", "--gpus=0", prefix=prefix), "job")
+    assert "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all" in finding["seen"]
 
 
 def start(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -292,11 +292,13 @@ def test_a_real_allreduce_is_right_and_measured(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--allreduce", env=warm_launch(), seconds=TRAINING_S)
     (found,) = findings(done, "allreduce")
     assert "right over gloo" in found["seen"]
-    told = json.loads(done.stdout)["allreduce"]
-    assert (told["backend"], told["ranks"]) == ("gloo", 2)
-    assert told["link"] > 0
-    assert [row["bytes"] for row in told["rows"]] == [1 << bits for bits in (10, 14, 18, 22, 26)]
-    assert all(row["is_right"] and row["seconds"] > 0 for row in told["rows"])
+    allreduce = json.loads(done.stdout)["allreduce"]
+    assert (allreduce["backend"], allreduce["ranks"]) == ("gloo", 2)
+    assert allreduce["link"] > 0
+    assert [row["bytes"] for row in allreduce["rows"]] == [
+        1 << bits for bits in (10, 14, 18, 22, 26)
+    ]
+    assert all(row["is_right"] and row["seconds"] > 0 for row in allreduce["rows"])
     assert list(tmp_path.iterdir()) == []
 
 

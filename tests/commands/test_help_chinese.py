@@ -28,14 +28,16 @@ def tool() -> Any:
 
 
 def test_every_text_has_its_translation_in_the_file_that_is_read() -> None:
-    made = tool()
-    known = made.read(made.SOURCE.read_text(encoding="utf-8"))
-    found = made.updated(known)
-    missing = [text for text, meant in found.items() if not meant]
+    translations = tool()
+    known = translations.read(translations.SOURCE.read_text(encoding="utf-8"))
+    updated = translations.updated(known)
+    missing = [text for text, meant in updated.items() if not meant]
     assert not missing, "translate them in the .po, then run scripts/translations.py"
-    assert known == found, "run scripts/translations.py"
-    assert made.read(made.write(found)) == found
-    assert made.COMPILED.read_bytes() == made.compiled(found), "run scripts/translations.py"
+    assert known == updated, "run scripts/translations.py"
+    assert translations.read(translations.write(updated)) == updated
+    assert translations.COMPILED.read_bytes() == translations.compiled(updated), (
+        "run scripts/translations.py"
+    )
 
 
 def test_what_is_typed_is_the_same_in_both_languages() -> None:

@@ -48,12 +48,12 @@ def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: 
     command.wait_for("up.0", "up.1")
     # The plan is written a moment later.
     until((tmp_path / "log" / "latest" / "plan.json").exists)
-    (found,) = listed(str(launcher.pid))
-    assert (found["job"], found["pid"], found["wanted"]) == ("default", launcher.pid, 2)
-    assert len(found["processes"]) == 2
-    assert found["folder"] == str(tmp_path)
-    assert found["run_dir"] == str((tmp_path / "log" / "latest").resolve())
-    table = fleetrun("ps", found["name"]).stdout.splitlines()
+    (job,) = listed(str(launcher.pid))
+    assert (job["job"], job["pid"], job["wanted"]) == ("default", launcher.pid, 2)
+    assert len(job["processes"]) == 2
+    assert job["folder"] == str(tmp_path)
+    assert job["run_dir"] == str((tmp_path / "log" / "latest").resolve())
+    table = fleetrun("ps", job["name"]).stdout.splitlines()
     assert table[0].split() == list(ps.HEADS)
     assert table[1].split()[:2] == [str(launcher.pid), Path(command.argv[-1]).name]
     assert "2 of 2" in table[1]

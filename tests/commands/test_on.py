@@ -107,7 +107,7 @@ def test_the_command_ends_everywhere_with_this_one(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         ((), "on: give the command to run: `fleetrun on --hosts=a,b -- nvidia-smi`."),
         (("--", "true"), "on: name the hosts with --hosts or --hostfile."),
@@ -116,10 +116,10 @@ def test_the_command_ends_everywhere_with_this_one(
         (("--hosts=a", "--ssh=nosuchssh", "true"), "there is no such program here"),
     ],
 )
-def test_a_slip_is_one_sentence(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_slip_is_one_sentence(words: tuple[str, ...], problem: str, tmp_path: Path) -> None:
     done = fleetrun("on", *words, folder=tmp_path)
     assert done.returncode in {2, 3}
-    assert said in done.stderr
+    assert problem in done.stderr
     assert done.stderr.count("\n") == 1
 
 

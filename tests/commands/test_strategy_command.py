@@ -35,14 +35,14 @@ def cells(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())
 
 
-def say(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
+def strategy(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
     code = cli.main(["strategy", *words], environ={})
     said = capsys.readouterr()
     return Said(code, said.out, said.err)
 
 
 def test_list_has_every_preset_and_no_field(capsys: pytest.CaptureFixture[str]) -> None:
-    output = say(capsys, "list")
+    output = strategy(capsys, "list")
     assert output.code == 0
     for name in load.PRESETS:
         assert f"\n  {name} " in output.out
@@ -52,11 +52,11 @@ def test_list_has_every_preset_and_no_field(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, "list", "--fields")
-    assert said.code == 0
+    done = strategy(capsys, "list", "--fields")
+    assert done.code == 0
     for field in fields.TABLE:
-        assert f"\n  {field.name} " in said.out
-    rows = [cells(line) for line in said.out.splitlines()]
+        assert f"\n  {field.name} " in done.out
+    rows = [cells(line) for line in done.out.splitlines()]
     assert ["field", "value", "meaning"] in rows
     wanted = "a whole number of MB from 1 to 65536, auto or plan [default: 32]"
     assert ["fuse_grad_size_in_MB", wanted] in [row[:2] for row in rows]
@@ -65,22 +65,22 @@ def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("name", load.PRESETS)
 def test_show_prints_a_preset_to_start_from(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, "show", name)
+    said = strategy(capsys, "show", name)
     # amp and gradient_merge are fields, too; who wants to see the preset means its file.
     assert said.out == (CONFIGS / f"{name}.yaml").read_text()
 
 
 def test_show_tells_all_about_a_field(capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, "show", "thread_num")
-    assert said.out.startswith("execution_strategy:\n  num_threads: a whole number of threads")
-    assert "Also written thread_num." in said.out
-    assert "k_steps" in say(capsys, "show", "gradient_merge_configs").out
+    done = strategy(capsys, "show", "thread_num")
+    assert done.out.startswith("execution_strategy:\n  num_threads: a whole number of threads")
+    assert "Also written thread_num." in done.out
+    assert "k_steps" in strategy(capsys, "show", "gradient_merge_configs").out
 
 
 def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = say(capsys, "show", "nccl_comm_num").out
+    out = strategy(capsys, "show", "nccl_comm_num").out
     assert "auto: 1 on one host, 2 on several." in out
     assert "  effective: fleetrun sends the gradients itself, over communicators in turn\n" in out
     assert "GPU" in out.partition("How that is known")[2]
@@ -88,13 +88,13 @@ def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written
     assert "\n  strategy:\n    nccl_comm_num: 2    # or auto\n" in out
     assert "fleetrun --set nccl_comm_num=2 train.py" in out
     assert "DistributedStrategy_en.html" in out
-    assert "and if it is false" in say(capsys, "show", "sync_nccl_allreduce").out
+    assert "and if it is false" in strategy(capsys, "show", "sync_nccl_allreduce").out
 
 
 def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, "show", "gradient_merge")
+    said = strategy(capsys, "show", "gradient_merge")
     assert "`fleetrun strategy show strategy.gradient_merge`" in said.err
-    out = say(capsys, "show", "strategy.gradient_merge").out
+    out = strategy(capsys, "show", "strategy.gradient_merge").out
     assert out.startswith("strategy:\n  gradient_merge: true or false")
 
 
@@ -111,15 +111,15 @@ def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixtur
 def test_show_tells_of_the_sections_of_variables(
     name: str, section: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = say(capsys, "show", name)
+    said = strategy(capsys, "show", name)
     assert said.out.startswith(f"{section}: environment variables of every rank.")
     assert f"fleetrun --set {section}." in said.out
 
 
 def test_show_tells_of_a_part_by_what_it_is_part_of(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = say(capsys, "show", "gradient_merge_configs").out
-    assert say(capsys, "show", "gradient_merge_configs.avg").out == whole
-    said = say(capsys, "show", "k_steps").out
+    whole = strategy(capsys, "show", "gradient_merge_configs").out
+    assert strategy(capsys, "show", "gradient_merge_configs.avg").out == whole
+    said = strategy(capsys, "show", "k_steps").out
     assert whole in said
     assert "localsgd_configs" in said
 
@@ -129,14 +129,14 @@ def test_validate_says_file_line_and_what_was_meant(
 ) -> None:
     (elsewhere / "good.yaml").write_text("strategy: {amp_configs: {incr_ratio: 2}}")
     (elsewhere / "bad.yaml").write_text("strategy:\n  ampp: true\n")
-    said = say(capsys, "validate", "bad.yaml", "good.yaml", "nope.yaml")
-    assert said.code == 2
-    assert said.out == "good.yaml: valid, 1 setting.\n"
-    first, second, third = said.err.splitlines()
+    done = strategy(capsys, "validate", "bad.yaml", "good.yaml", "nope.yaml")
+    assert done.code == 2
+    assert done.out == "good.yaml: valid, 1 setting.\n"
+    first, second, third = done.err.splitlines()
     assert first == "fleetrun: bad.yaml:2: no such field: ampp; did you mean amp?"
     assert second.startswith("fleetrun: good.yaml:1: amp_configs is set without amp")
     assert third.startswith("fleetrun: there is no file nope.yaml")
-    assert say(capsys, "validate", "good.yaml", "recommended").code == 0
+    assert strategy(capsys, "validate", "good.yaml", "recommended").code == 0
 
 
 def test_validate_says_all_that_is_wrong_line_by_line(
@@ -160,11 +160,11 @@ flags:
 nccl: 3
 """
     )
-    said = say(capsys, "validate", "bad.yaml")
-    assert (said.code, said.out) == (2, "")
+    done = strategy(capsys, "validate", "bad.yaml")
+    assert (done.code, done.out) == (2, "")
     nothing = "Paddle then sends no gradients at all, and ranks diverge without an error"
     size = "give a whole number of MB from 1 to 65536, auto or plan"
-    assert [line.removeprefix("fleetrun: bad.yaml:") for line in said.err.splitlines()] == [
+    assert [line.removeprefix("fleetrun: bad.yaml:") for line in done.err.splitlines()] == [
         "1: no such section: strategie; did you mean strategy?",
         f"3: fuse_grad_size_in_MB: much: {size}.",
         f"4: asp: true is refused: {nothing}.",
@@ -178,11 +178,11 @@ nccl: 3
 
 
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(say(capsys, "schema").out)["title"] == "fleetrun strategy"
+    assert json.loads(strategy(capsys, "schema").out)["title"] == "fleetrun strategy"
 
 
 def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
-    output = say(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
+    output = strategy(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
     assert output.code == 0
     heads, first, *_ = map(cells, output.out.splitlines())
     assert heads == ["field", "status", "where", "why"]
@@ -203,7 +203,7 @@ def test_explain_sorts_the_places_by_what_happens_there(
         "strategy: {amp_configs: {incr_ratio: 2, decr_ratio: 0.5}}\n"
         "build_strategy: {fuse_bn_act_ops: 1}\nenv: {MY_TOKEN: abc}\n"
     )
-    out = say(capsys, "explain", "a.yaml", "--device=cpu").out
+    out = strategy(capsys, "explain", "a.yaml", "--device=cpu").out
     rows = [cells(line) for line in out.splitlines()]
     where = "dygraph 2.6.2 cpu, dygraph 3.3.1 cpu"
     assert ["fuse_bn_act_ops: true", "no effect", where] in [row[:3] for row in rows]
@@ -220,7 +220,7 @@ def test_explain_knows_that_false_is_off(
         "strategy: {gradient_merge: false, fuse_all_reduce_ops: false,"
         " gradient_merge_configs: {avg: false}}\n"
     )
-    out = say(capsys, "explain", "a.yaml", "--device=cpu").out
+    out = strategy(capsys, "explain", "a.yaml", "--device=cpu").out
     rows = [cells(line) for line in out.partition("\n\n")[0].splitlines()]
     off, *more = rows[1:]
     assert off == ["gradient_merge: false", "no difference", "everywhere", "off, as without it"]
@@ -232,7 +232,7 @@ def test_explain_says_that_nothing_is_asked_for(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (elsewhere / "a.yaml").write_text("strategy: {}\n")
-    assert say(capsys, "explain", "a.yaml").out == "a.yaml sets nothing.\n"
+    assert strategy(capsys, "explain", "a.yaml").out == "a.yaml sets nothing.\n"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_explain_says_that_nothing_is_asked_for(
 def test_a_slip_is_one_line_and_exit_code_2(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = say(capsys, *words)
+    output = strategy(capsys, *words)
     assert output.code == 2
     assert output.err.startswith("fleetrun: ")
     assert output.err.count("\n") == 1
@@ -264,4 +264,4 @@ def test_a_slip_is_one_line_and_exit_code_2(
 
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert say(capsys, "--help").out.startswith("Usage: fleetrun strategy")
+    assert strategy(capsys, "--help").out.startswith("Usage: fleetrun strategy")

@@ -60,7 +60,7 @@ def test_a_driver_that_tells_next_to_nothing_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "check", "level", "said"),
+    ("changed", "check", "level", "seen"),
     [
         ({"users": (User(7, "python", GIB),)}, "GPU in use", WARNING, "pid 7 (python) 1 GiB"),
         ({"users": (User(7, "", None),)}, "GPU in use", WARNING, "by pid 7"),
@@ -79,14 +79,14 @@ def test_a_driver_that_tells_next_to_nothing_is_no_fault() -> None:
     ],
 )
 def test_what_is_not_well_is_the_one_finding(
-    changed: dict[str, Any], check: str, level: str, said: str
+    changed: dict[str, Any], check: str, level: str, seen: str
 ) -> None:
     sick = WELL._replace(gpus=(GPU._replace(**changed), OTHER))
-    (found,) = [one for one in judged(sick) if one.level != OK]
-    assert (found.check, found.level) == (check, level)
-    assert said in found.seen
-    assert found.means
-    assert found.fix
+    (finding,) = [one for one in judged(sick) if one.level != OK]
+    assert (finding.check, finding.level) == (check, level)
+    assert seen in finding.seen
+    assert finding.means
+    assert finding.fix
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_what_is_not_well_of_all_of_them_is_the_one_finding(
     assert (found.check, found.level) == (check, level)
 
 
-@pytest.mark.parametrize(("is_stuck", "said"), [(True, "stuck"), (False, "NVML does not work")])
-def test_a_driver_that_does_not_answer_is_an_error(is_stuck: bool, said: str) -> None:
-    found = judged(Gpus(has_driver=True, trouble="silence", is_stuck=is_stuck))
-    assert found[0].level == ERROR
-    assert said in found[0].seen
+@pytest.mark.parametrize(("is_stuck", "seen"), [(True, "stuck"), (False, "NVML does not work")])
+def test_a_driver_that_does_not_answer_is_an_error(is_stuck: bool, seen: str) -> None:
+    findings = judged(Gpus(has_driver=True, trouble="silence", is_stuck=is_stuck))
+    assert findings[0].level == ERROR
+    assert seen in findings[0].seen
 
 
 STARTED = CudaStart(has_uvm=True, gpus=2)
@@ -139,10 +139,10 @@ STARTED = CudaStart(has_uvm=True, gpus=2)
 def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
     start: CudaStart, seen: str, fix: str
 ) -> None:
-    (found,) = [one for one in judged(WELL._replace(cuda_start=start)) if one.level != OK]
-    assert (found.check, found.level) == ("CUDA", ERROR)
-    assert seen in found.seen
-    assert fix in found.fix
+    (finding,) = [one for one in judged(WELL._replace(cuda_start=start)) if one.level != OK]
+    assert (finding.check, finding.level) == ("CUDA", ERROR)
+    assert seen in finding.seen
+    assert fix in finding.fix
 
 
 def test_cuda_that_starts_is_said() -> None:
@@ -156,10 +156,10 @@ def test_cuda_that_starts_is_said() -> None:
 
 
 def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on() -> None:
-    (found,) = judged(Gpus(has_driver=True, has_files=False, driver="550.54.14"))
-    assert found.level == WARNING
-    assert found.seen.startswith("the machine has NVIDIA's driver 550.54.14, and here are none")
-    assert found.fix.startswith("docker run --gpus all")
+    (finding,) = judged(Gpus(has_driver=True, has_files=False, driver="550.54.14"))
+    assert finding.level == WARNING
+    assert finding.seen.startswith("the machine has NVIDIA's driver 550.54.14, and here are none")
+    assert finding.fix.startswith("docker run --gpus all")
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on() -> Non
 def test_only_what_an_upgrade_has_left_is_mended_by_loading_the_driver_again(
     trouble: str, fix: str
 ) -> None:
-    found = judged(Gpus(has_driver=True, trouble=trouble))[0]
-    assert found.level == ERROR
-    assert fix in found.fix
-    assert ("rmmod" in found.fix) is (fix == "rmmod")
+    finding = judged(Gpus(has_driver=True, trouble=trouble))[0]
+    assert finding.level == ERROR
+    assert fix in finding.fix
+    assert ("rmmod" in finding.fix) is (fix == "rmmod")
 
 
 def test_nvml_alone_keeps_no_job_from_its_gpus() -> None:

@@ -31,9 +31,9 @@ WELL = Machine(
 
 
 def judged(
-    found: Machine, *, ranks: int = 4, has_peers: bool = False, has_rdma: bool = False
+    facts: Machine, *, ranks: int = 4, has_peers: bool = False, has_rdma: bool = False
 ) -> list[Finding]:
-    return list(machine.judge(found, ranks=ranks, has_peers=has_peers, has_rdma=has_rdma))
+    return list(machine.judge(facts, ranks=ranks, has_peers=has_peers, has_rdma=has_rdma))
 
 
 def test_a_host_that_is_well_has_nothing_to_mend() -> None:
@@ -69,10 +69,10 @@ def test_a_host_that_is_well_has_nothing_to_mend() -> None:
 def test_what_is_not_well_is_the_one_finding(
     changed: dict[str, Any], check: str, level: str
 ) -> None:
-    (found,) = [one for one in judged(WELL._replace(**changed)) if one.level != OK]
-    assert (found.check, found.level) == (check, level)
-    assert found.means
-    assert found.fix
+    (finding,) = [one for one in judged(WELL._replace(**changed)) if one.level != OK]
+    assert (finding.check, finding.level) == (check, level)
+    assert finding.means
+    assert finding.fix
 
 
 def test_root_is_not_held_by_the_limit_of_processes() -> None:

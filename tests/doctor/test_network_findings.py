@@ -108,7 +108,7 @@ def test_nothing_is_said_of_nccl_where_nothing_uses_it(changed: dict[str, Any], 
 def test_the_interface_is_the_one_that_nccl_takes(
     asked: str, peer: str | None, interfaces: tuple[Interface, ...], taken: str | None
 ) -> None:
-    found = network.nccl_interface(
+    interface = network.nccl_interface(
         WELL._replace(asked_interface=asked, peer_interface=peer, interfaces=interfaces)
     )
-    assert (found and found.name) == taken
+    assert (interface and interface.name) == taken

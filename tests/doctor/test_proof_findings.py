@@ -16,11 +16,11 @@ def judged(proof: GpuProof, build: Build = BUILD) -> list[Finding]:
 
 
 def test_what_was_computed_is_said() -> None:
-    (found,) = judged(PROOF)
-    assert found.level == OK
-    assert found.seen == "a product, a convolution and a sum of 2 ranks on gpu:0, gpu:1"
-    (found,) = judged(PROOF._replace(devices=("gpu:0",)))
-    assert found.seen == "a product, a convolution on gpu:0"
+    (finding,) = judged(PROOF)
+    assert finding.level == OK
+    assert finding.seen == "a product, a convolution and a sum of 2 ranks on gpu:0, gpu:1"
+    (finding,) = judged(PROOF._replace(devices=("gpu:0",)))
+    assert finding.seen == "a product, a convolution on gpu:0"
 
 
 def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
@@ -44,12 +44,12 @@ def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
 
 
 def test_a_step_that_fails_is_an_error_with_the_last_words() -> None:
-    (found,) = judged(PROOF._replace(failure=FAILURE))
-    assert (found.check, found.level) == ("Paddle on the GPUs", ERROR)
-    assert found.seen == "convolution on gpu:1 ended with 255: the last word"
-    (found,) = judged(PROOF._replace(failure=FAILURE._replace(words="", meaning="It is old.")))
-    assert found.seen.endswith("ended with 255: it said nothing")
-    assert found.means == "It is old."
+    (finding,) = judged(PROOF._replace(failure=FAILURE))
+    assert (finding.check, finding.level) == ("Paddle on the GPUs", ERROR)
+    assert finding.seen == "convolution on gpu:1 ended with 255: the last word"
+    (finding,) = judged(PROOF._replace(failure=FAILURE._replace(words="", meaning="It is old.")))
+    assert finding.seen.endswith("ended with 255: it said nothing")
+    assert finding.means == "It is old."
 
 
 def test_a_sum_that_fails_asks_for_another_way_of_nccl() -> None:

@@ -14,7 +14,7 @@ NO_GPUS = Gpus(has_driver=False)
 
 
 @pytest.mark.parametrize(
-    ("found", "level", "said"),
+    ("measured", "level", "seen"),
     [
         (WELL, OK, "1.34 GB/s at 64 MiB; the link carries 3 GB/s"),
         (WELL._replace(link=None), OK, "200 us for 1 KiB"),
@@ -25,10 +25,10 @@ NO_GPUS = Gpus(has_driver=False)
         (WELL._replace(rows=(ROWS[0]._replace(seconds=0.04), ROWS[1])), WARNING, "40000 us"),
     ],
 )
-def test_transfers_are_judged(found: Transfers, level: str, said: str) -> None:
-    (finding,) = transfers.judge(found, NO_GPUS)
+def test_transfers_are_judged(measured: Transfers, level: str, seen: str) -> None:
+    (finding,) = transfers.judge(measured, NO_GPUS)
     assert finding.level == level
-    assert said in finding.seen
+    assert seen in finding.seen
 
 
 def test_over_nccl_the_link_is_nvlink_where_every_gpu_has_it() -> None:

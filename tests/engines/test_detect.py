@@ -23,10 +23,10 @@ def read(environ: Mapping[str, str]) -> Detected:
 
 
 def test_a_step_of_slurm_names_its_hosts_and_our_place() -> None:
-    found = read(STEP)
-    assert (found.engine, found.hosts, found.node) == ("Slurm", ("n2", "n3"), 1)
-    assert (found.nnodes, found.launchers, detect.unspread(found)) == (2, 2, None)
-    assert str(found.hosts_from) == "SLURM_STEP_NODELIST=n[2-3]"
+    detected = read(STEP)
+    assert (detected.engine, detected.hosts, detected.node) == ("Slurm", ("n2", "n3"), 1)
+    assert (detected.nnodes, detected.launchers, detect.unspread(detected)) == (2, 2, None)
+    assert str(detected.hosts_from) == "SLURM_STEP_NODELIST=n[2-3]"
 
 
 @pytest.mark.parametrize("step", [None, "4294967290", "4294967291"])
@@ -94,10 +94,10 @@ def test_an_mpi_with_as_many_tasks_on_each_host_counts_the_hosts() -> None:
 
 
 def test_an_mpi_with_other_numbers_on_other_hosts_is_refused_with_its_command() -> None:
-    said = detect.unspread(read({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}))
-    assert said is not None
-    assert "3 fleetruns on this host (OMPI_COMM_WORLD_LOCAL_SIZE=3)" in said
-    assert "`mpirun -N 1 fleetrun ...`" in said
+    refusal = detect.unspread(read({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}))
+    assert refusal is not None
+    assert "3 fleetruns on this host (OMPI_COMM_WORLD_LOCAL_SIZE=3)" in refusal
+    assert "`mpirun -N 1 fleetrun ...`" in refusal
 
 
 def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
@@ -124,10 +124,10 @@ def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
     ids=["lsf", "lsf-file", "pbs", "sge"],
 )
 def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
-    found = read(environ)
-    assert (found.hosts, found.nnodes, found.node) == (("n1", "n2"), 2, None)
-    assert found.job is not None
-    assert detect.unspread(found) is None
+    detected = read(environ)
+    assert (detected.hosts, detected.nnodes, detected.node) == (("n1", "n2"), 2, None)
+    assert detected.job is not None
+    assert detect.unspread(detected) is None
 
 
 def test_an_indexed_job_says_the_place_alone() -> None:

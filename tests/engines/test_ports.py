@@ -50,10 +50,10 @@ def port_of(server: socket.socket) -> int:
 
 
 def test_free_ports_can_be_bound_while_they_are_held(ports: Ports) -> None:
-    found = ports.free(20)
-    assert len(set(found)) == 20
+    numbers = ports.free(20)
+    assert len(set(numbers)) == 20
     low, high = tcp.ephemeral()
-    for port in found:
+    for port in numbers:
         assert not low <= port <= high
         with socket.create_server(("127.0.0.1", port)):
             pass

@@ -210,7 +210,7 @@ def test_a_signal_for_the_caller_reaches_the_launch(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         ((), "give the command to run"),
         (("nowhere-at-all",), "nowhere-at-all is not a program"),
@@ -220,10 +220,10 @@ def test_a_signal_for_the_caller_reaches_the_launch(project: Path) -> None:
         (("--install", "--uninstall"), "contradict each other"),
     ],
 )
-def test_mistakes_are_one_sentence(project: Path, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_one_sentence(project: Path, words: tuple[str, ...], problem: str) -> None:
     done = below(project, *words)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert problem in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -26,9 +26,9 @@ def test_ranks_are_contiguous_whatever_each_host_has(sizes: list[int]) -> None:
         Member(f"h{node}", tuple(range(1, size + 1)), ((),) * size)
         for node, size in enumerate(sizes)
     )
-    found = ranks(Roster(members, 0, Endpoint("h0", 99)))
-    assert [spec.rank for spec in found] == list(range(sum(sizes)))
-    assert [spec.node_rank for spec in found] == sorted(spec.node_rank for spec in found)
+    specs = ranks(Roster(members, 0, Endpoint("h0", 99)))
+    assert [spec.rank for spec in specs] == list(range(sum(sizes)))
+    assert [spec.node_rank for spec in specs] == sorted(spec.node_rank for spec in specs)
     for node, size in enumerate(sizes):
-        mine = [spec.local_rank for spec in found if spec.node_rank == node]
+        mine = [spec.local_rank for spec in specs if spec.node_rank == node]
         assert mine == list(range(size))

@@ -132,12 +132,12 @@ def test_a_list_longer_than_a_variable_is_refused() -> None:
 
 
 def test_a_cluster_gives_a_node_its_one_process() -> None:
-    told = {**ROLE, "PADDLE_TRAINER_ID": "3", "PADDLE_TRAINERS_NUM": "4"}
-    plan = planned(a_request(run_mode="ps", nnodes="6"), some_facts(2, environ=told))
+    environ = {**ROLE, "PADDLE_TRAINER_ID": "3", "PADDLE_TRAINERS_NUM": "4"}
+    plan = planned(a_request(run_mode="ps", nnodes="6"), some_facts(2, environ=environ))
     (process,) = plan.processes
     assert (process.name, process.log, process.essential) == ("trainer.3", "workerlog.0", True)
     assert process.unset == ()
-    assert not told.keys() & process.env.keys()
+    assert not environ.keys() & process.env.keys()
     assert process.env["CUDA_VISIBLE_DEVICES"] == "0"
     assert plan.engine == "cloud"
 
@@ -156,14 +156,14 @@ def test_a_clusters_server_finds_itself() -> None:
 
 
 def test_a_clusters_other_roles_are_found_by_their_endpoint() -> None:
-    told = {
+    environ = {
         **ROLE,
         "TRAINING_ROLE": "HETER_TRAINER",
         "POD_IP": "10.0.0.1",
         "PADDLE_PORT": "5",
         "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "10.0.0.9:5, 10.0.0.1:5",
     }
-    (process,) = planned(a_request(run_mode="ps"), some_facts(environ=told)).processes
+    (process,) = planned(a_request(run_mode="ps"), some_facts(environ=environ)).processes
     assert process.name == "heter.1"
 
 

@@ -151,10 +151,10 @@ def test_a_number_beside_a_list_of_one_host_means_that_host() -> None:
 
 
 def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
-    found = placed(job(servers=("a:1", "b:1", "a:2"), trainers=("b:3", "a:3", "b:4")))
-    places = [(one.rank, one.local_rank, one.node_rank) for one in found.of(TRAINER)]
+    layout = placed(job(servers=("a:1", "b:1", "a:2"), trainers=("b:3", "a:3", "b:4")))
+    places = [(spec.rank, spec.local_rank, spec.node_rank) for spec in layout.of(TRAINER)]
     assert places == [(0, 0, 1), (1, 0, 0), (2, 1, 1)]
-    assert [pserver.log(one) for one in found.of(SERVER)] == [
+    assert [pserver.log(spec) for spec in layout.of(SERVER)] == [
         "serverlog.0",
         "serverlog.0",
         "serverlog.1",
@@ -201,11 +201,11 @@ def test_trainers_are_waited_for_and_the_others_are_not() -> None:
 
 
 def test_all_but_servers_await_servers() -> None:
-    found = placed(job(server_num=2, trainer_num=1, start_port=7000)).ranks
-    first, second, trainer = found.ranks
-    assert pserver.awaited(first, found) == pserver.awaited(second, found) == ()
+    ranks = placed(job(server_num=2, trainer_num=1, start_port=7000)).ranks
+    first, second, trainer = ranks.ranks
+    assert pserver.awaited(first, ranks) == pserver.awaited(second, ranks) == ()
     # The first one listens at the meeting before it listens as a server.
-    waits = [[one.port for one in group] for group in pserver.awaited(trainer, found)]
+    waits = [[endpoint.port for endpoint in group] for group in pserver.awaited(trainer, ranks)]
     assert waits == [[7000, 7003], [7001]]
 
 
@@ -213,7 +213,7 @@ def test_all_but_servers_await_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "slots", "said"),
+    ("wanted", "slots", "noted"),
     [
         ({"run_mode": "ps"}, {"PSERVER": 1, "TRAINER": 1}, ["--server_num", "--trainer_num"]),
         ({"server_num": 2}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
@@ -231,16 +231,16 @@ def test_all_but_servers_await_servers() -> None:
     ],
 )
 def test_the_side_that_nobody_counts_is_one(
-    wanted: dict[str, Any], slots: dict[str, int], said: list[str]
+    wanted: dict[str, Any], slots: dict[str, int], noted: list[str]
 ) -> None:
     request = job(**wanted)
-    found = roles(request).slots
-    counted = Counter(slot.role for slot in found.slots if slot.role != MEETING)
+    slotted = roles(request).slots
+    counted = Counter(slot.role for slot in slotted.slots if slot.role != MEETING)
     assert counted == slots
     # On several hosts it is on the first one, whichever side that is.
-    assert found.hosts in {(), ("h",), ("h", "b")}
+    assert slotted.hosts in {(), ("h",), ("h", "b")}
     notes = supplied(request)
-    assert [option for note in notes for option in note.split() if option[:2] == "--"] == said
+    assert [option for note in notes for option in note.split() if option[:2] == "--"] == noted
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def requests(draw: st.DrawFn) -> Request:
     def endpoint() -> str:
         host = draw(HOSTS)
         port = draw(
-            st.none() | st.integers(6160, 6200).filter(lambda one: (host, one) not in known)
+            st.none() | st.integers(6160, 6200).filter(lambda number: (host, number) not in known)
         )
         if port is None:
             return host
@@ -459,8 +459,8 @@ def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int
     assert len({spec.endpoint for spec in layout.ranks.ranks} | {layout.ranks.meeting}) == (
         len(layout.ranks.ranks) + 1
     )
-    told = [layout.env(spec.role, spec.rank) for spec in layout.ranks.ranks]
-    for spec, env in zip(layout.ranks.ranks, told, strict=True):
+    environs = [layout.env(spec.role, spec.rank) for spec in layout.ranks.ranks]
+    for spec, env in zip(layout.ranks.ranks, environs, strict=True):
         me = f"{env['POD_IP']}:{env['PADDLE_PORT']}"
         assert me == str(spec.endpoint)
         names = {
@@ -473,7 +473,7 @@ def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int
         if spec.role == TRAINER:
             assert env["PADDLE_TRAINER_ID"] == str(spec.rank)
             assert int(env["PADDLE_TRAINERS_NUM"]) == len(layout.of(TRAINER))
-    meeting = {env["PADDLE_GLOO_HTTP_ENDPOINT"] for env in told}
+    meeting = {env["PADDLE_GLOO_HTTP_ENDPOINT"] for env in environs}
     assert len(meeting) == 1
     # Only the first server serves the meeting, and it does so on its own host.
     assert meeting.pop().startswith(f"{layout.of(SERVER)[0].endpoint.host}:")

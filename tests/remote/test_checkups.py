@@ -32,10 +32,10 @@ def doctor(command: Command, *options: str) -> Ended:
 def test_hosts_are_checked_at_once_and_meet_on_the_ports_of_the_job(tmp_path: Path) -> None:
     done = doctor(by_ssh(tmp_path, "", "--env=SECRET_KEY=hunter2"), "--json", "--wait=60")
     assert done.code in {0, 3}, done.said
-    found = json.loads(done.out)
-    assert list(found["hosts"]) == HOSTS.split(",")
+    document = json.loads(done.out)
+    assert list(document["hosts"]) == HOSTS.split(",")
     for host, other in zip(HOSTS.split(","), reversed(HOSTS.split(",")), strict=True):
-        findings = found["hosts"][host]["findings"]
+        findings = document["hosts"][host]["findings"]
         met = [one for one in findings if one["check"] == "connection"]
         assert [(one["level"], other in one["seen"]) for one in met] == [("ok", True)]
         assert any(one["check"] == "Paddle" for one in findings)

@@ -33,10 +33,10 @@ def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     pid = str(process_in_background(done.stderr))
     command.wait_for("up.0")
-    (found,) = map(json.loads, fleetrun("ps", "--json", pid).stdout.splitlines())
-    assert (found["job"], found["pid"], found["folder"]) == ("default", int(pid), str(tmp_path))
-    assert "--hosts=127.0.0.1" in found["command"][0]
-    assert runs.is_running(found["run_dir"])
+    (record,) = map(json.loads, fleetrun("ps", "--json", pid).stdout.splitlines())
+    assert (record["job"], record["pid"], record["folder"]) == ("default", int(pid), str(tmp_path))
+    assert "--hosts=127.0.0.1" in record["command"][0]
+    assert runs.is_running(record["run_dir"])
     with started("attach", pid) as watcher:
         assert watcher.stdout is not None
         assert b"in the background as process" in watcher.stdout.readline()

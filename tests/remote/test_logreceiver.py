@@ -102,11 +102,11 @@ def test_the_run_of_another_launcher_is_not_taken_for_this_ones(tmp_path: Path) 
 
 def test_what_is_cut_off_or_never_comes_is_a_sentence(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    _, _, said = received(tmp_path / "head", sent(run)[:-20], 4096)
-    assert "(the connection has ended)" in said
-    shown, _, said = received(tmp_path / "other", b"out\n" + logsender.MARK + b"01", 3)
+    _, _, problem = received(tmp_path / "head", sent(run)[:-20], 4096)
+    assert "(the connection has ended)" in problem
+    shown, _, problem = received(tmp_path / "other", b"out\n" + logsender.MARK + b"01", 3)
     assert shown == b"out\n" + logsender.MARK + b"01"
-    assert said == "The logs could not be fetched from the first host."
+    assert problem == "The logs could not be fetched from the first host."
 
 
 @pytest.mark.parametrize(

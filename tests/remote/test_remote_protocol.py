@@ -29,13 +29,13 @@ def test_any_texts_survive(environ: dict[str, str], words: list[str]) -> None:
 def test_what_is_no_message_of_this_version_is_refused_and_not_quoted(
     kind: Any, text: bytes
 ) -> None:
-    told = protocol.line(Inquiry("/work", target="t.py", environ={"FLEETRUN_TOKEN": "hunter2"}))
-    older = told.replace(b'"version": 5', b'"version": 4')
-    for said in (text, older, *([told] if kind is not Inquiry else [])):
+    inquiry = protocol.line(Inquiry("/work", target="t.py", environ={"FLEETRUN_TOKEN": "hunter2"}))
+    older = inquiry.replace(b'"version": 5', b'"version": 4')
+    for line in (text, older, *([inquiry] if kind is not Inquiry else [])):
         with pytest.raises(
             ValueError, match=r"^no message of this version$|^Expecting|codec|Extra"
         ):
-            protocol.read(said, kind)
+            protocol.read(line, kind)
 
 
 def test_hosts_arrive_as_they_are() -> None:
@@ -71,7 +71,7 @@ def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("gpus", "wanted", "said"),
+    ("gpus", "wanted", "problem"),
     [
         # The first host has eight.
         (8, 8, ()),
@@ -84,10 +84,10 @@ def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None
         (-1, 8, ()),
     ],
 )
-def test_gpus_that_are_missing_are_told(gpus: int, wanted: int | None, said: tuple[str]) -> None:
+def test_gpus_that_are_missing_are_told(gpus: int, wanted: int | None, problem: tuple[str]) -> None:
     answers = {"a": WELL._replace(gpus=8), "b": WELL._replace(gpus=gpus)}
     found = protocol.faults(answers, NONE, {"a": 8, "b": wanted})
-    assert found == tuple(("b", one) for one in said)
+    assert found == tuple(("b", one) for one in problem)
     # A job that needs none may run anywhere, and so may one of hosts that have none.
     assert protocol.faults(answers, NONE) == ()
     assert protocol.faults({"a": WELL._replace(gpus=0), "b": WELL}, NONE, {"a": 8, "b": 8}) == ()

@@ -96,18 +96,20 @@ def test_a_folder_that_is_too_large_is_not_sent_and_its_largest_parts_are_named(
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "problem"),
     [
         ("{work}/train.py", r"name the script by its path there, train\.py"),
         ("../beside.py", r"\.\./beside\.py is not in it: start from a folder"),
         ("./big/one", r"\./big/one is ignored"),
     ],
 )
-def test_a_script_that_is_not_sent_is_one_sentence(tmp_path: Path, target: str, said: str) -> None:
+def test_a_script_that_is_not_sent_is_one_sentence(
+    tmp_path: Path, target: str, problem: str
+) -> None:
     work = a_folder(tmp_path)
     (tmp_path / "beside.py").touch()
     script = Script("file", target.format(work=work), ())
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=problem):
         shipment.pack(str(work), script, "log")
 
 
@@ -118,17 +120,17 @@ def test_what_every_host_has_may_be_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (["--ship"], "--ship sends to the hosts of --hosts or --hostfile: give one of them."),
         (["--ship", "--hosts=a", "--preflight"], "--preflight does not go with --ship"),
     ],
 )
 def test_what_cannot_be_sent_for_is_one_sentence(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*words, "--ssh=true", "t.py"], environ={}) == 2
-    assert said in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 def test_an_old_python_is_named(
@@ -198,10 +200,10 @@ def test_hosts_without_fleetrun_run_a_job_of_which_nothing_stays(tmp_path: Path)
     assert ended.code == 0, ended.said
     assert "fleetrun: The logs are in log/runs/" in ended.said
     for rank in range(2):
-        heard, cwd, found, environ = json.loads((tmp_path / f"rank-{rank}").read_text())
+        heard, cwd, entries, environ = json.loads((tmp_path / f"rank-{rank}").read_text())
         assert (heard, environ["PADDLE_ODD"]) == (arguments, odd)
         assert Path(cwd).parents[1] == tmp_path / "there"
-        assert {"train.py", "data", "link", ".hidden"} <= set(found)
-        assert "big" not in found
+        assert {"train.py", "data", "link", ".hidden"} <= set(entries)
+        assert "big" not in entries
         assert (work / "log" / f"workerlog.{rank}").read_text() == "out\n"
     assert not list((tmp_path / "there").iterdir())

@@ -260,14 +260,14 @@ def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "ending"),
     [
         ("known_hosts", "Host key verification failed."),
         ("authorized_keys", "Permission denied (publickey,password)."),
     ],
 )
 def test_a_changed_host_key_and_a_password_are_said_and_never_waited_for(
-    tmp_path: Path, name: str, said: str
+    tmp_path: Path, name: str, ending: str
 ) -> None:
     command = by_ssh(tmp_path, "touch started", hosts="127.0.0.1")
     ssh = tmp_path / "ssh"
@@ -285,7 +285,7 @@ def test_a_changed_host_key_and_a_password_are_said_and_never_waited_for(
     assert ended.code == 3
     fault, end = ended.said.splitlines()
     assert fault.startswith("fleetrun: 127.0.0.1  ssh: ")
-    assert fault.endswith(said)
+    assert fault.endswith(ending)
     assert end == "fleetrun: Nothing was started."
     assert not (tmp_path / "started").exists()
 
@@ -326,7 +326,7 @@ def test_scripts_and_modules_are_compared_by_their_files(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "problem"),
     [
         (b"", b""),
         # It quotes nothing of what it does not understand.
@@ -336,11 +336,11 @@ def test_scripts_and_modules_are_compared_by_their_files(tmp_path: Path) -> None
         ),
     ],
 )
-def test_an_agent_that_is_asked_nothing_does_nothing(asked: bytes, said: bytes) -> None:
+def test_an_agent_that_is_asked_nothing_does_nothing(asked: bytes, problem: bytes) -> None:
     run = [sys.executable, "-c", protocol.start("agent")]
     done = subprocess.run(run, input=asked, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert said in done.stdout
+    assert problem in done.stdout
     assert b"hunter2" not in done.stdout
 
 
@@ -392,7 +392,7 @@ ENDLESS = (
 
 
 @pytest.mark.parametrize(
-    ("ssh", "hosts", "said"),
+    ("ssh", "hosts", "problem"),
     [
         (
             'exec $PYTHON -c "$LONELY"',
@@ -415,19 +415,19 @@ ENDLESS = (
     ],
 )
 def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
-    tmp_path: Path, ssh: str, hosts: str, said: list[str]
+    tmp_path: Path, ssh: str, hosts: str, problem: list[str]
 ) -> None:
     command = by_instead(tmp_path, ssh, "touch started", hosts=hosts)
     ended = command.run(env={"PYTHON": sys.executable, "LONELY": LONELY})
     assert ended.code == 3, ended.said
     assert ended.said.splitlines() == [
-        f"fleetrun: {line}" for line in (*said, "Nothing was started.")
+        f"fleetrun: {line}" for line in (*problem, "Nothing was started.")
     ]
     assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize(
-    ("ssh", "hosts", "rank", "options", "code", "said"),
+    ("ssh", "hosts", "rank", "options", "code", "why"),
     [
         # One that was cut off and ends first hides no exit code.
         (CUT_OFF, HOSTS, 7, (), 7, ""),
@@ -445,11 +445,11 @@ def test_the_first_launchers_end_is_that_of_the_job(
     rank: int,
     options: tuple[str, ...],
     code: int,
-    said: str,
+    why: str,
 ) -> None:
     ended = by_instead(tmp_path, ssh, f"exit {rank}", *options, hosts=hosts).run()
     assert ended.code == code, ended.said
-    assert said in ended.said
+    assert why in ended.said
 
 
 def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
@@ -516,10 +516,10 @@ def test_a_host_whose_ssh_cannot_be_started_is_named(
     ssh.write_bytes(b"\x7fELF no program")
     ssh.chmod(0o755)
     assert cli.main(["--hosts=a,b", f"--ssh={ssh}", "t.py"], environ={}) == 3
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 3
-    assert said[0].startswith("fleetrun: a  ssh: it cannot be started here (Exec format error")
-    assert said[2] == "fleetrun: Nothing was started."
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("fleetrun: a  ssh: it cannot be started here (Exec format error")
+    assert lines[2] == "fleetrun: Nothing was started."
 
 
 def a_request(*words: str) -> Request:
@@ -581,7 +581,7 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (("--hosts=a:2,b:4", "--dry-run"), "--dry-run requires the same number of slots"),
         (("--hosts=a", "--hostfile=f"), "give one of them"),
@@ -600,12 +600,12 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
     ],
 )
 def test_what_cannot_be_is_one_sentence(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*words, "t.py"], environ={}) in {2, 3}
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert said in err
+    assert problem in err
 
 
 def test_a_host_without_ssh_is_told_what_to_install(

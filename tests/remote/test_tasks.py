@@ -54,10 +54,10 @@ def test_one_job_has_a_rank_in_the_place_of_each_task(tmp_path: Path) -> None:
         "$(grep Cpus_allowed_list /proc/self/status) > $R",
     )
     leader, *others = started(command)
-    said = [process.communicate(timeout=LONG_S) for process in others]
+    outputs = [process.communicate(timeout=LONG_S) for process in others]
     ended = command.finish(leader)
     assert (ended.code, [process.returncode for process in others]) == (0, [0, 0]), ended.said
-    assert said == [(b"", b"")] * 2
+    assert outputs == [(b"", b"")] * 2
     cpus = sorted(os.sched_getaffinity(0))
     for rank in range(ALL):
         words = (tmp_path / str(rank)).read_text().split()
@@ -92,12 +92,12 @@ def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -
     # For the leader it asks for stacks, and for the others nothing.
     others[0].send_signal(signal.SIGQUIT)
     others[1].kill()
-    said = [process.communicate(timeout=LONG_S) for process in others]
+    outputs = [process.communicate(timeout=LONG_S) for process in others]
     ended = command.finish(leader)
     assert (ended.code, others[0].returncode) == (137, 0), ended.said
     assert "fleetrun: The engine's task of rank 2 is gone (kill -9?): rank 2 is " in ended.said
     assert "fleetrun: rank 2 was killed by SIGKILL" in ended.said
-    assert said[0] == (b"", b"")
+    assert outputs[0] == (b"", b"")
     (lost,) = [one for one in command.events() if one["event"] == "warning"]
     assert (lost["what"], lost["who"]) == ("task lost", ["rank 2"])
 

@@ -68,11 +68,11 @@ class Stranger:
         link.lost = self.lost.append
         self.links.append(link)
 
-    def say(self, *said: tuple[object, ...]) -> Stranger:
+    def say(self, *messages: tuple[object, ...]) -> Stranger:
         """Say something, as soon as there is a connection."""
         turn_until(self.loop, lambda: self.links or self.trouble)
         assert self.links, self.trouble
-        for message in said:
+        for message in messages:
             self.links[0].send(message)
         return self
 
@@ -95,11 +95,11 @@ class Stranger:
 
     def refusal(self) -> str:
         """Return why it was refused, which is all that it hears."""
-        found = self.answer()
-        assert isinstance(found, Refused), (found, self.lost)
+        answer = self.answer()
+        assert isinstance(answer, Refused), (answer, self.lost)
         turn_until(self.loop, lambda: self.lost)
         assert len(self.heard) == 1
-        return found.why
+        return answer.why
 
     def close(self) -> None:
         """End it."""
@@ -448,11 +448,14 @@ def test_what_a_rank_printed_reaches_no_other_terminal_as_it_was(job: Job) -> No
     job.launched[1].session.stopped(failure)
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
     (verdict,) = job.launched[0].handler.verdicts
-    told = verdict.failure
-    assert told is not None
-    assert all(text.isprintable() for text in (told.what, told.no_retry, *told.words.split("\n")))
-    assert "first" in told.words.split("\n")[0]
-    assert "second" in told.words.split("\n")[1]
+    delivered = verdict.failure
+    assert delivered is not None
+    assert all(
+        text.isprintable()
+        for text in (delivered.what, delivered.no_retry, *delivered.words.split("\n"))
+    )
+    assert "first" in delivered.words.split("\n")[0]
+    assert "second" in delivered.words.split("\n")[1]
 
 
 def test_a_message_of_a_launcher_with_control_characters_ends_its_connection(job: Job) -> None:
@@ -615,8 +618,8 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
 
 
 def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
-    said = job.launch(allowed=frozenset({"127.0.0.2"})).said
+    printed = job.launch(allowed=frozenset({"127.0.0.2"})).said
     stranger = job.stranger(SCRIPT)
-    turn_until(job.loop, lambda: said)
-    assert "not an address of this job" in said[0]
+    turn_until(job.loop, lambda: printed)
+    assert "not an address of this job" in printed[0]
     assert not stranger.links

@@ -41,16 +41,16 @@ class Caller:
 
 def callers(loop: Loop, **limits: float) -> tuple[Callers, list[FromMember | Exchanged], list[int]]:
     """Make the callers of a coordinator, what they say, and who is gone."""
-    said: list[FromMember | Exchanged] = []
+    received: list[FromMember | Exchanged] = []
     lost: list[int] = []
     made = Callers(
         loop,
-        received=lambda _number, _caller, message: said.append(message),
+        received=lambda _number, _caller, message: received.append(message),
         lost=lost.append,
         join_s=limits.get("join_s", 60.0),
         most_pending=int(limits.get("most_pending", 10)),
     )
-    return made, said, lost
+    return made, received, lost
 
 
 def call(made: Callers, address: str = "10.0.0.2") -> Caller:
@@ -71,12 +71,12 @@ def test_who_never_joins_is_closed_and_who_has_joined_stays(loop: Loop) -> None:
 
 
 def test_whatever_else_is_said_does_not_count_as_joining(loop: Loop) -> None:
-    made, said, lost = callers(loop, join_s=0.02)
+    made, received, lost = callers(loop, join_s=0.02)
     call(made).heard(Heartbeat(1))
     turn_until(loop, lambda: lost)
-    assert said == [Heartbeat(1)]
+    assert received == [Heartbeat(1)]
     call(made).heard(Start(0))
-    assert (lost, said) == ([1, 2], [Heartbeat(1)])
+    assert (lost, received) == ([1, 2], [Heartbeat(1)])
 
 
 def test_a_flood_of_callers_that_never_join_drives_out_itself(loop: Loop) -> None:

@@ -55,12 +55,12 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     stream = b"".join(map(frame, payloads))
-    frames, found = Frames(40), []
+    frames, received = Frames(40), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
-        found += list(frames.feed(stream[:size]))
+        received += list(frames.feed(stream[:size]))
         stream = stream[size:]
-    assert found == payloads
+    assert received == payloads
 
 
 @examples(150)
@@ -86,11 +86,11 @@ def test_a_field_that_is_replaced_fits_or_is_malformed(
     name = data.draw(st.sampled_from(sorted(values)))
     values[name] = data.draw(anything)
     try:
-        found = CODEC.read(json.dumps(values).encode())
+        read = CODEC.read(json.dumps(values).encode())
     except Malformed:
         return
-    assert type(found) in {Hello, End}
-    assert CODEC.read(CODEC.write(found)) == found
+    assert type(read) in {Hello, End}
+    assert CODEC.read(CODEC.write(read)) == read
 
 
 @examples(150)
@@ -101,10 +101,10 @@ def test_a_byte_that_is_changed_gives_a_message_or_malformed(
     payload = bytearray(CODEC.write(message))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = CODEC.read(bytes(payload))
+        read = CODEC.read(bytes(payload))
     except Malformed:
         return
-    assert CODEC.read(CODEC.write(found)) == found
+    assert CODEC.read(CODEC.write(read)) == read
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_brackets_within_text_are_no_depth() -> None:
 
 @given(st.text(st.characters(codec="utf-8"), max_size=50))
 def test_a_text_is_written_so_that_no_terminal_acts_on_it(text: str) -> None:
-    said = CODEC.read(CODEC.write(Hello(text, lines=text)))
-    assert said.host.isprintable()
-    assert said.lines.replace("\n", "").isprintable()
-    assert (said.host == text) == text.isprintable()
+    read = CODEC.read(CODEC.write(Hello(text, lines=text)))
+    assert read.host.isprintable()
+    assert read.lines.replace("\n", "").isprintable()
+    assert (read.host == text) == text.isprintable()
 
 
 @pytest.mark.parametrize("odd", ["\x1b[2J", "a\r\nb", "\x00", "\x9b1m", "\u202eabc", "a\nb"])

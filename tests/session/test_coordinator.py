@@ -254,10 +254,10 @@ def test_a_connection_that_comes_back_is_told_what_it_has_missed() -> None:
 
 
 def test_a_host_that_falls_silent_is_lost_within_the_timeout_and_named() -> None:
-    one = Session(2)
-    one.run(0, 2)
-    one.wait(10.0, 0)
-    stop = one.told(0, Stop)
+    session = Session(2)
+    session.run(0, 2)
+    session.wait(10.0, 0)
+    stop = session.told(0, Stop)
     assert stop.failure.host == "10.0.0.2 (node-2)"
 
 
@@ -369,10 +369,10 @@ def test_lost_hosts_are_waited_for_as_long_as_they_may_train() -> None:
     session.stopped(0, 1)
     session.join_all(0, 1)
     session.wait(0.2, 0, 1)
-    told = session.told(1, Missing)
-    assert told.who.startswith("up to 1 more host")
-    assert told.limit == "--heartbeat_timeout"
-    assert told.left_s <= 2.0
+    missing = session.told(1, Missing)
+    assert missing.who.startswith("up to 1 more host")
+    assert missing.limit == "--heartbeat_timeout"
+    assert missing.left_s <= 2.0
 
 
 def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
@@ -384,10 +384,10 @@ def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
     session.say(0, Stopped(0, None))
     session.join(0)
     session.wait(2.0, 0)
-    told = session.told(0, Missing)
-    assert told.who.startswith("1 host of 2")
-    assert told.limit == "--elastic_timeout"
-    assert 25.0 < told.left_s <= 30.0
+    missing = session.told(0, Missing)
+    assert missing.who.startswith("1 host of 2")
+    assert missing.limit == "--elastic_timeout"
+    assert 25.0 < missing.left_s <= 30.0
 
 
 def test_more_hosts_are_waited_for_once_all_survivors_are_back() -> None:
@@ -495,10 +495,10 @@ def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
     session.join(2, rank=1)
     session.join(3, rank=1)
     for number in (0, 2, 3):
-        told = session.failure(number)
-        assert told.exit_code == 4
-        assert "node-2" in told.what
-        assert "node-3" in told.what
+        blamed = session.failure(number)
+        assert blamed.exit_code == 4
+        assert "node-2" in blamed.what
+        assert "node-3" in blamed.what
 
 
 def test_a_newcomer_of_a_taken_rank_does_not_end_a_job_that_starts_again() -> None:
@@ -626,19 +626,19 @@ def test_a_launcher_that_was_started_again_takes_its_own_place() -> None:
 
 
 def test_who_is_missing_is_named_when_time_is_up() -> None:
-    one = Session(3)
-    one.join_all(0, 2)
-    one.wait(61.0, 0, 2)
-    told = one.failure(2)
+    session = Session(3)
+    session.join_all(0, 2)
+    session.wait(61.0, 0, 2)
+    told = session.failure(2)
     assert told.exit_code == 4
     assert told.what.startswith("1 host of 3 (10.0.0.0 (node-0) and 10.0.0.2 (node-2) are here)")
 
 
 def test_a_launcher_that_is_stopped_while_hosts_gather_ends_the_job() -> None:
-    one = Session(3)
-    one.join_all(0, 2)
-    one.say(2, Leave(Failure("node-2", "interrupted", 143)))
-    told = one.failure(0)
+    session = Session(3)
+    session.join_all(0, 2)
+    session.say(2, Leave(Failure("node-2", "interrupted", 143)))
+    told = session.failure(0)
     assert told.exit_code == 143
 
 
@@ -664,12 +664,12 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_has_given_up() -> None:
     assert verdict.failure.what == "fleetrun has ended"
 
 
-def failed(one: Session, who: int, *others: int) -> None:
+def failed(session: Session, culprit: int, *others: int) -> None:
     """Let the generation fail because of WHO, and all stop."""
-    now = one.generation
-    one.say(who, Failed(now, failure(who)))
-    for number in (who, *others):
-        one.say(number, Stopped(now, failure(who) if number == who else None))
+    now = session.generation
+    session.say(culprit, Failed(now, failure(culprit)))
+    for number in (culprit, *others):
+        session.say(number, Stopped(now, failure(culprit) if number == culprit else None))
 
 
 def hosts_of(one: Session, number: int) -> list[str]:
@@ -686,11 +686,11 @@ def test_a_host_that_is_not_well_stays_out_while_another_can_take_its_place() ->
     session.join(1, trouble="the disk of its logs is full")
     session.join(0)
     assert hosts_of(session, 0) == hosts_of(session, 2) == ["node-0", "node-2"]
-    told = session.told(1, Missing)
-    assert told.stands_by
-    assert told.remarks == ("10.0.0.1 (node-1) stays out: the disk of its logs is full",)
+    missing = session.told(1, Missing)
+    assert missing.stands_by
+    assert missing.remarks == ("10.0.0.1 (node-1) stays out: the disk of its logs is full",)
     roster = session.told(2, RosterMessage)
-    assert roster.remarks == told.remarks
+    assert roster.remarks == missing.remarks
 
 
 def test_an_elastic_job_goes_on_with_fewer_hosts_that_are_well_and_with_others_if_it_must() -> None:
@@ -735,10 +735,10 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
     assert session.state.hosts["again"].failure_count == 2
 
 
-def killed(one: Session, number: int, secret: str = "", *, has_ranks: bool) -> None:
+def killed(session: Session, number: int, secret: str = "", *, has_ranks: bool) -> None:
     """Let the guard of a launcher say over a new connection that it was killed."""
     message = LauncherKilled(f"launcher {number}", secret, has_ranks)
-    one.say(number + 100, message)
+    session.say(number + 100, message)
 
 
 def test_a_launcher_whose_guard_says_that_it_was_killed_is_lost_at_once() -> None:

@@ -34,16 +34,16 @@ def test_two_launchers_make_a_roster(launchers: Launchers) -> None:
 def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
     launchers: Launchers,
 ) -> None:
-    first, _, said = launchers.take_part("first", serves=True)
+    first, _, printed_first = launchers.take_part("first", serves=True)
     asked = CONFIG._replace(heartbeat_timeout_s=60.0, max_restarts=3, least=1)
-    second, rank, told = launchers.take_part("second", config=asked)
+    second, rank, printed = launchers.take_part("second", config=asked)
     turn_until(launchers.loop, lambda: rank.rosters)
     assert second.config == first.config == CONFIG
     assert rank.has_obeyed
-    (line,) = told
+    (line,) = printed
     assert line.startswith("127.0.0.1 coordinates the job, and its options apply: --nnodes=2 (here")
     assert "--max_restart=0 (here 3), --heartbeat_timeout=10 (here 60)." in line
-    assert not said
+    assert not printed_first
 
 
 def test_who_leaves_while_it_is_being_connected_is_not_waited_for(launchers: Launchers) -> None:
@@ -66,26 +66,26 @@ def test_who_leaves_when_nobody_is_there_to_hear_it_ends_at_once(launchers: Laun
 
 
 def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) -> None:
-    session, _, said = launchers.take_part("first", serves=True)
+    session, _, printed = launchers.take_part("first", serves=True)
     session._caller_refused("10.0.1.0", HUNG_UP)
-    assert said[-1].endswith(
+    assert printed[-1].endswith(
         "refused: it hung up, as a fleetrun with another token or another --job_id does."
     )
     for number in range(100):
         session._caller_refused(f"10.0.1.{number}", "has another token")
-    assert len(said) == 32
+    assert len(printed) == 32
     session.shown("node-2 cannot take part: --run_mode is rpc there")
-    assert said[-1].startswith("node-2 cannot take part")
+    assert printed[-1].startswith("node-2 cannot take part")
 
 
 def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launchers) -> None:
     # As the kernel, or a child, still holds that of a launcher that was killed.
     with socket.create_server((HERE, launchers.port)) as held:
-        first, one, _ = launchers.take_part("first", serves=True)
+        first, rank, _ = launchers.take_part("first", serves=True)
         _, other, _ = launchers.take_part("second")
         assert not first.serves
         held.accept()[0].close()
-    turn_until(launchers.loop, lambda: one.rosters and other.rosters)
+    turn_until(launchers.loop, lambda: rank.rosters and other.rosters)
     assert first.serves
 
 
@@ -93,9 +93,9 @@ def test_who_may_coordinate_does_when_the_coordinator_has_ended_before_the_start
     launchers: Launchers,
 ) -> None:
     gone, _, _ = launchers.take_part("gone", serves=True, config=CONFIG._replace(least=3, most=3))
-    first, one, _ = launchers.take_part("first", serves=True)
+    first, rank, _ = launchers.take_part("first", serves=True)
     turn_until(launchers.loop, lambda: first.is_connected)
     gone.close()
     launchers.take_part("second")
-    turn_until(launchers.loop, lambda: one.rosters)
+    turn_until(launchers.loop, lambda: rank.rosters)
     assert first.serves

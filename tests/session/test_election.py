@@ -55,7 +55,7 @@ class Lab:
         """Let time pass, and what is due happen."""
         until = self.now + seconds
         while due := [(at, key) for key, (at, _) in self.timers.items() if at <= until]:
-            at, key = min(due, key=lambda one: one[0])
+            at, key = min(due, key=lambda timer: timer[0])
             self.now = max(self.now, at)
             self.timers.pop(key)[1]()
         self.now = until
@@ -162,10 +162,10 @@ def test_a_coordinator_that_does_not_reach_etcd_resigns_before_its_lease_ends(la
     lab.pass_time(4.9)
     assert lab.did() == []
     lab.pass_time(0.2)
-    (told,) = lab.did()
-    assert told[0] == "resign"
-    assert "node-9:2379: no answer" in told[1]
-    assert told[2] == 100.0
+    (action,) = lab.did()
+    assert action[0] == "resign"
+    assert "node-9:2379: no answer" in action[1]
+    assert action[2] == 100.0
     # Its own key, which is still there, is nobody to follow.
     lab.asked.clear()
     lab.election.seek()

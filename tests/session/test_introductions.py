@@ -27,17 +27,17 @@ def meet_all(
     spots: list[HostPorts], timeout_s: float = TIMEOUT_S, keys: list[Key] | None = None
 ) -> list[tuple[Peer, ...]]:
     """Let every host of SPOTS meet the others."""
-    found: dict[int, tuple[Peer, ...]] = {}
+    peers: dict[int, tuple[Peer, ...]] = {}
 
     def meet(me: int) -> None:
-        found[me] = alone(spots, me, timeout_s, KEY if keys is None else keys[me])
+        peers[me] = alone(spots, me, timeout_s, KEY if keys is None else keys[me])
 
     threads = [threading.Thread(target=meet, args=(me,)) for me in range(len(spots))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[me] for me in range(len(spots))]
+    return [peers[me] for me in range(len(spots))]
 
 
 def test_hosts_that_come_meet_on_every_port() -> None:
@@ -107,8 +107,8 @@ def test_who_calls_and_says_nonsense_changes_nothing() -> None:
     thread = threading.Thread(target=annoy)
     thread.start()
     try:
-        found = meet_all(spots)
+        met = meet_all(spots)
     finally:
         done.set()
         thread.join()
-    assert [peer.card is not None for others in found for peer in others] == [True, True]
+    assert [peer.card is not None for others in met for peer in others] == [True, True]

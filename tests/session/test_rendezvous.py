@@ -27,7 +27,7 @@ BARE = JoinRequest("10.0.0.1", "node-1", 7, (), ())
 
 
 def rendezvous(
-    told: Told,
+    session: RecordedSession,
     plan: Callable[[RosterMessage], LaunchPlan] = lambda _: cast("LaunchPlan", ()),
     *,
     health: Callable[[], str] | None = None,
@@ -35,21 +35,21 @@ def rendezvous(
     hook: Callable[[], str] | None = None,
     offer: Callable[[int], JoinRequest] = lambda _: BARE,
 ) -> Rendezvous:
-    """Make the gathering of a host that offers nothing, with the session TOLD."""
+    """Make the gathering of a host that offers nothing, in SESSION."""
     return Rendezvous(
-        cast("Session", told),
+        cast("Session", session),
         offer=offer,
         bare=BARE,
         plan=plan,
         redact=lambda text: text.replace("hunter2", "***"),
-        log=told.said.append,
+        log=session.said.append,
         health=health,
         warm=warm,
         hook=hook,
     )
 
 
-class Told:
+class RecordedSession:
     """Stands for a session, and keeps what it is told."""
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ def test_a_fault_of_any_length_can_be_read_by_the_others(loop: Loop) -> None:
     def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
 
-    told = Told()
-    gathering = rendezvous(told, plan)
+    session = RecordedSession()
+    gathering = rendezvous(session, plan)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
-    (failure,) = told.failures
+    (failure,) = session.failures
     assert failure is not None
     assert failure.what.startswith("None of node, node,")
     for message in (Stopped(0, failure), Leave(failure)):
@@ -109,7 +109,7 @@ def test_a_host_with_a_fault_ends_with_it_if_nobody_comes(loop: Loop) -> None:
     def offer(_: int) -> JoinRequest:
         raise fault
 
-    told = Told()
+    told = RecordedSession()
     told.config = RendezvousConfig(2, 2, rdzv_timeout_s=0.01)
     gathering = rendezvous(told, offer=offer)
     gathering.begin(0, loop, answers.append)
@@ -118,11 +118,11 @@ def test_a_host_with_a_fault_ends_with_it_if_nobody_comes(loop: Loop) -> None:
 
 
 def test_a_wait_names_the_timeout_that_counts(loop: Loop) -> None:
-    told = Told()
-    gathering = rendezvous(told)
+    session = RecordedSession()
+    gathering = rendezvous(session)
     gathering.begin(0, loop, lambda _: None)
     assert gathering.progress(700.0) == "Waiting up to 600 s for a place."
-    told.limited = "--elastic_timeout", time.monotonic() + 15.0
+    session.limited = "--elastic_timeout", time.monotonic() + 15.0
     assert gathering.progress(700.0) == "Waiting up to 15 s (--elastic_timeout) for a place."
 
 
@@ -130,77 +130,77 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others(loop: Loop) -> None:
     def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
 
-    told = Told()
-    gathering = rendezvous(told, plan)
+    session = RecordedSession()
+    gathering = rendezvous(session, plan)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
     gathering.conclude(Verdict(0, "other", Failure("node-1", "failed", 3), is_final=True))
-    assert [failure and failure.what for failure in told.failures] == [
+    assert [failure and failure.what for failure in session.failures] == [
         "--env=DB_PASSWORD=*** is wrong",
         "Failed (on node-1)",
     ]
 
 
 def test_who_is_lost_while_all_get_ready_is_done_without(loop: Loop) -> None:
-    told = Told()
-    gathering = rendezvous(told)
+    session = RecordedSession()
+    gathering = rendezvous(session)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), RendezvousConfig(2, 2)))
     lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
     gathering.conclude(Verdict(0, "other", lost, is_final=False))
-    assert told.offers == 2
-    assert told.failures == [None]
+    assert session.offers == 2
+    assert session.failures == [None]
 
 
 def stands_by(
-    told: Told,
+    session: RecordedSession,
     loop: Loop,
     health: Callable[[], str],
     warm: Callable[[], str] | None = None,
 ) -> Rendezvous:
     """Let a host stand by, and then have a place."""
-    told.config = RendezvousConfig(2, 2, spares=1)
-    gathering = rendezvous(told, health=health, warm=warm)
+    session.config = RendezvousConfig(2, 2, spares=1)
+    gathering = rendezvous(session, health=health, warm=warm)
     gathering.begin(0, loop, lambda _: None)
     gathering.stand_by()
     return gathering
 
 
 def test_who_stood_by_plans_when_it_is_known_to_be_well(loop: Loop) -> None:
-    told = Told()
-    gathering = stands_by(told, loop, health=str, warm=str)
+    session = RecordedSession()
+    gathering = stands_by(session, loop, health=str, warm=str)
     gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
-    assert not told.failures
-    turn_until(loop, lambda: told.failures)
+    assert not session.failures
+    turn_until(loop, lambda: session.failures)
     gathering._abandon()
-    assert told.failures[0] is None
+    assert session.failures[0] is None
 
 
 def test_who_stood_by_and_is_not_well_gives_its_place_to_another(loop: Loop) -> None:
-    told = Told()
-    gathering = stands_by(told, loop, health=lambda: "its disk is full")
+    session = RecordedSession()
+    gathering = stands_by(session, loop, health=lambda: "its disk is full")
     gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
-    turn_until(loop, lambda: told.failures)
-    (failure,) = told.failures
+    turn_until(loop, lambda: session.failures)
+    (failure,) = session.failures
     assert failure is not None
     assert (failure.what, failure.is_departure) == ("it was a spare, and its disk is full", True)
     gathering.conclude(Verdict(1, "me", failure, is_final=False))
-    turn_until(loop, lambda: told.offers == 2)
-    assert told.troubles == ["", "its disk is full"]
+    turn_until(loop, lambda: session.offers == 2)
+    assert session.troubles == ["", "its disk is full"]
     # Where it is wanted all the same, it takes part.
     gathering.plan(RosterMessage(2, 0, (), RendezvousConfig(2, 2)))
-    assert told.failures[1:] == [None]
+    assert session.failures[1:] == [None]
     gathering._abandon()
 
 
 def test_who_stands_by_finds_out_whether_paddle_can_be_imported(loop: Loop) -> None:
-    told = Told()
-    gathering = stands_by(told, loop, str, lambda: checks.import_trouble("no_paddle"))
-    turn_until(loop, lambda: len(told.said) > 1)
-    assert "No module named 'no_paddle'" in told.said[1]
+    session = RecordedSession()
+    gathering = stands_by(session, loop, str, lambda: checks.import_trouble("no_paddle"))
+    turn_until(loop, lambda: len(session.said) > 1)
+    assert "No module named 'no_paddle'" in session.said[1]
     gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
-    turn_until(loop, lambda: told.failures)
-    (failure,) = told.failures
+    turn_until(loop, lambda: session.failures)
+    (failure,) = session.failures
     assert failure is not None
     assert "Paddle cannot be imported" in failure.what
     gathering._abandon()
@@ -219,13 +219,13 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported(loop: Loop) -> N
 def test_the_users_command_runs_before_a_host_joins(
     loop: Loop, command: str, why: str | None
 ) -> None:
-    told = Told()
+    session = RecordedSession()
     environ = {"FLEETRUN_TOKEN": "secret", "CODE": "7", "PATH": "/usr/bin:/bin"}
-    gathering = rendezvous(told, hook=lambda: checks.hook_trouble(command, environ))
+    gathering = rendezvous(session, hook=lambda: checks.hook_trouble(command, environ))
     gathering.begin(0, loop, lambda _: None)
     assert gathering.missing() == "the command of --elastic_pre_hook"
-    turn_until(loop, lambda: told.offers)
+    turn_until(loop, lambda: session.offers)
     assert gathering.missing() == "a place"
     all_the_same = f"The command of --elastic_pre_hook failed ({why}). This host joins anyway."
-    assert told.said == ([] if why is None else [all_the_same])
+    assert session.said == ([] if why is None else [all_the_same])
     gathering._abandon()

@@ -72,13 +72,13 @@ def test_what_cannot_be_read_has_none(line: str, folders: tuple[Path, Path]) -> 
 def test_a_large_program_is_told_by_its_size_and_its_beginning(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = folders
+    first, second = folders
     monkeypatch.setattr(script, "_MOST_READ", 4)
-    (one / "prog").write_text("abcdef")
-    (two / "prog").write_text("abcdeg")
-    assert of("./prog", one) == of("./prog", two)
-    (two / "prog").write_text("abcdefg")
-    assert of("./prog", one) != of("./prog", two)
+    (first / "prog").write_text("abcdef")
+    (second / "prog").write_text("abcdeg")
+    assert of("./prog", first) == of("./prog", second)
+    (second / "prog").write_text("abcdefg")
+    assert of("./prog", first) != of("./prog", second)
 
 
 def test_modules_that_are_not_here_go_by_their_name(folders: tuple[Path, Path]) -> None:

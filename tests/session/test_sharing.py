@@ -27,12 +27,12 @@ def folders(*paths: Path) -> list[LogFolder]:
 def test_hosts_with_one_folder_use_the_first_ones_run(tmp_path: Path) -> None:
     log, own = tmp_path / "log", tmp_path / "own"
     first, second, third, alone = folders(log, log, log, own)
-    found = [each.look(LAUNCHERS, 0) for each in (first, second, third, alone)]
-    assert found[3] is None
-    assert [each and each.run_name for each in found[:3]] == ["2026-default-0"] * 3
-    assert [each and each.own for each in found[:3]] == ["", "node1", "node2"]
-    assert found[0] is not None
-    assert found[0].folders == {1: "node1", 2: "node2"}
+    looks = [each.look(LAUNCHERS, 0) for each in (first, second, third, alone)]
+    assert looks[3] is None
+    assert [each and each.run_name for each in looks[:3]] == ["2026-default-0"] * 3
+    assert [each and each.own for each in looks[:3]] == ["", "node1", "node2"]
+    assert looks[0] is not None
+    assert looks[0].folders == {1: "node1", 2: "node2"}
 
 
 def test_hosts_with_folders_of_their_own_keep_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ ENTRIES = tuple(
 def test_every_host_has_an_end_and_one_was_first() -> None:
     first = Failure("10.0.0.1", "rank 2 exited with 7", 7)
     victim = Failure("10.0.0.2", "rank 4 exited with 1", 1, is_victim=True)
-    told = state.begin(RendezvousConfig(4, 4), 0.0)._replace(
+    ended = state.begin(RendezvousConfig(4, 4), 0.0)._replace(
         roster=RosterMessage(0, 0, ENTRIES, RendezvousConfig(4, 4)),
         reports={
             "l1": state.Report(1.0, "l1", first),
@@ -23,11 +23,11 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
         },
         verdict=Verdict(0, "l1", first, is_final=True),
     )
-    found = state.host_ends(told)
-    assert [one.exit_code for one in found] == [1, 7, 1, 1]
-    assert [one.is_first for one in found] == [False, True, False, False]
-    assert [one.is_victim for one in found] == [False, False, True, False]
-    assert found[3].what == state.UNKNOWN
-    well = told._replace(reports={}, verdict=Verdict(0, "", None, is_final=True))
+    ends = state.host_ends(ended)
+    assert [one.exit_code for one in ends] == [1, 7, 1, 1]
+    assert [one.is_first for one in ends] == [False, True, False, False]
+    assert [one.is_victim for one in ends] == [False, False, True, False]
+    assert ends[3].what == state.UNKNOWN
+    well = ended._replace(reports={}, verdict=Verdict(0, "", None, is_final=True))
     assert {one.what for one in state.host_ends(well)} == {state.SUCCEEDED}
     assert state.host_ends(state.begin(RendezvousConfig(4, 4), 0.0)) == ()

@@ -121,12 +121,12 @@ def net(loop: Loop) -> Iterator[Net]:
 def test_messages_arrive_in_order_both_ways(net: Net) -> None:
     ours, theirs, caller = net.pair()
     assert (ours.address, theirs.address, theirs.local_address) == (HERE, HERE, HERE)
-    said = [Hello(f"host {number}", rank=number) for number in range(500)]
-    for message in said:
+    messages = [Hello(f"host {number}", rank=number) for number in range(500)]
+    for message in messages:
         ours.send(message)
         theirs.send(message)
-    turn_until(net.loop, lambda: len(net.server.heard) == len(caller.heard) == len(said))
-    assert net.server.heard == caller.heard == said
+    turn_until(net.loop, lambda: len(net.server.heard) == len(caller.heard) == len(messages))
+    assert net.server.heard == caller.heard == messages
 
 
 def test_a_message_of_many_pieces_arrives_whole(net: Net) -> None:
@@ -453,10 +453,10 @@ def shake_hands(net: Net, call: socket.socket) -> Seal:
 
 def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
     listener = net.listen(introduction_s=0.05)
-    with stranger(net) as one, stranger(net) as other:
-        other.sendall(frame(b"{}")[:3])
+    with stranger(net) as silent, stranger(net) as slow:
+        slow.sendall(frame(b"{}")[:3])
         turn_until(net.loop, lambda: len(net.server.refused) == 2)
-        assert one.recv(1) == other.recv(1) == b""
+        assert silent.recv(1) == slow.recv(1) == b""
     assert listener.pending == 0
     assert {why for _, why in net.server.refused} == {"sent nothing that a launcher sends in time"}
 

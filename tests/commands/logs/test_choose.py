@@ -51,7 +51,7 @@ def test_of_a_job_that_has_started_nothing_yet_every_rank_may_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "attempt", "said"),
+    ("rank", "attempt", "problem"),
     [
         ("2", None, "--rank=2: there is no rank 2; the job has ranks 0-1 and server 0."),
         ("server.1", None, "there is no server 1"),
@@ -62,10 +62,12 @@ def test_of_a_job_that_has_started_nothing_yet_every_rank_may_come() -> None:
         ("server.0", 1, "--attempt=1: there is no such attempt; the job has only attempt 0."),
     ],
 )
-def test_what_is_not_there_is_a_sentence(rank: str | None, attempt: int | None, said: str) -> None:
+def test_what_is_not_there_is_a_sentence(
+    rank: str | None, attempt: int | None, problem: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         chosen(rank, attempt)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "10", "10x", "m10", "25:00", "2026-13-01", "yesterday"])

@@ -41,10 +41,10 @@ def test_a_line_comes_when_it_is_whole() -> None:
 
 
 def test_the_rest_of_a_log_is_a_line_even_without_an_end() -> None:
-    one = stream(b"a1\nhalf", prefix=b"A ")
-    assert list(one.lines(7)) == [b"A a1\n"]
-    assert one.rest(7) == b"A half\n"
-    assert one.rest(7) == b""
+    log = stream(b"a1\nhalf", prefix=b"A ")
+    assert list(log.lines(7)) == [b"A a1\n"]
+    assert log.rest(7) == b"A half\n"
+    assert log.rest(7) == b""
 
 
 def test_what_a_bar_wrote_over_is_left_out_beside_other_ranks() -> None:

@@ -137,12 +137,12 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
 
 
 def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) -> None:
-    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
-    kinds = {bar.label: bar.kind for bar in told.bars}
+    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
+    kinds = {bar.label: bar.kind for bar in story.bars}
     assert kinds.pop("rank 5") == history.FIRST
     assert set(kinds.values()) == {history.ALONG}
-    assert [bar.label for bar in told.bars] == [f"rank {rank}" for rank in range(8)]
-    assert (told.exit_code, told.attempts) == (7, 1)
+    assert [bar.label for bar in story.bars] == [f"rank {rank}" for rank in range(8)]
+    assert (story.exit_code, story.attempts) == (7, 1)
 
 
 def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
@@ -159,16 +159,16 @@ def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
 def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
     tmp_path: Path,
 ) -> None:
-    found = [runs.read(str(big(tmp_path / name, 6))) for name in "ab"]
+    hosts = [runs.read(str(big(tmp_path / name, 6))) for name in "ab"]
     late = [measured(6, at)._replace(time=1e9 + 5 * at + 2) for at in range(4)]
 
     def seen(run: runs.Run) -> list[metricsfile.MetricsRecord]:
-        if run is found[0]:
+        if run is hosts[0]:
             return [measured(3, at, step=step) for at, step in enumerate((0, 10, 10, 40))]
         return [one._replace(ranks=one.ranks[3:]) for one in late]
 
-    told = history.read(found, measured=seen)
-    uses = {used.title: used for used in told.uses}
+    story = history.read(hosts, measured=seen)
+    uses = {used.title: used for used in story.uses}
     assert uses["Processor use"].at == (0.0, 5.0, 10.0, 15.0)
     assert uses["Processor use"].values == ((90.0,) * 4,) * 6
     # Under way for 5 s at least; then 30 steps since the last one that was seen, 10 s before.
@@ -188,13 +188,13 @@ def test_memory_of_less_than_a_gibibyte_is_in_mebibytes(tmp_path: Path) -> None:
 
 
 def test_after_a_restart_the_cause_leads_to_the_log_of_the_last_attempt(tmp_path: Path) -> None:
-    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
-    first = told.bars[1]._replace(kind=history.FIRST, logs=("/job/workerlog.1",))
-    others = [bar._replace(attempt=1, logs=(f"{bar.logs[0]}.attempt1",)) for bar in told.bars]
+    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
+    first = story.bars[1]._replace(kind=history.FIRST, logs=("/job/workerlog.1",))
+    others = [bar._replace(attempt=1, logs=(f"{bar.logs[0]}.attempt1",)) for bar in story.bars]
     report = reportfile.ReportRecord(
         culprit=reportfile.CulpritRecord(reportfile.EndRecord()), earlier=("rank 1 exited with 1",)
     )
-    shown = told._replace(bars=(first, *others), report=report)
+    shown = story._replace(bars=(first, *others), report=report)
     text = page.page([shown], "/job")
     cause = text.partition('id="cause"')[2].partition("<h2>")[0]
     assert 'workerlog.5.attempt1">Its log' in cause
@@ -211,30 +211,30 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
         record = measured(6, moment)
         ranks = tuple(one._replace(step=step) for one in record.ranks[:2])
         metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
-    told = history.read([runs.read(str(run_dir))])
-    first, second, printed = told.curves
+    story = history.read([runs.read(str(run_dir))])
+    first, second, printed = story.curves
     assert (printed.label, printed.losses, printed.has_steps) == ("rank 5", (0.5, 0.25), False)
     assert printed.at == (1.0, 2.0)
     assert printed.steps_per_second() is None
     assert (first.label, first.steps, first.steps_per_second()) == ("rank 0", (10, 60), 10.0)
     assert second.label == "rank 1"
-    steps, losses = charts.steps([told]), charts.losses([told])
+    steps, losses = charts.steps([story]), charts.losses([story])
     assert steps is not None
     assert losses is not None
     assert re.findall('data-name="(.*?)"', steps) == ["rank 0", "rank 1"]
     assert re.findall('data-name="(.*?)"', losses) == ["rank 5"]
-    assert dict(page.numbers(told))["steps a second"] == "10"
-    assert dict(page.numbers(told))["last loss"] == "0.25"
+    assert dict(page.numbers(story))["steps a second"] == "10"
+    assert dict(page.numbers(story))["last loss"] == "0.25"
 
 
 def test_of_a_long_log_beginning_middle_and_end_are_read(tmp_path: Path) -> None:
     log = tmp_path / "workerlog.0"
     text = "".join(f"step {step} loss {1 / step:.6f}\n" for step in range(1, 20_001))
     log.write_text(text)
-    found = list(history.lines(str(log), most=len(text) // 10))
-    assert all(text[:end].endswith(line.decode()) for end, line in found[::97])
-    steps = [int(line.split()[1]) for _, line in found if line]
-    assert all(line.count(b" ") == 3 for _, line in found if line)
+    read = list(history.lines(str(log), most=len(text) // 10))
+    assert all(text[:end].endswith(line.decode()) for end, line in read[::97])
+    steps = [int(line.split()[1]) for _, line in read if line]
+    assert all(line.count(b" ") == 3 for _, line in read if line)
     assert (steps[0], steps[-1]) == (1, 20_000)
     assert steps == sorted(steps)
     assert max(after - before for before, after in pairwise(steps)) < 400
@@ -255,12 +255,12 @@ def test_the_last_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
 
 
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
-    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
+    story = history.read([runs.read(str(big(tmp_path / "run", 8)))])
     evil = "</script><script>alert(1)</script>"
     moments = (history.Moment(1.0, "warning", evil),)
-    bars = (told.bars[0]._replace(label=f"rank {evil}"), *told.bars[1:])
+    bars = (story.bars[0]._replace(label=f"rank {evil}"), *story.bars[1:])
     nan = history.Curve("rank 0", (1, 2), (0.0, 1.0), (float("nan"), 0.5))
-    shown = told._replace(verdict=evil, moments=moments, bars=bars, curves=(nan,), script=evil)
+    shown = story._replace(verdict=evil, moments=moments, bars=bars, curves=(nan,), script=evil)
     text = page.page([shown], "/")
     assert "alert(1)</script>" not in text
     assert text.count("<script") == 1
@@ -270,15 +270,15 @@ def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
 
 def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    told = history.read([runs.read(str(tmp_path))])
-    assert told.exit_code is None
-    assert "running" in page.page([told], "/")
-    assert charts.losses([told]) is None
-    assert charts.memory(told) is None
+    story = history.read([runs.read(str(tmp_path))])
+    assert story.exit_code is None
+    assert "running" in page.page([story], "/")
+    assert charts.losses([story]) is None
+    assert charts.memory(story) is None
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "problem"),
     [
         (["a", "b", "c"], 2, "one run, or two"),
         (["nowhere"], 2, "no such run: nowhere"),
@@ -286,11 +286,11 @@ def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_a_sentence(
-    words: list[str], code: int, said: str, tmp_path: Path
+    words: list[str], code: int, problem: str, tmp_path: Path
 ) -> None:
     done = report(tmp_path, *words)
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr
+    assert problem in done.stderr
 
 
 def test_how_long_ranks_waited_in_profiled_steps_is_a_map(tmp_path: Path) -> None:
@@ -326,11 +326,11 @@ def test_of_a_hang_a_map_shows_who_is_in_no_collective(tmp_path: Path) -> None:
         more = {"seconds": 8.0, "places": places, "collectives": cause}
         about = {"schema": 2, "time": 1e9 + 14, "monotonic": 14.0, "event": "hung"}
         file.write(json.dumps({**about, **more}) + "\n")
-    told = history.read([runs.read(str(run_dir))])
-    assert told.moments[-1].text == (
+    story = history.read([runs.read(str(run_dir))])
+    assert story.moments[-1].text == (
         "8.0 s without a sign of life; rank 1 never entered sum 2; rank 1: load (train.py:5)"
     )
-    (used,) = [used for used in told.uses if used.title == "Time in collectives"]
+    (used,) = [used for used in story.uses if used.title == "Time in collectives"]
     assert used.rows == ("rank 0", "rank 1", "rank 2")
     # From the moment that all records reach back to, 2 s, to the end, 14 s.
     assert [round(at, 6) for at in used.at[:2]] == [2.0, 2.1]
@@ -353,12 +353,12 @@ def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_pa
     places = tuple(str(tmp_path / name) for name in ("a", "b", "gone"))
     last = measured(6, 3)._replace(scalars=places)
     metricsfile.append(str(run_dir / "metrics.jsonl"), last)
-    told = history.read([runs.read(str(run_dir))])
-    assert [(one.tag, one.folder, one.steps[-1]) for one in told.scalars] == [
+    story = history.read([runs.read(str(run_dir))])
+    assert [(one.tag, one.folder, one.steps[-1]) for one in story.scalars] == [
         ("<i>", "a", 79),
         ("<i>", "b", 79),
     ]
-    text = page.page([told], "/")
+    text = page.page([story], "/")
     drawn_there = text.partition("VisualDL and TensorBoard</h2>")[2].partition("<h2>")[0]
     assert "<b>&lt;i&gt;</b>" in drawn_there
     # Two lines, and that of each one's average.

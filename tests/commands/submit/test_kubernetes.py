@@ -52,17 +52,17 @@ def faults(value: object, schema: dict[str, Any], known: dict[str, Any], at: str
     used = {"type", "properties", "required", "additionalProperties", "items", "oneOf", "enum"}
     assert set(schema) <= used | {"format", "minimum"}, schema
     if "oneOf" in schema:
-        fitting = [one for one in schema["oneOf"] if not faults(value, one, known, at)]
+        fitting = [part for part in schema["oneOf"] if not faults(value, part, known, at)]
         return [] if len(fitting) == 1 else [f"{at}: {value!r} is none of {schema['oneOf']}"]
     if not is_of(value, schema.get("type", list(TYPES))):
         return [f"{at}: {value!r} is no {schema['type']}"]
-    found = []
+    problems = []
     if "enum" in schema and value not in schema["enum"]:
-        found = [f"{at}: {value!r} is not one of {schema['enum']}"]
+        problems = [f"{at}: {value!r} is not one of {schema['enum']}"]
     if isinstance(value, list):
-        for place, one in enumerate(value):
-            found += faults(one, schema.get("items", {}), known, f"{at}[{place}]")
-    return found + (in_fields(value, schema, known, at) if isinstance(value, dict) else [])
+        for place, part in enumerate(value):
+            problems += faults(part, schema.get("items", {}), known, f"{at}[{place}]")
+    return problems + (in_fields(value, schema, known, at) if isinstance(value, dict) else [])
 
 
 def is_of(value: object, types: str | list[str]) -> bool:
@@ -77,15 +77,15 @@ def in_fields(
 ) -> list[str]:
     """Return what SCHEMA has against the fields of VALUE."""
     properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
-    found = [f"{at}: lacks {name}" for name in schema.get("required", ()) if name not in value]
-    for name, one in value.items():
+    problems = [f"{at}: lacks {name}" for name in schema.get("required", ()) if name not in value]
+    for name, part in value.items():
         if name in properties:
-            found += faults(one, properties[name], known, f"{at}.{name}")
+            problems += faults(part, properties[name], known, f"{at}.{name}")
         elif rest is False:
-            found.append(f"{at}: no field {name}")
+            problems.append(f"{at}: no field {name}")
         elif isinstance(rest, dict):
-            found += faults(one, rest, known, f"{at}.{name}")
-    return found
+            problems += faults(part, rest, known, f"{at}.{name}")
+    return problems
 
 
 def check(document: dict[str, Any], version: str, kind: str | None = None) -> list[str]:
@@ -190,18 +190,18 @@ def test_preemption_is_no_failure_and_usage_errors_are_final() -> None:
 
 def expanded(text: str) -> str:
     """Return what Kubernetes makes of an argument (third_party/forked/golang/expansion)."""
-    found, at = "", 0
+    expansion, at = "", 0
     while at < len(text):
         if text[at] != "$" or at + 1 == len(text):
-            found, at = found + text[at], at + 1
+            expansion, at = expansion + text[at], at + 1
         elif text[at + 1] == "$":
-            found, at = found + "$", at + 2
+            expansion, at = expansion + "$", at + 2
         elif text[at + 1] == "(" and ")" in text[at:]:
             end = text.index(")", at)
-            found, at = found + f"<{text[at + 2 : end]}>", end + 1
+            expansion, at = expansion + f"<{text[at + 2 : end]}>", end + 1
         else:
-            found, at = found + text[at : at + 2], at + 2
-    return found
+            expansion, at = expansion + text[at : at + 2], at + 2
+    return expansion
 
 
 ARGUMENTS = st.text(min_size=1, max_size=20) | st.text("$()A", min_size=1, max_size=12)
@@ -232,7 +232,7 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (("--", "train.py"), "give --image NAME"),
         (("--image=i",), "nothing to run"),
@@ -255,12 +255,12 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
     ],
 )
 def test_what_cannot_be_is_one_sentence(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["submit", "k8s", *words], environ={}) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert said in err
+    assert problem in err
     assert "hunter2" not in err
 
 

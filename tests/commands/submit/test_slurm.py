@@ -232,7 +232,7 @@ def test_config_files_before_and_after_the_dashes_are_one_too_many(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         (
             "submit:\n  slurm:\n    partitions: gpu\n",
@@ -246,7 +246,7 @@ def test_config_files_before_and_after_the_dashes_are_one_too_many(
 )
 def test_a_slip_in_the_sites_settings_is_one_sentence(
     text: str,
-    said: str,
+    problem: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -254,11 +254,11 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
     (tmp_path / "fleetrun.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 2
-    assert said in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (("--nodes=2",), "nothing to run"),
         (("--nodes=0", "--", "t.py"), "--nodes=0: give a whole number, 1 or more"),
@@ -285,12 +285,12 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
     ],
 )
 def test_what_cannot_be_is_one_sentence(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["submit", "slurm", "--dry-run", *words], environ={}) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert said in err
+    assert problem in err
 
 
 def test_secrets_are_handed_in_but_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

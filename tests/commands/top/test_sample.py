@@ -136,7 +136,7 @@ def test_who_makes_no_more_steps_slows_down_and_then_stands_still(tmp_path: Path
 
 
 def test_ends_are_told_by_what_they_were(tmp_path: Path) -> None:
-    for ended, told in (
+    for ended, state in (
         ({"code": 0}, "done"),
         ({"code": 7, "has_failed": True}, "exit 7!"),
         ({"code": None, "signal": "SIGKILL", "has_failed": True}, "failed!"),
@@ -145,7 +145,7 @@ def test_ends_are_told_by_what_they_were(tmp_path: Path) -> None:
         run = a_run(tmp_path, ended_at=5.0, **ended)
         sampler = sampler_of(run)
         [row] = sampler.sample().rows
-        assert f"{row.state}{'!' if row.is_odd else ''}" == told
+        assert f"{row.state}{'!' if row.is_odd else ''}" == state
 
 
 def test_what_has_not_started_is_there(tmp_path: Path) -> None:

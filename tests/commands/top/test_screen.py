@@ -209,11 +209,11 @@ def test_keys_sort_filter_and_choose() -> None:
     assert by_gpu[3].split()[0] == "9"
     assert "▂▄" in by_gpu[3]
     odd = snapshot.rows[100]._replace(state="behind 40s", is_odd=True)
-    found = [odd if row.rank == 100 else row for row in snapshot.rows]
-    assert [row.rank for row in ordered(found, pressed(snapshot, b"o"))] == [100]
+    rows = [odd if row.rank == 100 else row for row in snapshot.rows]
+    assert [row.rank for row in ordered(rows, pressed(snapshot, b"o"))] == [100]
     filtered = pressed(snapshot, b"/NODE3 x\x7f\x7f\r")
-    assert [row.rank for row in ordered(found, filtered)] == [*range(24, 32), *range(240, 256)]
-    assert after(filtered, b"\x1b", found, 5) == View()
+    assert [row.rank for row in ordered(rows, filtered)] == [*range(24, 32), *range(240, 256)]
+    assert after(filtered, b"\x1b", rows, 5) == View()
     # Typed letters are no commands; unfinished ones are shown.
     assert screen.footer(pressed(snapshot, b"/sq")).startswith("filter: sq_")
     # The window follows the row.
@@ -228,7 +228,7 @@ def test_keys_sort_filter_and_choose() -> None:
     assert pressed(snapshot, b"jl").what == "log"
     assert pressed(snapshot, b"jlq").what == "ranks"
     assert pressed(snapshot, b"q").is_over
-    assert after(View(), b"t", found, 5).selected == "rank 100"
+    assert after(View(), b"t", rows, 5).selected == "rank 100"
 
 
 def test_a_terminal_without_block_characters_gets_no_bars() -> None:

@@ -182,7 +182,7 @@ def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (["--pattern=("], "--pattern=(: this is not a regular expression"),
         (["--pattern=loss"], "--pattern=loss: it has no group (?P<step>...) or (?P<loss>...)."),
@@ -190,7 +190,7 @@ def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
         (["nothing"], "no such run: nothing"),
     ],
 )
-def test_a_slip_is_a_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_slip_is_a_sentence(tmp_path: Path, words: list[str], problem: str) -> None:
     done = top(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert problem in done.stderr

@@ -97,11 +97,11 @@ def test_when_nothing_trains_nothing_is_chosen(tmp_path: Path) -> None:
 
 def test_what_to_write_is_said_without_a_secret_to_hide(tmp_path: Path) -> None:
     done = tune(tmp_path)
-    said = (
+    problem = (
         "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2, or --scaling, "
         "as in --scaling=1,2,4."
     )
-    assert (done.returncode, done.stderr) == (2, f"fleetrun: {said}\n")
+    assert (done.returncode, done.stderr) == (2, f"fleetrun: {problem}\n")
 
 
 def test_a_value_that_cannot_be_meant_is_refused_before_anything_runs(tmp_path: Path) -> None:

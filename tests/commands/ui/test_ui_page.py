@@ -196,12 +196,12 @@ def test_another_page_in_the_same_browser_gets_nothing_not_even_with_the_token(
     finally:
         launcher.terminate()
         job.finish(launcher)
-    said = json.loads(dom.partition('<pre id="said">')[2].partition("</pre>")[0])
+    answers = json.loads(dom.partition('<pre id="said">')[2].partition("</pre>")[0])
     # What is opaque has no text; everything else fails.
     opaque = {"no-cors", "post"}
-    assert {name: text for name, text in said.items() if text not in ("error", "")} == {}
-    assert {name for name, text in said.items() if text == ""} <= opaque
-    assert len(said) == 8
+    assert {name: text for name, text in answers.items() if text not in ("error", "")} == {}
+    assert {name for name, text in answers.items() if text == ""} <= opaque
+    assert len(answers) == 8
     assert not any(event["event"] == "stacks_requested" for event in job.events())
 
 

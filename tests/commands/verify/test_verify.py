@@ -104,13 +104,13 @@ def verify(folder: Path, *words: str, script: str = SCRIPT) -> subprocess.Comple
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path) -> None:
-    code, said = CASES[case]
+    code, words = CASES[case]
     options = ["--strategy=comm_fusion", "--nproc_per_node=2"]
     done = verify(tmp_path, *options, "train.py", case)
     assert (done.returncode, done.stderr) == (code, "")
-    assert said in done.stdout
+    assert words in done.stdout
     kept = json.loads((tmp_path / "verify" / "verify.json").read_text())
-    assert kept["equal"] == (None if said.startswith("Nothing is proved") else code == 0)
+    assert kept["equal"] == (None if words.startswith("Nothing is proved") else code == 0)
     if code == 0:
         assert "speed                      2.000 times that of plain" in done.stdout
         results = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
@@ -143,7 +143,7 @@ def test_a_command_that_launches_is_verified_with_its_own_log_folder(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (["train.py"], "nothing to verify: give --strategy, or --set."),
         ([], "no script to verify: write `fleetrun verify --strategy=NAME [options] train.py`."),
@@ -151,11 +151,11 @@ def test_a_command_that_launches_is_verified_with_its_own_log_folder(tmp_path: P
     ],
 )
 def test_what_cannot_be_verified_is_said_before_anything_runs(
-    words: list[str], said: str, tmp_path: Path
+    words: list[str], problem: str, tmp_path: Path
 ) -> None:
     done = verify(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert problem in done.stderr
     assert not (tmp_path / "verify").exists()
 
 
@@ -208,16 +208,19 @@ def test_losses_within_the_noise_of_plain_runs_are_equal() -> None:
 def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
     # A bias begins with zeros in each run, though the others differ from the beginning.
     runs = [
-        RunSnapshots({0: {(0, 1): [held(each)[0] for each in values]}}, {})
+        RunSnapshots({0: {(0, 1): [held(value)[0] for value in values]}}, {})
         for values in ((1.0, 2.0, 0.01), (3.0, 1.5, 0.01), (0.5, 2.5, -0.01))
     ]
-    found = differences.between(runs[0], runs[2])
+    apart = differences.between(runs[0], runs[2])
     known = differences.noise([differences.between(runs[0], runs[1])])
-    assert not differences.beyond(found, known, runs[0])
+    assert not differences.beyond(apart, known, runs[0])
     # What only few of them do says nothing of the others.
     few = RunSnapshots({0: {(0, 1): [*runs[0].parameters[0][0, 1][:2], *held(3.0)]}}, {})
     known = differences.noise([differences.between(runs[0], few)])
-    assert [each.apart for each in differences.beyond(found, known, runs[0])] == [0.5, 0.5]
+    assert [difference.apart for difference in differences.beyond(apart, known, runs[0])] == [
+        0.5,
+        0.5,
+    ]
 
 
 def test_losses_that_were_printed_have_no_update() -> None:
@@ -238,9 +241,9 @@ def test_runs_of_different_updates_are_not_compared() -> None:
 
 
 def test_the_largest_elements_tell_of_differences_between_the_recorded_ones() -> None:
-    one, other = (
+    first, second = (
         RunSnapshots({0: {(0, 1): [held(1.0)[0]._replace(size=9, checksum=n, largest=n)]}}, {})
         for n in (1, 5)
     )
-    (found,) = differences.between(one, other).weights.values()
+    (found,) = differences.between(first, second).weights.values()
     assert found.apart == 4.0
