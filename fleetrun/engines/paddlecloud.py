@@ -51,7 +51,7 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tup
 
 
 def gather(
-    _found: "SelectedEngine", held: "Ports", request: Request, facts: "Facts", slots: Slots
+    _engine: "SelectedEngine", held: "Ports", request: Request, facts: "Facts", slots: Slots
 ) -> "Roster":
     """Return the hosts and ports that PaddleCloud's variables name."""
     cloud = read(facts.environ)

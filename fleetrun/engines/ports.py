@@ -132,7 +132,7 @@ class GuessedPorts(Ports):
 
 
 def _too_few(count: int, available: int, within: tuple[int, int] | None) -> str:
-    """Say that COUNT ports are needed and only AVAILABLE ones are left."""
+    """Return the complaint that COUNT ports are needed and only AVAILABLE ones are left."""
     where = "outside the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)"
     if within is not None:
         where = f"from {within[0]} to {within[1]} (--port_range)"

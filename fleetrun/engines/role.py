@@ -50,7 +50,7 @@ def find(
 
 
 def gather(
-    _found: SelectedEngine, _held: Ports, _request: Request, facts: Facts, _slots: Slots
+    _engine: SelectedEngine, _held: Ports, _request: Request, facts: Facts, _slots: Slots
 ) -> Roster:
     """Return this host with its single process, whose role and port the cluster has chosen."""
     assigned, endpoint = read(facts.environ)

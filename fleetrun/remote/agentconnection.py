@@ -43,7 +43,7 @@ class AgentConnection(SshConnection):
         self.unreached: tuple[tuple[str, str], ...] | None = None
         # By how many seconds its clock is ahead of ours.
         self.skew_s = 0.0
-        self._said = b""
+        self._greeting = b""
         self._line = b""
         self._chatter = 0
 
@@ -77,7 +77,7 @@ class AgentConnection(SshConnection):
         *lines, self._line = (self._line + part).split(b"\n")
         for line in lines:
             if line.startswith(protocol.MARK):
-                self._said = b""
+                self._greeting = b""
                 self._take(line[len(protocol.MARK) :])
                 return
         self.note(b"\n".join((*lines, b"")))
@@ -104,7 +104,7 @@ class AgentConnection(SshConnection):
         if self.answer is not None:
             self._rest[2] = (self._rest[2] + part)[-_KEPT:]
             return
-        self._said = (self._said + part)[-_KEPT:]
+        self._greeting = (self._greeting + part)[-_KEPT:]
         self._chatter += len(part)
         if self._chatter > _MOST_CHATTER:
             self.give_up(
@@ -114,7 +114,7 @@ class AgentConnection(SshConnection):
 
     def why(self) -> str:
         """Return why there is no answer: the last line of ssh or of what it has started."""
-        text = (self._said + self._line + self._rest[2]).decode(errors="replace")
+        text = (self._greeting + self._line + self._rest[2]).decode(errors="replace")
         last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
         self.last = last or self.last
         if not self.fault and "No module named" in last:

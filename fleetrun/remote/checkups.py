@@ -88,7 +88,7 @@ def merged(reports: Sequence[HostReport]) -> list[Finding]:
     """Return the findings of all REPORTS, prefixed with their hosts; equal ones are merged.
 
     >>> from fleetrun.doctor.findings import ok
-    >>> [one.seen for one in merged([
+    >>> [finding.seen for finding in merged([
     ...     HostReport("a", (ok("Paddle", "3.3.1"), ok("memory", "8 GiB"))),
     ...     HostReport("b", (ok("Paddle", "3.3.1"), ok("memory", "4 GiB"))),
     ... ])]

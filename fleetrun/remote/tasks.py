@@ -163,7 +163,7 @@ class Leader:
         return {number: link.fileno() for number, link in self._others.items()}
 
     def dismiss(self) -> None:
-        """Let the others end, and wait for them."""
+        """Release the other tasks, and wait until they end."""
         self._listener.close()
         until = time.monotonic() + _PARTING_S
         for link in self._others.values():
@@ -182,7 +182,7 @@ def together(tasks: Sequence[Task]) -> dict[str, str]:
 
     Raises EnvironmentFault if some devices belong to several tasks, and others to one.
 
-    >>> together([Task((), {"CUDA_VISIBLE_DEVICES": one}) for one in "01"])
+    >>> together([Task((), {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in "01"])
     {'CUDA_VISIBLE_DEVICES': '0,1'}
     """
     joined: dict[str, str] = {}

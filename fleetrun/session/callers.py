@@ -92,7 +92,7 @@ class Callers:
         join_s: float = _JOIN_S,
         most_pending: int = _MOST_PENDING,
     ) -> None:
-        self._said = received
+        self._pass_on = received
         self._lost = lost
         # 0 is the coordinator's own launcher, which does not call.
         self._last = 0
@@ -145,7 +145,7 @@ class Callers:
             return
         if isinstance(message, messages.Join | messages.LauncherKilled):
             self._pending.discard(caller)
-        self._said(number, caller, message)
+        self._pass_on(number, caller, message)
 
     def _gone(self, number: int, _why: str) -> None:
         caller = self._open.pop(number, None)

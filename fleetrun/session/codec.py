@@ -239,7 +239,7 @@ def pack(content: bytes) -> str:
 
 
 def unpack(text: str, most: int) -> bytes:
-    """Return what `pack` has made TEXT of; nothing if that is none, or longer than MOST bytes."""
+    """Return the bytes that `pack` made TEXT of; empty if it did not, or if they exceed MOST."""
     import base64
 
     try:

@@ -140,7 +140,7 @@ class Session:
         self._missing: Missing | None = None
         self._missing_at = 0.0
         # Remarks that were printed, and the addresses of refused callers.
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._refused: set[str] = set()
         # Messages for a connection that opens after this launcher has left.
         self._last_words: tuple[FromMember, ...] = ()
@@ -329,8 +329,7 @@ class Session:
         wire, secret = self._wire._replace(waiting=waiting), self._endpoint.secret
         return LossReport(Target(*target), wire, launcher=self.launcher, secret=secret)
 
-    # What this launcher reports
-    # --------------------------------------------------------------------
+    # -- what this launcher reports ---------------------------------------------------------------
 
     def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
         """Join the next generation, or report in FAILURE why this host cannot."""
@@ -376,7 +375,7 @@ class Session:
         return self.serves or self._connection is not None
 
     def missing(self) -> str:
-        """Name what is awaited."""
+        """Return what is awaited."""
         if not self.is_connected:
             where = " or ".join(map(str, self._targets[:1]))
             trouble = "" if self._dialer is None else self._dialer.trouble
@@ -486,7 +485,7 @@ class Session:
         self._event(member.Connected(time.monotonic(), is_alike))
 
     def _tell_at(self, target: Target) -> None:
-        """Let TARGET be told if this launcher is killed."""
+        """Have the guard inform TARGET if this launcher is killed."""
         self._connected_to = target
         if self._guard is not None:
             self._guard.tell_at(target)
@@ -622,8 +621,8 @@ class Session:
 
     def shown(self, remark: str) -> None:
         """Print REMARK about the job's hosts, once."""
-        if remark not in self._said and len(self._said) < _MOST_REMARKS:
-            self._said.add(remark)
+        if remark not in self._printed and len(self._printed) < _MOST_REMARKS:
+            self._printed.add(remark)
             self._log(f"{remark}.")
 
     def _send_own(self, message: FromMember) -> None:

@@ -97,7 +97,7 @@ class ElectedSession(Session):
         self._election.close()
 
     def missing(self) -> str:
-        """Name what is awaited."""
+        """Return what is awaited."""
         if self.is_connected or self._election.leader is not None:
             return super().missing()
         trouble = self._election.trouble
@@ -219,7 +219,7 @@ class ElectedSession(Session):
                 self._guard.kill_at(self._kill_at)
 
     def end(self, why: str) -> None:
-        """End, as there is nobody to follow."""
+        """End this launcher, as there is no leader to follow."""
         self._event(member.Gone(time.monotonic(), why))
 
     def note(self, text: str) -> None:

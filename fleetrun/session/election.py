@@ -50,7 +50,7 @@ if TYPE_CHECKING:
             """Call the election's `leader`."""
 
         def unfollow(self) -> None:
-            """Call nobody: the leader is gone."""
+            """Stop calling the leader, which is gone."""
 
         def resign(self, why: str, renewed_at: float) -> None:
             """Stop coordinating: another launcher may, from a while after RENEWED_AT on."""
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
             """Note that nobody else coordinates until a while after AT."""
 
         def end(self, why: str) -> None:
-            """End, as the job has; WHY says how."""
+            """End this launcher, as the job has ended; WHY says how."""
 
         def note(self, text: str) -> None:
             """Print TEXT, once."""

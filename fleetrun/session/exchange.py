@@ -109,7 +109,7 @@ class ServerEnded(NamedTuple):
 def rank_of(
     message: PackedEvidence | PackedCollectives, node_rank: int, plan: LaunchPlan
 ) -> RankSpec | None:
-    """Return the rank that the host NODE_RANK tells of; None if that is not one of its own.
+    """Return the rank that MESSAGE of the host NODE_RANK is about; None if it is not its own.
 
     It must be another host than this one, and the generation that of PLAN.
     """

@@ -27,7 +27,7 @@ _SILENCE_S, _MOST_NAMED = 1.0, 5
 
 
 class HostPorts(NamedTuple):
-    """A host of the job and its ports there."""
+    """A host of the job and its ports."""
 
     host: str
     ports: tuple[int, ...]

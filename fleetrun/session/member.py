@@ -231,7 +231,7 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911 - one
             state = state._replace(phase=JOINING, request=request, failure=failure)
             return _say(state, _join(state, state.generation, request))
         case Said(message=message, at=at):
-            return _said(state, message, at)
+            return _reported(state, message, at)
 
 
 def _say(state: MemberState, message: FromMember, *more: Action) -> Step:
@@ -571,7 +571,7 @@ def _conclude(state: MemberState, verdict: Verdict) -> Step:
 # What becomes of the ranks --------------------------------------------------------------------
 
 
-def _said(state: MemberState, message: _OfRanks | Leave, at: float) -> Step:  # noqa: PLR0911 - one for each message
+def _reported(state: MemberState, message: _OfRanks | Leave, at: float) -> Step:  # noqa: PLR0911 - one for each message
     if isinstance(message, Leave):
         return state._replace(phase=ENDED), (SendToCoordinator(message),)
     if message.generation != state.generation:

@@ -34,7 +34,7 @@ _SILENCE = f"no answer within {_WITHIN_S:g} s (is a firewall in between?)"
 
 
 def chosen(entries: Sequence[Entry], own_index: int) -> tuple[Target, ...]:
-    """Return the endpoints that host ME of ENTRIES tries: those of the first host and neighbours.
+    """Return the endpoints of ENTRIES that host OWN_INDEX tries: of the first host and neighbours.
 
     >>> from fleetrun.session.messages import Entry
     >>> entries = [Entry(name, name, name, (1, 2), ((), ())) for name in "abcd"]

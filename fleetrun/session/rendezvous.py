@@ -235,7 +235,7 @@ class Rendezvous(Gathering, SessionHandler):
             self._waiting.timer("report", now + _LOOK_S, partial(self._report, fault, until))
 
     def missing(self) -> str:
-        """Name what is awaited."""
+        """Return what is awaited."""
         if self._is_hooking:
             return _HOOK
         return self._session.missing()

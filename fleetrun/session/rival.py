@@ -25,7 +25,7 @@ _FIRST_S, _AGAIN_S, _MOST = 1.0, 3.0, 16
 class RivalSearch:
     """Calls the hosts that MISSING names at PORTS and sends them JOIN, until `close`.
 
-    FOUND is called with the reason when one refuses that and ends its job.
+    REPORT is called with the reason when one refuses that and ends its job.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def find_runs(
         return chosen
     by_path: dict[str, runs.Run] = {}
     for word in words:
-        for run in runs.hosts(_read(_one(word, log_dir))):
+        for run in runs.hosts(_read(_run_dir(word, log_dir))):
             by_path.setdefault(run.path, run)
     return list(by_path.values())
 
@@ -88,7 +88,7 @@ def _read(path: str) -> runs.Run:
     return runs.read(path)
 
 
-def _one(word: str, log_dir: str) -> str:
+def _run_dir(word: str, log_dir: str) -> str:
     """Return the run directory that WORD names."""
     paths = runs.find(word, log_dir)
     if len(paths) == 1:

@@ -27,7 +27,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     if sizes:
         return scaling.run(study, sizes, say, tables.width())
     say(f"fleetrun tune: {len(study.candidates)} candidates; everything is kept in {study.out}")
-    results = halving.run(study, partial(trials.run, study), say=say)
+    results = halving.run(study, partial(trials.run, study), log=say)
     say(summary.table(results, tables.width()))
     best = summary.write(study, results)
     if best is None:

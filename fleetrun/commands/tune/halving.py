@@ -105,7 +105,7 @@ def rounds(count: int, steps: int, warmup: int) -> list[int]:
 def run(
     spec: TuneSpec,
     trial: Callable[[Candidate, int, str], Trial],
-    say: Callable[[str], object],
+    log: Callable[[str], object],
 ) -> list[Result]:
     """Halve the candidates round by round; TRIAL runs one for so many updates. Best first."""
     places = {candidate: place for place, candidate in enumerate(spec.candidates)}
@@ -113,7 +113,7 @@ def run(
     rounds_run: list[list[Result]] = []
     left = list(spec.candidates)
     for number, steps in enumerate(rounds(len(left), spec.steps, spec.warmup), 1):
-        say(f"Round {number}: {len(left)} candidates, {steps} updates")
+        log(f"Round {number}: {len(left)} candidates, {steps} updates")
         trials: dict[Candidate, list[Trial]] = {candidate: [] for candidate in left}
         # In turns, so that a slower machine affects all candidates alike.
         for repeat in range(spec.repeats):
@@ -123,7 +123,7 @@ def run(
                 name = f"{number}-{places[candidate]:03}-{repeat}"
                 done = trial(candidate, steps, name)
                 trials[candidate].append(done)
-                say(f"  {candidate}: {done.fault or f'{done.speed:.2f} steps/s'}")
+                log(f"  {candidate}: {done.fault or f'{done.speed:.2f} steps/s'}")
         for candidate, runs in trials.items():
             results[candidate] = Result(candidate, number, steps, tuple(runs))
         rounds_run.append([results[candidate] for candidate in trials])

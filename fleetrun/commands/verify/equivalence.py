@@ -69,9 +69,9 @@ class Equivalence(NamedTuple):
 def prove(
     spec: VerifySpec,
     launch: Callable[[VerifySpec, Kind, str], VerifyRun],
-    say: Callable[[str], object],
+    log: Callable[[str], object],
 ) -> Equivalence:
-    """Let LAUNCH run what SPEC asks for in turns, and compare; SAY tells of each run."""
+    """Run the trainings of SPEC in turns by LAUNCH, and compare them; LOG gets a line of each."""
     done: list[VerifyRun] = []
     strategy = Kind(spec.name, has_strategy=True)
     plain = Kind("plain Paddle")
@@ -82,7 +82,7 @@ def prove(
         run = launch(spec, kind, f"{word}-{number}")
         done.append(run)
         speed = f"{run.updates_per_s:.4g} updates/s" if run.updates_per_s else "too short to time"
-        say(f"  {kind.name} {number}: {run.fault or speed}")
+        log(f"  {kind.name} {number}: {run.fault or speed}")
         return run
 
     if spec.merge > 1:
@@ -171,7 +171,7 @@ def text(spec: VerifySpec, proof: Equivalence) -> str:
 
 
 def _of_plain(proof: Equivalence) -> list[str]:
-    """Return what is to be said first: where plain Paddle is not equal to itself."""
+    """Return the first lines: where plain Paddle is not equal to itself."""
     lines = []
     fault = next((pair.fault for pair in proof.plain if pair.fault), "")
     if fault:
@@ -292,7 +292,7 @@ def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
 
 
 def _speed(proof: Equivalence) -> str:
-    """Say how fast the strategy is beside plain Paddle, by all neighbours in time."""
+    """Return the speed of the strategy over that of plain Paddle, by pairs of successive runs."""
     timed = [run for run in proof.runs if run.updates_per_s and not run.kind.moves]
     ratios = [
         (other if other.kind.has_strategy else run).updates_per_s  # type: ignore[operator]

@@ -24,7 +24,7 @@ def value(candidate: Candidate) -> float:
 
 
 def race(spec: TuneSpec, trial: Callable[[Candidate, int, str], Trial]) -> list[Result]:
-    return halving.run(spec, trial, say=lambda _: None)
+    return halving.run(spec, trial, log=lambda _: None)
 
 
 def remarked(results: Sequence[Result]) -> list[str]:
