@@ -33,8 +33,8 @@ from fleetrun.probe.health import network as network_reader
 from fleetrun.probe.health import software as software_reader
 from fleetrun.records import secrets
 from fleetrun.records.variables import TOKEN
-from fleetrun.session import introductions
 from fleetrun.session.authentication import Key
+from fleetrun.session.introductions import PeerCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -121,16 +121,9 @@ def examine(
     if len(members) > 1:
         card = _card(net.hostname, programs, cards)
         address = members[me].host if hosts.is_loopback(members[me].host) else None
-        met = introductions.meet(
-            [introductions.HostPorts(member.host, member.ports) for member in members],
-            me,
-            card,
-            key=Key(request.job_id, environ.get(TOKEN)),
-            timeout_s=timeout_s,
-            address=address,
-            log=log,
-        )
-        results += peers.judge(met, card)
+        key = Key(request.job_id, environ.get(TOKEN))
+        check = PeerCheck(members, me, card, key=key, timeout_s=timeout_s)
+        results += peers.judge(check.run(address, log), card)
     measured = None
     if allreduce:
         if log is not None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.doctor.facts import Connect, HostDescription, Peer
+from fleetrun.model import Member
 from fleetrun.run.loop import Loop
 from fleetrun.session.codec import Codec
 from fleetrun.session.connection import Wire
@@ -26,13 +27,6 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _SILENCE_S, _MOST_NAMED = 1.0, 5
 
 
-class HostPorts(NamedTuple):
-    """A host of the job and its ports."""
-
-    host: str
-    ports: tuple[int, ...]
-
-
 class Introduction(NamedTuple):
     """Which host of the job this is, the port that was called, and the time by its clock."""
 
@@ -45,38 +39,19 @@ class Introduction(NamedTuple):
 CODEC = Codec(Introduction)
 
 
-def meet(
-    hosts: Sequence[HostPorts],
-    own_index: int,
-    description: HostDescription,
-    *,
-    key: "Key",
-    timeout_s: float,
-    address: str | None = None,
-    log: Callable[[str], None] | None = None,
-) -> tuple[Peer, ...]:
-    """Return the result of calling all HOSTS but our own within TIMEOUT_S seconds.
-
-    We listen on ADDRESS, or on all. A port that cannot be bound is left out. LOG gets a line about
-    who is awaited if that takes longer than a second.
-    """
-    return _PeerCheck(hosts, own_index, description, key, timeout_s).run(
-        address or _EVERYWHERE, log
-    )
-
-
-class _PeerCheck:
-    """One host's part in the check."""
+class PeerCheck:
+    """Calls all MEMBERS but our own, the one of OWN_INDEX, within TIMEOUT_S seconds."""
 
     def __init__(
         self,
-        hosts: Sequence[HostPorts],
+        members: Sequence[Member],
         own_index: int,
         description: HostDescription,
+        *,
         key: "Key",
         timeout_s: float,
     ) -> None:
-        self._hosts = hosts
+        self._members = members
         self._own_index = own_index
         self._description = description
         self._key = key
@@ -88,16 +63,23 @@ class _PeerCheck:
         self._dialers: dict[Target, Dialer] = {}
         self._callers: list[Connection] = []
 
-    def run(self, address: str, log: Callable[[str], None] | None) -> tuple[Peer, ...]:
-        """Call all hosts; return when all have called all, or time is up."""
-        ports = self._hosts[self._own_index].ports
-        peers_ = [host for node, host in enumerate(self._hosts) if node != self._own_index]
+    def run(
+        self, address: str | None = None, log: Callable[[str], None] | None = None
+    ) -> tuple[Peer, ...]:
+        """Return the results once all hosts have called all, or time is up.
+
+        We listen on ADDRESS, or on all. A port that cannot be bound is left out. LOG gets a line
+        about who is awaited if that takes longer than a second.
+        """
+        ports = self._members[self._own_index].ports
+        others = [host for node, host in enumerate(self._members) if node != self._own_index]
         wire = Wire(self._key, CODEC, self._loop)
-        listener = Listener((address,), ports, wire, opened=self._called, refused=_ignore)
+        addresses = (address or _EVERYWHERE,)
+        listener = Listener(addresses, ports, wire, opened=self._called, refused=_ignore)
         # A port that is taken is a finding of its own.
         listener.hold()
         listener.open()
-        for target in [Target(host.host, port) for host in peers_ for port in host.ports]:
+        for target in [Target(host.host, port) for host in others for port in host.ports]:
             self._dialers[target] = Dialer([target], wire, opened=partial(self._reached, target))
             self._dialers[target].begin()
         late_at: list[float] = []
@@ -105,10 +87,10 @@ class _PeerCheck:
         if log is not None:
             remark_at = time.monotonic() + _SILENCE_S
             self._loop.timer("remark", remark_at, partial(self._log_missing, log))
-        expected = len(ports) * len(peers_)
+        expected = len(ports) * len(others)
         while not late_at and (len(self._peers) < len(self._dialers) or len(self._came) < expected):
             self._loop.turn()
-        peers = tuple(map(self._peer, peers_))
+        peers = tuple(map(self._peer, others))
         for dialer in self._dialers.values():
             dialer.hang_up()
         for caller in self._callers:
@@ -119,7 +101,7 @@ class _PeerCheck:
 
     def _log_missing(self, log: Callable[[str], None]) -> None:
         came = {self._own_index, *(node for node, _ in self._came)}
-        late = [host.host for node, host in enumerate(self._hosts) if node not in came]
+        late = [host.host for node, host in enumerate(self._members) if node not in came]
         if late:
             shown = ", ".join(late[:_MOST_NAMED]) + (", ..." if late[_MOST_NAMED:] else "")
             left_s = max(0.0, self._until - time.monotonic())
@@ -154,7 +136,7 @@ class _PeerCheck:
         connection.lost = lambda _: self._dialers[target].begin()
         connection.send(self._introduction(target.port))
 
-    def _peer(self, host: HostPorts) -> Peer:
+    def _peer(self, host: Member) -> Peer:
         """Return what is known about HOST, with the clock of the fastest answer."""
         targets = [Target(host.host, port) for port in host.ports]
         answers = [self._peers[target] for target in targets if target in self._peers]

@@ -9,40 +9,46 @@ from contextlib import suppress
 import ports
 
 from fleetrun.doctor.facts import Connect, HostDescription, Peer
-from fleetrun.session import introductions
+from fleetrun.model import Member
 from fleetrun.session.authentication import Key
-from fleetrun.session.introductions import HostPorts
+from fleetrun.session.introductions import PeerCheck
 
 CARD = HostDescription("node", "0.1.0", "3.11", "3.3.1", "", "", "")
 KEY, TIMEOUT_S = Key("job"), 60.0
 
 
-def alone(spots: list[HostPorts], me: int, timeout_s: float, key: Key = KEY) -> tuple[Peer, ...]:
-    """Let host ME of SPOTS meet the others."""
+def on_loopback(count: int, numbers: tuple[int, ...] | None = None) -> list[Member]:
+    """Return hosts that have the same ports, NUMBERS or a free one."""
+    numbers = numbers or ports.free(1)
+    return [Member(f"127.0.0.{index + 2}", numbers, ()) for index in range(count)]
+
+
+def alone(hosts: list[Member], me: int, timeout_s: float, key: Key = KEY) -> tuple[Peer, ...]:
+    """Let host ME of HOSTS meet the others."""
     card = CARD._replace(host=f"node{me}")
-    return introductions.meet(spots, me, card, key=key, timeout_s=timeout_s, address=spots[me].host)
+    return PeerCheck(hosts, me, card, key=key, timeout_s=timeout_s).run(hosts[me].host)
 
 
 def meet_all(
-    spots: list[HostPorts], timeout_s: float = TIMEOUT_S, keys: list[Key] | None = None
+    hosts: list[Member], timeout_s: float = TIMEOUT_S, keys: list[Key] | None = None
 ) -> list[tuple[Peer, ...]]:
-    """Let every host of SPOTS meet the others."""
+    """Let every host of HOSTS meet the others."""
     peers: dict[int, tuple[Peer, ...]] = {}
 
     def meet(me: int) -> None:
-        peers[me] = alone(spots, me, timeout_s, KEY if keys is None else keys[me])
+        peers[me] = alone(hosts, me, timeout_s, KEY if keys is None else keys[me])
 
-    threads = [threading.Thread(target=meet, args=(me,)) for me in range(len(spots))]
+    threads = [threading.Thread(target=meet, args=(me,)) for me in range(len(hosts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [peers[me] for me in range(len(spots))]
+    return [peers[me] for me in range(len(hosts))]
 
 
 def test_hosts_that_come_meet_on_every_port() -> None:
     numbers = ports.free(2)
-    found = meet_all([HostPorts(f"127.0.0.{index}", numbers) for index in (2, 3, 4)])
+    found = meet_all(on_loopback(3, numbers))
     for me, others in enumerate(found):
         assert [peer.card and peer.card.host for peer in others] == [
             f"node{index}" for index in range(3) if index != me
@@ -54,15 +60,14 @@ def test_hosts_that_come_meet_on_every_port() -> None:
 
 
 def test_a_host_that_does_not_come_refuses() -> None:
-    (port,) = ports.free(1)
-    spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
-    (peer,) = alone(spots, 0, 0.3)
-    assert peer == Peer("127.0.0.3", (Connect(port, "refused", "connection refused"),))
+    hosts = on_loopback(2)
+    (peer,) = alone(hosts, 0, 0.3)
+    assert peer == Peer("127.0.0.3", (Connect(hosts[1].ports[0], "refused", "connection refused"),))
 
 
 def test_what_answers_otherwise_is_another_program() -> None:
-    (port,) = ports.free(1)
-    with socket.create_server(("127.0.0.3", port)) as server:
+    hosts = on_loopback(2)
+    with socket.create_server((hosts[1].host, *hosts[1].ports)) as server:
 
         def serve() -> None:
             with suppress(OSError):
@@ -74,8 +79,7 @@ def test_what_answers_otherwise_is_another_program() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
-        (peer,) = alone(spots, 0, 2.0)
+        (peer,) = alone(hosts, 0, 2.0)
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
     (connect,) = peer.connects
@@ -84,9 +88,8 @@ def test_what_answers_otherwise_is_another_program() -> None:
 
 
 def test_a_check_up_of_another_job_is_named_as_such() -> None:
-    (port,) = ports.free(1)
-    spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
-    found = meet_all(spots, 3.0, keys=[Key("job"), Key("job", "a token")])
+    hosts = on_loopback(2)
+    found = meet_all(hosts, 3.0, keys=[Key("job"), Key("job", "a token")])
     connects = [peer.connects[0] for (peer,) in found]
     assert [connect.outcome for connect in connects] == ["another program"] * 2
     # The last call of one may meet the end of the other, which says no more.
@@ -94,20 +97,19 @@ def test_a_check_up_of_another_job_is_named_as_such() -> None:
 
 
 def test_who_calls_and_says_nonsense_changes_nothing() -> None:
-    (port,) = ports.free(1)
-    spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
+    hosts = on_loopback(2)
     done = threading.Event()
 
     def annoy() -> None:
         while not done.wait(0.005):
-            address = ("127.0.0.2", port)
+            address = (hosts[0].host, hosts[0].ports[0])
             with suppress(OSError), socket.create_connection(address, timeout=1) as connection:
                 connection.sendall(b'{"what": "fleetrun doctor 1", "node": "x"}\n[]\n')
 
     thread = threading.Thread(target=annoy)
     thread.start()
     try:
-        met = meet_all(spots)
+        met = meet_all(hosts)
     finally:
         done.set()
         thread.join()
