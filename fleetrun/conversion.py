@@ -212,6 +212,18 @@ def is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of TEXT, as the kernel lists processors.
+
+    >>> numbers("0-2,8"), numbers("")
+    ((0, 1, 2, 8), ())
+    """
+    spans = [part.partition("-") for part in text.split(",") if part]
+    return tuple(
+        number for low, _, high in spans for number in range(int(low), int(high or low) + 1)
+    )
+
+
 def parse_range(text: str) -> range | None:
     """Return the numbers of TEXT, a number or a range; None if invalid or descending.
 

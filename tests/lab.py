@@ -153,6 +153,11 @@ class Network:
         self._order(f"loss {loss:g}")
         self._order(f"delay {delay_ms:g}")
 
+    def delay(self, host: Host, delay_ms: float) -> None:
+        """Deliver each frame that HOST sends DELAY_MS late; needs a slow switch."""
+        self._order(f"slow {self.hosts.index(host)}")
+        self._order(f"delay {delay_ms:g}")
+
     def _set(self, hosts: Sequence[Host], order: str, bridge: str) -> None:
         for host in hosts:
             at = self.hosts.index(host)

@@ -2,7 +2,8 @@
 
 Usage: switch.py ADDRESS/BITS@PID...  Each host is named by a process in its network namespace; it
 gets an interface eth0 with that address. Orders come as lines on standard input: `delay MS`,
-`loss PERCENT`, `cut INDEX`, `heal INDEX`. Each is answered by a line, the first one is `ready`.
+`loss PERCENT`, `slow INDEX` (only what that host sends is delayed), `cut INDEX`, `heal INDEX`. Each
+is answered by a line, the first one is `ready`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Switch:
         self._delay_s = 0.0
         self._loss = 0.0
         self._cut: set[int] = set()
+        # If any, the only ones whose frames are delayed.
+        self._slow: set[int] = set()
         # At which port an address was seen last.
         self._known: dict[bytes, int] = {}
         # What is under way: when it arrives, a number that keeps the order, where, and what.
@@ -50,6 +53,8 @@ class Switch:
             self._delay_s = float(value) / 1000
         elif word == "loss":
             self._loss = float(value) / 100
+        elif word == "slow":
+            self._slow.add(self._ports[int(value)])
         elif word == "cut":
             self._cut.add(self._ports[int(value)])
         elif word == "heal":
@@ -69,7 +74,8 @@ class Switch:
             for target in self._ports if known is None else [known]:
                 if target != port and not self._is_lost(port, target):
                     self._count += 1
-                    at = time.monotonic() + self._delay_s
+                    is_slow = not self._slow or port in self._slow
+                    at = time.monotonic() + self._delay_s * is_slow
                     heapq.heappush(self._queue, (at, self._count, target, frame))
 
     def _is_lost(self, port: int, target: int) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, Xid
 
 # Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap does not.
-_THROTTLES = {
+THROTTLES = {
     0x08: "hardware slowdown",
     0x20: "it is too hot (software thermal slowdown)",
     0x40: "it is too hot (hardware thermal slowdown)",
@@ -247,7 +247,7 @@ def _state(gpu: Gpu) -> Iterator[Finding]:
         seen = f"GPU {gpu.number} is in the mode exclusive process"
         means = "a second process on it, as with --oversubscribe, ends at once"
         yield warning("compute mode", seen, means, mode)
-    causes = [text for bit, text in _THROTTLES.items() if (gpu.throttle or 0) & bit]
+    causes = [text for bit, text in THROTTLES.items() if (gpu.throttle or 0) & bit]
     if causes:
         yield warning(
             "GPU clocks",

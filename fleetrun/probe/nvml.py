@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 # After this many seconds, a line says what the launch waits for.
 REMARK_S = 5.0
 
-
+# NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC (nvml.h).
+_UNCORRECTED, _VOLATILE = 1, 0
 # The reason for a GPU that CUDA cannot use.
 _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
 
@@ -168,6 +169,21 @@ def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two ve
         else:
             return processes
     return ()
+
+
+def throttle(lib: Library, handle: object) -> int | None:
+    """Return the bits of what holds a GPU's clocks down."""
+    reasons: int | None = ask(lib, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if reasons is None:
+        # As older drivers call it.
+        reasons = ask(lib, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    return reasons
+
+
+def ecc_errors(lib: Library, handle: object) -> int | None:
+    """Return the uncorrected errors of a GPU's memory since its driver was loaded."""
+    errors: int | None = ask(lib, "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE)
+    return errors
 
 
 def _wants_instances(lib: Library, handle: object) -> bool:

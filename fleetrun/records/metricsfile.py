@@ -1,7 +1,8 @@
 """`metrics.jsonl`: what a host, its GPUs and its ranks used, one JSON object each few seconds.
 
 Schema 1: `time` (wall clock), `monotonic`, `host`, `attempt`, `system` (of the whole host), `ranks`
-and `gpus`, and `scalars` (folders of TensorBoard's and VisualDL's files, when they were found).
+`gpus`, `links` (TCP to other hosts), and `scalars` (folders of TensorBoard's and VisualDL's files,
+when they were found).
 What is not known is null. What counts since the beginning (`_s`, read and written bytes) only
 grows, but for another attempt or boot.
 """
@@ -52,6 +53,16 @@ class RankUse(NamedTuple):
     written_bytes: int | None
     step: int | None
     loss: float | None
+    # Of its main thread: on a processor, and waiting for one. By which limits of its cgroups have
+    # held it back, and that the hypervisor gave to others of each of its processors.
+    main_s: float | None = None
+    queued_s: float | None = None
+    throttled_s: float | None = None
+    stolen_s: float | None = None
+    # In collectives for which its main thread waits, if they are recorded.
+    collectives_s: float | None = None
+    # That it may use: `0-3,8`.
+    processors: str = ""
 
 
 class GpuUsage(NamedTuple):
@@ -70,6 +81,29 @@ class GpuUsage(NamedTuple):
     power_w: float | None
     temperature_c: float | None
     ranks: tuple[int, ...] = ()
+    # Of the multiprocessors.
+    clock_mhz: int | None = None
+    # NVML's bits of what holds its clocks down.
+    throttle: int | None = None
+    # Uncorrected ones since its driver was loaded.
+    ecc_errors: int | None = None
+    # The processes that compute on it, and those of them that are not the job's.
+    pids: tuple[int, ...] = ()
+    strangers: tuple[int, ...] = ()
+
+
+class LinkUse(NamedTuple):
+    """The TCP connections of this host's ranks to one other host."""
+
+    peer: str
+    # The least smoothed round trip of those that have moved bytes since the last record.
+    rtt_s: float | None
+    # Since they were opened: bytes that the other end has acknowledged, the seconds in which some
+    # were under way, segments with data that were sent, and sent again.
+    acked_bytes: int
+    busy_s: float
+    segments: int
+    resent: int
 
 
 class MetricsRecord(NamedTuple):
@@ -83,6 +117,7 @@ class MetricsRecord(NamedTuple):
     ranks: tuple[RankUse, ...]
     gpus: tuple[GpuUsage, ...]
     scalars: tuple[str, ...] = ()
+    links: tuple[LinkUse, ...] = ()
 
 
 def append(path: str, record: MetricsRecord) -> int:
@@ -96,6 +131,7 @@ def append(path: str, record: MetricsRecord) -> int:
     document["system"] = record.system._asdict()
     document["ranks"] = [use._asdict() for use in record.ranks]
     document["gpus"] = [use._asdict() for use in record.gpus]
+    document["links"] = [use._asdict() for use in record.links]
     line = json.dumps(_finite(document), allow_nan=False).encode() + b"\n"
     fd = os.open(path, _OPEN, 0o600)
     try:
@@ -133,9 +169,9 @@ class MetricsReader:
         while text := self._file.read():
             self._take(text.split(b"\n")[:-1])
         for number, line in self._unread.items():
-            document = reading.parse(line)
-            if document is not None and document.get("schema") == SCHEMA:
-                self._kept[number] = _record(document)
+            record = parse(line)
+            if record is not None:
+                self._kept[number] = record
         self._unread = {}
         return tuple(self._kept.values())
 
@@ -155,7 +191,12 @@ def newest(path: str) -> MetricsRecord | None:
     """Return the last readable line of the file PATH, if any."""
     lines = (reading.content(path, _LONGEST, from_end=True) or b"").split(b"\n")
     # After the last newline there is nothing, or half a line.
-    document = reading.parse(lines[-2]) if len(lines) > 1 else None
+    return parse(lines[-2]) if len(lines) > 1 else None
+
+
+def parse(line: bytes) -> MetricsRecord | None:
+    """Return the record in LINE, if it is one."""
+    document = reading.parse(line)
     return _record(document) if document is not None and document.get("schema") == SCHEMA else None
 
 
@@ -168,6 +209,9 @@ def _record(document: dict[str, Any]) -> MetricsRecord:
             reading.record(RankUse, item) for item in reading.mappings(document.get("ranks"))
         ),
         gpus=tuple(map(gpu, reading.mappings(document.get("gpus")))),
+        links=tuple(
+            reading.record(LinkUse, item) for item in reading.mappings(document.get("links"))
+        ),
     )
 
 

@@ -1,11 +1,12 @@
-"""TCP connections by the kernel's inet_diag: their bytes, and those that are not established."""
+"""TCP connections by the kernel's inet_diag: their bytes, speed and loss, and those being made."""
 
 from __future__ import annotations
 
 import os
 import struct
+import sys
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.probe import netlink
 from fleetrun.run import proc
@@ -19,13 +20,17 @@ _SOCK_DIAG, _BY_FAMILY = 4, 20
 _REQUEST = struct.Struct("=BBBxI48x")
 # Where in `struct inet_diag_msg` the other end's port and address, and the inode are, and where its
 # attributes begin.
-_PORT_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 6, 24, 68, 72
+_PORT_AT, _OWN_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 6, 8, 24, 68, 72
 _INODE = struct.Struct("=I")
 # The attribute that is a `struct tcp_info`, and where in it tcpi_bytes_acked and
 # tcpi_bytes_received are (Linux 4.1).
 _INFO = 2
 _BYTES_AT = 120
 _BYTES = struct.Struct("=QQ")
+# Where in it tcpi_rtt (microseconds), tcpi_total_retrans, tcpi_data_segs_out and tcpi_busy_time
+# (microseconds) are (Linux 4.10).
+_RTT_AT, _RESENT_AT, _SEGMENTS_AT, _BUSY_AT = 68, 100, 156, 168
+_US = 1e6
 # All states but LISTEN (10), TIME_WAIT (6) and those of connections that are being made.
 _STATES = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
 _SYN_SENT = 2
@@ -40,6 +45,27 @@ def traffic() -> dict[int, int]:
     """
     messages = _dump(_STATES, 1 << (_INFO - 1))
     return dict(pair for _, message in messages for pair in _connection(message))
+
+
+class TcpLink(NamedTuple):
+    """A TCP connection to another host; bytes, segments and seconds count since it was made."""
+
+    peer: str
+    rtt_s: float
+    received: int
+    acked: int
+    busy_s: float
+    segments: int
+    resent: int
+
+
+def links() -> dict[int, TcpLink]:
+    """Return the established TCP connections of this host to others, by inode.
+
+    Raises OSError without inet_diag, as `traffic` does.
+    """
+    messages = _dump(_STATES, 1 << (_INFO - 1))
+    return dict(pair for family, message in messages for pair in _link(family, message))
 
 
 def connecting() -> dict[int, str]:
@@ -62,6 +88,45 @@ def connecting() -> dict[int, str]:
             address, int.from_bytes(message[_PORT_AT : _PORT_AT + 2], "big")
         )
     return endpoints
+
+
+def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
+    import socket
+
+    size = 4 if family == socket.AF_INET else 16
+    own, peer = (message[at : at + size] for at in (_OWN_AT, _ADDRESS_AT))
+    if own == peer:
+        # It does not leave this host.
+        return
+    (inode,) = _INODE.unpack_from(message, _INODE_AT)
+    for kind, value in netlink.attributes(message[_ATTRIBUTES_AT:]):
+        if kind == _INFO and len(value) >= _BUSY_AT + 8:
+
+            def number(at: int, length: int = 4, value: bytes = value) -> int:
+                return int.from_bytes(value[at : at + length], sys.byteorder)
+
+            acked, received = _BYTES.unpack_from(value, _BYTES_AT)
+            yield (
+                inode,
+                TcpLink(
+                    peer=_address(socket.inet_ntop(family, peer)),
+                    rtt_s=number(_RTT_AT) / _US,
+                    received=received,
+                    acked=acked,
+                    busy_s=number(_BUSY_AT, 8) / _US,
+                    segments=number(_SEGMENTS_AT),
+                    resent=number(_RESENT_AT),
+                ),
+            )
+
+
+def _address(address: str) -> str:
+    """Return ADDRESS; IPv4 as such, even on a socket for both.
+
+    >>> _address("::ffff:10.0.0.1"), _address("fd00::1")
+    ('10.0.0.1', 'fd00::1')
+    """
+    return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
 def _connecting_by_files(root: str = "/") -> dict[int, str]:
@@ -92,8 +157,7 @@ def _endpoint(address: str, port: int) -> str:
     >>> _endpoint("::ffff:10.0.0.1", 80), _endpoint("fd00::1", 80)
     ('10.0.0.1:80', '[fd00::1]:80')
     """
-    if address.startswith("::ffff:") and "." in address:
-        address = address[7:]
+    address = _address(address)
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

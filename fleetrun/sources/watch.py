@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fleetrun.sources.hang import Comparison, IdleClock
     from fleetrun.sources.hang_judge import HangJudge
     from fleetrun.sources.raised import RaisedRanks
+    from fleetrun.sources.slowness import SlowRanks
 
 # All that ranks print while the server of Paddle's store is missing.
 _RETRY = b"retry to connect"
@@ -116,6 +117,7 @@ class Watch(Source):
         self._session = session
         self._judge: HangJudge | None = None
         self._records: FlightRecords | None = None
+        self._slow: SlowRanks | None = None
         self._silent_samples: Mapping[int, hang.Sample] = {}
         self._sign = "life"
         self._gpus = gpus
@@ -151,6 +153,11 @@ class Watch(Source):
         self._declare = declare
         now = time.monotonic()
         waiting.timer("compare", now + self._pace_s, self._look)
+        if self._session is not None:
+            # Other hosts may tell of theirs at any time.
+            self._compare_conditions()
+        elif self._is_measured:
+            waiting.timer("conditions", now + self._pace_s, self._compare_conditions)
         if self._timeout_s or self._job.request.flight_recorder:
             from fleetrun.sources.flightrecords import FlightRecords
 
@@ -173,10 +180,9 @@ class Watch(Source):
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._take(plan)
-                if self._judge is not None:
-                    self._judge.restart()
-                if self._records is not None:
-                    self._records.restart()
+                for part in (self._judge, self._records, self._slow):
+                    if part is not None:
+                        part.restart()
                 self._since_ns = heartbeat.file_clock_ns()
             case Started(process=process, pid=pid, attempt=attempt):
                 if attempt and not self._ranks:
@@ -207,6 +213,19 @@ class Watch(Source):
         self._raised: RaisedRanks | None = None
         # The activity of ranks that should end.
         self._exit_clock: IdleClock | None = None
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether there are several ranks, of which metrics tell what slows them down."""
+        period_s, ranks = self._job.request.metrics_period_s, self._job.plan.ranks
+        return bool(period_s) and self._reports_stragglers and len(ranks) > 1
+
+    def _compare_conditions(self) -> None:
+        if self._is_measured:
+            from fleetrun.sources.slowness import SlowRanks  # not in a short launch
+
+            self._slow = SlowRanks(self._job, self._session)
+            self._slow.open(self._waiting, self._declare)
 
     def _forget(self, process: int) -> None:
         self._ranks.pop(process, None)
@@ -262,7 +281,9 @@ class Watch(Source):
         }
         lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
         if lag is not None and self._reports_stragglers:
-            self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
+            why = "" if self._slow is None else self._slow.why(lag.ranks)
+            text = _lag_sentence(lag, self._labels)
+            self._notice("straggler", f"{text} {sentence(why)}." if why else text, lag.ranks, now)
 
     def _end_overdue(self, *, is_silent: bool) -> None:
         """Declare the failure of a rank that has raised and does not end, if there is one.

@@ -96,3 +96,9 @@ def test_a_connection_that_nobody_answers_is_found_by_netlink_and_by_files(
 
     monkeypatch.setattr(sockets, "_dump", denied)
     assert sockets.connecting()[inode(link)] == where
+
+
+def test_connections_within_this_host_are_no_links(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    assert not {inode(one) for one in pair} & sockets.links().keys()

@@ -15,7 +15,7 @@ from fleetrun.commands import tables
 from fleetrun.commands.tune import trials
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostlist
-from fleetrun.records import names, tracefile, variables
+from fleetrun.records import names, reading, tracefile, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +34,8 @@ _WORTH = 0.03
 _MOST_ADVICE = 3
 # How much later than the others a rank must be, as a share of a step, to be named.
 _LATE = 0.02
+# How often the resources of a run are measured.
+_MEASURED_S = 0.5
 # The share of its lateness that one thing must explain.
 _MOSTLY = 0.6
 # How much of a step a rank must wait for a processor to be named.
@@ -67,6 +69,8 @@ class StepTimes(NamedTuple):
     late: float = 0.0
     # What that rank is late for, with its additional seconds; empty: not known.
     late_for: str = ""
+    # What holds it back, as the launch has measured; empty: nothing that is known.
+    held_by: str = ""
     # The rank that waits longest for a processor, and how many seconds of a step.
     queued_rank: int | None = None
     queued: float = 0.0
@@ -78,6 +82,8 @@ class ScaledRun(NamedTuple):
     step: StepTimes = StepTimes(0.0)
     fault: str = ""
     folder: str = ""
+    # What its launch has said of slow ranks: their labels and a sentence.
+    remarks: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 class Change(NamedTuple):
@@ -137,17 +143,28 @@ def measure(spec: TuneSpec, size: JobSize, name: str) -> ScaledRun:
     folder = trials.new_folder(spec.out, "trials", name)
     replaced = {word.partition("=")[0] for word in size.words}
     options = [word for word in spec.launch if word.partition("=")[0] not in replaced]
+    if not any(word.startswith("--metrics_period") for word in options):
+        # A run is short.
+        options.append(f"--metrics_period={_MEASURED_S}")
     options += [*size.words, f"--profile=all:{spec.warmup + 1}-{spec.steps}"]
     # One more, as the last recorded step ends when the next begins.
     environ = {variables.STOP_AFTER: str(spec.steps + 1)}
     code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
     run_dir = folder / "log" / names.LATEST
-    _, fault = trials.outcome(code, folder, run_dir, spec.timeout_s)
+    events, fault = trials.outcome(code, folder, run_dir, spec.timeout_s)
     paths = sorted(run_dir.glob(names.trace("*")))
     traces = [trace for path in paths if (trace := tracefile.read(str(path))) is not None]
     if fault or not traces:
         return ScaledRun(fault=fault or trials.UNSEEN, folder=str(folder))
-    return ScaledRun(breakdown(traces), folder=str(folder))
+    remarks = tuple(
+        (reading.texts(event.more.get("who")), reading.text(event.more.get("text")))
+        for event in events
+        if event.event == "warning" and event.more.get("what") == "straggler"
+    )
+    step = breakdown(traces)
+    held_by = next((text for who, text in remarks if f"rank {step.slowest}" in who), "")
+    step = step._replace(held_by=held_by)
+    return ScaledRun(step, folder=str(folder), remarks=remarks)
 
 
 def in_turns(
@@ -355,6 +372,8 @@ def _slowest(step: StepTimes) -> str:
     if step.slowest is None:
         return "no rank is always the last"
     why = f", and {step.late_for}" if step.late_for else ""
+    if step.held_by:
+        why = f": {step.held_by.removesuffix('.')}"
     return f"rank {step.slowest} is {step.late * 1e3:.1f} ms later than the others{why}"
 
 
@@ -365,10 +384,13 @@ def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
     """Return a table of sizes: speed, efficiency and the time lost to each cause."""
     sound = [size for size in runs if not any(run.fault for run in runs[size])]
     rows: list[tuple[str, ...]] = []
+    faults = []
     for size in runs:
         if size not in sound:
+            # Beside the figures of others a long error would make the table too wide.
             fault = next(run.fault for run in runs[size] if run.fault)
-            rows.append((str(size.number), "failed", fault))
+            faults.append(f"{size.number} failed: {fault}")
+            rows.append((str(size.number), "failed"))
             continue
         step, first = typical(runs[size]), sound[0]
         least, middle, most = efficiency(runs[first], runs[size])
@@ -379,7 +401,8 @@ def table(runs: Mapping[JobSize, Sequence[ScaledRun]], width: int = 0) -> str:
         row = (str(size.number), f"{step.seconds * 1e3:.1f} ms", speedup, f"{middle:.0%}{spread}")
         rows.append((*row, *shown))
     heads = ("size", "step", "speedup", "efficiency", *CAUSES)
-    return tables.layout(rows, heads=heads, numbers=len(heads), width=width)
+    figures = tables.layout(rows, heads=heads, numbers=len(heads), width=width)
+    return "\n".join((figures.rstrip("\n"), *faults))
 
 
 def run(
@@ -398,6 +421,10 @@ def run(
         )
         small, large = typical(runs[sound[0]]), typical(runs[sound[-1]])
         advice = changes(small, large, spec.launch)
+        texts = [text for result in runs[sound[-1]] for _, text in result.remarks]
+        for text in dict.fromkeys(texts):
+            if text != large.held_by:
+                log(f"With {sound[-1].number}: {text}")
         if not advice:
             log(f"Nothing is lost that is worth a change ({_WORTH:.0%} of a step).")
         for number, change in enumerate(advice, 1):

@@ -25,9 +25,7 @@ _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)?\b")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
 _MOST_LOG = 1 << 22
 _MOST_NVLINKS = 18
-# NVML's numbers (nvml.h): NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC,
-# NVML_COMPUTEMODE_*, NVML_TOPOLOGY_*.
-_UNCORRECTED, _VOLATILE = 1, 0
+# NVML's numbers (nvml.h): NVML_COMPUTEMODE_*, NVML_TOPOLOGY_*.
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
 _TOPOLOGY = {
     0: "same board",
@@ -128,9 +126,6 @@ def _asked(lib: Library, handle: object, index: int) -> Gpu:
     remapped = query("nvmlDeviceGetRemappedRows")
     retiring = query("nvmlDeviceGetRetiredPagesPendingStatus")
     mig = query("nvmlDeviceGetMigMode")
-    throttle = query("nvmlDeviceGetCurrentClocksEventReasons")
-    if throttle is None:
-        throttle = query("nvmlDeviceGetCurrentClocksThrottleReasons")
     lanes, most = query("nvmlDeviceGetCurrPcieLinkWidth"), query("nvmlDeviceGetMaxPcieLinkWidth")
     states = [query("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
     up = [state for state in states if state is not None]
@@ -152,12 +147,12 @@ def _asked(lib: Library, handle: object, index: int) -> Gpu:
             for process in nvml.running(lib, handle)
         ),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
-        ecc_errors=query("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        ecc_errors=nvml.ecc_errors(lib, handle),
         is_remap_pending=bool(remapped[2]) if remapped is not None else _truth(retiring),
         is_remap_failed=None if remapped is None else bool(remapped[3]),
         is_mig=None if mig is None else bool(mig[0]),
         instances=len(nvml.instances(lib, handle)),
-        throttle=throttle,
+        throttle=nvml.throttle(lib, handle),
         compute_mode=_COMPUTE_MODES.get(query("nvmlDeviceGetComputeMode")),
         lanes=None if lanes is None or most is None else (lanes, most),
         nvlinks=(sum(map(bool, up)), len(up)) if up else None,

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
-from fleetrun.probe import files
+from fleetrun.probe import cgroups, files
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def group(root: str) -> CgroupLimits:
     cpus: list[float] = []
     processes: list[tuple[int, int]] = []
     kills = 0
-    for folder in _folders(root):
+    for folder in cgroups.folders(root):
 
         def number(*names: str, folder: str = folder) -> int | None:
             return _number(files.text(os.path.join(folder, name)) for name in names)
@@ -149,21 +149,6 @@ def group(root: str) -> CgroupLimits:
     limit, used = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     most, running = min(processes, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     return CgroupLimits(limit, used, min(cpus, default=None), most, running, kills)
-
-
-def _folders(root: str) -> Iterable[str]:
-    """Yield the folders of our cgroups, innermost first, as far as they are visible."""
-    base = os.path.join(root, "sys/fs/cgroup")
-    for line in files.text(os.path.join(root, "proc/self/cgroup")).splitlines():
-        kinds, path = line.split(":", 2)[1:]
-        tops = [os.path.join(base, kinds)] if kinds else [base, os.path.join(base, "unified")]
-        for top in tops:
-            inner = path.strip("/")
-            # In a container the path may be that outside; then the top is ours.
-            while inner:
-                yield os.path.join(top, inner)
-                inner = os.path.dirname(inner)
-            yield top
 
 
 def _number(texts: Iterable[str]) -> int | None:

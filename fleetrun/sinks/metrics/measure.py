@@ -9,12 +9,21 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fleetrun.probe import usage
+from fleetrun.probe import delays, usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.probe.ticks import ticks
-from fleetrun.records import metricsfile, names, progress, reading, runs, scalarfile
-from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
+from fleetrun.records import (
+    flightfile,
+    metricsfile,
+    names,
+    progress,
+    reading,
+    runs,
+    scalarfile,
+)
+from fleetrun.records.metricsfile import GpuUsage, LinkUse, MetricsRecord, RankUse, System
 from fleetrun.run import libc, proc
+from fleetrun.sources import sockets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +79,9 @@ class Meter:
         self._scalars: set[str] = set()
         self._began = time.monotonic()
         self._scalars_at = 0.0
+        # By inode, the bytes that connections to other hosts had moved at the last measurement.
+        self._moved: dict[int, int] = {}
+        self._collectives: dict[int, CollectiveClock] = {}
         # Discard the first value, which has nothing to compare with.
         system()
 
@@ -85,7 +97,12 @@ class Meter:
         used = usage.of(logs)
         now = time.monotonic()
         self._before = {pid: before for pid, before in self._before.items() if pid in used}
-        ranks = tuple(self._rank(log, used[pid], now) for pid, log in logs.items() if pid in used)
+        stolen = delays.stolen()
+        ranks = tuple(
+            self._rank(log, used[pid], now, delays.of(pid, stolen))
+            for pid, log in logs.items()
+            if pid in used
+        )
         return MetricsRecord(
             time=round(time.time(), 3),
             monotonic=round(now, 3),
@@ -93,11 +110,14 @@ class Meter:
             attempt=self.run.attempt,
             system=system(),
             ranks=ranks,
-            gpus=self._gpu_uses(),
+            gpus=self._gpu_uses(used),
+            links=self._links(used),
             scalars=self._found_scalars(used, now),
         )
 
-    def _rank(self, log: runs.LogRecord, used: usage.Usage, now: float) -> RankUse:
+    def _rank(
+        self, log: runs.LogRecord, used: usage.Usage, now: float, delayed: delays.Delays
+    ) -> RankUse:
         pid = log.pid or 0
         before = self._before.get(pid)
         self._before[pid] = (now, used.cpu_s)
@@ -120,9 +140,54 @@ class Meter:
             written_bytes=written_bytes,
             step=reported.step,
             loss=reported.loss,
+            main_s=_rounded(delayed.main_s),
+            queued_s=_rounded(delayed.queued_s),
+            throttled_s=_rounded(delayed.throttled_s),
+            stolen_s=_rounded(delayed.stolen_s),
+            collectives_s=_rounded(self._collectives_s(log)),
+            processors=delayed.processors,
         )
 
-    def _gpu_uses(self) -> tuple[GpuUsage, ...]:
+    def _collectives_s(self, log: runs.LogRecord) -> float | None:
+        """Return how long the rank of LOG has been in collectives; None: they are not recorded."""
+        pid = log.pid or 0
+        path = os.path.join(self.run.path, names.collectives(log.file_key))
+        if reading.size(path) < 0:
+            return None
+        record = flightfile.parse(reading.content(path, flightfile.MOST_BYTES))
+        if record is None or record.pid != pid:
+            return None
+        return self._collectives.setdefault(pid, CollectiveClock()).look(record, time.time())
+
+    def _links(self, used: Mapping[int, usage.Usage]) -> tuple[LinkUse, ...]:
+        """Return the connections of the ranks USED to other hosts of the job."""
+        if self.run.plan is None or len(self.run.plan.nodes) < 2:
+            return ()
+        try:
+            links = sockets.links()
+        except OSError:
+            return ()
+        pids = [process.pid for family in _families(used).values() for process in family]
+        own = {inode: links[inode] for inode in sockets.inodes(pids) & links.keys()}
+        moved = {inode: link.acked + link.received for inode, link in own.items()}
+        active = {inode for inode in moved if moved[inode] != self._moved.get(inode, 0)}
+        self._moved = moved
+        by_peer: dict[str, list[int]] = {}
+        for inode, link in own.items():
+            by_peer.setdefault(link.peer, []).append(inode)
+        return tuple(
+            LinkUse(
+                peer=peer,
+                rtt_s=min((own[inode].rtt_s for inode in inodes if inode in active), default=None),
+                acked_bytes=sum(own[inode].acked for inode in inodes),
+                busy_s=round(sum(own[inode].busy_s for inode in inodes), 3),
+                segments=sum(own[inode].segments for inode in inodes),
+                resent=sum(own[inode].resent for inode in inodes),
+            )
+            for peer, inodes in sorted(by_peer.items())
+        )
+
+    def _gpu_uses(self, used: Mapping[int, usage.Usage]) -> tuple[GpuUsage, ...]:
         """Return the state of the job's GPUs."""
         ranks_of: dict[str, list[int]] = {}
         for process in self.run.plan.processes if self.run.plan is not None else ():
@@ -136,7 +201,15 @@ class Meter:
         for gpu in self._gpus.newest():
             ranks = ranks_of.get(f"gpu:{gpu.number}", ranks_of.get(f"gpu:{gpu.uuid}"))
             if ranks is not None:
-                uses.append(gpu._replace(ranks=tuple(rank for rank in ranks if rank >= 0)))
+                own = {process.pid for family in _families(used).values() for process in family}
+                # In a container the driver may tell the numbers of another namespace.
+                strangers = set(gpu.pids) - own if own & set(gpu.pids) else ()
+                uses.append(
+                    gpu._replace(
+                        ranks=tuple(rank for rank in ranks if rank >= 0),
+                        strangers=tuple(sorted(strangers)),
+                    )
+                )
         return tuple(uses)
 
     def _found_scalars(self, used: Mapping[int, object], now: float) -> tuple[str, ...]:
@@ -147,6 +220,45 @@ class Meter:
             for pid in used:
                 self._scalars |= scalars_of(pid)
         return tuple(sorted(self._scalars))
+
+
+class CollectiveClock:
+    """Sums the seconds of a rank in the collectives for which its main thread waits."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._total_s = 0.0
+
+    def look(self, record: flightfile.FlightRecord, at: float) -> float | None:
+        """Return the seconds up to AT (wall clock); None: it does not wait for any itself.
+
+        >>> from fleetrun.records.flightfile import Collective, CollectiveChannel, FlightRecord
+        >>> channel = CollectiveChannel((0, 1))
+        >>> calls = (Collective(channel, 1, "all_reduce", 1.0, 1.5),)
+        >>> CollectiveClock().look(FlightRecord(0, 7, 0, calls), 3.0)
+        0.5
+        """
+        calls = [call for call in record.collectives if call.state == flightfile.BLOCKING]
+        if not calls:
+            return None
+        # The ring may have dropped some since the last look: they were as those that it has.
+        begin = max(self._until, calls[0].issued_at)
+        waited = sum(
+            max(0.0, min(at, call.done_at or at) - max(begin, call.issued_at)) for call in calls
+        )
+        if self._until and begin > self._until and at > begin:
+            waited *= (at - self._until) / (at - begin)
+        self._total_s += waited
+        self._until = at
+        return self._total_s
+
+
+def _families(used: Mapping[int, usage.Usage]) -> dict[int, list[proc.Stat]]:
+    return proc.families(proc.all_processes(), used)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def system() -> System:

@@ -55,3 +55,26 @@ def test_ranks_that_compute_longer_are_told_who_waits_for_a_processor() -> None:
     assert text.endswith("(--bind=cores); rank 1 waits 300.0 ms of a step for a processor")
     quiet = scaling.breakdown([rank(0, 0.1, 0.2, 0.05), rank(1, 0.1, 0.2, 0.06)])
     assert quiet.queued_rank is None
+
+
+def test_what_the_launch_has_measured_of_the_late_rank_is_its_cause() -> None:
+    traces = [rank(number, 0.1, 0.2, 0.0) for number in range(3)]
+    step = scaling.breakdown([*traces, rank(3, 0.3, 0.2, 0.0)])
+    step = step._replace(held_by="GPU 3 of rank 3 runs at 1200 MHz, the others at 1980.")
+    small = step._replace(seconds=0.5, waiting=0.0, backward=0.0)
+    changes = scaling.changes(small, step._replace(backward=0.5), ())
+    (text,) = (change.text for change in changes if change.cause == "waiting")
+    assert text.endswith(
+        "rank 3 is 200.0 ms later than the others: GPU 3 of rank 3 runs at 1200 MHz, the others at "
+        "1980"
+    )
+
+
+def test_a_long_error_stands_below_the_table() -> None:
+    fault = "it exited with 1: " + "x" * 200
+    sizes = [scaling.JobSize(number, ()) for number in (1, 2)]
+    run = scaling.ScaledRun(scaling.StepTimes(1.0))
+    shown = scaling.table({sizes[0]: [run], sizes[1]: [scaling.ScaledRun(fault=fault)]}, 0)
+    *figures, last = shown.split("\n")
+    assert last == f"2 failed: {fault}"
+    assert max(map(len, figures)) < 100

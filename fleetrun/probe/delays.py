@@ -1,0 +1,61 @@
+"""What keeps a process from running: other processes, limits of its cgroup, other machines."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from fleetrun.conversion import numbers
+from fleetrun.probe import cgroups, files
+from fleetrun.typehints import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NS_PER_S = 1e9
+_TICKS = os.sysconf("SC_CLK_TCK")
+_ALLOWED = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE)
+# Its place in a line of /proc/stat, after the name (proc(5)).
+_STEAL = 8
+
+
+class Delays(NamedTuple):
+    """Seconds since the start of a process, or of its host; None: the kernel does not tell."""
+
+    # Of the main thread: on a processor, and ready to run but waiting for one.
+    main_s: float | None
+    queued_s: float | None
+    # By which the limits of its cgroups have held it back.
+    throttled_s: float
+    # That the hypervisor gave to others of each of its processors, on average.
+    stolen_s: float | None
+    # The processors that it may use, as the kernel lists them: `0-3,8`.
+    processors: str
+
+
+def of(pid: int, stolen: Mapping[int, float], root: str = "/") -> Delays:
+    """Return the delays of process PID, where STOLEN has the seconds of each processor."""
+    folder = os.path.join(root, "proc", str(pid))
+    # Of the main thread alone.
+    words = files.text(os.path.join(folder, "task", str(pid), "schedstat")).split()
+    main_ns, queued_ns = map(int, words[:2]) if len(words) > 1 else (None, None)
+    match = _ALLOWED.search(files.text(os.path.join(folder, "status")))
+    processors = match[1] if match else ""
+    own = [stolen[number] for number in numbers(processors) if number in stolen]
+    return Delays(
+        main_s=None if main_ns is None else main_ns / _NS_PER_S,
+        queued_s=None if queued_ns is None else queued_ns / _NS_PER_S,
+        throttled_s=cgroups.throttled_s(root, pid),
+        stolen_s=sum(own) / len(own) if own else None,
+        processors=processors,
+    )
+
+
+def stolen(root: str = "/") -> dict[int, float]:
+    """Return by processor the seconds for which the hypervisor ran something else."""
+    rows = [line.split() for line in files.text(os.path.join(root, "proc/stat")).splitlines()]
+    return {
+        int(words[0][3:]): int(words[_STEAL]) / _TICKS
+        for words in rows
+        if words and words[0].startswith("cpu") and words[0] != "cpu" and len(words) > _STEAL
+    }

@@ -1,0 +1,371 @@
+"""Finds the ranks that are slower than the others, and why, from what their hosts measure; pure.
+
+A rank that spends less time in collectives than the others keeps them waiting. What slows it down
+is what holds it back more than the others: its processors, its GPU, its link, or else its data or
+its own work. Without records of collectives, ranks that are held back are named for that.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean, median_low
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.conversion import numbers, ranges, size
+from fleetrun.doctor.gpus import THROTTLES
+from fleetrun.records import names
+from fleetrun.session.exchange import (
+    GpuConditions,
+    HostConditions,
+    LinkConditions,
+    RankConditions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.records.metricsfile import GpuUsage, MetricsRecord
+
+# How much more of its time than the others a rank must be held back, and how many times as long.
+_SHARE, _TIMES = 0.15, 1.5
+# How much less of its time than the others a rank must be in collectives.
+_LATE = 0.15
+# A rank whose main thread runs for less of the time that it has mostly waits.
+_RUNS = 0.5
+# A rank that reads more waits for a disk, not for a lock.
+_READS = 1 << 20
+# How many times as slow as the others a link must be; its least additional round trip.
+_LINK_TIMES, _RTT_S = 3.0, 0.002
+# The least share of segments that are lost on a bad link.
+_LOSS = 0.01
+# Fewer say nothing about a link.
+_LEAST_BYTES, _LEAST_SEGMENTS = 1 << 20, 100
+# The clock of a GPU that is slowed down, as a share of the others'.
+_CLOCK = 0.9
+
+
+# What holds a rank back, the most certain first: waiting for a processor may be due to a limit.
+_HOLDS: Mapping[str, Callable[[RankConditions], float]] = {
+    "throttled": lambda rank: rank.throttled,
+    "queued": lambda rank: rank.queued,
+    "stolen": lambda rank: rank.stolen,
+}
+
+
+class Slowness(NamedTuple):
+    """RANKS, places among all ranks of the job, are slow; TEXT says why, without an end."""
+
+    ranks: tuple[int, ...]
+    # queued, throttled, stolen, gpu, link, data or work.
+    cause: str
+    text: str
+
+
+# A host --------------------------------------------------------------------------------------
+
+
+def measured(
+    records: Sequence[MetricsRecord], plan: LaunchPlan, node_of: Callable[[str], int | None]
+) -> HostConditions | None:
+    """Return what RECORDS of one host, oldest first, say of the time from first to last.
+
+    None: they do not say it of the same ranks. NODE_OF returns the host of an address.
+    """
+    first, last = records[0], records[-1]
+    seconds = last.monotonic - first.monotonic
+    before = {use.pid: use for use in first.ranks}
+    if seconds <= 0 or before.keys() != {use.pid for use in last.ranks}:
+        return None
+    places = {
+        process.name: plan.ranks.index(process.rank)
+        for process in plan.processes
+        if process.rank is not None and process.rank.is_trainer
+    }
+
+    def share(now: float | None, past: float | None) -> float:
+        return -1.0 if now is None or past is None else max(0.0, now - past) / seconds
+
+    ranks = tuple(
+        RankConditions(
+            process=places[use.process],
+            queued=share(use.queued_s, past.queued_s),
+            running=share(use.main_s, past.main_s),
+            collectives=share(use.collectives_s, past.collectives_s),
+            throttled=share(use.throttled_s, past.throttled_s),
+            stolen=share(use.stolen_s, past.stolen_s),
+            read_bytes_per_s=share(use.read_bytes, past.read_bytes),
+            processors=use.processors[:200],
+        )
+        for use in last.ranks
+        for past in [before[use.pid]]
+        if use.process in places
+    )
+    own = {spec.rank: place for place, spec in enumerate(plan.ranks) if spec.is_trainer}
+    gpus = tuple(
+        _gpu(gpu, [one for record in records for one in record.gpus if one.uuid == gpu.uuid], own)
+        for gpu in last.gpus
+        if gpu.ranks
+    )
+    return HostConditions(plan.generation, ranks, gpus, tuple(_links(records, node_of)))
+
+
+def _gpu(now: GpuUsage, looks: Sequence[GpuUsage], places: Mapping[int, int]) -> GpuConditions:
+    throttle = now.throttle or 0
+    for look in looks:
+        throttle &= look.throttle or 0
+    clocks = [look.clock_mhz for look in looks if look.clock_mhz is not None]
+    strangers = set(now.strangers).intersection(*(look.strangers for look in looks))
+    return GpuConditions(
+        number=now.number,
+        processes=tuple(places[rank] for rank in now.ranks if rank in places),
+        throttle=throttle,
+        temperature_c=-1.0 if now.temperature_c is None else now.temperature_c,
+        clock_mhz=max(clocks, default=-1),
+        ecc_errors=(now.ecc_errors or 0) - (looks[0].ecc_errors or 0),
+        strangers=tuple(sorted(strangers)),
+    )
+
+
+def _links(
+    records: Sequence[MetricsRecord], node_of: Callable[[str], int | None]
+) -> Iterator[LinkConditions]:
+    before = {link.peer: link for link in records[0].links}
+    for link in records[-1].links:
+        node, past = node_of(link.peer), before.get(link.peer)
+        if node is None or past is None:
+            continue
+        looks = [one.rtt_s for each in records[1:] for one in each.links if one.peer == link.peer]
+        trips = [rtt_s for rtt_s in looks if rtt_s is not None]
+        acked, busy_s = link.acked_bytes - past.acked_bytes, link.busy_s - past.busy_s
+        segments = link.segments - past.segments
+        yield LinkConditions(
+            node=node,
+            rtt_s=min(trips, default=-1.0),
+            bytes_per_s=acked / busy_s if acked >= _LEAST_BYTES and busy_s > 0 else -1.0,
+            resent=max(0, link.resent - past.resent) / segments
+            if segments >= _LEAST_SEGMENTS
+            else -1.0,
+        )
+
+
+# All hosts -----------------------------------------------------------------------------------
+
+
+def compare(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> tuple[Slowness, ...]:
+    """Return which ranks of the job of PLAN are slower than the others, and why."""
+    ranks = {rank.process: rank for host in hosts.values() for rank in host.ranks}
+    if len(ranks) < 2:
+        return ()
+    causes = [
+        *_of_processors(hosts, ranks, plan),
+        *_of_gpus(hosts, plan),
+        *_of_links(hosts, plan),
+    ]
+    late = _late(ranks)
+    if late is not None:
+        known = {rank for cause in causes for rank in cause.ranks}
+        causes += [_own_work(ranks[rank], plan) for rank in sorted(late.keys() - known)]
+        causes = [_with_waits(cause, late) for cause in causes if _matters(cause, late)]
+    # If they name most ranks, those are not slower than the others.
+    return tuple(cause for cause in causes if len(cause.ranks) <= len(ranks) // 2)
+
+
+def _matters(cause: Slowness, late: Mapping[int, float]) -> bool:
+    """Whether others wait because of CAUSE; for a link, both ends do."""
+    return cause.cause == "link" or bool(late.keys() & set(cause.ranks))
+
+
+def _with_waits(cause: Slowness, late: Mapping[int, float]) -> Slowness:
+    shares = [late[rank] for rank in cause.ranks if rank in late]
+    if not shares:
+        return cause
+    more = f"{max(shares):.0%} more of the time"
+    return cause._replace(text=f"{cause.text}; others wait in collectives for {more}")
+
+
+def _late(ranks: Mapping[int, RankConditions]) -> dict[int, float] | None:
+    """Return the ranks that others wait for, and how much less they wait; None: not known."""
+    shares = {place: rank.collectives for place, rank in ranks.items()}
+    if min(shares.values()) < 0:
+        return None
+    others = {place: _others(shares, place) for place in shares}
+    return {
+        place: others[place] - share
+        for place, share in shares.items()
+        if others[place] - share >= _LATE
+    }
+
+
+def _others(values: Mapping[int, float], place: int) -> float:
+    """Return the median of the VALUES of others than PLACE."""
+    return median_low(value for other, value in values.items() if other != place)
+
+
+def _label(places: Iterable[int], plan: LaunchPlan) -> str:
+    return names.listed([names.spec_label(plan.ranks[place]) for place in places])
+
+
+def _of_processors(
+    hosts: Mapping[int, HostConditions], ranks: Mapping[int, RankConditions], plan: LaunchPlan
+) -> Iterator[Slowness]:
+    """Yield the ranks that wait for their processors longer than the others."""
+    shares = {
+        cause: {place: min(1.0, max(0.0, share(rank))) for place, rank in ranks.items()}
+        for cause, share in _HOLDS.items()
+    }
+    for host in hosts.values():
+        # Those on the same processors for the same reason.
+        groups: dict[tuple[str, str], list[int]] = {}
+        for rank in host.ranks:
+            place = rank.process
+            cause = next((one for one in shares if _stands_out(shares[one], place)), "")
+            if cause:
+                groups.setdefault((cause, rank.processors), []).append(place)
+        for (cause, processors), places in groups.items():
+            who = _label(places, plan)
+            is_one = len(places) == 1
+            time = f"{fmean(shares[cause][place] for place in places):.0%} of the time"
+            if cause == "throttled":
+                text = f"the limits of {'its' if is_one else 'their'} control group hold {who} back"
+                text += f" {time} (`cpu.max`, or the container's --cpus)"
+            elif cause == "stolen":
+                text = f"the hypervisor gives the processors of {who} to others {time}"
+            else:
+                text = f"{who} {'waits' if is_one else 'wait'} {time} for "
+                text += _contended(processors, places, host, plan)
+            yield Slowness(tuple(places), cause, text)
+
+
+def _stands_out(shares: Mapping[int, float], place: int) -> bool:
+    others = _others(shares, place)
+    return shares[place] >= max(others + _SHARE, others * _TIMES)
+
+
+def _contended(
+    processors: str, places: Sequence[int], host: HostConditions, plan: LaunchPlan
+) -> str:
+    """Name PROCESSORS, and who else uses them."""
+    own = set(numbers(processors))
+    which = f"processor{'s' * (len(own) > 1)} {ranges(own, ',')}" if own else "a processor"
+    sharing = [rank.process for rank in host.ranks if own & set(numbers(rank.processors))]
+    others = [place for place in sharing if place not in places]
+    if len(sharing) <= len(own) or not own:
+        return f"{which}, which other programs use, too"
+    if others:
+        return (
+            f"{which}, which {_label(others, plan)} may use, too (--bind=cores gives each its own)"
+        )
+    return f"{which}, to which all of them are bound (--bind=cores gives each its own)"
+
+
+def _of_gpus(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> Iterator[Slowness]:
+    """Yield the ranks whose GPUs are slower than the others'."""
+    gpus = [gpu for host in hosts.values() for gpu in host.gpus if gpu.processes]
+    for gpu in gpus:
+        others = [other for other in gpus if other is not gpu]
+        clocks = [other.clock_mhz for other in others if other.clock_mhz > 0]
+        slow = [
+            text
+            for bit, text in THROTTLES.items()
+            if gpu.throttle & bit and not all(other.throttle & bit for other in others)
+        ]
+        parts = [f"is slowed down: {', '.join(slow)}"] if slow else []
+        if clocks and 0 < gpu.clock_mhz < median_low(clocks) * _CLOCK:
+            parts.append(f"runs at {gpu.clock_mhz} MHz, the others at {median_low(clocks)}")
+        if parts and gpu.temperature_c > 0:
+            parts[-1] += f" ({gpu.temperature_c:.0f} °C)"
+        if gpu.strangers:
+            pids = ranges(gpu.strangers)
+            parts.append(f"is used by another program, too (pid {pids})")
+        if gpu.ecc_errors > 0:
+            parts.append(f"has had {gpu.ecc_errors} uncorrected ECC errors just now")
+        if parts:
+            who = _label(gpu.processes, plan)
+            text = f"GPU {gpu.number} of {who} {' and '.join(parts)}"
+            yield Slowness(gpu.processes, "gpu", text)
+
+
+def _of_links(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> Iterator[Slowness]:
+    """Yield the hosts whose best link is worse than that of the others."""
+    pairs: dict[frozenset[int], list[LinkConditions]] = {}
+    for node, host in hosts.items():
+        for link in host.links:
+            pairs.setdefault(frozenset((node, link.node)), []).append(link)
+    nodes = sorted({node for pair in pairs for node in pair})
+    if len(nodes) < 3:
+        yield from _of_only_link(hosts, pairs, plan)
+        return
+
+    # By host: the best of its links, each of which is as bad as its worse direction.
+    def best(value: Callable[[LinkConditions], float]) -> dict[int, float]:
+        worst = {
+            pair: max(known)
+            for pair, links in pairs.items()
+            if (known := [value(link) for link in links if value(link) >= 0])
+        }
+        return {
+            node: min(of)
+            for node in nodes
+            if (of := [seconds for pair, seconds in worst.items() if node in pair])
+        }
+
+    trips = best(lambda link: link.rtt_s)
+    # Seconds for a byte: less is better here, too.
+    speeds = best(lambda link: 1 / link.bytes_per_s if link.bytes_per_s > 0 else -1.0)
+    losses = best(lambda link: link.resent)
+    for node in nodes:
+        parts = []
+        if _is_worse(trips, node, _RTT_S):
+            trip, usual = f"{trips[node] * 1e3:.1f} ms", _others(trips, node) * 1e3
+            parts.append(f"round trips take {trip}, elsewhere {usual:.1f}")
+        if _is_worse(speeds, node, 0.0):
+            speed, faster = size(1 / speeds[node]), size(1 / _others(speeds, node))
+            parts.append(f"it carries {speed} a second, others {faster}")
+        if _is_worse(losses, node, _LOSS):
+            parts.append(f"{losses[node]:.1%} of the segments are lost")
+        places = [place for place, spec in enumerate(plan.ranks) if spec.node_rank == node]
+        if parts and places:
+            text = f"the link of {plan.nodes[node]} ({_label(places, plan)}) is slow"
+            yield Slowness(tuple(places), "link", f"{text}: {', '.join(parts)}")
+
+
+def _is_worse(values: Mapping[int, float], node: int, least: float) -> bool:
+    if node not in values or len(values) < 3:
+        return False
+    others = _others(values, node)
+    return values[node] >= max(others * _LINK_TIMES, others + least) and values[node] > 0
+
+
+def _of_only_link(
+    hosts: Mapping[int, HostConditions],
+    pairs: Mapping[frozenset[int], Sequence[LinkConditions]],
+    plan: LaunchPlan,
+) -> Iterator[Slowness]:
+    """Yield the link of two hosts if it loses much; nothing tells which end is the cause."""
+    for pair, links in pairs.items():
+        loss = max(link.resent for link in links)
+        if loss >= _LOSS and hosts:
+            ends = " and ".join(plan.nodes[node] for node in sorted(pair))
+            text = f"the link between {ends} is bad: {loss:.1%} of the segments are lost"
+            yield Slowness((), "link", text)
+
+
+def _own_work(rank: RankConditions, plan: LaunchPlan) -> Slowness:
+    """Return what a rank does that is late without being held back."""
+    who = _label((rank.process,), plan)
+    left = 1.0 - max(rank.collectives, 0.0)
+    if rank.running < 0:
+        return Slowness((rank.process,), "work", f"{who} is slow")
+    if rank.running >= _RUNS * left:
+        text = f"{who} computes longer ({rank.running:.0%} of the time on a processor)"
+        return Slowness((rank.process,), "work", text)
+    waits = max(0.0, left - rank.running)
+    if rank.read_bytes_per_s >= _READS:
+        text = f"{who} waits {waits:.0%} of the time for its data"
+        text += f"; it reads {size(rank.read_bytes_per_s)} a second from a disk"
+    else:
+        text = (
+            f"{who} waits {waits:.0%} of the time, neither on a processor nor in a collective: for "
+            "its data, a disk or a lock (`fleetrun stacks`)"
+        )
+    return Slowness((rank.process,), "data", text)

@@ -1,0 +1,143 @@
+"""Reports which ranks are slower than the others, and why, while the job runs.
+
+The process that writes metrics.jsonl measures. Each host tells the coordinator's host what it has
+seen of its ranks in the last seconds, and that compares.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fleetrun.plan.visible import sentence
+from fleetrun.records import metricsfile, names, reading
+from fleetrun.run.events import RunWarning
+from fleetrun.session.exchange import HostConditions
+from fleetrun.sources import conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fleetrun.records.metricsfile import MetricsRecord
+    from fleetrun.run.loop import Waiting
+    from fleetrun.run.observers import ObservedJob
+    from fleetrun.session.driver import Session
+    from fleetrun.sources.conditions import Slowness
+
+# Over so many measurements ranks are compared.
+_SPANS = 6
+# A rank that reports no steps is compared when it has run for this long: its imports are over.
+_STEPLESS_S = 60.0
+# The same line is repeated no sooner than this; the pause doubles each time.
+_AGAIN_S = 60.0
+_MOST_LINES = 4
+
+
+class SlowRanks:
+    """Compares the ranks of JOB by what their hosts measure."""
+
+    def __init__(self, job: ObservedJob, session: Session | None) -> None:
+        self._job = job
+        self._session = session
+        self._period_s = job.request.metrics_period_s
+        self._begin()
+        # What other hosts have told, and when.
+        self._received: dict[int, tuple[HostConditions, float]] = {}
+        # When a line about these ranks may come again, and how long after that the next one.
+        self._reported: dict[tuple[tuple[int, ...], str], tuple[float, float]] = {}
+        self._newest: tuple[Slowness, ...] = ()
+        self._file = reading.GrowingFile(os.path.join(job.folder.path, names.METRICS))
+
+    def open(self, waiting: Waiting, declare: Callable[[RunWarning], None]) -> None:
+        """Look at each new measurement."""
+        self._waiting, self._declare = waiting, declare
+        if self._session is not None:
+            self._session.hearers[HostConditions] = self._take
+        self._wait()
+
+    def restart(self) -> None:
+        """Start over: the ranks are new."""
+        self._begin()
+        self._received.clear()
+        self._newest = ()
+
+    def why(self, processes: Iterable[int]) -> str:
+        """Return what is known to slow down PROCESSES of this host; empty: nothing."""
+        plan = self._job.plan
+        ranks = [plan.processes[process].rank for process in processes]
+        places = {plan.ranks.index(rank) for rank in ranks if rank is not None}
+        return next((one.text for one in self._newest if places & set(one.ranks)), "")
+
+    def _begin(self) -> None:
+        self._records: deque[MetricsRecord] = deque(maxlen=_SPANS + 1)
+        self._first_at: float | None = None
+
+    def _wait(self) -> None:
+        self._waiting.timer("slow", time.monotonic() + self._period_s, self._look)
+
+    def _look(self) -> None:
+        self._wait()
+        for line in self._file.read().splitlines():
+            record = metricsfile.parse(line)
+            if record is not None and record.attempt == self._job.plan.generation:
+                self._first_at = self._first_at or record.monotonic
+                if _trains(record, self._first_at):
+                    self._records.append(record)
+        if len(self._records) <= _SPANS:
+            return
+        node_of = {spec.endpoint.host: spec.node_rank for spec in self._job.plan.ranks}.get
+        measured = conditions.measured(tuple(self._records), self._job.plan, node_of)
+        # What is compared next overlaps with this by half.
+        for _ in range(_SPANS // 2):
+            self._records.popleft()
+        if measured is None:
+            self._records.clear()
+        elif self._session is None:
+            self._take(self._job.plan.node_rank, measured)
+        else:
+            self._session.to_coordinator(measured)
+
+    def _take(self, node_rank: int, message: HostConditions) -> None:
+        """Take what a host has measured, and compare once all have told."""
+        plan, now = self._job.plan, time.monotonic()
+        if message.generation != plan.generation or not _is_sound(message, node_rank, self._job):
+            return
+        self._received[node_rank] = message, now
+        nodes = {spec.node_rank for spec in plan.ranks if spec.is_trainer}
+        oldest = now - 2 * _SPANS * self._period_s
+        fresh = {node: told for node, (told, at) in self._received.items() if at >= oldest}
+        if nodes - fresh.keys():
+            return
+        self._received.clear()
+        self._newest = conditions.compare(fresh, plan)
+        for one in self._newest[:_MOST_LINES]:
+            self._report(one, now)
+
+    def _report(self, finding: Slowness, now: float) -> None:
+        key = finding.ranks, finding.cause
+        due, pause = self._reported.get(key, (now, _AGAIN_S))
+        if now < due:
+            return
+        self._reported[key] = now + pause, pause * 2
+        text = f"{sentence(finding.text)}."
+        self._job.log(text)
+        labels = tuple(names.spec_label(self._job.plan.ranks[place]) for place in finding.ranks)
+        self._declare(RunWarning("straggler", text, now, labels))
+
+
+def _trains(record: MetricsRecord, first_at: float) -> bool:
+    """Whether all ranks have begun to train, as far as can be seen."""
+    has_steps = all(use.step is not None for use in record.ranks)
+    return bool(record.ranks) and (has_steps or record.monotonic - first_at >= _STEPLESS_S)
+
+
+def _is_sound(message: HostConditions, node_rank: int, job: ObservedJob) -> bool:
+    """Whether MESSAGE tells only of the ranks of its host, as a launcher does."""
+    ranks = job.plan.ranks
+    told = [rank.process for rank in message.ranks]
+    told += [place for gpu in message.gpus for place in gpu.processes]
+    return all(0 <= n < len(ranks) and ranks[n].node_rank == node_rank for n in told) and all(
+        0 <= link.node < len(job.plan.nodes) for link in message.links
+    )

@@ -1,0 +1,275 @@
+"""Which ranks are slower than the others and why, from what their hosts measure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import plans
+import pytest
+from metricsrecords import a_record
+
+from fleetrun.records.metricsfile import GpuUsage, LinkUse, MetricsRecord
+from fleetrun.session.exchange import (
+    GpuConditions,
+    HostConditions,
+    LinkConditions,
+    RankConditions,
+)
+from fleetrun.sources import conditions
+
+if TYPE_CHECKING:
+    from fleetrun.model import LaunchPlan
+
+PLAN = plans.plan(per_node=4)
+
+
+def rank(place: int, **changes: object) -> RankConditions:
+    usual = RankConditions(place, 0.05, 0.5, -1.0, 0.0, 0.0, 0.0, f"{place}")
+    return usual._replace(**changes)  # type: ignore[arg-type]
+
+
+def host(*odd: RankConditions, gpus: tuple[GpuConditions, ...] = ()) -> HostConditions:
+    """Return a host of four ranks, of which ODD are as given."""
+    ranks = {place: rank(place) for place in range(4)} | {one.process: one for one in odd}
+    return HostConditions(0, tuple(ranks.values()), gpus, ())
+
+
+def told(host: HostConditions, plan: LaunchPlan = PLAN) -> list[tuple[tuple[int, ...], str, str]]:
+    found = conditions.compare({0: host}, plan)
+    return [(one.ranks, one.cause, one.text) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("odd", "ranks", "cause", "text"),
+    [
+        (
+            [rank(2, queued=0.9, throttled=0.6)],
+            (2,),
+            "throttled",
+            (
+                "the limits of its control group hold rank 2 back 60% of the time (`cpu.max`, or "
+                "the container's --cpus)"
+            ),
+        ),
+        (
+            [rank(2, queued=0.5)],
+            (2,),
+            "queued",
+            "rank 2 waits 50% of the time for processor 2, which other programs use, too",
+        ),
+        (
+            [rank(place, queued=0.5, processors="2") for place in (2, 3)],
+            (2, 3),
+            "queued",
+            (
+                "ranks 2-3 wait 50% of the time for processor 2, to which all of them are bound "
+                "(--bind=cores gives each its own)"
+            ),
+        ),
+        (
+            [rank(2, queued=0.5, processors="2"), rank(3, processors="2")],
+            (2,),
+            "queued",
+            (
+                "rank 2 waits 50% of the time for processor 2, which rank 3 may use, too "
+                "(--bind=cores gives each its own)"
+            ),
+        ),
+        (
+            [rank(1, stolen=0.34)],
+            (1,),
+            "stolen",
+            "the hypervisor gives the processors of rank 1 to others 34% of the time",
+        ),
+    ],
+)
+def test_a_rank_that_is_held_back_is_named_with_what_holds_it(
+    odd: list[RankConditions], ranks: tuple[int, ...], cause: str, text: str
+) -> None:
+    assert told(host(*odd)) == [(ranks, cause, text)]
+
+
+def test_ranks_that_are_all_held_back_are_not_slower_than_each_other() -> None:
+    assert told(host(*(rank(place, queued=0.6, throttled=0.5) for place in range(4)))) == []
+    assert told(host(*(rank(place, queued=0.6) for place in range(3)))) == []
+
+
+def late(place: int, collectives: float, **changes: object) -> list[RankConditions]:
+    """Return four ranks that record collectives, of which that of PLACE waits less."""
+    others = [rank(other, collectives=0.6, running=0.3) for other in range(4) if other != place]
+    return [*others, rank(place, collectives=collectives, **changes)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "text"),
+    [
+        (
+            {"running": 0.2, "read_bytes_per_s": 12e6},
+            "data",
+            "rank 3 waits 70% of the time for its data; it reads 11.4 MiB a second from a disk",
+        ),
+        (
+            {"running": 0.2},
+            "data",
+            (
+                "rank 3 waits 70% of the time, neither on a processor nor in a collective: for its "
+                "data, a disk or a lock (`fleetrun stacks`)"
+            ),
+        ),
+        ({"running": 0.8}, "work", "rank 3 computes longer (80% of the time on a processor)"),
+        (
+            {"running": 0.3, "throttled": 0.5},
+            "throttled",
+            (
+                "the limits of its control group hold rank 3 back 50% of the time (`cpu.max`, or "
+                "the container's --cpus)"
+            ),
+        ),
+    ],
+)
+def test_a_rank_for_which_others_wait_in_collectives_is_named(
+    changes: dict[str, object], cause: str, text: str
+) -> None:
+    text += "; others wait in collectives for 50% more of the time"
+    assert told(host(*late(3, 0.1, **changes))) == [((3,), cause, text)]
+
+
+def test_a_rank_that_is_held_back_while_nobody_waits_for_it_is_not_named() -> None:
+    assert told(host(*late(3, 0.55, queued=0.5))) == []
+
+
+def gpu(number: int, **changes: object) -> GpuConditions:
+    usual = GpuConditions(number, (number,), 0, 61.0, 1980, 0, ())
+    return usual._replace(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"throttle": 0x40, "temperature_c": 88.0},
+            "GPU 1 of rank 1 is slowed down: it is too hot (hardware thermal slowdown) (88 °C)",
+        ),
+        ({"clock_mhz": 1200}, "GPU 1 of rank 1 runs at 1200 MHz, the others at 1980 (61 °C)"),
+        ({"strangers": (4711,)}, "GPU 1 of rank 1 is used by another program, too (pid 4711)"),
+        ({"ecc_errors": 2}, "GPU 1 of rank 1 has had 2 uncorrected ECC errors just now"),
+    ],
+)
+def test_the_gpu_that_is_slower_than_the_others_is_named(
+    changes: dict[str, object], text: str
+) -> None:
+    gpus = tuple(gpu(number, **changes if number == 1 else {}) for number in range(4))
+    assert told(host(gpus=gpus)) == [((1,), "gpu", text)]
+
+
+def test_gpus_that_are_all_slowed_down_are_alike() -> None:
+    # As a power cap, which holds all of them, and is no trouble.
+    assert told(host(gpus=tuple(gpu(number, throttle=0x44) for number in range(4)))) == []
+
+
+def linked(nodes: int, links: dict[tuple[int, int], LinkConditions]) -> dict[int, HostConditions]:
+    """Return hosts of one rank each, with LINKS from the first to the second of each pair."""
+    return {
+        node: HostConditions(
+            0,
+            (rank(node),),
+            (),
+            tuple(
+                links.get((node, other), LinkConditions(other, 0.0002, 1e9, 0.0))
+                for other in range(nodes)
+                if other != node
+            ),
+        )
+        for node in range(nodes)
+    }
+
+
+def hosts_of(number: int) -> LaunchPlan:
+    return plans.plan(hosts=tuple("abcdef"[:number]), per_node=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rtt_s": 0.0402}, "round trips take 40.2 ms, elsewhere 0.2"),
+        ({"bytes_per_s": 2e6}, "it carries 1.91 MiB a second, others 954 MiB"),
+        ({"resent": 0.034}, "3.4% of the segments are lost"),
+    ],
+)
+@pytest.mark.parametrize("is_inward", [False, True])
+def test_the_host_whose_best_link_is_bad_is_named(
+    changes: dict[str, float], text: str, *, is_inward: bool
+) -> None:
+    links = {
+        ((other, 2) if is_inward else (2, other)): LinkConditions(
+            2 if is_inward else other, 0.0002, 1e9, 0.0
+        )._replace(**changes)  # type: ignore[arg-type]
+        for other in (0, 1, 3)
+    }
+    found = conditions.compare(linked(4, links), hosts_of(4))
+    assert found == (conditions.Slowness((2,), "link", f"the link of c (rank 2) is slow: {text}"),)
+
+
+def test_one_bad_pair_names_no_host() -> None:
+    bad = LinkConditions(1, 0.04, 2e6, 0.03)
+    links = {(0, 1): bad, (1, 0): bad._replace(node=0)}
+    assert conditions.compare(linked(4, links), hosts_of(4)) == ()
+
+
+def test_of_two_hosts_only_a_link_that_loses_is_told_of_and_no_end_is_blamed() -> None:
+    slow = {(0, 1): LinkConditions(1, 0.04, 2e6, 0.0)}
+    assert conditions.compare(linked(2, slow), hosts_of(2)) == ()
+    bad = {(0, 1): LinkConditions(1, 0.0002, 1e9, 0.05)}
+    text = "the link between a and b is bad: 5.0% of the segments are lost"
+    found = conditions.compare(linked(2, bad), hosts_of(2))
+    assert found == (conditions.Slowness((), "link", text),)
+
+
+# What a host measures ----------------------------------------------------------------------------
+
+
+def measured(first: MetricsRecord, *later: MetricsRecord) -> HostConditions | None:
+    plan = plans.plan(hosts=("a", "b"), per_node=2)
+    return conditions.measured((first, *later), plan, {"a": 0, "b": 1}.get)
+
+
+def record(at: float, queued_s: float, link: LinkUse, gpu: GpuUsage) -> MetricsRecord:
+    made = a_record()
+    ranks = tuple(
+        use._replace(queued_s=queued_s, main_s=at, throttled_s=None, processors="0-1")
+        for use in made.ranks
+    )
+    return made._replace(monotonic=at, ranks=ranks, links=(link,), gpus=(gpu,))
+
+
+def test_what_a_host_measures_becomes_shares_of_the_time() -> None:
+    (gpu,) = a_record().gpus
+    hot = gpu._replace(throttle=0x44, clock_mhz=1500, ecc_errors=1, strangers=(7, 8))
+    first = record(10.0, 1.0, LinkUse("b", None, 5 << 20, 1.0, 1000, 3), hot)
+    middle = record(
+        15.0, 2.0, LinkUse("b", 0.002, 8 << 20, 2.0, 1500, 3), hot._replace(throttle=0x04)
+    )
+    last = record(
+        20.0,
+        6.0,
+        LinkUse("b", 0.001, 25 << 20, 3.0, 2000, 13),
+        hot._replace(strangers=(8,), ecc_errors=3),
+    )
+    told = measured(first, middle, last)
+    assert told is not None
+    assert told.ranks[0] == RankConditions(0, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0, "0-1")
+    # The read bytes of rank 1 are not known.
+    assert [one.read_bytes_per_s for one in told.ranks] == [0.0, -1.0]
+    assert told.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)
+    assert told.gpus == (GpuConditions(0, (0,), 0x04, 61.0, 1500, 2, (8,)),)
+
+
+def test_other_ranks_and_other_peers_are_not_compared() -> None:
+    (gpu,) = a_record().gpus
+    link = LinkUse("elsewhere", 0.001, 25 << 20, 3.0, 2000, 13)
+    first, last = record(10.0, 1.0, link, gpu), record(20.0, 1.0, link, gpu)
+    told = measured(first, last)
+    assert told is not None
+    assert told.links == ()
+    assert measured(first, last._replace(ranks=last.ranks[:1])) is None
+    assert measured(first, first) is None

@@ -1,0 +1,111 @@
+"""A running job says which rank is slow and why, once, from what the hosts measure."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import plans
+from metricsrecords import a_record
+from timers import Timers
+
+from fleetrun.records import metricsfile, names
+from fleetrun.session.exchange import HostConditions, LinkConditions, RankConditions
+from fleetrun.sources.slowness import SlowRanks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fleetrun.run.events import RunWarning
+
+
+class Host:
+    """A host whose measurements a test writes."""
+
+    def __init__(self, folder: Path, session: Any = None, node: int = 0, **plan: Any) -> None:
+        self.path = folder / f"node{node}"
+        self.path.mkdir()
+        self.said: list[str] = []
+        self.declared: list[RunWarning] = []
+        self.timers = Timers()
+        made = plans.plan(cwd=str(folder), run_dir=f"node{node}", node=node, **plan)
+        self.job = plans.job(made, log=self.said.append, metrics_period_s=5.0)
+        self.slow = SlowRanks(self.job, session)
+        self.slow.open(self.timers, self.declared.append)
+
+    def measure(self, looks: int, *, step: int | None = 3, queued: float = 0.6) -> None:
+        """Write LOOKS measurements, in which the last rank waits for a processor, and take them."""
+        ranks = [spec.rank.rank for spec in self.job.plan.processes if spec.rank is not None]
+        for look in range(looks):
+            uses = tuple(
+                a_record()
+                .ranks[0]
+                ._replace(
+                    process=f"trainer.{rank}",
+                    rank=rank,
+                    pid=100 + rank,
+                    step=step,
+                    queued_s=5.0 * look * (queued if rank == ranks[-1] else 0.01),
+                    processors=str(rank),
+                )
+                for rank in ranks
+            )
+            record = a_record()._replace(monotonic=5.0 * look, attempt=0, ranks=uses, gpus=())
+            metricsfile.append(str(self.path / names.METRICS), record)
+        assert self.timers.elapse("slow")
+
+
+TEXT = "Rank 1 waits 60% of the time for processor 1, which other programs use, too."
+
+
+def test_the_slow_rank_is_named_once_when_ranks_train(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.measure(7, step=None)
+    assert host.said == []
+    host.measure(6)
+    assert host.said == []
+    host.measure(7)
+    assert host.said == [TEXT]
+    assert [(one.what, one.labels) for one in host.declared] == [("straggler", ("rank 1",))]
+    assert (host.slow.why([1]), host.slow.why([0])) == (TEXT[0].lower() + TEXT[1:-1], "")
+    host.measure(7)
+    assert host.said == [TEXT]
+    host.slow.restart()
+    assert host.slow.why([1]) == ""
+
+
+def test_ranks_that_report_no_step_are_compared_after_a_minute(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.measure(20, step=None)
+    assert host.said == [TEXT]
+
+
+def test_the_coordinators_host_compares_all_hosts(tmp_path: Path) -> None:
+    hearers: dict[type, Any] = {}
+    names_of = ("a", "b", "c")
+    hosts = [
+        Host(
+            tmp_path,
+            SimpleNamespace(
+                hearers=hearers if not node else {},
+                to_coordinator=lambda message, node=node: hearers[HostConditions](node, message),
+            ),
+            node,
+            hosts=names_of,
+            per_node=1,
+        )
+        for node in range(3)
+    ]
+    rank = RankConditions(1, 0.9, 0.1, -1.0, 0.0, 0.0, 0.0, "0")
+    # What a host tells of another's ranks, of no host, or of another attempt counts for nothing.
+    for wrong in (
+        HostConditions(0, (rank,), (), ()),
+        HostConditions(0, (), (), (LinkConditions(7, 0.1, -1.0, -1.0),)),
+        HostConditions(1, (rank._replace(process=2),), (), ()),
+    ):
+        hearers[HostConditions](2, wrong)
+    for host, queued in zip(hosts, (0.0, 0.0, 0.5), strict=True):
+        assert hosts[0].said == []
+        host.measure(7, queued=queued)
+    text = "Rank 2 waits 50% of the time for processor 2, which other programs use, too."
+    assert [host.said for host in hosts] == [[text], [], []]
