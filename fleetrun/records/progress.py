@@ -106,13 +106,17 @@ def tail(log: LogRecord) -> bytes:
     return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in paths)
 
 
+def beat(run_dir: str, log: LogRecord) -> str:
+    """Return the path of the heartbeat of LOG's process."""
+    return os.path.join(run_dir, names.heartbeat(log.file_key))
+
+
 def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
     """Return the time and the step of the heartbeat of LOG's process.
 
     None if there is none of this attempt.
     """
-    name = names.heartbeat(log.file_key)
-    path = os.path.join(run_dir, name)
+    path = beat(run_dir, log)
     step = heartbeat.read_step(path)
     if step is not None:
         with suppress(OSError):

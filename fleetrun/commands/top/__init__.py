@@ -130,7 +130,8 @@ def _draw(console: Console, snapshot: Snapshot, view: View) -> None:
     else:
         lines = screen.frame(snapshot, width, room, view)
     lines += [Text(" " * width)] * (height - 1 - len(lines))
-    lines.append(screen.cut(Text(screen.footer(view), "dim"), width))
+    hints = screen.fitting(screen.footer(view), width)
+    lines.append(screen.cut(Text(hints, "dim"), width))
     console.control(Control.home())
     console.print(Text("\n").join(lines), end="", soft_wrap=True)
 

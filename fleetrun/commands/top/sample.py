@@ -254,6 +254,7 @@ class Sampler:
         now = time.monotonic()
         state_of_log = self._logs.setdefault(log.path, _LogState())
         size = sum(map(reading.size, log.paths))
+        is_first = state_of_log.size == -1
         if size != state_of_log.size:
             state_of_log.size = size
             printed = progress.of(progress.tail(log), self._pattern)
@@ -267,6 +268,10 @@ class Sampler:
             )
             state_of_log.lived_at = now
         self._see_step(run, log, state_of_log)
+        if is_first:
+            # A rank may have been silent before anybody looked.
+            written_at = max(map(reading.written_at, (*log.paths, progress.beat(run.path, log))))
+            state_of_log.lived_at = now - max(0.0, time.time() - (written_at or time.time()))
         is_over = log.ended_at is not None
         state, is_odd = _state(log, used, is_alive=is_alive, quiet_s=now - state_of_log.lived_at)
         if not is_over and state == "running" and self._lags(run, log):

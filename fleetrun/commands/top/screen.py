@@ -175,8 +175,19 @@ def footer(view: View) -> str:
     words = f"[{view.words}]" if view.words else ""
     order = f"[{view.order}{' reversed' * view.is_reversed}]"
     toggle = "ranks" if view.what == HOSTS else "hosts"
-    sort = f"s sort{order} r reverse  /{words} filter  o odd"
-    return f"q quit  l log  t stacks  {sort}  h {toggle}  arrows"
+    sort = f"s sort{order}  r reverse  /{words} filter  o odd"
+    return f"q quit  l log  t stacks  h {toggle}  {sort}  arrows"
+
+
+def fitting(hints: str, width: int) -> str:
+    """Return as many of the HINTS, two blanks apart, as fit into WIDTH whole.
+
+    >>> fitting("q quit  l log  arrows", 16)
+    'q quit  l log'
+    """
+    if len(hints) <= width:
+        return hints
+    return hints[: width + 2].rpartition("  ")[0] or hints
 
 
 def cut(line: Text, width: int) -> Text:

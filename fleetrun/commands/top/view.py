@@ -107,8 +107,14 @@ def _back(view: View) -> View:
     return view._replace(what=RANKS) if view.what in (LOG, STACKS) else view._replace(is_over=True)
 
 
-def _sorted(view: View, step: int) -> View:
-    place = (ORDERS.index(view.order) + step) % len(ORDERS)
+def _sorted(view: View, step: int, rows: Sequence[RankRow]) -> View:
+    """Return VIEW sorted by the next column that has values in ROWS."""
+    place = ORDERS.index(view.order)
+    for _ in ORDERS:
+        place = (place + step) % len(ORDERS)
+        measure = _ORDERS.get(ORDERS[place])
+        if measure is None or any(measure(row) is not None for row in rows):
+            break
     return view._replace(order=ORDERS[place], is_reversed=False)
 
 
@@ -130,8 +136,8 @@ _ACTIONS: dict[bytes, Callable[[View, Sequence[RankRow]], View]] = {
     b"\x1b": lambda view, _: (
         _back(view) if view.what in (LOG, STACKS) else View(has_bars=view.has_bars)
     ),
-    b"s": lambda view, _: _sorted(view, 1),
-    b"S": lambda view, _: _sorted(view, -1),
+    b"s": lambda view, rows: _sorted(view, 1, rows),
+    b"S": lambda view, rows: _sorted(view, -1, rows),
     b"r": lambda view, _: view._replace(is_reversed=not view.is_reversed),
     b"/": lambda view, _: view._replace(is_typing=True, words=""),
     b"o": lambda view, _: view._replace(words="" if view.words == "odd" else "odd"),

@@ -98,6 +98,18 @@ def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> N
     assert (row.step, row.loss) == (9, 0.5)
 
 
+def test_a_rank_that_was_silent_before_anybody_looked_is_silent(tmp_path: Path) -> None:
+    log = tmp_path / "workerlog.0"
+    log.write_text("step 7 loss 0.5\n")
+    long_ago = time.time() - 100
+    os.utime(log, (long_ago, long_ago))
+    run = a_run(tmp_path)
+    with held(tmp_path):
+        assert sampler_of(run).sample().rows[0].state == "silent 1m40s"
+        (tmp_path / names.heartbeat("0")).write_text("9\n")
+        assert sampler_of(run).sample().rows[0].state == "running"
+
+
 def test_steps_come_from_either_stream(tmp_path: Path) -> None:
     out, err = tmp_path / "workerlog.0", tmp_path / "workererr.0"
     out.write_text("step 7 loss 0.5\n")

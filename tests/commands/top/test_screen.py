@@ -229,6 +229,9 @@ def test_keys_sort_filter_and_choose() -> None:
     assert pressed(snapshot, b"jlq").what == "ranks"
     assert pressed(snapshot, b"q").is_over
     assert after(View(), b"t", rows, 5).selected == "rank 100"
+    # Columns without values are passed over.
+    bare = a_snapshot(a_row(0, gpu_percent=None, gpu_memory_bytes=None))
+    assert [pressed(bare, b"s" * times).order for times in (2, 3)] == ["mem", "step"]
 
 
 def test_a_terminal_without_block_characters_gets_no_bars() -> None:
