@@ -11,6 +11,7 @@ from fleetrun.typehints import Any, NamedTuple, TypeAlias
 
 # The default --job_id, as in Paddle.
 UNNAMED_JOB = "default"
+_INTERPRETERS = ("python", "sh", "bash", "dash", "zsh")
 
 
 class Setting(NamedTuple):
@@ -28,6 +29,19 @@ class Script(NamedTuple):
     form: str
     target: str
     args: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of what trains: of a shell or Python, that of its script.
+
+        >>> Script("file", "bin/train.py", ()).name, Script("file", "sh", ("-x", "run.sh")).name
+        ('train.py', 'run.sh')
+        """
+        name = self.target.rpartition("/")[2]
+        first = next((arg for arg in self.args if not arg.startswith("-")), "")
+        if first and "-c" not in self.args and name.rstrip("0123456789.") in _INTERPRETERS:
+            return first.rpartition("/")[2]
+        return name
 
 
 KnobValue = bool | int | float | str | tuple[int | float | str, ...]

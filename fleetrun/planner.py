@@ -341,7 +341,7 @@ def run_name(request: Request, started_utc: str, pid: int) -> str:
     job = request.job_id
     if job == UNNAMED_JOB:
         # The name that people use.
-        script = request.script.target.rpartition("/")[2].removesuffix(".py")
+        script = request.script.name.removesuffix(".py")
         job = script if script.strip(".") else job
     if not job or "/" in job or "\0" in job or job in {".", ".."}:
         raise UsageError(

@@ -7,7 +7,7 @@ from planning import a_request, a_roster, from_variable, some_facts
 
 from fleetrun import planner
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import LaunchPlan, Processors, Rules
+from fleetrun.model import LaunchPlan, Processors, Rules, Script
 from fleetrun.plan.devices import Share, share
 
 
@@ -90,6 +90,22 @@ def run_name(job_id: str) -> str:
 )
 def test_a_job_gives_its_name_to_the_run(job_id: str, expected: str) -> None:
     assert run_name(job_id) == f"20250102T030405Z-{expected}-4711"
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        (Script("file", "sh", ("jobs/run.sh", "7")), "run.sh"),
+        (Script("file", "/usr/bin/python3.11", ("-u", "train.py")), "train"),
+        (Script("file", "python", ("-m", "pkg.train")), "pkg.train"),
+        (Script("file", "bash", ("-c", "train")), "bash"),
+        (Script("file", "nsys", ("profile", "sh")), "nsys"),
+        (Script("file", "sh", ()), "sh"),
+    ],
+)
+def test_a_job_without_a_name_is_called_after_what_trains(script: Script, name: str) -> None:
+    request = a_request(script=script)
+    assert planner.run_name(request, "t", 1) == f"t-{name}-1"
 
 
 @pytest.mark.parametrize("job_id", ["", "a/b", ".", "..", "a\0"])

@@ -26,8 +26,11 @@ _SPANS = {
     "flight": ("allreduce in flight", "#e08a1e"),
 }
 _PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#7a6a4f", "#808080")
-# Two runs side by side: the ranks of each in shades of one colour.
-_SIDES = (("#1f5fb8", "#4a8ae0", "#86b4f0"), ("#c2690c", "#e9973f", "#f3bd82"))
+# Two runs side by side: the ranks of one in cold colours, those of the other in warm ones.
+_SIDES = (
+    ("#1f5fb8", "#4a8ae0", "#86b4f0", "#5a4fcf", "#9a93ec", "#159aa5", "#66c4cc", "#3d7f9e"),
+    ("#c2690c", "#e9973f", "#f3bd82", "#b8321f", "#e0705f", "#a8820a", "#d6b447", "#8c5a3c"),
+)
 _MIB = 1 << 20
 _MOST_LINES = 8
 # From so many points on the average says more than the points.

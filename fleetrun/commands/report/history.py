@@ -597,7 +597,7 @@ def _script(command: Sequence[str]) -> str:
         script = argv.split(command).script
     except FleetrunError:
         return ""
-    return "" if script is None else os.path.basename(script.target)
+    return "" if script is None else script.name
 
 
 def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

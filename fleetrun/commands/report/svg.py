@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The size of every chart in units of the picture; the page scales it.
 _WIDTH, _RIGHT, _TOP, _BOTTOM = 800, 12, 8, 38
-_CHARACTER, _WIDEST = 6.5, 30
+_CHARACTER, _WIDEST = 7.2, 30
 # The largest height of a lane, of all lanes together, and the smallest of a lane with gaps.
 _LANE, _MOST, _GAPPED = 20, 800, 3
 _TICKS = 6

@@ -115,8 +115,8 @@ def launch(
 
 def name(parsed: argv.ParsedCommand) -> str:
     """Return the job's name, which is that of the script."""
-    target = parsed.script.target if parsed.script else ""
-    return os.path.splitext(os.path.basename(target))[0] or "fleetrun"
+    script = parsed.script.name if parsed.script else ""
+    return os.path.splitext(script)[0] or "fleetrun"
 
 
 def matching(pattern: str, expected: str) -> Callable[[str], str]:

@@ -366,6 +366,11 @@ def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_pa
     assert drawn_there.count('class="line faint"') == 2
 
 
+def test_each_line_of_two_runs_has_its_own_colour() -> None:
+    colors = [color for side in charts._SIDES for color in side]
+    assert len(set(colors)) == 2 * charts._MOST_LINES
+
+
 def test_a_single_value_is_drawn_in_the_middle() -> None:
     drawn = svg.lines([svg.Line("rank 0", (1,), (1.675,), "red")], "", "")
     assert 'cy="115.0"' in drawn
