@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 RANKS = (8,)
 SCRIPT = str(HERE / "recovering.py")
 _TIMEOUT_S = 300.0
-# What has to be reached at 8 ranks with Paddle imported.
-FIRST_LINE_S = 0.300
+# What has to be reached at 8 ranks with Paddle imported, on one host and on several.
+FIRST_LINE_S, HOSTS_FIRST_LINE_S = 0.300, 0.600
 
 _LOOP = """
 while :; do
@@ -82,6 +84,12 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Add this benchmark to SUBCOMMANDS."""
     parser = subcommands.add_parser("recovery", help="how soon ranks run again after a failure")
     peers.add_ranks(parser, RANKS, heavy=8)
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        default=1,
+        help="launchers on this machine that meet as hosts and share the ranks (1); fleetrun only",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)
 
@@ -91,7 +99,10 @@ def run(chosen: argparse.Namespace) -> int:
     processes.adopt_orphans()
     seen: dict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
     failures: dict[str, str] = {}
-    todo = [(way, ranks) for ranks in chosen.ranks for way in ways()]
+    # A shell loop has no hosts, and the others do not start again together here.
+    compared = [way for way in ways() if chosen.hosts == 1 or way.name.startswith("fleetrun")]
+    todo = [(way, ranks) for ranks in chosen.ranks for way in compared]
+    goal_s = FIRST_LINE_S if chosen.hosts == 1 else HOSTS_FIRST_LINE_S
     for number in range(chosen.rounds):
         for way, ranks in todo if number % 2 == 0 else todo[::-1]:
             report.progress(f"{number + 1}: {way.name}, {ranks} ranks")
@@ -99,27 +110,30 @@ def run(chosen: argparse.Namespace) -> int:
                 failures[way.name] = way.absent
                 continue
             try:
-                seen[way.name, ranks].append(_recover(way, ranks))
+                seen[way.name, ranks].append(_recover(way, ranks, chosen.hosts))
             except Failed as failure:
                 failures[way.name] = str(failure)
     goals = []
     for ranks in chosen.ranks:
         rows = []
-        for way in ways():
+        for way in compared:
             rounds = seen.get((way.name, ranks), [])
             if rounds:
                 names = ("first line", "imported")
                 cells = [spread(summary([one[name] for one in rounds])) for name in names]
                 phases = "; ".join(f"{k} {ms(v)}" for k, v in rounds[-1].items() if k not in names)
                 rows.append([way.name, *cells, phases or "-"])
-        title = f"{ranks} ranks: a rank fails; ms to the last rank's, median of {chosen.rounds}"
+        where = f" on {chosen.hosts} hosts" if chosen.hosts > 1 else ""
+        title = (
+            f"{ranks} ranks{where}: a rank fails; ms to the last rank's, median of {chosen.rounds}"
+        )
         print(report.table(title, ["", "first line", "imported", "phases of the last"], rows))
         lines = [one["first line"] for one in seen.get(("fleetrun", ranks), [])]
         found = summary(lines).median if lines else None
         seen_ms = "-" if found is None else f"{ms(found)} ms"
-        reached = None if found is None else found <= FIRST_LINE_S
-        what = f"{ranks} ranks: failure to first line"
-        goals.append(Goal(what, f"<= {ms(FIRST_LINE_S)} ms", seen_ms, reached))
+        reached = None if found is None else found <= goal_s
+        what = f"{ranks} ranks{where}: failure to first line"
+        goals.append(Goal(what, f"<= {ms(goal_s)} ms", seen_ms, reached))
     for name, why in failures.items():
         print(f"{name}: not measured: {why}\n")
     print(report.goals(goals))
@@ -130,28 +144,44 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _recover(way: Way, ranks: int) -> dict[str, float]:
+def _commands(way: Way, ranks: int, hosts: int) -> list[list[str]]:
+    """Return the command of each of HOSTS, which meet at a port of this machine."""
+    if hosts == 1:
+        return [way.command(ranks)]
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    *words, script = way.command(ranks // hosts)
+    words += [f"--master=127.0.0.1:{port}", f"--nnodes={hosts}", "--host=127.0.0.1"]
+    return [[*words, f"--log_dir=log{host or ''}", script] for host in range(hosts)]
+
+
+def _recover(way: Way, ranks: int, hosts: int) -> dict[str, float]:
     """Let a rank of RANKS fail, and return how long it took until all ran again, in seconds."""
     with processes.place() as (folder, base):
         reports, output = processes.Reports(folder), folder / "output"
         # A rank of a shell loop knows its number alone.
         env = {**base, "BENCH_FOLDER": str(folder), "BENCH_RANKS": str(ranks), **way.env}
-        launcher = processes.start(way.command(ranks), folder, env)
-        events = folder / "log/latest/events.jsonl"
+        commands = _commands(way, ranks, hosts)
+        launchers = [processes.start(command, folder, env) for command in commands]
+        logs = [folder / f"log{host or ''}/latest/events.jsonl" for host in range(hosts)]
+        events = logs[0]
         try:
-            reports.expect("ready", ranks, [launcher], output, _TIMEOUT_S)
-            if way.name == "fleetrun":
-                _until(launcher, lambda: events.exists() and "fork server" in events.read_text())
+            reports.expect("ready", ranks, launchers, output, _TIMEOUT_S)
+            for launcher, log in zip(launchers, logs, strict=True):
+                if way.name == "fleetrun":
+                    _until(launcher, partial(_is_in, "fork server", log))
             (folder / "fail").touch()
             heard = {
-                word: reports.expect(word, count, [launcher], output, _TIMEOUT_S)
+                word: reports.expect(word, count, launchers, output, _TIMEOUT_S)
                 for word, count in (("fails", 1), ("line", ranks), ("imported", ranks))
             }
-            launcher.wait(_TIMEOUT_S)
+            for launcher in launchers:
+                launcher.wait(_TIMEOUT_S)
         finally:
-            if launcher.poll() is None:
-                os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.wait()
+            for launcher in launchers:
+                if launcher.poll() is None:
+                    os.killpg(launcher.pid, signal.SIGKILL)
+                launcher.wait()
             reports.close()
         failed = heard["fails"][0]
         outcome = {
@@ -163,6 +193,10 @@ def _recover(way: Way, ranks: int) -> dict[str, float]:
             phases = next((one["phases"] for one in lines if one["event"] == "recovered"), {})
             return {**phases, **outcome}
         return outcome
+
+
+def _is_in(word: str, path: Path) -> bool:
+    return path.exists() and word in path.read_text()
 
 
 def _until(launcher: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
