@@ -58,6 +58,7 @@ class ProcessGroup:
     "changes_umask.py": "import os\nos.umask(0o77)\n",
     "changes_limits.py": "import resource as r\nr.setrlimit(r.RLIMIT_CORE, (0, 0))\n"
     "r.setrlimit(r.RLIMIT_NOFILE, (99, 99))\n",
+    "buffers.py": "import sys\nsys.stdout.reconfigure(line_buffering=True, errors='replace')\n",
     "handles_a_signal.py": "import signal\nsignal.signal(signal.SIGTERM, print)\n",
     "starts_a_process.py": "import subprocess\nchild = subprocess.Popen(['sleep', '1000'])\n",
     "listens.py": "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n",

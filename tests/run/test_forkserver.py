@@ -115,6 +115,7 @@ def test_ranks_keep_a_realtime_priority(folder: Path, parent: guard.Guard) -> No
         ("changes_folder", "importing changes_folder changes the working folder"),
         ("changes_umask", "importing changes_umask changes the umask"),
         ("changes_limits", "importing changes_limits changes the limits"),
+        ("buffers", "importing buffers changes standard output or error"),
         ("handles_a_signal", "importing handles_a_signal changes the handling of signals"),
         ("starts_a_process", "importing starts_a_process starts a process"),
         ("listens", "importing listens leaves socket:["),

@@ -626,6 +626,9 @@ def _shared_files() -> Iterator[str]:
                 yield file
 
 
+_STREAM_SETTINGS = ("line_buffering", "write_through", "encoding", "errors")
+
+
 def _inherited() -> dict[str, object]:
     """Return what a fork inherits and an import may change, by what is said of a change."""
     with open("/proc/self/status", "rb") as file:
@@ -644,5 +647,10 @@ def _inherited() -> dict[str, object]:
             [signal.getsignal(number) for number in sorted(signal.valid_signals())],
         ),
         "changes sys.argv": list(sys.argv),
+        "changes standard output or error": [
+            # Whatever a module may put in their place.
+            [id(stream), *(getattr(stream, name, None) for name in _STREAM_SETTINGS)]
+            for stream in (sys.stdout, sys.stderr)
+        ],
         "starts a process": processes,
     }
