@@ -63,7 +63,8 @@ class FakeNvml:
 
     LOADS are the percentages of some of them, of time and of memory, BUSES their places, USES the
     bytes used and all of some of them and of instances, with who computes, TROUBLE what is raised
-    for one of a number. Those of WHOLE could be divided, and are not.
+    for one of a number. Those of WHOLE could be divided, and are not. STATES are the clocks of
+    some, what holds these down, and uncorrected errors.
     """
 
     NVMLError = FakeNvmlError
@@ -78,6 +79,7 @@ class FakeNvml:
         uses: Mapping[str, tuple[int, int, tuple[int, ...]]] | None = None,
         trouble: Mapping[int, FakeNvmlError] | None = None,
         whole: tuple[str, ...] = (),
+        states: Mapping[str, tuple[int, int, int]] | None = None,
     ) -> None:
         self._gpus = gpus
         self._broken = broken
@@ -87,6 +89,7 @@ class FakeNvml:
         self._uses = uses or {}
         self._trouble = trouble or {}
         self._whole = whole
+        self._states = states or {}
         self._is_open = False
 
     def nvmlInit(self) -> None:
@@ -145,6 +148,24 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: object, /) -> str:
         assert self._is_open
         return handle[0] if isinstance(handle, tuple) else str(handle)
+
+    def nvmlDeviceGetClockInfo(self, handle: object, kind: int, /) -> int:
+        assert kind == 1
+        return self._state(handle)[0]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: object, /) -> int:
+        return self._state(handle)[1]
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: object, kind: int, counter: int, /) -> int:
+        assert (kind, counter) == (1, 0)
+        return self._state(handle)[2]
+
+    def _state(self, handle: object) -> tuple[int, int, int]:
+        uuid = self.nvmlDeviceGetUUID(handle)
+        if uuid not in self._states:
+            message = "Not Supported"
+            raise FakeNvmlError(message)
+        return self._states[uuid]
 
     NVML_TEMPERATURE_GPU = 0
 

@@ -26,11 +26,18 @@ def test_each_gpu_that_can_be_asked_is_told_of() -> None:
         ("barred",),
         ("c",),
         loads={"a": (87, 40)},
-        uses={"a": (10, 20, ())},
+        uses={"a": (10, 20, (7, 8))},
+        states={"a": (1410, 0x40, 2)},
         trouble={1: NoPermission("Insufficient Permissions")},
     )
     first, second = gpumeter.read(lib, gpumeter.opened(lib))
-    assert first == GpuUsage(0, "a", "GPU a", 87, 10, 20, 412.5, 61)
+    assert first == GpuUsage(
+        *(0, "a", "GPU a", 87, 10, 20, 412.5, 61),
+        clock_mhz=1410,
+        throttle=0x40,
+        ecc_errors=2,
+        pids=(7, 8),
+    )
     # As a GPU that is divided, whose driver tells nothing of the whole.
     assert second == GpuUsage(1, "c", "GPU c", None, None, None, None, None)
 
