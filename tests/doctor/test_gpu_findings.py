@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from findings import bad
 
 from fleetrun.doctor import gpus
 from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
@@ -42,9 +43,9 @@ def judged(found: Gpus) -> list[Finding]:
 
 
 def test_gpus_that_are_well_have_nothing_to_mend() -> None:
-    found = judged(WELL)
-    assert {one.level for one in found} == {OK}
-    assert "GPU 0: H100, 80 GiB, sm_90, 18 NVLinks" in [one.seen for one in found]
+    findings = judged(WELL)
+    assert bad(findings) == []
+    assert "GPU 0: H100, 80 GiB, sm_90, 18 NVLinks" in [finding.seen for finding in findings]
 
 
 def test_without_a_driver_there_is_nothing_to_judge() -> None:
@@ -56,7 +57,7 @@ def test_without_a_driver_there_is_nothing_to_judge() -> None:
 
 def test_a_driver_that_tells_next_to_nothing_is_no_fault() -> None:
     silent = Gpus(has_driver=True, gpus=(Gpu(0, "GPU", "GPU-0"),), driver="?")
-    assert {one.level for one in judged(silent)} == {OK}
+    assert bad(judged(silent)) == []
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,8 @@ def test_what_is_not_well_is_the_one_finding(
     changed: dict[str, Any], check: str, level: str, seen: str
 ) -> None:
     sick = WELL._replace(gpus=(GPU._replace(**changed), OTHER))
-    (finding,) = [one for one in judged(sick) if one.level != OK]
-    assert (finding.check, finding.level) == (check, level)
-    assert seen in finding.seen
-    assert finding.means
-    assert finding.fix
+    assert bad(judged(sick)) == [(check, level)]
+    assert any(seen in finding.seen for finding in judged(sick))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +102,7 @@ def test_what_is_not_well_is_the_one_finding(
 def test_what_is_not_well_of_all_of_them_is_the_one_finding(
     changed: dict[str, Any], check: str, level: str
 ) -> None:
-    (found,) = [one for one in judged(WELL._replace(**changed)) if one.level != OK]
-    assert (found.check, found.level) == (check, level)
+    assert bad(judged(WELL._replace(**changed))) == [(check, level)]
 
 
 @pytest.mark.parametrize(("is_stuck", "seen"), [(True, "stuck"), (False, "NVML does not work")])
@@ -146,13 +143,12 @@ def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
 
 
 def test_cuda_that_starts_is_said() -> None:
-    verdicts = judged(WELL._replace(cuda_start=STARTED))
-    assert {one.level for one in verdicts} == {OK}
-    assert "it starts, with 2 GPUs" in [one.seen for one in verdicts]
+    findings = judged(WELL._replace(cuda_start=STARTED))
+    assert bad(findings) == []
+    assert "it starts, with 2 GPUs" in [finding.seen for finding in findings]
     # Of instances it shows one.
     divided = WELL._replace(gpus=(GPU._replace(is_mig=True, instances=1), OTHER))
-    verdicts = judged(divided._replace(cuda_start=STARTED._replace(gpus=1)))
-    assert {one.level for one in verdicts} == {OK}
+    assert bad(judged(divided._replace(cuda_start=STARTED._replace(gpus=1)))) == []
 
 
 def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from findings import bad
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,9 +38,9 @@ def judged(
 
 
 def test_a_host_that_is_well_has_nothing_to_mend() -> None:
-    found = judged(WELL, has_peers=True, has_rdma=True)
-    assert {one.level for one in found} == {OK}
-    assert not any(one.fix or one.means for one in found)
+    findings = judged(WELL, has_peers=True, has_rdma=True)
+    assert bad(findings) == []
+    assert not any(finding.fix or finding.means for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -69,29 +70,24 @@ def test_a_host_that_is_well_has_nothing_to_mend() -> None:
 def test_what_is_not_well_is_the_one_finding(
     changed: dict[str, Any], check: str, level: str
 ) -> None:
-    (finding,) = [one for one in judged(WELL._replace(**changed)) if one.level != OK]
-    assert (finding.check, finding.level) == (check, level)
-    assert finding.means
-    assert finding.fix
+    assert bad(judged(WELL._replace(**changed))) == [(check, level)]
 
 
 def test_root_is_not_held_by_the_limit_of_processes() -> None:
     limits = LIMITS._replace(processes=(200, 200), is_root=True)
-    assert {one.level for one in judged(WELL._replace(limits=limits))} == {OK}
+    assert bad(judged(WELL._replace(limits=limits))) == []
 
 
 def test_locked_memory_matters_only_with_infiniband() -> None:
     tight = WELL._replace(limits=LIMITS._replace(locked_bytes=(65536, 65536)))
-    assert {one.level for one in judged(tight)} == {OK}
-    (found,) = [one for one in judged(tight, has_rdma=True) if one.level != OK]
-    assert (found.check, found.level) == ("locked memory", WARNING)
+    assert bad(judged(tight)) == []
+    assert bad(judged(tight, has_rdma=True)) == [("locked memory", WARNING)]
 
 
 def test_an_undisciplined_clock_matters_only_with_other_hosts() -> None:
     free = WELL._replace(clock=ClockOffset(0.0, "/work/log", is_synchronised=False))
-    assert {one.level for one in judged(free)} == {OK}
-    (found,) = [one for one in judged(free, has_peers=True) if one.level != OK]
-    assert (found.check, found.level) == ("clock", WARNING)
+    assert bad(judged(free)) == []
+    assert bad(judged(free, has_peers=True)) == [("clock", WARNING)]
 
 
 @given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(1, 4096))
@@ -100,7 +96,7 @@ def test_less_room_is_never_judged_better(free: int, less: int, ranks: int) -> N
 
     def worst(room: int) -> int:
         shm = ROOM._replace(total=1 << 50, free=room)
-        found = judged(WELL._replace(shm=shm, logs=shm), ranks=ranks)
-        return max(order[one.level] for one in found if one.check != "CPUs")
+        findings = judged(WELL._replace(shm=shm, logs=shm), ranks=ranks)
+        return max(order[finding.level] for finding in findings if finding.check != "CPUs")
 
     assert worst(min(free, less)) >= worst(max(free, less))

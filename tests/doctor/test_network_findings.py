@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from findings import bad
 
 from fleetrun.doctor import network
 from fleetrun.doctor.facts import Interface, NameLookup, Network, RdmaPort
@@ -27,15 +28,13 @@ WELL = Network(
 )
 
 
-def bad(found: Network) -> list[tuple[str, str]]:
-    findings: list[Finding] = list(network.judge(found, uses_nccl=True))
-    assert all(one.means and one.fix for one in findings if one.level != OK)
-    return [(one.check, one.level) for one in findings if one.level != OK]
+def judged(facts: Network, *, uses_nccl: bool = True) -> list[Finding]:
+    return list(network.judge(facts, uses_nccl=uses_nccl))
 
 
 def test_a_network_that_is_well_has_nothing_to_mend() -> None:
-    assert bad(WELL) == []
-    assert bad(WELL._replace(has_peers=False, peer_interface=None, ports=())) == []
+    assert bad(judged(WELL)) == []
+    assert bad(judged(WELL._replace(has_peers=False, peer_interface=None, ports=()))) == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_a_network_that_is_well_has_nothing_to_mend() -> None:
 def test_what_is_not_well_is_the_one_finding(
     changed: dict[str, Any], check: str, level: str
 ) -> None:
-    assert bad(WELL._replace(**changed)) == [(check, level)]
+    assert bad(judged(WELL._replace(**changed))) == [(check, level)]
 
 
 @pytest.mark.parametrize(
@@ -80,13 +79,13 @@ def test_what_is_not_well_is_the_one_finding(
     ],
 )
 def test_nothing_is_said_of_nccl_where_nothing_uses_it(changed: dict[str, Any], seen: str) -> None:
-    findings = list(network.judge(WELL._replace(**changed), uses_nccl=False))
+    findings = judged(WELL._replace(**changed), uses_nccl=False)
     (interface,) = [finding for finding in findings if finding.check == "interface"]
     assert interface.level == OK
     assert interface.seen.startswith(seen)
     assert "NCCL" not in repr(findings)
     down = RdmaPort("mlx5_0", "1", "1: DOWN", "")
-    assert "NCCL" not in repr(list(network.judge(WELL._replace(rdma=(down,)), uses_nccl=False)))
+    assert "NCCL" not in repr(judged(WELL._replace(rdma=(down,)), uses_nccl=False))
 
 
 @pytest.mark.parametrize(

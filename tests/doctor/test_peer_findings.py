@@ -5,24 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from findings import bad
 
 from fleetrun.doctor import peers
 from fleetrun.doctor.facts import Connect, HostDescription, Peer
-from fleetrun.doctor.findings import ERROR, OK, WARNING
+from fleetrun.doctor.findings import ERROR, WARNING, Finding
 
 CARD = HostDescription("node1", "0.1.0", "3.11.7", "3.3.1", "12.6", "2.22.3", "570.1")
 PORTS = (Connect(6070, "connected"), Connect(6071, "connected"))
 WELL = Peer("node2", PORTS, CARD._replace(host="node2"), 0.001, 0.0005)
 
 
-def bad(peer: Peer) -> list[tuple[str, str]]:
-    found = list(peers.judge([peer], CARD))
-    assert all(one.means and one.fix for one in found if one.level != OK)
-    return [(one.check, one.level) for one in found if one.level != OK]
+def judged(peer: Peer) -> list[Finding]:
+    return list(peers.judge([peer], CARD))
 
 
 def test_a_peer_that_is_well_has_nothing_to_mend() -> None:
-    assert bad(WELL) == []
+    assert bad(judged(WELL)) == []
 
 
 @pytest.mark.parametrize(
@@ -45,8 +44,8 @@ def test_a_peer_that_is_well_has_nothing_to_mend() -> None:
 def test_what_is_not_well_is_the_one_finding(
     changed: dict[str, Any], check: str, level: str
 ) -> None:
-    assert bad(WELL._replace(**changed)) == [(check, level)]
+    assert bad(judged(WELL._replace(**changed))) == [(check, level)]
 
 
 def test_a_slow_way_is_no_wrong_clock() -> None:
-    assert bad(WELL._replace(ahead_s=1.9, accuracy_s=1.5)) == []
+    assert bad(judged(WELL._replace(ahead_s=1.9, accuracy_s=1.5))) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from findings import bad
 
 from fleetrun.doctor import software
 from fleetrun.doctor.facts import Build, Command, Gpu, Gpus, Software
@@ -34,11 +35,6 @@ GPUS = Gpus(
 
 def judged(found: Software, gpus: Gpus = NO_GPUS, feature: str | None = None) -> list[Finding]:
     return list(software.judge(found, gpus, feature=feature))
-
-
-def bad(found: list[Finding]) -> list[tuple[str, str]]:
-    assert all(one.means and one.fix for one in found if one.level != OK)
-    return [(one.check, one.level) for one in found if one.level != OK]
 
 
 def test_software_that_is_well_has_nothing_to_mend() -> None:

@@ -134,11 +134,16 @@ class Job(Launchers):
         """Let launcher NUMBER join."""
         self.launched[number].session.join(offer(number, settings))
 
+    def enter(self, **endpoint: object) -> Launched:
+        """Let one more launcher of the user's own begin and join."""
+        launched = self.launch(None, **endpoint)
+        self.join(len(self.launched) - 1)
+        return launched
+
     def begin(self) -> None:
         """Let both launchers join, and the job begin."""
-        for number in range(2):
-            self.launch()
-            self.join(number)
+        for _ in range(2):
+            self.enter()
         turn_until(self.loop, lambda: all(one.handler.runs for one in self.launched))
 
     def stranger(self, script: str = "", token: str | None = None, command: str = "") -> Stranger:
@@ -189,8 +194,7 @@ def a_join(
 
 
 def test_who_has_another_script_learns_only_that(job: Job) -> None:
-    job.launch()
-    job.join(0)
+    job.enter()
     stranger = job.stranger("another").say(a_join(offer(settings=(("--run_mode", "ps"),))))
     why = stranger.refusal()
     assert "the script" in why
@@ -205,8 +209,7 @@ def test_who_has_another_script_learns_only_that(job: Job) -> None:
 
 
 def test_who_says_the_script_it_was_told_of_has_not_proved_it(job: Job) -> None:
-    job.launch()
-    job.join(0)
+    job.enter()
     for told in ("", "the script", SCRIPT[:12]):
         settings = (*SETTINGS, ("the script's digest", told))
         why = job.stranger(told).say(a_join(offer(settings=settings))).refusal()
@@ -214,8 +217,7 @@ def test_who_says_the_script_it_was_told_of_has_not_proved_it(job: Job) -> None:
 
 
 def test_the_second_try_is_no_better_than_the_first(job: Job) -> None:
-    job.launch()
-    job.join(0)
+    job.enter()
     guess = offer(settings=())
     for _ in range(3):
         stranger = job.stranger("another").say(a_join(guess))
@@ -227,8 +229,7 @@ def test_the_second_try_is_no_better_than_the_first(job: Job) -> None:
 
 def test_who_has_proved_to_know_the_token_is_told_both_values(job: Job) -> None:
     job.token = TOKEN
-    job.launch()
-    job.join(0)
+    job.enter()
     stranger = job.stranger(SCRIPT, TOKEN).say(a_join(offer(settings=(("--run_mode", "ps"),))))
     why = stranger.refusal()
     assert "--run_mode is ps there and collective on node-0" in why
@@ -237,8 +238,7 @@ def test_who_has_proved_to_know_the_token_is_told_both_values(job: Job) -> None:
 @pytest.mark.parametrize("token", [None, "another"])
 def test_who_does_not_know_the_token_is_not_even_heard(job: Job, token: str | None) -> None:
     job.token = TOKEN
-    job.launch()
-    job.join(0)
+    job.enter()
     stranger = job.stranger(SCRIPT, token)
     turn_until(job.loop, lambda: stranger.trouble)
     assert "token" in stranger.trouble
@@ -289,8 +289,7 @@ def test_a_host_that_has_taken_part_comes_back_and_a_stranger_in_its_place_does_
     turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
     why = job.stranger(SCRIPT).say(a_join()).refusal()
     assert "FLEETRUN_TOKEN" in why
-    again = job.launch(secret=f"{1:032x}")
-    job.join(2)
+    again = job.enter(secret=f"{1:032x}")
     turn_until(job.loop, lambda: again.session._missing is not None or again.handler.rosters)
     assert not again.handler.verdicts
 
@@ -329,8 +328,7 @@ FAULT = Failure("node-7", "there is no script", 3)
 def test_a_fault_ends_a_job_before_its_start_only_if_it_is_proved_to_be_of_it(
     job: Job, script: str, command: str, launcher: str, *, ends: bool
 ) -> None:
-    first = job.launch()
-    job.join(0)
+    first = job.enter()
     claim = a_join(launcher=launcher)._replace(failure=FAULT)
     stranger = job.stranger(script, command=command).say(claim)
     if ends:
@@ -340,16 +338,14 @@ def test_a_fault_ends_a_job_before_its_start_only_if_it_is_proved_to_be_of_it(
     assert "there is no script (the job waits on: without FLEETRUN_TOKEN" in stranger.refusal()
     turn_until(job.loop, job.said)
     assert "cannot take part: there is no script" in job.said()
-    job.launch()
-    job.join(1)
+    job.enter()
     turn_until(job.loop, lambda: all(one.handler.runs for one in job.launched))
     assert job.is_well()
 
 
 def test_with_a_token_a_fault_ends_the_job_of_whoever_knows_that(job: Job) -> None:
     job.token = TOKEN
-    first = job.launch()
-    job.join(0)
+    first = job.enter()
     answer = job.stranger("another", TOKEN).say(a_join()._replace(failure=FAULT)).answer()
     assert isinstance(answer, Verdict)
     assert [verdict.failure for verdict in first.handler.verdicts] == [FAULT]
@@ -393,8 +389,7 @@ BAD_NAMES = (
 @pytest.mark.parametrize("name", BAD_NAMES)
 @pytest.mark.parametrize("field", ["host", "hostname", "launcher", "session", "secret"])
 def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> None:
-    job.launch()
-    job.join(0)
+    job.enter()
     stranger = job.stranger(SCRIPT)
     values = json.loads(CODEC.write(a_join()))
     place = values["request"] if field in values["request"] else values
@@ -403,8 +398,7 @@ def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> 
     turn_until(job.loop, lambda: stranger.lost)
     assert not stranger.heard
     # The job has a place for somebody else, and begins without a trace of it.
-    job.launch()
-    job.join(1)
+    job.enter()
     turn_until(job.loop, lambda: job.launched[0].handler.runs)
     (roster,) = job.launched[0].handler.rosters
     assert {entry.host for entry in roster.entries} == {HERE}
@@ -425,8 +419,7 @@ def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> 
     ],
 )
 def test_an_offer_that_no_host_makes_reaches_nobody(job: Job, field: str, value: object) -> None:
-    job.launch()
-    job.join(0)
+    job.enter()
     stranger = job.stranger(SCRIPT)
     values = json.loads(CODEC.write(a_join()))
     if field == "groups":
@@ -571,8 +564,7 @@ def recorded(job: Job) -> bytes:
 
 def test_a_connection_that_is_played_again_is_none(job: Job) -> None:
     job.token = TOKEN
-    job.launch()
-    job.join(0)
+    job.enter()
     once = recorded(job)
     before = job.said()
     with socket.create_connection((HERE, job.port)) as again:
@@ -608,8 +600,7 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
         flood.append(link)
     try:
         job.join(0)
-        job.launch()
-        job.join(1)
+        job.enter()
         turn_until(job.loop, lambda: all(one.handler.runs for one in job.launched))
         assert len(job.launched[0].said) <= 2
     finally:

@@ -124,6 +124,12 @@ class Session:
         self.ready(*numbers)
         assert self.state.phase == state.RUNNING
 
+    def run_short(self, *numbers: int) -> None:
+        """Let fewer hosts than the job takes join and start."""
+        self.join_all(*numbers)
+        self.wait(31.0, *numbers)
+        self.ready(*numbers)
+
     def wait(self, seconds: float, *alive: int) -> None:
         """Let time pass, while the hosts ALIVE show that they are there."""
         until = self.now + seconds
@@ -236,7 +242,7 @@ def test_what_no_attempt_can_mend_is_not_tried_again() -> None:
     session = Session(2, restarts=3)
     session.run(0, 2)
     session.say(2, Failed(0, failure(2, no_retry="no such module")))
-    session.say(0, Stopped(0, None))
+    session.stopped(0)
     session.say(2, Stopped(0, failure(2, no_retry="no such module")))
     assert (session.verdict(0).is_final, session.verdict(0).given_up) == (True, "no such module")
 
@@ -248,7 +254,7 @@ def test_a_connection_that_comes_back_is_told_what_it_has_missed() -> None:
     session.say(0, Failed(0, failure(0)))
     session.join(5, name="launcher 2")
     assert [type(told) for told in session.sent[5]] == [RosterMessage, Stop]
-    session.say(5, Stopped(0, None))
+    session.stopped(5)
     session.say(0, Stopped(0, failure(0)))
     assert session.verdict(5).failure == failure(0)
 
@@ -266,8 +272,8 @@ def test_a_rank_that_failed_before_a_silent_host_counted_as_lost_is_to_blame() -
     session.run(0, 2, 3)
     session.wait(8.0, 0, 2)
     session.say(2, Failed(0, failure(2)))
-    for number in (0, 2):
-        session.say(number, Stopped(0, None if number == 0 else failure(2)))
+    session.stopped(0)
+    session.say(2, Stopped(0, failure(2)))
     session.wait(3.0, 0, 2)
     assert session.verdict(0).failure == failure(2)
 
@@ -278,8 +284,8 @@ def test_a_launcher_that_makes_another_connection_is_not_lost_with_the_first() -
     session.say(3, Redialing(0))
     session.feed(Broken(3, session.now))
     session.say(2, Failed(0, failure(2)))
-    for number in (0, 2):
-        session.say(number, Stopped(0, None if number == 0 else failure(2)))
+    session.stopped(0)
+    session.say(2, Stopped(0, failure(2)))
     session.wait(6.0, 0, 2)
     assert session.state.phase == state.STOPPING
     session.wait(4.0, 0, 2)
@@ -294,10 +300,10 @@ def test_a_host_that_was_lost_while_the_job_ends_comes_back_and_is_told_how() ->
     assert "launcher 3" in session.state.lost
     session.join(5, name="launcher 3")
     assert isinstance(session.last(5), Stop)
-    for number in (0, 2):
-        session.say(number, Stopped(0, None if number == 0 else failure(2)))
+    session.stopped(0)
+    session.say(2, Stopped(0, failure(2)))
     assert session.state.phase == state.STOPPING
-    session.say(5, Stopped(0, None))
+    session.stopped(5)
     assert session.verdict(5).failure == session.verdict(0).failure == failure(2)
 
 
@@ -377,11 +383,9 @@ def test_lost_hosts_are_waited_for_as_long_as_they_may_train() -> None:
 
 def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
     session = Session(3, least=2)
-    session.join_all(0, 1)
-    session.wait(31.0, 0, 1)
-    session.ready(0, 1)
+    session.run_short(0, 1)
     session.wait(15.0, 0)
-    session.say(0, Stopped(0, None))
+    session.stopped(0)
     session.join(0)
     session.wait(2.0, 0)
     missing = session.told(0, Missing)
@@ -408,9 +412,7 @@ def test_more_hosts_are_waited_for_once_all_survivors_are_back() -> None:
 
 def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> None:
     session = Session(3, least=2)
-    session.join_all(0, 2)
-    session.wait(31.0, 0, 2)
-    session.ready(0, 2)
+    session.run_short(0, 2)
     session.join(5)
     told = session.told(5, Missing)
     assert told.stands_by
@@ -428,9 +430,7 @@ def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> 
 
 def test_a_job_that_is_done_in_part_is_not_begun_again_for_a_newcomer() -> None:
     session = Session(3, least=2)
-    session.join_all(0, 2)
-    session.wait(31.0, 0, 2)
-    session.ready(0, 2)
+    session.run_short(0, 2)
     session.say(2, Done(0))
     session.join(5)
     session.wait(60.0, 0, 2, 5)
@@ -700,8 +700,7 @@ def test_an_elastic_job_goes_on_with_fewer_hosts_that_are_well_and_with_others_i
     for number in (1, 2, 0):
         session.join(number, trouble="" if number == 0 else f"trouble {number}")
     assert hosts_of(session, 0) == ["node-0", "node-2"]
-    for number in (0, 2):
-        session.say(number, HostReady(1))
+    session.ready(0, 2)
     # Who was left out is no newcomer for whom all would start again.
     session.wait(120.0, 0, 1, 2)
     assert session.state.phase == state.RUNNING
@@ -727,7 +726,7 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
     for name in ("back", "again"):
         session.feed(Broken(1, session.now))
         session.wait(10.0, 0, 2)
-        session.say(0, Stopped(session.generation, None))
+        session.stopped(0)
         session.join(1, name=name)
         session.join(0)
         for number in (0, 1):
@@ -747,7 +746,7 @@ def test_a_launcher_whose_guard_says_that_it_was_killed_is_lost_at_once() -> Non
     session.feed(Broken(1, session.now))
     killed(session, 1, has_ranks=True)
     assert isinstance(session.last(0), Stop)
-    session.say(0, Stopped(0, None))
+    session.stopped(0)
     told = session.failure(0)
     assert (told.what, told.host) == ("fleetrun was lost", "10.0.0.1 (node-1)")
 
@@ -757,10 +756,8 @@ def test_the_next_start_waits_for_the_end_of_a_killed_launchers_ranks_or_the_dea
         session = Session(3, least=2)
         session.run(0, 1, 2)
         killed(session, 2, has_ranks=True)
-        for number in (0, 1):
-            session.say(number, Stopped(0, None))
-        for number in (0, 1):
-            session.join(number)
+        session.stopped(0, 1)
+        session.join_all(0, 1)
         session.wait(5.0, 0, 1)
         assert session.state.phase == state.FORMING
         if tells:
@@ -834,7 +831,7 @@ def test_a_launcher_of_another_job_of_the_name_gets_no_place_in_this_one() -> No
     assert told.session == "new"
     # Neither is it told how that one has ended.
     session.say(0, Stopped(0, failure(0)))
-    session.say(2, Stopped(0, None))
+    session.stopped(2)
     assert session.verdict(2).is_final
     session.say(3, Join(PROTOCOL, "of the old job", 0, offer, "old"))
     assert isinstance(session.last(3), Refused)
