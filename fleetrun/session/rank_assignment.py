@@ -60,7 +60,7 @@ class Host(NamedTuple):
 def listed(names: Sequence[str], *, more: int = 0) -> str:
     """Return NAMES as text: the first ones, and how many others there are, with MORE.
 
-    >>> listed(["a", "b"]), listed([str(each) for each in range(10)], more=1)
+    >>> listed(["a", "b"]), listed([str(place) for place in range(10)], more=1)
     ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 3 more')
     """
     shown = list(names[:_NAMED])

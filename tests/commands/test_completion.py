@@ -119,7 +119,7 @@ def test_every_key_that_completes_is_one_that_a_launch_takes() -> None:
             assert load.parse_set(value)
         first, _, part = key.partition(".")
         field = fields.by_name("strategy")[first]
-        assert not part or part in {each.name for each in field.keys}
+        assert not part or part in {key.name for key in field.keys}
 
 
 def test_what_works_or_is_taken_completes() -> None:
@@ -288,8 +288,8 @@ def test_a_real_fish_completes(installed: Path) -> None:
         timeout=LONG_S,
     )
     assert done.stderr == ""
-    answers = [each.strip().split("\n") for each in done.stdout.split("END\n")[:-1]]
+    answers = [answer.strip().split("\n") for answer in done.stdout.split("END\n")[:-1]]
     for (typed, line), answer in zip(TYPED.items(), answers, strict=True):
         # What fish offers is a whole word; after one that ends in = it puts no blank.
-        words = [each.partition("\t")[0] for each in answer]
+        words = [line.partition("\t")[0] for line in answer]
         assert line.removesuffix("X").rstrip().rpartition(" ")[2] in words, (typed, answer)

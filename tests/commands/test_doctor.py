@@ -55,9 +55,9 @@ def findings(done: subprocess.CompletedProcess[str], check: str) -> list[dict[st
     """Return what the doctor, who ended as DONE, has found of CHECK."""
     document = json.loads(done.stdout)
     assert document["schema"] == 1
-    levels = {one["level"] for one in document["findings"]}
+    levels = {finding["level"] for finding in document["findings"]}
     assert done.returncode == document["exit_code"] == (3 if "error" in levels else 0)
-    return [one for one in document["findings"] if one["check"] == check]
+    return [finding for finding in document["findings"] if finding["check"] == check]
 
 
 def level(done: subprocess.CompletedProcess[str], check: str) -> str:

@@ -65,7 +65,7 @@ def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: 
     assert done.stderr == ended
     assert command.finish(launcher).code == 128 + signal.SIGTERM
     assert (tmp_path / "asked.0").exists()
-    assert not [one for one in jobs.find() if one.launcher == launcher.pid]
+    assert not [running for running in jobs.find() if running.launcher == launcher.pid]
 
 
 def test_the_job_of_this_folder_is_meant_and_a_second_one_says_whose_names_it_takes(
@@ -84,7 +84,7 @@ def test_the_job_of_this_folder_is_meant_and_a_second_one_says_whose_names_it_ta
     assert f"-{Path(here.argv[-1]).name}-{pid} (process {pid}) still runs in this folder" in said
     assert fleetrun("stop", folder=here.folder).returncode == 0
     here.finish(launchers[0])
-    assert [one.launcher for one in jobs.find() if one.launcher == launchers[1].pid]
+    assert [running.launcher for running in jobs.find() if running.launcher == launchers[1].pid]
     assert fleetrun("stop", str(launchers[1].pid)).returncode == 0
     there.finish(launchers[1])
 
@@ -153,7 +153,7 @@ def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -
     assert b"last\n" in out
     assert b"exited with 7" in out
     assert_no_survivors(command.marker)
-    assert not [one for one in (tmp_path / "log").iterdir() if one.name.startswith(".console")]
+    assert not [path for path in (tmp_path / "log").iterdir() if path.name.startswith(".console")]
 
 
 def test_leaving_the_console_leaves_the_job(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_leaving_the_console_leaves_the_job(tmp_path: Path) -> None:
     watcher.send_signal(signal.SIGINT)
     _, err = watcher.communicate(timeout=LONG_S)
     assert (watcher.returncode, err) == (130, b"")
-    assert [one.launcher for one in jobs.find() if one.launcher == pid] == [pid]
+    assert [running.launcher for running in jobs.find() if running.launcher == pid] == [pid]
     assert fleetrun("stop", str(pid)).returncode == 0
     assert_no_survivors(command.marker)
 

@@ -16,7 +16,7 @@ def test_a_plain_host_has_nothing_to_say() -> None:
 
 def test_each_kind_that_paddle_has_is_named() -> None:
     found = list(gpus.judge_plugins({"mlu": 4, "foo": 1}, {}))
-    assert [(one.check, one.level) for one in found] == [("MLUs", OK), ("FOOs", OK)]
+    assert [(finding.check, finding.level) for finding in found] == [("MLUs", OK), ("FOOs", OK)]
     assert found[0].seen == "4 of Paddle's kind mlu; ranks talk to each other by xccl"
 
 

@@ -52,7 +52,9 @@ def test_without_a_driver_there_is_nothing_to_judge() -> None:
     without = Gpus(has_driver=False)
     (found,) = judged(without)
     assert (found.level, found.seen) == (OK, "no NVIDIA driver: ranks run on the CPU")
-    assert [one.seen for one in gpus.judge(without, has_others=True)] == ["no NVIDIA driver"]
+    assert [finding.seen for finding in gpus.judge(without, has_others=True)] == [
+        "no NVIDIA driver"
+    ]
 
 
 def test_a_driver_that_tells_next_to_nothing_is_no_fault() -> None:
@@ -136,7 +138,9 @@ STARTED = CudaStart(has_uvm=True, gpus=2)
 def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
     start: CudaStart, seen: str, fix: str
 ) -> None:
-    (finding,) = [one for one in judged(WELL._replace(cuda_start=start)) if one.level != OK]
+    (finding,) = [
+        finding for finding in judged(WELL._replace(cuda_start=start)) if finding.level != OK
+    ]
     assert (finding.check, finding.level) == ("CUDA", ERROR)
     assert seen in finding.seen
     assert fix in finding.fix
@@ -179,10 +183,10 @@ def test_only_what_an_upgrade_has_left_is_mended_by_loading_the_driver_again(
 
 def test_nvml_alone_keeps_no_job_from_its_gpus() -> None:
     silent = Gpus(has_driver=True, trouble="NVMLError_LibraryNotFound: no", cuda_start=STARTED)
-    assert [one.level for one in judged(silent)] == [WARNING, OK, OK]
+    assert [finding.level for finding in judged(silent)] == [WARNING, OK, OK]
 
 
 def test_the_same_error_many_times_is_one_finding() -> None:
     rows = tuple(Xid(79, "0000:3b:00", "x") for _ in range(50))
-    (found,) = [one for one in judged(WELL._replace(xids=rows)) if one.level != OK]
+    (found,) = [finding for finding in judged(WELL._replace(xids=rows)) if finding.level != OK]
     assert "50 times" in found.seen

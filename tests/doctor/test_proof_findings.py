@@ -35,7 +35,7 @@ def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
             failure=FAILURE._replace(words="library (libcudnn.so) that Paddle depends on"),
         )
     )
-    assert {one.level for one in (nccl, cudnn, other)} == {ERROR}
+    assert {finding.level for finding in (nccl, cudnn, other)} == {ERROR}
     link = "/env/bin/python /f/compute_check.py --link"
     assert nccl.fix == f"/env/bin/python -m pip install 'nvidia-nccl-cu11' && {link}"
     assert cudnn.fix == f"/env/bin/python -m pip install 'nvidia-cudnn-cu11<9' && {link}"

@@ -130,7 +130,7 @@ def test_paddles_cuda_is_held_against_the_driver(
 ) -> None:
     wanted = WELL._replace(build=FOR_GPUS._replace(cuda=built))
     found = judged(wanted, GPUS._replace(cuda=driver))
-    assert [one.level for one in found if one.check == "driver for Paddle"] == [level]
+    assert [finding.level for finding in found if finding.check == "driver for Paddle"] == [level]
 
 
 @pytest.mark.parametrize(
@@ -150,5 +150,7 @@ def test_paddles_cuda_is_held_against_the_gpu(
 ) -> None:
     wanted = WELL._replace(build=FOR_GPUS._replace(cuda=built))
     gpus = GPUS._replace(gpus=(Gpu(0, "X", "GPU-0", capability=capability),), cuda=None)
-    (found,) = [one for one in judged(wanted, gpus) if one.check == "Paddle for this GPU"]
+    (found,) = [
+        finding for finding in judged(wanted, gpus) if finding.check == "Paddle for this GPU"
+    ]
     assert found.level == level

@@ -42,22 +42,22 @@ def by_name(plan: LaunchPlan) -> dict[str, Mapping[str, str]]:
 
 def test_servers_come_first_and_are_not_waited_for() -> None:
     plan = planned()
-    assert [(one.name, one.log, one.essential) for one in plan.processes] == [
+    assert [(process.name, process.log, process.essential) for process in plan.processes] == [
         ("server.0", "serverlog.0", False),
         ("server.1", "serverlog.1", False),
         ("trainer.0", "workerlog.0", True),
         ("trainer.1", "workerlog.1", True),
     ]
     assert plan.mode == "ps"
-    waits = [one.awaits for one in plan.processes]
+    waits = [process.awaits for process in plan.processes]
     assert waits[:2] == [(), ()]
-    assert [group[0] for group in waits[2]] == [one.endpoint for one in plan.ranks[:2]]
+    assert [group[0] for group in waits[2]] == [spec.endpoint for spec in plan.ranks[:2]]
 
 
 def test_what_a_role_is_not_told_is_removed_from_it() -> None:
     inherited = {"PADDLE_TRAINER_ID": "7", "HETER_DEVICE_TYPE": "gpu", "PADDLE_GLOBAL_RANK": "1"}
     plan = planned(facts=some_facts(environ=inherited))
-    removed = {one.name: set(one.unset) for one in plan.processes}
+    removed = {process.name: set(process.unset) for process in plan.processes}
     assert removed["server.0"] == set(inherited)
     assert removed["trainer.0"] == {"HETER_DEVICE_TYPE", "PADDLE_GLOBAL_RANK"}
     assert "PADDLE_GLOBAL_SIZE" not in by_name(plan)["trainer.0"]
@@ -68,7 +68,7 @@ def test_each_host_plans_its_part_of_the_lists() -> None:
         facts = some_facts(addresses=(Address("eth0", host),))
         plan = planned(SPREAD, facts)
         assert plan.node_rank == me
-        assert [one.name for one in plan.processes] == [f"server.{me}", f"trainer.{me}"]
+        assert [process.name for process in plan.processes] == [f"server.{me}", f"trainer.{me}"]
         assert plan.processes[0].log == "serverlog.0"
         assert plan.has_session
 
@@ -76,7 +76,9 @@ def test_each_host_plans_its_part_of_the_lists() -> None:
 def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
     request = SPREAD._replace(trainers=("10.0.0.2:6171",))
     plan = planned(request)
-    assert [(one.name, one.essential) for one in plan.processes] == [("server.0", False)]
+    assert [(process.name, process.essential) for process in plan.processes] == [
+        ("server.0", False)
+    ]
     assert plan.has_session
     # A pasted dry run hears of nobody: its servers run until they are stopped.
     pasted = render.as_sh([plan], request, here=0)
@@ -252,6 +254,6 @@ def test_an_rpc_master_is_nobodys_own_port() -> None:
         plan = planned(request, some_facts(2))
         assert plan.mode == "rpc"
         env = plan.processes[0].env
-        assert env["PADDLE_MASTER_ENDPOINT"] not in {str(one.endpoint) for one in plan.ranks}
+        assert env["PADDLE_MASTER_ENDPOINT"] not in {str(spec.endpoint) for spec in plan.ranks}
         assert "PADDLE_GLOBAL_RANK" not in env
         assert plan.ranks[0].devices == gpus(0)

@@ -56,7 +56,7 @@ class Placed(NamedTuple):
         self, role: str, rank: int = 0, kind: str = "cpu", environ: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Return what one rank is told."""
-        (spec,) = (one for one in self.ranks.ranks if (one.role, one.rank) == (role, rank))
+        (spec,) = (spec for spec in self.ranks.ranks if (spec.role, spec.rank) == (role, rank))
         return pserver.variables(
             self.roles,
             self.ranks,
@@ -103,7 +103,7 @@ def ports(found: Placed, role: str) -> list[int]:
 
 def test_numbers_alone_leave_all_ports_to_the_engine() -> None:
     slots = roles(job(server_num=2, trainer_num=3)).slots
-    assert [one.role for one in slots.slots] == [SERVER] * 2 + [TRAINER] * 3 + [MEETING]
+    assert [slot.role for slot in slots.slots] == [SERVER] * 2 + [TRAINER] * 3 + [MEETING]
     assert slots.hosts == ()
     assert layout.ports(slots, None) == ((None,) * 6,)
 
@@ -166,14 +166,14 @@ def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
         job(server_num=1, trainer_num=2, heter_worker_num="1;1", start_port=7000),
         hosts=("a", "b"),
     )
-    assert [str(one.endpoint) for one in layout.of(SERVER)] == ["a:7000", "b:7000"]
-    assert [str(one.endpoint) for one in layout.of(TRAINER)] == [
+    assert [str(spec.endpoint) for spec in layout.of(SERVER)] == ["a:7000", "b:7000"]
+    assert [str(spec.endpoint) for spec in layout.of(TRAINER)] == [
         "a:7001",
         "a:7002",
         "b:7001",
         "b:7002",
     ]
-    assert [str(one.endpoint) for one in layout.of(HETER)] == [
+    assert [str(spec.endpoint) for spec in layout.of(HETER)] == [
         "a:7003",
         "b:7003",
         "a:7004",
@@ -186,7 +186,7 @@ def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
 def test_launchers_at_one_address_each_have_all_slots() -> None:
     found = placed(job(server_num=1, trainer_num=2), hosts=("127.0.0.1", "127.0.0.1"))
     for role, count in ((SERVER, 1), (TRAINER, 2)):
-        assert [one.node_rank for one in found.of(role)] == [0] * count + [1] * count
+        assert [spec.node_rank for spec in found.of(role)] == [0] * count + [1] * count
 
 
 def test_trainers_are_waited_for_and_the_others_are_not() -> None:
@@ -535,7 +535,7 @@ CASES = {
 def test_everybody_gets_what_paddle_gives(name: str) -> None:
     case = CASES[name]
     recorded = (json.loads(line) for line in GOLDEN.read_text().splitlines())
-    children = next(one for one in recorded if one["case"] == name)["children"]
+    children = next(case for case in recorded if case["case"] == name)["children"]
     layout = placed(case.request, case.groups)
     values: dict[str, str] = {}
     assert len(children) == len(layout.ranks.ranks)

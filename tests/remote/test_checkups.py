@@ -36,9 +36,9 @@ def test_hosts_are_checked_at_once_and_meet_on_the_ports_of_the_job(tmp_path: Pa
     assert list(document["hosts"]) == HOSTS.split(",")
     for host, other in zip(HOSTS.split(","), reversed(HOSTS.split(",")), strict=True):
         findings = document["hosts"][host]["findings"]
-        met = [one for one in findings if one["check"] == "connection"]
-        assert [(one["level"], other in one["seen"]) for one in met] == [("ok", True)]
-        assert any(one["check"] == "Paddle" for one in findings)
+        met = [finding for finding in findings if finding["check"] == "connection"]
+        assert [(finding["level"], other in finding["seen"]) for finding in met] == [("ok", True)]
+        assert any(finding["check"] == "Paddle" for finding in findings)
     assert b"hunter2" not in done.out
 
 

@@ -87,7 +87,7 @@ def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None
 def test_gpus_that_are_missing_are_told(gpus: int, wanted: int | None, problem: tuple[str]) -> None:
     answers = {"a": WELL._replace(gpus=8), "b": WELL._replace(gpus=gpus)}
     found = protocol.faults(answers, NONE, {"a": 8, "b": wanted})
-    assert found == tuple(("b", one) for one in problem)
+    assert found == tuple(("b", fault) for fault in problem)
     # A job that needs none may run anywhere, and so may one of hosts that have none.
     assert protocol.faults(answers, NONE) == ()
     assert protocol.faults({"a": WELL._replace(gpus=0), "b": WELL}, NONE, {"a": 8, "b": 8}) == ()

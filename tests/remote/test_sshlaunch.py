@@ -499,7 +499,7 @@ def test_files_of_the_folder_are_not_taken_for_pythons_own_modules(tmp_path: Pat
 def test_more_hosts_than_open_files_are_allowed_raise_the_limit_or_are_a_sentence(
     tmp_path: Path,
 ) -> None:
-    hosts = ",".join(f"127.0.0.{one}" for one in range(1, 41))
+    hosts = ",".join(f"127.0.0.{last}" for last in range(1, 41))
     command = by_instead(tmp_path, "echo no >&2; exit 255", "true", hosts=hosts)
     ended = command.finish(command.start(["prlimit", "--nofile=40:4096"]))
     assert ended.code == 3

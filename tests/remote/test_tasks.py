@@ -98,7 +98,7 @@ def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -
     assert "fleetrun: The engine's task of rank 2 is gone (kill -9?): rank 2 is " in ended.said
     assert "fleetrun: rank 2 was killed by SIGKILL" in ended.said
     assert outputs[0] == (b"", b"")
-    (lost,) = [one for one in command.events() if one["event"] == "warning"]
+    (lost,) = [event for event in command.events() if event["event"] == "warning"]
     assert (lost["what"], lost["who"]) == ("task lost", ["rank 2"])
 
 
@@ -121,14 +121,14 @@ def test_a_first_task_that_does_not_come_is_not_waited_for_for_ever() -> None:
 def test_devices_of_the_tasks_are_those_of_the_launcher(
     masks: list[str], together: str | None
 ) -> None:
-    found = tasks.together([Task((), {"CUDA_VISIBLE_DEVICES": one}) for one in masks])
+    found = tasks.together([Task((), {"CUDA_VISIBLE_DEVICES": mask}) for mask in masks])
     assert found.get("CUDA_VISIBLE_DEVICES") == together
 
 
 @pytest.mark.parametrize("masks", [["0,1", "1"], ["0", ""]])
 def test_devices_that_are_not_shared_out_are_one_sentence(masks: list[str]) -> None:
     with pytest.raises(EnvironmentFault, match=r"^CUDA_VISIBLE_DEVICES is .* in tasks of this"):
-        tasks.together([Task((), {"CUDA_VISIBLE_DEVICES": one}) for one in masks])
+        tasks.together([Task((), {"CUDA_VISIBLE_DEVICES": mask}) for mask in masks])
 
 
 def test_a_dry_run_is_shown_by_one_task_without_the_others(

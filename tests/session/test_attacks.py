@@ -144,7 +144,7 @@ class Job(Launchers):
         """Let both launchers join, and the job begin."""
         for _ in range(2):
             self.enter()
-        turn_until(self.loop, lambda: all(one.handler.runs for one in self.launched))
+        turn_until(self.loop, lambda: all(launched.handler.runs for launched in self.launched))
 
     def stranger(self, script: str = "", token: str | None = None, command: str = "") -> Stranger:
         """Let somebody call who knows the name of the job, and what is given."""
@@ -162,7 +162,7 @@ class Job(Launchers):
         before = session.heard_at
         session._send_own(Heartbeat(10**6))
         turn_until(self.loop, lambda: session.heard_at > before)
-        return not any(one.handler.verdicts for one in self.launched)
+        return not any(launched.handler.verdicts for launched in self.launched)
 
 
 @pytest.fixture
@@ -210,9 +210,9 @@ def test_who_has_another_script_learns_only_that(job: Job) -> None:
 
 def test_who_says_the_script_it_was_told_of_has_not_proved_it(job: Job) -> None:
     job.enter()
-    for told in ("", "the script", SCRIPT[:12]):
-        settings = (*SETTINGS, ("the script's digest", told))
-        why = job.stranger(told).say(a_join(offer(settings=settings))).refusal()
+    for script in ("", "the script", SCRIPT[:12]):
+        settings = (*SETTINGS, ("the script's digest", script))
+        why = job.stranger(script).say(a_join(offer(settings=settings))).refusal()
         assert "the script" in why
 
 
@@ -339,7 +339,7 @@ def test_a_fault_ends_a_job_before_its_start_only_if_it_is_proved_to_be_of_it(
     turn_until(job.loop, job.said)
     assert "cannot take part: there is no script" in job.said()
     job.enter()
-    turn_until(job.loop, lambda: all(one.handler.runs for one in job.launched))
+    turn_until(job.loop, lambda: all(launched.handler.runs for launched in job.launched))
     assert job.is_well()
 
 
@@ -601,7 +601,7 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
     try:
         job.join(0)
         job.enter()
-        turn_until(job.loop, lambda: all(one.handler.runs for one in job.launched))
+        turn_until(job.loop, lambda: all(launched.handler.runs for launched in job.launched))
         assert len(job.launched[0].said) <= 2
     finally:
         for link in flood:

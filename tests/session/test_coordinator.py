@@ -141,7 +141,7 @@ class Session:
 
     def last(self, number: int) -> FromCoordinator:
         """Return what was sent last to NUMBER, but for answers to heartbeats."""
-        told = [one for one in self.sent[number] if not isinstance(one, Acknowledged)]
+        told = [message for message in self.sent[number] if not isinstance(message, Acknowledged)]
         return told[-1]
 
     def told(self, number: int, kind: type[_Told]) -> _Told:
@@ -253,7 +253,7 @@ def test_a_connection_that_comes_back_is_told_what_it_has_missed() -> None:
     session.feed(Broken(2, session.now))
     session.say(0, Failed(0, failure(0)))
     session.join(5, name="launcher 2")
-    assert [type(told) for told in session.sent[5]] == [RosterMessage, Stop]
+    assert [type(message) for message in session.sent[5]] == [RosterMessage, Stop]
     session.stopped(5)
     session.say(0, Stopped(0, failure(0)))
     assert session.verdict(5).failure == failure(0)
@@ -765,7 +765,7 @@ def test_the_next_start_waits_for_the_end_of_a_killed_launchers_ranks_or_the_dea
         else:
             session.wait(6.0, 0, 1)
         # Until all are ready they are told now and then who is not.
-        rosters = [told for told in session.sent[0] if isinstance(told, RosterMessage)]
+        rosters = [message for message in session.sent[0] if isinstance(message, RosterMessage)]
         assert rosters[-1].generation == 1
         assert [entry.hostname for entry in rosters[-1].entries] == ["node-0", "node-1"]
 
@@ -783,13 +783,16 @@ def test_five_hundred_hosts_that_join_at_once_make_one_roster() -> None:
     session = Session(count)
     session.run(*range(count))
     rosters = {
-        told for sent in session.sent.values() for told in sent if isinstance(told, RosterMessage)
+        message
+        for sent in session.sent.values()
+        for message in sent
+        if isinstance(message, RosterMessage)
     }
     (roster,) = rosters
     assert len({entry.hostname for entry in roster.entries}) == count
     session.say(7, Failed(0, failure(7)))
     for number in range(count):
-        assert not [told for told in session.sent[number] if isinstance(told, Verdict)]
+        assert not [message for message in session.sent[number] if isinstance(message, Verdict)]
         session.say(number, Stopped(0, failure(number, is_victim=number != 7)))
     assert {session.verdict(number).failure for number in range(count)} == {failure(7)}
     for number in range(count):

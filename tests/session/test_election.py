@@ -205,14 +205,14 @@ def test_the_coordinator_of_a_job_that_never_starts_again_stays_without_etcd() -
     lab.pass_time(2.0)
     lab.answer(value=False)
     lab.pass_time(60.0)
-    assert [told[0] for told in lab.did()] == []
+    assert [action[0] for action in lab.did()] == []
 
 
 def test_what_another_job_of_the_name_has_left_is_waited_out(lab: Lab) -> None:
     lab.election.seek()
     left = ("", 0, jobrecord.write(RECORD), 8, "10.0.0.1")
     lab.answer(left)
-    assert [told[0] for told in lab.did()] == ["note"]
+    assert [action[0] for action in lab.did()] == ["note"]
     lab.pass_time(19.0)
     lab.answer(left)
     lab.did()

@@ -103,4 +103,4 @@ def test_hosts_that_are_one_machine_have_nothing_to_try() -> None:
     entries = [Entry(name, "10.0.0.1", "", (port,), ((),)) for name, port in (("a", 1), ("b", 2))]
     assert chosen(entries, 0) == ()
     entries[1] = entries[1]._replace(host="10.0.0.2", master_port=9)
-    assert [str(one) for one in chosen(entries, 0)] == ["10.0.0.2:9", "10.0.0.2:2"]
+    assert [str(target) for target in chosen(entries, 0)] == ["10.0.0.2:9", "10.0.0.2:2"]

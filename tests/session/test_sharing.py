@@ -19,27 +19,27 @@ def folders(*paths: Path) -> list[LogFolder]:
         LogFolder(str(path), launcher, f"2026-default-{number}")
         for number, (path, launcher) in enumerate(zip(paths, LAUNCHERS, strict=False))
     ]
-    for each in made:
-        each.announce()
+    for folder in made:
+        folder.announce()
     return made
 
 
 def test_hosts_with_one_folder_use_the_first_ones_run(tmp_path: Path) -> None:
     log, own = tmp_path / "log", tmp_path / "own"
     first, second, third, alone = folders(log, log, log, own)
-    looks = [each.look(LAUNCHERS, 0) for each in (first, second, third, alone)]
+    looks = [folder.look(LAUNCHERS, 0) for folder in (first, second, third, alone)]
     assert looks[3] is None
-    assert [each and each.run_name for each in looks[:3]] == ["2026-default-0"] * 3
-    assert [each and each.own for each in looks[:3]] == ["", "node1", "node2"]
+    assert [folder and folder.run_name for folder in looks[:3]] == ["2026-default-0"] * 3
+    assert [folder and folder.own for folder in looks[:3]] == ["", "node1", "node2"]
     assert looks[0] is not None
     assert looks[0].folders == {1: "node1", 2: "node2"}
 
 
 def test_hosts_with_folders_of_their_own_keep_them(tmp_path: Path) -> None:
     made = folders(tmp_path / "a", tmp_path / "b")
-    assert [each.look(LAUNCHERS[:2], 0) for each in made] == [None, None]
-    for each in made:
-        each.settle()
+    assert [folder.look(LAUNCHERS[:2], 0) for folder in made] == [None, None]
+    for folder in made:
+        folder.settle()
     assert not list(tmp_path.rglob(".host-*"))
 
 
@@ -47,14 +47,14 @@ def test_folders_keep_their_names_when_ranks_change_and_newcomers_get_others(
     tmp_path: Path,
 ) -> None:
     first, second, third = folders(*[tmp_path] * 3)
-    for each in (first, second, third):
-        each.look(LAUNCHERS[:3], 0)
-        each.settle()
+    for folder in (first, second, third):
+        folder.look(LAUNCHERS[:3], 0)
+        folder.settle()
     # The second is lost, the third takes its place, and another one comes.
     newcomer = LogFolder(str(tmp_path), LAUNCHERS[3], "2026-default-3")
     newcomer.announce()
     now = [LAUNCHERS[0], LAUNCHERS[2], LAUNCHERS[3]]
-    told, same, new = (each.look(now, 1) for each in (first, third, newcomer))
+    told, same, new = (folder.look(now, 1) for folder in (first, third, newcomer))
     assert told is not None
     assert told.folders == {1: "node2", 2: "node2.1"}
     assert same is not None
@@ -84,9 +84,9 @@ def test_what_a_first_host_writes_is_never_a_path(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_counts_as_our_own(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made = folders(tmp_path / "file", tmp_path / "file")
-    assert [each.look(LAUNCHERS[:2], 0) for each in made] == [None, None]
-    for each in made:
-        each.settle()
+    assert [folder.look(LAUNCHERS[:2], 0) for folder in made] == [None, None]
+    for folder in made:
+        folder.settle()
 
 
 def test_a_link_that_somebody_has_put_into_the_folder_is_not_followed(tmp_path: Path) -> None:

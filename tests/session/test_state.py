@@ -8,7 +8,7 @@ from fleetrun.session.config import RendezvousConfig
 from fleetrun.session.messages import Entry, RosterMessage, Verdict
 
 ENTRIES = tuple(
-    Entry(f"l{each}", f"10.0.0.{each}", f"node-{each}", (1, 2), ()) for each in range(4)
+    Entry(f"l{host}", f"10.0.0.{host}", f"node-{host}", (1, 2), ()) for host in range(4)
 )
 
 
@@ -24,10 +24,10 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
         verdict=Verdict(0, "l1", first, is_final=True),
     )
     ends = state.host_ends(ended)
-    assert [one.exit_code for one in ends] == [1, 7, 1, 1]
-    assert [one.is_first for one in ends] == [False, True, False, False]
-    assert [one.is_victim for one in ends] == [False, False, True, False]
+    assert [end.exit_code for end in ends] == [1, 7, 1, 1]
+    assert [end.is_first for end in ends] == [False, True, False, False]
+    assert [end.is_victim for end in ends] == [False, False, True, False]
     assert ends[3].what == state.UNKNOWN
     well = ended._replace(reports={}, verdict=Verdict(0, "", None, is_final=True))
-    assert {one.what for one in state.host_ends(well)} == {state.SUCCEEDED}
+    assert {end.what for end in state.host_ends(well)} == {state.SUCCEEDED}
     assert state.host_ends(state.begin(RendezvousConfig(4, 4), 0.0)) == ()

@@ -276,7 +276,7 @@ print("ne\\nno end", end="")
 def test_following_ends_when_the_launcher_is_killed(tmp_path: Path) -> None:
     job = Command(tmp_path, "echo $R; touch written$R; exec sleep 500")
     launcher = job.start()
-    until(lambda: sum(one["event"] == "started" for one in job.events()) == 2)
+    until(lambda: sum(event["event"] == "started" for event in job.events()) == 2)
     job.wait_for("written0", "written1")
     launcher.kill()
     job.finish(launcher)

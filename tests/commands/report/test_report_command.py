@@ -87,8 +87,8 @@ def test_a_browser_shows_how_a_real_run_went_and_why_it_failed(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (0, f"{run_dir / 'report.html'}\n")
     dom = browse(run_dir / "report.html")
     shown = OpenLog(dom)
-    for said in ("rank 1 exited with 1 (exit code 1)", "ValueError: too <b>hot</b>", "paddle"):
-        assert said in shown.text
+    for text in ("rank 1 exited with 1 (exit code 1)", "ValueError: too <b>hot</b>", "paddle"):
+        assert text in shown.text
     assert "hush-hush" not in dom
     assert drawn(dom, "timeline-A").count('class="point"') == 2
     assert "failed first" in drawn(dom, "timeline-A")
@@ -110,8 +110,8 @@ def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'report.html'}\n")
     dom = browse(tmp_path / "report.html")
     shown = OpenLog(dom)
-    for said in ("What differs", "--job_id", "all processes finished", "exited with 1"):
-        assert said in shown.text
+    for text in ("What differs", "--job_id", "all processes finished", "exited with 1"):
+        assert text in shown.text
     for run in "AB":
         assert drawn(dom, f"timeline-{run}").count('class="point"') == 2
     assert drawn(dom, "loss-both").count("data-name=") == 4
@@ -165,7 +165,7 @@ def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
     def seen(run: runs.Run) -> list[metricsfile.MetricsRecord]:
         if run is hosts[0]:
             return [measured(3, at, step=step) for at, step in enumerate((0, 10, 10, 40))]
-        return [one._replace(ranks=one.ranks[3:]) for one in late]
+        return [record._replace(ranks=record.ranks[3:]) for record in late]
 
     story = history.read(hosts, measured=seen)
     uses = {used.title: used for used in story.uses}
@@ -178,7 +178,7 @@ def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
 def test_memory_of_less_than_a_gibibyte_is_in_mebibytes(tmp_path: Path) -> None:
     run_dir = big(tmp_path / "run", 6)
     record = measured(6, 0)
-    ranks = tuple(one._replace(memory_bytes=12 << 20) for one in record.ranks)
+    ranks = tuple(used._replace(memory_bytes=12 << 20) for used in record.ranks)
     (run_dir / "metrics.jsonl").unlink()
     metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
     told = history.read([runs.read(str(run_dir))])
@@ -209,7 +209,7 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
     )
     for moment, step in enumerate((10, 60)):
         record = measured(6, moment)
-        ranks = tuple(one._replace(step=step) for one in record.ranks[:2])
+        ranks = tuple(used._replace(step=step) for used in record.ranks[:2])
         metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
     story = history.read([runs.read(str(run_dir))])
     first, second, printed = story.curves
@@ -354,7 +354,7 @@ def test_scalars_of_visualdl_are_drawn_by_tag_with_a_line_for_each_folder(tmp_pa
     last = measured(6, 3)._replace(scalars=places)
     metricsfile.append(str(run_dir / "metrics.jsonl"), last)
     story = history.read([runs.read(str(run_dir))])
-    assert [(one.tag, one.folder, one.steps[-1]) for one in story.scalars] == [
+    assert [(curve.tag, curve.folder, curve.steps[-1]) for curve in story.scalars] == [
         ("<i>", "a", 79),
         ("<i>", "b", 79),
     ]

@@ -160,7 +160,12 @@ def test_the_pods_of_kubeflows_job_are_valid_and_its_own_fields_known(version: s
     # The operator looks for both names, and sets PADDLE_MASTER and PADDLE_NNODES itself.
     assert container["name"] == "paddle"
     assert container["ports"][0]["name"] == "master"
-    assert {one["name"] for one in container["env"]} == {"POD_IP", "FLEETRUN_TOKEN", "A", "B"}
+    assert {variable["name"] for variable in container["env"]} == {
+        "POD_IP",
+        "FLEETRUN_TOKEN",
+        "A",
+        "B",
+    }
 
 
 def test_pods_meet_at_the_first_by_a_name_that_the_service_gives() -> None:
@@ -170,11 +175,13 @@ def test_pods_meet_at_the_first_by_a_name_that_the_service_gives() -> None:
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     assert (service["spec"]["clusterIP"], job["spec"]["completionMode"]) == ("None", "Indexed")
     container = template["spec"]["containers"][0]
-    told = {one["name"]: one.get("value") for one in container["env"]}
+    told = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert told["PADDLE_MASTER"] == f"train-0.train:{service['spec']['ports'][0]['port']}"
     assert told["PADDLE_NNODES"] == "4"
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 4
-    reference = next(one for one in container["env"] if one["name"] == "FLEETRUN_TOKEN")
+    reference = next(
+        variable for variable in container["env"] if variable["name"] == "FLEETRUN_TOKEN"
+    )
     assert reference["valueFrom"]["secretKeyRef"] == {"name": "train-token", "key": "token"}
     assert secret["stringData"] == {"token": "t0ken"}
     assert "t0ken" not in json.dumps(job)
@@ -212,7 +219,7 @@ def test_words_arrive_as_they_were_given(args: list[str]) -> None:
     words = ("train.py", *args)
     *_, job = loaded(kubernetes.text(kubernetes.documents(a_job(words=words))))
     container = job["spec"]["template"]["spec"]["containers"][0]
-    command = [expanded(one) for one in container["command"]]
+    command = [expanded(word) for word in container["command"]]
     assert command == ["python", "-m", "fleetrun", *words]
     parsed = argv.split(command[3:])
     assert parsed.script is not None

@@ -77,7 +77,7 @@ def test_the_fastest_that_works_is_chosen_and_everything_is_kept(tmp_path: Path)
     }
     kept = json.loads((tmp_path / "best" / "tune.json").read_text())
     assert kept["best"] == {"fuse_grad_size_in_MB": "4"}
-    assert [one["updates"] for one in kept["candidates"]] == [10, 10, 5]
+    assert [candidate["updates"] for candidate in kept["candidates"]] == [10, 10, 5]
     assert kept["candidates"][0]["peak_bytes"] > 1_000_000
     page = (tmp_path / "best" / "tune.html").read_text()
     assert page.count('class="bar"') == 3
@@ -190,8 +190,8 @@ def test_what_scaling_is_lost_to_is_told_and_tried(tmp_path: Path) -> None:
         "83%",
     ]
     kept = json.loads((tmp_path / "tune" / "scaling.json").read_text())
-    assert [one["number"] for one in kept["sizes"]] == [1, 2]
-    assert [one["cause"] for one in kept["changes"]] == ["computation", "data", "waiting"]
+    assert [size["number"] for size in kept["sizes"]] == [1, 2]
+    assert [change["cause"] for change in kept["changes"]] == ["computation", "data", "waiting"]
     assert "rank 1 is 25.0 ms later than the others" in done.stdout
     assert "Tried --bind=cores: 1.00 times as fast." in done.stdout
 

@@ -60,7 +60,7 @@ class Page(NamedTuple):
 
     def key(self, name: str) -> str:
         """Return what stands for the run NAME."""
-        (found,) = [one["key"] for one in self.ask("api/runs") if one["name"] == name]
+        (found,) = [run["key"] for run in self.ask("api/runs") if run["name"] == name]
         return str(found)
 
 
@@ -87,7 +87,9 @@ def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page
     run = big(tmp_path / "log" / "runs" / "20250101T000000Z-big-7", 1024)
     for moment in range(3, 6):
         record = measured(1024, moment, step=20 * moment)
-        slow = [one._replace(step=10 * moment) if one.rank == 700 else one for one in record.ranks]
+        slow = [
+            used._replace(step=10 * moment) if used.rank == 700 else used for used in record.ranks
+        ]
         metricsfile.append(str(run / "metrics.jsonl"), record._replace(ranks=tuple(slow)))
     (run / "workerlog.5").write_text(f"step 1 loss 0.5\n\x1b[31m{HOSTILE}\nneedle\n")
     (run / "workerlog.6").write_text("nothing here\n")
@@ -253,7 +255,7 @@ sys.exit(rank)
     launcher = job.start()
     try:
         with served(tmp_path) as page:
-            until(lambda: any(one["event"] == "started" for one in job.events()))
+            until(lambda: any(event["event"] == "started" for event in job.events()))
             key = page.key((tmp_path / "log" / "latest").resolve().name)
             until(lambda: "loss 0.6" in page.ask(f"api/runs/{key}/logs")["text"])
             first = page.ask(f"api/runs/{key}")
@@ -265,8 +267,8 @@ sys.exit(rank)
                 found: list[dict[str, str]] = page.ask(f"api/runs/{key}/stacks")["stacks"]
                 return found
 
-            until(lambda: sum("stuck_here" in one["text"] for one in stacks()) == 2)
-            assert [one["label"] for one in stacks()] == ["rank 0", "rank 1"]
+            until(lambda: sum("stuck_here" in stack["text"] for stack in stacks()) == 2)
+            assert [stack["label"] for stack in stacks()] == ["rank 0", "rank 1"]
             dom = browse(page.url(run=key), tmp_path / "browser")
             # They stand alike.
             assert "<summary>rank 0, rank 1</summary>" in dom

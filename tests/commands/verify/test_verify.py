@@ -46,11 +46,11 @@ with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
         record = {
             "update": update, "optimizer": 0, "records": os.environ["FLEETRUN_RECORDS"],
             "names": ["a.weight", "b.weight"], "kinds": [0, 0], "dtypes": ["float32"] * 2,
-            "sums": [hash(tuple(each)) + (case == "hidden" and not is_plain) for each in values],
+            "sums": [hash(tuple(own)) + (case == "hidden" and not is_plain) for own in values],
             "sizes": [2, 4 if case == "hidden" else 2],
-            "largest": [max(each) for each in values],
+            "largest": [max(own) for own in values],
             "values": [base64.b64encode(array.array("d", each).tobytes()).decode()
-                       for each in values],
+                       for own in values],
         }
         print(json.dumps(record), file=file)
 if case != "no record":
@@ -185,13 +185,13 @@ def test_ranks_that_hold_other_parts_may_differ(
 
 
 def test_numbers_that_are_none_are_equal_to_each_other_alone() -> None:
-    runs = [RunSnapshots({0: {(0, 1): held(each)}}, {0: {1: each}}) for each in (math.nan, 1.0)]
+    runs = [RunSnapshots({0: {(0, 1): held(value)}}, {0: {1: value}}) for value in (math.nan, 1.0)]
     same = differences.between(runs[0], runs[0])
     assert same.are_equal
     other = differences.between(*runs)
-    assert [each.apart for each in (*other.weights.values(), *other.losses.values())] == [
-        math.inf
-    ] * 2
+    assert [
+        difference.apart for difference in (*other.weights.values(), *other.losses.values())
+    ] == [math.inf] * 2
     assert differences.beyond(other, differences.noise([]), runs[0])
 
 
@@ -230,7 +230,10 @@ def test_losses_that_were_printed_have_no_update() -> None:
     ]
     found = differences.between(*runs)
     parted = equivalence._earliest([found], differences.noise([]), runs[0])
-    assert [(each.update, each.is_printed) for each in parted] == [(9, False), (2, True)]
+    assert [(difference.update, difference.is_printed) for difference in parted] == [
+        (9, False),
+        (2, True),
+    ]
     said = equivalence._where(equivalence.Equivalence(()), parted[1])
     assert said == "loss 2 that rank 0 printed differs by 1"
 
