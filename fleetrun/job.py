@@ -358,8 +358,6 @@ class LaunchedJob(ObservedJob):
 
     def observing(self) -> list[Sink | Source]:
         """Return the other observers, whose code is loaded while the ranks load theirs."""
-        # The closing line needs it, and would keep everybody waiting who waits for the exit code.
-        import fleetrun.postmortem.ending  # noqa: F401
         from fleetrun.sinks.console import Console
         from fleetrun.sinks.eventlog import EventLog
         from fleetrun.sinks.launchfile import LaunchFile
@@ -372,6 +370,9 @@ class LaunchedJob(ObservedJob):
         watch = Watch(self, session=self._session, gpus=self._gpu_watch)
         metrics = [] if self.request.metrics_port is not None else self._metrics()
         files = (EventLog(self), ManifestFile(self), LaunchFile(self))
+        # For the closing line, which would keep those waiting who want the exit code.
+        from fleetrun.postmortem import ending  # noqa: F401
+
         return [*files, console, times, *metrics, watch, *self._for_restarts()]
 
     def _for_restarts(self) -> list[Source]:
