@@ -10,7 +10,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from . import border, settings
-from .import_hooks import after_import, watch_method
+from .import_hooks import after_import, in_place_of, watch_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ class _Injection:
         """Give every new DistributedStrategy our values, and record what the script assigns."""
         self._module = module
         kind: Any = module.DistributedStrategy
-        assign, load = kind.__setattr__, kind.load_from_prototxt
+        assign = kind.__setattr__
 
         def begin(strategy: Any) -> None:
             self.place(strategy)
@@ -72,15 +72,14 @@ class _Injection:
                 return
             self._assign(strategy, set_fields, name, value, assign)
 
-        @functools.wraps(load)
-        def load_from_prototxt(strategy: Any, pb_file: str) -> None:
+        @in_place_of(kind, "load_from_prototxt")
+        def load_from_prototxt(load: Callable[..., None], strategy: Any, pb_file: str) -> None:
             load(strategy, pb_file)
             loaded = _fields_in(strategy, pb_file) or {}
             strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(loaded)
 
         watch_method(kind, "__init__", after=begin)
         kind.__setattr__ = __setattr__
-        kind.load_from_prototxt = load_from_prototxt
         builds = kind.build_strategy
 
         def lend(strategy: Any) -> Any:
@@ -95,30 +94,27 @@ class _Injection:
         """Take over the strategy that the script passes to fleet."""
         kind: Any = module.Fleet
         init = kind.init
-        kind.init = self._taking(init, 3)
+        self._take_of(kind, "init", 3)
         # Its methods are functions of the package, too.
         package: Any = sys.modules[_FLEET]
         if getattr(package.init, "__func__", None) is init:
             package.init = types.MethodType(kind.init, package.init.__self__)
-        kind.distributed_optimizer = self._taking(kind.distributed_optimizer, 2)
+        self._take_of(kind, "distributed_optimizer", 2)
 
     def patch_optimizers(self, module: ModuleType) -> None:
         """Take over the strategy in dynamic graphs, too."""
-        name = "_dygraph_distributed_optimizer"
-        setattr(module, name, self._taking(getattr(module, name), 1))
+        self._take_of(module, "_dygraph_distributed_optimizer", 1)
 
-    def _taking(self, function: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """Wrap FUNCTION, whose argument number PLACE is `strategy`, in `take`."""
+    def _take_of(self, owner: Any, name: str, place: int) -> None:
+        """Take over the argument number PLACE, `strategy`, of the function NAME of OWNER."""
 
-        @functools.wraps(function)
-        def taking(*args: Any, **options: Any) -> Any:
+        @in_place_of(owner, name)
+        def taking(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
             if len(args) > place:
                 args = (*args[:place], self.take(args[place]), *args[place + 1 :])
             elif "strategy" in options:
                 options["strategy"] = self.take(options["strategy"])
             return function(*args, **options)
-
-        return taking
 
     def take(self, strategy: Any) -> Any:
         """Record what the script has set in STRATEGY; return the strategy to pass to fleet."""

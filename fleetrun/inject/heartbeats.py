@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import time
@@ -11,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import border, updates
+from .import_hooks import in_place_of
 from .static import program
 
 if TYPE_CHECKING:
@@ -77,8 +77,6 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
 
 def watch_programs(paddle: Any) -> None:
     """Record the updates of static programs, of the new representation (PIR) or the old one."""
-    kind = paddle.static.Executor
-    run = kind.run
     known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def trains(main: Any) -> bool:
@@ -91,8 +89,8 @@ def watch_programs(paddle: Any) -> None:
             print(f"fleetrun: updates of {type(main)} cannot be seen: {error!r}", file=sys.stderr)
             return False
 
-    @functools.wraps(run)
-    def recorded(executor: Any, requested: Any = None, *args: Any, **options: Any) -> Any:
+    @in_place_of(paddle.static.Executor, "run")
+    def recorded(run: Any, executor: Any, requested: Any = None, *args: Any, **options: Any) -> Any:
         result = run(executor, requested, *args, **options)
         if not paddle.in_dynamic_mode():
             main = requested or options.get("program") or paddle.static.default_main_program()
@@ -100,5 +98,3 @@ def watch_programs(paddle: Any) -> None:
             if trains(main):
                 updates.record(main)
         return result
-
-    kind.run = recorded

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import border, paddle_api, settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT
-from .import_hooks import after_import, watch_method
+from .import_hooks import after_import, in_place_of, watch_method
 from .paddle_api import private_names
 from .static import program as programs
 
@@ -70,27 +70,20 @@ class _ServerWatcher:
 
     def watch_executors(self, module: ModuleType) -> None:
         """Patch executors: inspect a program before its run, and record an update after it."""
-        kind: Any = module.Executor
-        run, train = kind.run, kind.train_from_dataset
+        for name in ("run", "train_from_dataset"):
+            in_place_of(module.Executor, name)(functools.partial(self._run, name))
 
-        @functools.wraps(run)
-        def run_and_record(executor: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
-            is_update = self._inspect(program)
-            result = run(executor, program, *args, **kwargs)
-            if is_update:
-                updates.record(program)
-            return result
-
-        @functools.wraps(train)
-        def train_and_record(executor: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
-            is_update = self._inspect(program, counts_own=True)
-            result = train(executor, program, *args, **kwargs)
-            if is_update:
+    def _run(
+        self, name: str, run: Any, executor: Any, program: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        is_whole = name == "train_from_dataset"
+        is_update = self._inspect(program, counts_own=is_whole)
+        result = run(executor, program, *args, **kwargs)
+        if is_update:
+            if is_whole:
                 self._proof.note("a run of train_from_dataset counts as one update")
-                updates.record(program)
-            return result
-
-        kind.run, kind.train_from_dataset = run_and_record, train_and_record
+            updates.record(program)
+        return result
 
     @_watching
     def _inspect(self, program: Any, *, counts_own: bool = False) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import base64
-import functools
 import gc
 import json
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import checksums, hybrid_models, rank_check, updates
 from .dygraph.merge_hooks import reduced_gradients, sharding_optimizers
-from .import_hooks import after_import, watch_method
+from .import_hooks import after_import, in_place_of, watch_method
 from .replicas import Part, as_float32
 
 if TYPE_CHECKING:
@@ -268,23 +267,18 @@ class _MergeByHand:
             after_import(f"paddle.distributed.fleet.meta_parallel.sharding.{name}", self._later)
         updates.wrap_subclasses(paddle.optimizer.lr.LRScheduler, self._scheduling)
         for name in ("clear_gradient", "clear_grad"):
-            setattr(paddle.Tensor, name, self._unless_kept(getattr(paddle.Tensor, name)))
+            in_place_of(paddle.Tensor, name)(self._unless_kept)
 
-    def _unless_kept(self, clear: Callable[..., Any]) -> Callable[..., Any]:
-        def clear_gradient(tensor: Any, *args: Any, **options: Any) -> Any:
-            return None if id(tensor) in self._kept else clear(tensor, *args, **options)
-
-        return clear_gradient
+    def _unless_kept(self, clear: Callable[..., Any], tensor: Any, *args: Any, **more: Any) -> Any:
+        return None if id(tensor) in self._kept else clear(tensor, *args, **more)
 
     def _sharing(self, module: Any) -> None:
         for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
-            kind = getattr(module, name, None)
-            if kind is not None:
-                kind.reduce_gradients = self._once(kind.reduce_gradients)
+            if hasattr(module, name):
+                in_place_of(getattr(module, name), "reduce_gradients")(self._once)
 
     def _summing(self, module: Any) -> None:
-        name = "fused_allreduce_gradients_with_group"
-        setattr(module, name, self._once(getattr(module, name)))
+        in_place_of(module, "fused_allreduce_gradients_with_group")(self._once)
 
     def _later(self, module: Any) -> None:
         for kind in (getattr(module, f"GroupShardedStage{number}", None) for number in (2, 3)):
@@ -295,33 +289,25 @@ class _MergeByHand:
         for optimizer in sharding_optimizers(model):
             self._models[id(optimizer)] = model
 
-    def _once(self, average: Callable[..., None]) -> Callable[..., None]:
+    def _once(self, average: Callable[..., None], *args: Any, **options: Any) -> None:
         """Call AVERAGE for complete sums only: trainers call it themselves before each step."""
-
-        @functools.wraps(average)
-        def averaged(*args: Any, **options: Any) -> None:
-            steps = max(self._counts.values(), default=0)
-            if self._is_updating or not (steps + 1) % self._steps:
-                average(*args, **options)
-
-        return averaged
+        steps = max(self._counts.values(), default=0)
+        if self._is_updating or not (steps + 1) % self._steps:
+            average(*args, **options)
 
     def _scheduling(self, kind: Any) -> None:
         """Let a scheduler that is stepped with each optimizer step advance with updates only."""
         if "step" not in vars(kind):
             return
-        step = kind.step
         seen: dict[int, int] = {}
 
-        @functools.wraps(step)
-        def scheduled(scheduler: Any, *args: Any, **options: Any) -> None:
+        @in_place_of(kind, "step")
+        def scheduled(step: Any, scheduler: Any, *args: Any, **options: Any) -> None:
             steps = max(self._counts.values(), default=0)
             together = steps - seen.get(id(scheduler), 0) == 1
             seen[id(scheduler)] = steps
             if not (together and steps % self._steps):
                 step(scheduler, *args, **options)
-
-        kind.step = scheduled
 
     def _end_update(self, _source: Any, _number: int) -> None:
         self._is_updating = False

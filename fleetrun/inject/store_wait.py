@@ -8,14 +8,13 @@ strategy, so the module imports nothing that is slow.
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import time
 from typing import Any
 
 from . import border
-from .import_hooks import after_import
+from .import_hooks import after_import, in_place_of
 
 # After that Paddle waits in its own way, and says so.
 _LONGEST_S = 60.0
@@ -34,31 +33,32 @@ def watch() -> None:
     """Wait for the job's store, and for those that `paddle.distributed.rpc` and scripts make."""
     from paddle.base import core
 
-    create: Any = getattr(core, "create_or_get_global_tcp_store", None)
     store: Any = getattr(core, "TCPStore", None)
-    if create is None or store is None:
+    if store is None or not hasattr(core, "create_or_get_global_tcp_store"):
         return
-    connect = store.__init__
     is_created = False
 
-    @functools.wraps(create)
-    def create_or_get_global_tcp_store() -> Any:
+    @in_place_of(core, "create_or_get_global_tcp_store")
+    def create_or_get_global_tcp_store(create: Any) -> Any:
         nonlocal is_created
         if not is_created and os.environ.get("PADDLE_TRAINER_ID") != "0":
             is_created = True
             _wait_for_job()
         return create()
 
-    @functools.wraps(connect)
-    def __init__(
-        self: Any, hostname: str, port: int, is_master: Any, *args: Any, **options: Any
+    @in_place_of(store, "__init__")
+    def connect_once_it_listens(
+        connect: Any,
+        self: Any,
+        hostname: str,
+        port: int,
+        is_master: Any,
+        *args: Any,
+        **named: Any,
     ) -> None:
         if not is_master:
             wait(hostname, port)
-        connect(self, hostname, port, is_master, *args, **options)
-
-    core.create_or_get_global_tcp_store = create_or_get_global_tcp_store
-    store.__init__ = __init__
+        connect(self, hostname, port, is_master, *args, **named)
 
 
 @border.watching("the wait for a store")

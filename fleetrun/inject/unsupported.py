@@ -6,7 +6,6 @@ determined here.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from . import (
@@ -23,7 +22,7 @@ from . import (
 from .dygraph import fused_buffers
 from .dygraph.step_reducer import SENDERS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
-from .import_hooks import after_import
+from .import_hooks import after_import, in_place_of
 from .paddle_api import private_names, tensors
 
 if TYPE_CHECKING:
@@ -96,20 +95,16 @@ class _RemainingFields:
         """Patch DataParallel: arguments that the script leaves out get the strategy's values."""
         import inspect
 
-        kind: Any = module.DataParallel
-        init = kind.__init__
-        signature = inspect.signature(init)
+        signature = inspect.signature(module.DataParallel.__init__)
 
-        @functools.wraps(init)
-        def __init__(model: Any, *args: Any, **options: Any) -> None:
+        @in_place_of(module.DataParallel, "__init__")
+        def __init__(init: Any, model: Any, *args: Any, **options: Any) -> None:
             bound = signature.bind(model, *args, **options)
             for name, argument in _ARGUMENTS.items():
                 self._set_argument(name, argument, bound.arguments)
             init(*bound.args, **bound.kwargs)
             self._models += 1
             self._read_reducer(model)
-
-        kind.__init__ = __init__
 
     def _set_argument(self, name: str, argument: str, arguments: dict[str, Any]) -> None:
         requested = self._spec.get(name)

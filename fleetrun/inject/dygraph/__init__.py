@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import hybrid_settings, paddle_api, store
-from ..import_hooks import after_import
+from ..import_hooks import after_import, in_place_of
 from ..paddle_api import private_names
 from . import (
     amp,
@@ -45,9 +44,9 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
             _install_reducers(spec, proof, merge, own if merges else None)
         if spec.topology.nranks > 1 and paddle_api.are_on_device():
             after_import(f"{_DISTRIBUTED}.parallel", lambda module: _agree(module, merge, proof))
-    if multi_tensor.is_asked_for(spec) and paddle_api.has(private_names.FUSED):
+    if spec.builds(multi_tensor.KNOB) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
-    if amp.is_asked_for(spec) and paddle_api.has(private_names.AMP):
+    if spec.get(amp.KNOB) and paddle_api.has(private_names.AMP):
         amp.install(proof)
     # Last: the self-tests above run backwards of their own.
     if paddle_api.has(private_names.BACKWARD):
@@ -75,11 +74,9 @@ def _install_reducers(
 def _agree(module: ModuleType, merge: GradientMerge, proof: Evidence) -> None:
     """Make the ranks agree on the capabilities of their devices as soon as they are connected."""
     package: Any = sys.modules[_DISTRIBUTED]
-    init = package.init_parallel_env
     is_agreed = False
 
-    @functools.wraps(init)
-    def init_parallel_env(*args: Any, **kwargs: Any) -> Any:
+    def init_parallel_env(init: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_agreed
         group = init(*args, **kwargs)
         rank, ranks = package.get_rank(), package.get_world_size()
@@ -94,4 +91,4 @@ def _agree(module: ModuleType, merge: GradientMerge, proof: Evidence) -> None:
         return group
 
     for owner in (package, module):
-        setattr(owner, init.__name__, init_parallel_env)
+        in_place_of(owner, "init_parallel_env")(init_parallel_env)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from .. import border, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, device_kind
-from ..import_hooks import after_import
+from ..import_hooks import after_import, watch_method
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from ..evidence import Evidence
-    from ..spec import StrategySpec
 
-_KNOB = "amp"
+KNOB = "amp"
 # Lets Paddle count the operators of each precision.
 _FLAG = "FLAGS_low_precision_op_list"
 # They only change the dtype of a tensor.
 _CASTS = frozenset(("cast", "transfer_dtype"))
-
-
-def is_asked_for(spec: StrategySpec) -> bool:
-    """Whether the strategy requests mixed precision."""
-    return bool(spec.get(_KNOB))
 
 
 def install(proof: Evidence) -> None:
@@ -52,17 +45,8 @@ class _PrecisionCounter:
 
     def watch_scalers(self, module: ModuleType) -> None:
         """Keep the GradScaler that scales a loss."""
-        kind: Any = module.AmpScaler
-        scale = kind.scale
         keep = border.watching("the count of precisions")(self._keep_scaler)
-
-        @functools.wraps(scale)
-        def scaling(scaler: Any, *args: Any, **options: Any) -> Any:
-            scaled = scale(scaler, *args, **options)
-            keep(scaler)
-            return scaled
-
-        kind.scale = scaling
+        watch_method(module.AmpScaler, "scale", after=keep)
 
     def _keep_scaler(self, scaler: Any) -> None:
         # Paddle may disable it in the call.
@@ -87,14 +71,14 @@ class _PrecisionCounter:
             else f"a GradScaler at {float(scaler.state_dict()['scale'].ravel()[0]):g}"
         )
         if low:
-            self._proof.knob(_KNOB, EFFECTIVE, in_effect=True, evidence=text)
+            self._proof.knob(KNOB, EFFECTIVE, in_effect=True, evidence=text)
             return
         reason = (
             "Paddle's auto_cast does nothing on the CPU"
             if device_kind() == "cpu"
             else "in dynamic graphs the script must call auto_cast"
         )
-        self._proof.knob(_KNOB, NO_EFFECT, reason=reason, evidence=text)
+        self._proof.knob(KNOB, NO_EFFECT, reason=reason, evidence=text)
 
 
 def _counted(table: Any) -> tuple[int, int]:

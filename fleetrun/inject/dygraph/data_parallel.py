@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
 from ..check_schedule import NEVER
+from ..import_hooks import in_place_of
 from ..paddle_api import private_names, tensors
 from . import compression, handover, levels, refused_types, sparse
 from .bucket_planner import BucketPlanner, probe
@@ -201,61 +202,59 @@ class Reducers:
     def patch(self, module: ModuleType) -> None:
         """Patch the module `paddle.distributed.parallel`."""
         cls = module.DataParallel
-        cls.__init__ = self._recording_arguments(cls.__init__)
-        cls.init_reducer = self._with_our_reducer(cls.init_reducer)
+        signature = inspect.signature(cls.__init__)
+        in_place_of(cls, "__init__")(functools.partial(self._make_model, signature))
+        in_place_of(cls, "init_reducer")(self._init_reducer)
         cls.forward = _announcing(cls.forward)
 
-    def _recording_arguments(self, init: Callable[..., None]) -> Callable[..., None]:
-        """Record the bucket sizes that the script passes to DataParallel."""
-        signature = inspect.signature(init)
+    def _make_model(
+        self,
+        signature: inspect.Signature,
+        init: Callable[..., None],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Call INIT of a model; record the bucket sizes that the script passes to it."""
+        # Values from fleet come from its strategy, and were recorded when they were set.
+        is_paddles = _caller().startswith("paddle.")
+        given = signature.bind(*args, **kwargs).arguments
+        for argument, name in _ARGUMENTS.items():
+            if argument in given and name in self._spec.strategy and not is_paddles:
+                settings.set_by_script(name, given[argument])
+        refused_types.check(given["layers"])
+        self._script_limits_last = "last_comm_buffer_size" in given and not is_paddles
+        init(*args, **kwargs)
+        if not hasattr(args[0], "_reducer"):
+            self._report.single_rank()
 
-        @functools.wraps(init)
-        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
-            # Values from fleet come from its strategy, and were recorded when they were set.
-            is_paddles = _caller().startswith("paddle.")
-            given = signature.bind(model, *args, **kwargs).arguments
-            for argument, name in _ARGUMENTS.items():
-                if argument in given and name in self._spec.strategy and not is_paddles:
-                    settings.set_by_script(name, given[argument])
-            refused_types.check(given["layers"])
-            self._script_limits_last = "last_comm_buffer_size" in given and not is_paddles
-            init(model, *args, **kwargs)
-            if not hasattr(model, "_reducer"):
-                self._report.single_rank()
+    def _init_reducer(self, init_reducer: Callable[..., None], model: Any) -> None:
+        """Give MODEL our reducer, or call INIT_REDUCER."""
+        import paddle
 
-        return __init__
-
-    def _with_our_reducer(self, init_reducer: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(init_reducer)
-        def replaced(model: Any) -> None:
-            import paddle
-
-            parameters, sparse_ids = _parameters(model, paddle)
-            is_trained = any(map(tensors.is_trained, parameters))
-            # By now, another rank's device may be without it.
-            works = paddle_api.has(private_names.REDUCER)
-            if not (is_trained and works) or (sparse_ids and not self._can_average_sparse_ones()):
-                # Without a trained parameter Paddle raises its own error.
-                init_reducer(model)
-                return
-            dense = [parameter for parameter in parameters if id(parameter) not in sparse_ids]
-            trained = [parameter for parameter in dense if tensors.is_trained(parameter)]
-            # As Paddle's own `init_reducer` does.
-            model.group_indices = paddle.base.core.eager_assign_group_by_size(
-                trained,
-                [False] * len(trained),
-                [model.last_comm_buffer_size, model.comm_buffer_size],
-            )
-            sparse.expect_dense(dense)
-            tables = [
-                parameter
-                for parameter in parameters
-                if id(parameter) in sparse_ids and tensors.is_trained(parameter)
-            ]
-            # The attribute in which Paddle keeps its own.
-            model._reducer = self._new_reducer(model, dense, tables, init_reducer)
-
-        return replaced
+        parameters, sparse_ids = _parameters(model, paddle)
+        is_trained = any(map(tensors.is_trained, parameters))
+        # By now, another rank's device may be without it.
+        works = paddle_api.has(private_names.REDUCER)
+        if not (is_trained and works) or (sparse_ids and not self._can_average_sparse_ones()):
+            # Without a trained parameter Paddle raises its own error.
+            init_reducer(model)
+            return
+        dense = [parameter for parameter in parameters if id(parameter) not in sparse_ids]
+        trained = [parameter for parameter in dense if tensors.is_trained(parameter)]
+        # As Paddle's own `init_reducer` does.
+        model.group_indices = paddle.base.core.eager_assign_group_by_size(
+            trained,
+            [False] * len(trained),
+            [model.last_comm_buffer_size, model.comm_buffer_size],
+        )
+        sparse.expect_dense(dense)
+        tables = [
+            parameter
+            for parameter in parameters
+            if id(parameter) in sparse_ids and tensors.is_trained(parameter)
+        ]
+        # The attribute in which Paddle keeps its own.
+        model._reducer = self._new_reducer(model, dense, tables, init_reducer)
 
     def _paddles_bytes(self, model: Any, trained: list[Any]) -> list[int]:
         """Return the bytes of the buckets that Paddle builds from TRAINED without the strategy."""

@@ -8,7 +8,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from .. import updates
-from ..import_hooks import after_import
+from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
 from ..parameter_history import watch_writes
 from . import backward
@@ -52,91 +52,61 @@ def install(
     atexit.register(merge.report_partial_rounds)
 
 
-def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901 - one wrapper each
-    def stepping(step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            update = functools.partial(step, self, *args, **kwargs)
-            if updates.is_model_average(type(self)):
-                return merge.average(updates.parameters_of(self), id(self), update)
-            current = merge.of(self)
-            return update() if current is None else merge.step(current, update, self)
+def _optimizers(module: ModuleType, merge: GradientMerge) -> None:
+    def step(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        update = functools.partial(step, self, *args, **kwargs)
+        if updates.is_model_average(type(self)):
+            return merge.average(updates.parameters_of(self), id(self), update)
+        current = merge.of(self)
+        return update() if current is None else merge.step(current, update, self)
 
-        return merged
+    def minimize(minimize: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(minimize, self, *args, **kwargs)
+        return ([], []) if result is None else result
 
-    def minimizing(minimize: Callable[..., Any]) -> Callable[..., Any]:
-        stepped = stepping(minimize)
+    def clear_grad(clear: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        merge.of(self)
+        parameters = updates.parameters_of(unwrap(self))
+        return merge.clear(parameters, lambda: clear(self, *args, **kwargs), _remove_gradient)
 
-        @functools.wraps(minimize)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = stepped(self, *args, **kwargs)
-            return ([], []) if result is None else result
-
-        return merged
-
-    def clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(clear)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            merge.of(self)
-            parameters = updates.parameters_of(unwrap(self))
-            return merge.clear(parameters, lambda: clear(self, *args, **kwargs), _remove_gradient)
-
-        return merged
-
-    def making(init: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(init)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **kwargs)
-            # Known before the first backward, which then need not be reduced.
-            merge.of(self)
-
-        return __init__
-
-    def refused(_step: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*_: Any, **__: Any) -> None:
-            message = (
-                "fleetrun: gradient_merge: LBFGS runs several backwards in one step; it cannot be"
-                " merged."
-            )
-            raise RuntimeError(message)
-
-        return step
-
-    wrappers = {"step": stepping, "minimize": minimizing, "clear_grad": clearing}
+    def refuse(*_: Any, **__: Any) -> None:
+        message = (
+            "fleetrun: gradient_merge: LBFGS runs several backwards in one step; it cannot be"
+            " merged."
+        )
+        raise RuntimeError(message)
 
     def wrap(kind: Any) -> None:
-        for name, wrapper in wrappers.items():
+        for method in (step, minimize, clear_grad):
+            name = method.__name__
             if name in vars(kind):
                 # Its `step` takes a closure.
-                chosen = refused if kind.__name__ == "LBFGS" and name != "clear_grad" else wrapper
-                setattr(kind, name, chosen(vars(kind)[name]))
-        # Not every class calls the `__init__` of its base.
+                is_refused = kind.__name__ == "LBFGS" and method is not clear_grad
+                in_place_of(kind, name)(refuse if is_refused else method)
+        # Known before the first backward, which then need not be reduced; and not every class calls
+        # the `__init__` of its base.
         if "__init__" in vars(kind):
-            kind.__init__ = making(kind.__init__)
+            watch_method(kind, "__init__", after=merge.of)
 
     updates.wrap_subclasses(module.Optimizer, wrap)
-    _sharing(merge, stepping, minimizing)
+    _sharing(merge, step, minimize)
 
 
-def _sharing(
-    merge: GradientMerge, stepping: Callable[..., Any], minimizing: Callable[..., Any]
-) -> None:
+def _sharing(merge: GradientMerge, step: Callable[..., Any], minimize: Callable[..., Any]) -> None:
     """Patch the code that shares a model among ranks and averages gradients before a step."""
 
     def outermost(module: ModuleType) -> None:
         kind: Any = module.HybridParallelOptimizer
-        kind.step, kind.minimize = stepping(kind.step), minimizing(kind.minimize)
+        in_place_of(kind, "step")(step)
+        in_place_of(kind, "minimize")(minimize)
         # Trainers average gradients themselves, in what they read of them, and call this.
-        kind._step = stepping(kind._step)
-        init = kind.__init__
+        in_place_of(kind, "_step")(step)
 
-        @functools.wraps(init)
-        def __init__(self: Any, optimizer: Any, hcg: Any, strategy: Any) -> None:
+        @in_place_of(kind, "__init__")
+        def __init__(init: Any, self: Any, optimizer: Any, hcg: Any, strategy: Any) -> None:
             init(self, optimizer, hcg, strategy)
             if hcg.get_pipe_parallel_world_size() > 1:
                 _note_pipeline(merge, strategy.hybrid_configs["pp_configs"])
-
-        kind.__init__ = __init__
 
     def stage_1(module: ModuleType) -> None:
         for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
@@ -149,7 +119,7 @@ def _sharing(
         name = f"group_sharded_stage{number}"
         after_import(
             f"paddle.distributed.fleet.meta_parallel.sharding.{name}",
-            functools.partial(_later_stage, f"GroupShardedStage{number}", merge, stepping),
+            functools.partial(_later_stage, f"GroupShardedStage{number}", merge, step),
         )
 
 
@@ -165,10 +135,9 @@ def _note_pipeline(merge: GradientMerge, configs: Any) -> None:
 
 def _stage_1(kind: Any, merge: GradientMerge) -> None:
     """Patch the class KIND of an optimizer that updates this rank's share of the parameters."""
-    init, clear = kind.__init__, kind.clear_grad
 
-    @functools.wraps(init)
-    def __init__(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(kind, "__init__")
+    def __init__(init: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         # The optimizer will have only its share, but the gradients of all are merged.
         merge.keep_whole(optimizer)
         init(self, optimizer, *args, **kwargs)
@@ -178,47 +147,41 @@ def _stage_1(kind: Any, merge: GradientMerge) -> None:
                 " backward: sharding_configs.accumulate_steps merges there"
             )
 
-    @functools.wraps(clear)
-    def clear_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(kind, "clear_grad")
+    def clear_grad(clear: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         current = merge.of(self)
         # Paddle empties the memory of all fused gradients at once.
         if not (self.tensor_fusion and current is not None and current.merged):
             clear(self, *args, **kwargs)
 
-    kind.__init__, kind.clear_grad = __init__, clear_grad
-
 
 def _later_stage(
-    name: str, merge: GradientMerge, stepping: Callable[..., Any], module: ModuleType
+    name: str, merge: GradientMerge, step: Callable[..., Any], module: ModuleType
 ) -> None:
     """Patch the methods that the sharded model NAME gives its optimizers: stage 2 or 3."""
-    kind = getattr(module, name)
-    redefine_step, redefine_clear = kind._redefine_opt_step, kind._redefine_opt_clear
 
-    @functools.wraps(redefine_step)
-    def _redefine_opt_step(self: Any) -> None:
-        redefine_step(self)
-        for optimizer in sharding_optimizers(self):
-            merge.keep_reduced(optimizer, functools.partial(reduced_gradients, self))
-            optimizer.step = types.MethodType(stepping(optimizer.step.__func__), optimizer)
+    def redefine_step(model: Any) -> None:
+        for optimizer in sharding_optimizers(model):
+            merge.keep_reduced(optimizer, functools.partial(reduced_gradients, model))
+            merged = functools.partial(step, optimizer.step.__func__)
+            optimizer.step = types.MethodType(merged, optimizer)
 
-    @functools.wraps(redefine_clear)
-    def _redefine_opt_clear(self: Any) -> None:
-        redefine_clear(self)
-        for optimizer in sharding_optimizers(self):
-            clear = _unless_merged(merge, optimizer.clear_grad)
+    def redefine_clear(model: Any) -> None:
+        for optimizer in sharding_optimizers(model):
+            clear = functools.partial(_clear_unless_merged, merge, optimizer.clear_grad)
             optimizer.clear_grad = types.MethodType(clear, optimizer)
 
-    kind._redefine_opt_step, kind._redefine_opt_clear = _redefine_opt_step, _redefine_opt_clear
+    kind = getattr(module, name)
+    watch_method(kind, "_redefine_opt_step", after=redefine_step)
+    watch_method(kind, "_redefine_opt_clear", after=redefine_clear)
 
 
-def _unless_merged(merge: GradientMerge, clear: Callable[..., Any]) -> Callable[..., Any]:
-    def clear_grad(self: Any, *args: Any, **kwargs: Any) -> None:
-        current = merge.of(self)
-        if current is None or not current.merged:
-            clear(*args, **kwargs)
-
-    return clear_grad
+def _clear_unless_merged(
+    merge: GradientMerge, clear: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
+) -> None:
+    current = merge.of(optimizer)
+    if current is None or not current.merged:
+        clear(*args, **kwargs)
 
 
 def sharding_optimizers(model: Any) -> list[Any]:
@@ -240,123 +203,99 @@ def reduced_gradients(model: Any) -> list[Any]:
 
 
 def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
-    def scheduling(step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for current in merge.all():
-                if getattr(current.optimizer, "_learning_rate", None) is not self:
-                    continue
-                together = current.steps_unscheduled == 1
-                current.steps_unscheduled = 0
-                if together and not current.is_updated and kwargs.get("epoch") is None:
-                    current.after[id(self)] = lambda: step(self, *args, **kwargs)
-                    return None
-            return step(self, *args, **kwargs)
-
-        return merged
+    def schedule(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        for current in merge.all():
+            if getattr(current.optimizer, "_learning_rate", None) is not self:
+                continue
+            together = current.steps_unscheduled == 1
+            current.steps_unscheduled = 0
+            if together and not current.is_updated and kwargs.get("epoch") is None:
+                current.after[id(self)] = lambda: step(self, *args, **kwargs)
+                return None
+        return step(self, *args, **kwargs)
 
     def wrap(kind: Any) -> None:
         if "step" in vars(kind):
-            kind.step = scheduling(vars(kind)["step"])
+            in_place_of(kind, "step")(schedule)
 
     updates.wrap_subclasses(module.LRScheduler, wrap)
 
 
-def _scalers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901 - one wrapper each
+def _scalers(module: ModuleType, merge: GradientMerge) -> None:
     # The scalers with a merged step since their last `update`, and those with a real step: an
     # `update` after merged steps only is skipped, too.
     merged_scalers: set[int] = set()
     stepped_scalers: set[int] = set()
 
-    def stepping(step: Callable[..., Any], skipped: Any) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def merged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            current = merge.of(optimizer)
-            if current is None:
-                return step(self, optimizer, *args, **kwargs)
-            if not current.is_last:
-                merge.step(current, lambda: None)
-                current.scaler = self
-                merged_scalers.add(id(self))
-                return skipped
-            stepped_scalers.add(id(self))
-            return merge.step_scaled(current, lambda: step(self, optimizer, *args, **kwargs))
+    def step(
+        skipped: Any, step: Callable[..., Any], self: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        current = merge.of(optimizer)
+        if current is None:
+            return step(self, optimizer, *args, **kwargs)
+        if not current.is_last:
+            merge.step(current, lambda: None)
+            current.scaler = self
+            merged_scalers.add(id(self))
+            return skipped
+        stepped_scalers.add(id(self))
+        return merge.step_scaled(current, lambda: step(self, optimizer, *args, **kwargs))
 
-        return merged
+    in_place_of(module.AmpScaler, "minimize")(functools.partial(step, (None, None)))
+    in_place_of(module.GradScaler, "step")(functools.partial(step, None))
 
-    def unscaling(unscale: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(unscale)
-        def merged(self: Any, optimizer: Any) -> Any:
-            current = merge.of(optimizer)
-            if current is not None:
-                if not current.is_last:
-                    current.before["unscale"] = lambda: unscale(self, optimizer)
-                    return None
-                current.divide()
-            result = unscale(self, optimizer)
-            if current is not None:
-                current.remember_gradients()
-            return result
-
-        return merged
-
-    def updating(update: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(update)
-        def merged(self: Any) -> Any:
-            is_merged = id(self) in merged_scalers and id(self) not in stepped_scalers
-            merged_scalers.discard(id(self))
-            stepped_scalers.discard(id(self))
-            return None if is_merged else update(self)
-
-        return merged
-
-    base, scaler = module.AmpScaler, module.GradScaler
-    base.minimize = stepping(base.minimize, (None, None))
     # Every way to unscale calls this.
-    base._unscale = unscaling(base._unscale)
-    scaler.step = stepping(scaler.step, None)
-    scaler.update = updating(scaler.update)
+    @in_place_of(module.AmpScaler, "_unscale")
+    def unscale(unscale: Callable[..., Any], self: Any, optimizer: Any) -> Any:
+        current = merge.of(optimizer)
+        if current is not None:
+            if not current.is_last:
+                current.before["unscale"] = lambda: unscale(self, optimizer)
+                return None
+            current.divide()
+        result = unscale(self, optimizer)
+        if current is not None:
+            current.remember_gradients()
+        return result
+
+    @in_place_of(module.GradScaler, "update")
+    def update(update: Callable[..., Any], self: Any) -> Any:
+        is_merged = id(self) in merged_scalers and id(self) not in stepped_scalers
+        merged_scalers.discard(id(self))
+        stepped_scalers.discard(id(self))
+        return None if is_merged else update(self)
 
 
 def _clips(module: ModuleType, merge: GradientMerge) -> None:
-    def clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(clip)
-        def merged(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            import paddle
+    def merged(clip: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        import paddle
 
-            several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
-            if not merge.reduced.isdisjoint(map(id, several)):
-                raise RuntimeError(_CLIPPED_SHARES)
-            for current in merge.owners(several):
-                if not current.is_last:
-                    # Only the merged gradient is to be clipped.
-                    current.before[clip, tuple(map(id, several))] = lambda: clip(
-                        several, *args, **kwargs
-                    )
-                    return paddle.to_tensor(0.0, place=several[0].place)
-                current.divide()
-            result = clip(several, *args, **kwargs)
-            for current in merge.owners(several):
-                current.remember_gradients()
-            return result
-
-        return merged
+        several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
+        if not merge.reduced.isdisjoint(map(id, several)):
+            raise RuntimeError(_CLIPPED_SHARES)
+        for current in merge.owners(several):
+            if not current.is_last:
+                # Only the merged gradient is to be clipped.
+                key = (clip, tuple(map(id, several)))
+                current.before[key] = lambda: clip(several, *args, **kwargs)
+                return paddle.to_tensor(0.0, place=several[0].place)
+            current.divide()
+        result = clip(several, *args, **kwargs)
+        for current in merge.owners(several):
+            current.remember_gradients()
+        return result
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         if hasattr(module, name):
-            setattr(module, name, clipping(getattr(module, name)))
+            in_place_of(module, name)(merged)
 
 
 def _layers(module: ModuleType, merge: GradientMerge) -> None:
-    clear = module.Layer.clear_gradients
-
-    @functools.wraps(clear)
-    def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(module.Layer, "clear_gradients")
+    def clear_gradients(clear: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return merge.clear(
             self.parameters(), lambda: clear(self, *args, **kwargs), _remove_gradient
         )
-
-    module.Layer.clear_gradients = clear_gradients
 
 
 def _tensors(merge: GradientMerge) -> None:
@@ -383,14 +322,11 @@ def _tensors(merge: GradientMerge) -> None:
 
 def _collectives(module: ModuleType, merge: GradientMerge) -> None:
     """Count the allreduces that are not made by reducers."""
-    reduce: Any = module.all_reduce
 
-    @functools.wraps(reduce)
-    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+    @in_place_of(module, "all_reduce")
+    def all_reduce(reduce: Any, *args: Any, **kwargs: Any) -> Any:
         merge.other_calls += 1
         return reduce(*args, **kwargs)
-
-    module.all_reduce = all_reduce  # type: ignore[attr-defined]
 
 
 def _remove_gradient(parameter: Any) -> None:
@@ -404,13 +340,9 @@ def _remove_gradient(parameter: Any) -> None:
 def _loaders(
     module: ModuleType, merge: GradientMerge, flush: Callable[[GradientAccumulator], None]
 ) -> None:
-    iterate = module.DataLoader.__iter__
-
-    @functools.wraps(iterate)
-    def __iter__(self: Any) -> Iterator[Any]:
+    @in_place_of(module.DataLoader, "__iter__")
+    def __iter__(iterate: Any, self: Any) -> Iterator[Any]:
         return _LoaderIterator(iterate(self), merge, flush)
-
-    module.DataLoader.__iter__ = __iter__
 
 
 class _LoaderIterator:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT
-from ..import_hooks import after_import
+from ..import_hooks import after_import, in_place_of
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
-    from ..spec import StrategySpec
 
-_KNOB = "fuse_all_optimizer_ops"
+KNOB = "fuse_all_optimizer_ops"
 # The attribute of a fused optimizer with the names of the parameters in its tables.
 _FUSED_NAMES = "_fleetrun_fused"
 # By optimizer: its kernels for many parameters and for one.
@@ -38,11 +37,6 @@ _TABLES = {
         "_master_weight_dict",
     ),
 }
-
-
-def is_asked_for(spec: StrategySpec) -> bool:
-    """Whether the strategy requests `fuse_all_optimizer_ops`."""
-    return spec.builds(_KNOB)
 
 
 def install(proof: Evidence) -> None:
@@ -66,16 +60,13 @@ class _Fusion:
 
     def patch(self, name: str, module: Any) -> None:
         """Patch the optimizer NAME of MODULE to decide before each update whether it fuses."""
-        kind: Any = getattr(module, name)
-        create_pass = kind._create_optimization_pass
 
-        @functools.wraps(create_pass)
-        def create(optimizer: Any, pairs: Any, *args: Any, **options: Any) -> Any:
+        @in_place_of(getattr(module, name), "_create_optimization_pass")
+        def create(create_pass: Any, optimizer: Any, pairs: Any, *args: Any, **options: Any) -> Any:
             if sys.modules["paddle"].in_dynamic_mode():
                 self._decide(optimizer, name, pairs)
             return create_pass(optimizer, pairs, *args, **options)
 
-        kind._create_optimization_pass = create
         operations: Any = module._C_ops
         fused, single = _KERNELS[name]
         module._C_ops = _CountingOperations(operations, fused, single, self)
@@ -90,7 +81,7 @@ class _Fusion:
         self._single += 1
 
     def _decide(self, optimizer: Any, name: str, pairs: Any) -> None:
-        if not settings.effective(_KNOB):
+        if not settings.effective(KNOB):
             return
         known = optimizer.__dict__.get(_FUSED_NAMES)
         if optimizer._use_multi_tensor and known is None:
@@ -122,7 +113,7 @@ class _Fusion:
             return
         fused, parameters, single = self._fused, self._parameters, self._single
         self._fused = self._parameters = self._single = 0
-        if settings.script_wins(_KNOB):
+        if settings.script_wins(KNOB):
             return
         if fused:
             text = f"{parameters} parameters in {fused} kernel call{'s' if fused > 1 else ''}"
@@ -138,7 +129,7 @@ class _Fusion:
         self._reported = report
         self._proof.counts["optimizer_kernels"] = fused + single
         self._proof.knob(
-            _KNOB,
+            KNOB,
             report[0],
             in_effect=bool(fused),
             reason="" if fused else report[1],

@@ -8,14 +8,13 @@ twice (the first change may be a loaded checkpoint), each change counts as an up
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import border, parameter_history, updates
-from ..import_hooks import after_import
+from ..import_hooks import after_import, watch_method
 from ..paddle_api import tensors
 from . import backward
 
@@ -95,17 +94,12 @@ class OwnUpdates:
         parameter_history.watch_writes()
         parameter_history.record_writes(self._written)
         after_import("paddle._C_ops", self._watch_kernels)
-        kind = framework.EagerParamBase
-        init = kind.__init__
-
-        @functools.wraps(init)
-        def __init__(parameter: Any, *args: Any, **options: Any) -> None:
-            init(parameter, *args, **options)
-            if self._own == updates.count():
-                self._made.append(weakref.ref(parameter))
-
-        kind.__init__ = __init__
+        watch_method(framework.EagerParamBase, "__init__", after=self._keep_made)
         atexit.register(border.watching("the count of updates")(self.end))
+
+    def _keep_made(self, parameter: Any) -> None:
+        if self._own == updates.count():
+            self._made.append(weakref.ref(parameter))
 
     def _watch_kernels(self, operations: Any) -> None:
         self._end_kernels = parameter_history.watch_kernels(operations)

@@ -7,11 +7,11 @@ functions that produce them return dense ones where a reducer expects those.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from .. import border, updates
+from ..import_hooks import in_place_of
 from ..paddle_api import tensors
 from . import backward
 from .flat_buffer import contiguous_gradient
@@ -47,13 +47,13 @@ class Lookups:
         for name, argument in _LOOKUPS.items():
             look_up = getattr(module, name)
             for place in (module, inspect.getmodule(look_up)):
-                setattr(place, name, self._dense_if_expected(look_up, argument))
+                self._make_dense_if_expected(place, name, argument)
 
-    def _dense_if_expected(self, look_up: Callable[..., Any], argument: str) -> Callable[..., Any]:
-        signature = inspect.signature(look_up)
+    def _make_dense_if_expected(self, place: Any, name: str, argument: str) -> None:
+        signature = inspect.signature(getattr(place, name))
 
-        @functools.wraps(look_up)
-        def looking_up(*args: Any, **options: Any) -> Any:
+        @in_place_of(place, name)
+        def looking_up(look_up: Callable[..., Any], *args: Any, **options: Any) -> Any:
             arguments = signature.bind(*args, **options).arguments
             weight = arguments["weight"]
             if arguments.get(argument) and getattr(weight, _IS_DENSE, False):
@@ -66,8 +66,6 @@ class Lookups:
                 )
                 return look_up(**{**arguments, argument: False})
             return look_up(*args, **options)
-
-        return looking_up
 
     def _refuse_adam(self, optimizer: Any) -> None:
         """Raise Disproved if OPTIMIZER treats sparse gradients unlike dense ones.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import buckets, settings
 from ..evidence import EFFECTIVE
-from ..import_hooks import after_import
+from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import tensors
 from . import backward
 from .reducer import Reducer
@@ -89,16 +89,11 @@ def install(reduce: ReduceAtStep, proof: Evidence) -> None:
 
 def _note_sender(name: str, method: str, module: ModuleType) -> None:
     """Note that the class NAME sends gradients itself once its METHOD has prepared it."""
-    kind = getattr(module, name)
-    prepare = getattr(kind, method)
 
-    @functools.wraps(prepare)
-    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = prepare(self, *args, **kwargs)
+    def note(_model: Any) -> None:
         SENDERS[name] = "in each backward"
-        return result
 
-    setattr(kind, method, prepared)
+    watch_method(getattr(module, name), method, after=note)
 
 
 def _size_buffers(module: ModuleType, proof: Evidence) -> None:
@@ -106,30 +101,26 @@ def _size_buffers(module: ModuleType, proof: Evidence) -> None:
     for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2"):
         kind: Any = getattr(module, name, None)
         if kind is not None:
-            kind.__init__ = _sizing(kind.__init__, name, proof)
+            in_place_of(kind, "__init__")(functools.partial(_init_sized, name, proof))
 
 
-def _sizing(init: Callable[..., None], name: str, proof: Evidence) -> Callable[..., None]:
-    @functools.wraps(init)
-    def __init__(self: Any, optimizer: Any, hcg: Any) -> None:
-        fleet: Any = sys.modules["paddle.distributed.fleet"]
-        # Fleet's own copy of the script's strategy.
-        configs = fleet.fleet._user_defined_strategy.strategy.hybrid_configs.sharding_configs
-        has_buffers = name.endswith("V2") or any(getattr(configs, field) for field in _FUSED)
-        has_field = has_buffers and _BUFFERS in configs.DESCRIPTOR.fields_by_name
-        size = _asked_size(optimizer) if has_field and not configs.HasField(_BUFFERS) else 0
-        if size:
-            setattr(configs, _BUFFERS, size)
-        init(self, optimizer, hcg)
-        if has_buffers:
-            SENDERS[name] = (
-                f"in buffers of sharding_configs.{_BUFFERS}" if has_field else "in buffers"
-            )
-        if size:
-            text = f"by Paddle's own sharding_configs.{_BUFFERS} ({name})"
-            proof.knob("fuse_grad_size_in_MB", EFFECTIVE, in_effect=size, evidence=text)
-
-    return __init__
+def _init_sized(
+    name: str, proof: Evidence, init: Callable[..., None], self: Any, optimizer: Any, *more: Any
+) -> None:
+    fleet: Any = sys.modules["paddle.distributed.fleet"]
+    # Fleet's own copy of the script's strategy.
+    configs = fleet.fleet._user_defined_strategy.strategy.hybrid_configs.sharding_configs
+    has_buffers = name.endswith("V2") or any(getattr(configs, field) for field in _FUSED)
+    has_field = has_buffers and _BUFFERS in configs.DESCRIPTOR.fields_by_name
+    size = _asked_size(optimizer) if has_field and not configs.HasField(_BUFFERS) else 0
+    if size:
+        setattr(configs, _BUFFERS, size)
+    init(self, optimizer, *more)
+    if has_buffers:
+        SENDERS[name] = f"in buffers of sharding_configs.{_BUFFERS}" if has_field else "in buffers"
+    if size:
+        text = f"by Paddle's own sharding_configs.{_BUFFERS} ({name})"
+        proof.knob("fuse_grad_size_in_MB", EFFECTIVE, in_effect=size, evidence=text)
 
 
 def _asked_size(optimizer: Any) -> int:
@@ -142,11 +133,9 @@ def _asked_size(optimizer: Any) -> int:
 
 
 def _replace_allreduces(module: ModuleType, reduce: ReduceAtStep) -> None:
-    name = "fused_allreduce_gradients_with_group"
-    paddles = getattr(module, name)
-
-    @functools.wraps(paddles)
+    @in_place_of(module, "fused_allreduce_gradients_with_group")
     def fused_allreduce_gradients_with_group(
+        paddles: Callable[..., None],
         parameter_list: Sequence[Any],
         group: Any,
         bucket_size: int = PADDLES_BYTES,
@@ -160,15 +149,10 @@ def _replace_allreduces(module: ModuleType, reduce: ReduceAtStep) -> None:
         if not (ours and reduce(ours, group, factor, {})):
             paddles(parameter_list, group, bucket_size, scale)
 
-    setattr(module, name, fused_allreduce_gradients_with_group)
-
 
 def _replace_reduces(module: ModuleType, reduce: ReduceAtStep) -> None:
-    kind: Any = module.DygraphShardingOptimizer
-    paddles = kind.reduce_gradients
-
-    @functools.wraps(paddles)
-    def reduce_gradients(self: Any, parameter_list: Sequence[Any], hcg: Any) -> None:
+    @in_place_of(module.DygraphShardingOptimizer, "reduce_gradients")
+    def reduce_gradients(paddles: Any, self: Any, parameter_list: Sequence[Any], hcg: Any) -> None:
         group = hcg.get_sharding_parallel_group()
         # Paddle sends fused gradients itself, in buffers, perhaps during the backward.
         is_fused = any(getattr(self, name) for name in _FUSED)
@@ -176,8 +160,6 @@ def _replace_reduces(module: ModuleType, reduce: ReduceAtStep) -> None:
         owners = {id(parameter): self._param2rank[parameter.name] for parameter in ours}
         if not (ours and reduce(ours, group, 1.0 / group.nranks, owners)):
             paddles(self, parameter_list, hcg)
-
-    kind.reduce_gradients = reduce_gradients
 
 
 def _plain(parameters: Iterable[Any]) -> list[Any]:

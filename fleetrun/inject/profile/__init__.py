@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 from typing import TYPE_CHECKING, Any
 
 from .. import updates
+from ..import_hooks import in_place_of
 from .recorder import TRAINING, Recorder, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _VARIABLE = "FLEETRUN_PROFILE"
 _PROFILE = "the profile"
@@ -54,11 +54,10 @@ def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
 
 def _wrap(owner: Any, attribute: str, name: str, recorder: Recorder) -> None:
     """Record the outermost calls of the function ATTRIBUTE of OWNER as NAME."""
-    function = getattr(owner, attribute)
     depth = 0
 
-    @functools.wraps(function)
-    def recorded(*args: Any, **options: Any) -> Any:
+    @in_place_of(owner, attribute)
+    def recorded(function: Any, *args: Any, **options: Any) -> Any:
         nonlocal depth
         if not recorder.is_on or depth:
             return function(*args, **options)
@@ -70,8 +69,6 @@ def _wrap(owner: Any, attribute: str, name: str, recorder: Recorder) -> None:
             depth -= 1
             recorder.add(name, TRAINING, begin, details=_details(name, args))
 
-    setattr(owner, attribute, recorded)
-
 
 def _details(name: str, args: tuple[Any, ...]) -> dict[str, Any]:
     return {"layer": type(args[0]).__name__} if name == "forward" and args else {}
@@ -79,13 +76,10 @@ def _details(name: str, args: tuple[Any, ...]) -> dict[str, Any]:
 
 def _watch_loaders(kind: Any, recorder: Recorder) -> None:
     """Record how long the script waits for each batch of a DataLoader."""
-    begin_iteration: Callable[[Any], Iterator[Any]] = kind.__iter__
 
-    @functools.wraps(begin_iteration)
-    def __iter__(loader: Any) -> Any:
+    @in_place_of(kind, "__iter__")
+    def __iter__(begin_iteration: Any, loader: Any) -> Any:
         return _Batches(begin_iteration(loader), recorder)
-
-    kind.__iter__ = __iter__
 
 
 class _Batches:
@@ -114,10 +108,9 @@ def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
 
     A run without inputs and outputs is that of a startup program, and no step.
     """
-    run = kind.run
 
-    @functools.wraps(run)
-    def recorded(executor: Any, *args: Any, **options: Any) -> Any:
+    @in_place_of(kind, "run")
+    def recorded(run: Any, executor: Any, *args: Any, **options: Any) -> Any:
         begin = now()
         recorder.begin_program()
         try:
@@ -126,5 +119,3 @@ def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
             recorder.end_program(begin)
             if counts and (len(args) > 1 or options.get("feed") or options.get("fetch_list")):
                 recorder.end_step()
-
-    kind.run = recorded

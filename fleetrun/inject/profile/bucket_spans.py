@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import allreduce_stages, communicators
 from ..dygraph import reducer
-from ..import_hooks import watch_method
+from ..import_hooks import in_place_of, watch_method
 from ..paddle_api import tensors
 from .recorder import FLIGHT, TRAINING, WAIT, now
 
@@ -25,18 +25,17 @@ _OTHERS = 1000
 
 def watch(recorder: Recorder) -> None:
     """Wrap the reducer and what runs the stages of allreduces."""
-    kind: Any = reducer.Reducer
-    kind._send = _sending(kind._send, recorder)
-    communicator: Any = communicators.Communicator
-    communicator.all_reduce = _starting(communicator.all_reduce, recorder)
-    at_once: Any = communicators
-    at_once.run = _flying(at_once.run, recorder)
-    threads: Any = allreduce_stages.ThreadWork
-    threads.__init__ = _labelled(threads.__init__, recorder)
+    threads = allreduce_stages.ThreadWork
+    for owner, name, recorded in (
+        (reducer.Reducer, "_send", _send),
+        (communicators.Communicator, "all_reduce", _all_reduce),
+        (communicators, "run", _run),
+        (threads, "__init__", _init_work),
+        (allreduce_stages.DeviceStages, "submit", _submit),
+    ):
+        in_place_of(owner, name)(functools.partial(recorded, recorder))
     watch_method(threads, "run", before=_begin)
     watch_method(threads, "finish", before=_end)
-    device: Any = allreduce_stages.DeviceStages
-    device.submit = _submitted(device.submit, recorder)
 
 
 class _Flight:
@@ -54,23 +53,19 @@ class _Flight:
         self._recorder.add(self._name, self._track, begin, details=self._size, kind=FLIGHT)
 
 
-def _sending(send: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
-    @functools.wraps(send)
-    def _send(self: Any, number: int) -> None:
-        bucket = self.buckets[number]
-        recorder.label = (f"bucket {number}", number + 1)
-        begin = now()
-        try:
-            send(self, number)
-        finally:
-            recorder.label = None
-        if recorder.is_on:
-            size = {"bytes": bucket.nbytes, "gradients": len(bucket.parameters)}
-            recorder.add(f"send bucket {number}", TRAINING, begin, details=size, kind="send")
-            if bucket.work is not None:
-                bucket.work = _TimedWork(bucket.work, f"wait for bucket {number}", recorder)
-
-    return _send
+def _send(recorder: Recorder, send: Callable[..., None], self: Any, number: int) -> None:
+    bucket = self.buckets[number]
+    recorder.label = (f"bucket {number}", number + 1)
+    begin = now()
+    try:
+        send(self, number)
+    finally:
+        recorder.label = None
+    if recorder.is_on:
+        size = {"bytes": bucket.nbytes, "gradients": len(bucket.parameters)}
+        recorder.add(f"send bucket {number}", TRAINING, begin, details=size, kind="send")
+        if bucket.work is not None:
+            bucket.work = _TimedWork(bucket.work, f"wait for bucket {number}", recorder)
 
 
 class _TimedWork:
@@ -88,43 +83,28 @@ class _TimedWork:
         self._recorder.add(self._name, TRAINING, begin, kind=WAIT)
 
 
-def _starting(all_reduce: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+def _all_reduce(recorder: Recorder, all_reduce: Any, *args: Any, **options: Any) -> Any:
     """Record an allreduce that is done at once as time spent waiting."""
-
-    @functools.wraps(all_reduce)
-    def timed(self: Any, *args: Any, **options: Any) -> Any:
-        begin = now()
-        work = all_reduce(self, *args, **options)
-        if work is None:
-            name = recorder.label[0] if recorder.label else "agreement"
-            recorder.add(f"wait for {name}", TRAINING, begin, kind=WAIT)
-        return work
-
-    return timed
+    begin = now()
+    work = all_reduce(*args, **options)
+    if work is None:
+        name = recorder.label[0] if recorder.label else "agreement"
+        recorder.add(f"wait for {name}", TRAINING, begin, kind=WAIT)
+    return work
 
 
-def _flying(run: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
+def _run(recorder: Recorder, run: Any, stages: Any, tensor: Any, *args: Any) -> None:
     """Record an allreduce that RUN waits for."""
-
-    @functools.wraps(run)
-    def recorded(stages: Any, tensor: Any, *args: Any) -> None:
-        flight = _Flight(tensor, recorder)
-        flight.begin = now()
-        run(stages, tensor, *args)
-        flight.end()
-
-    return recorded
+    flight = _Flight(tensor, recorder)
+    flight.begin = now()
+    run(stages, tensor, *args)
+    flight.end()
 
 
-def _labelled(init: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
+def _init_work(recorder: Recorder, init: Any, self: Any, tensor: Any, *args: Any) -> None:
     """Let the work of a thread record its bucket when it is submitted."""
-
-    @functools.wraps(init)
-    def __init__(self: Any, tensor: Any, *args: Any) -> None:
-        init(self, tensor, *args)
-        self.flight = _Flight(tensor, recorder)
-
-    return __init__
+    init(self, tensor, *args)
+    self.flight = _Flight(tensor, recorder)
 
 
 def _begin(work: Any) -> None:
@@ -136,16 +116,11 @@ def _end(work: Any) -> None:
     work.flight.end()
 
 
-def _submitted(submit: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+def _submit(recorder: Recorder, submit: Any, stages: Any, tensor: Any, *args: Any) -> Any:
     """Record when the host has waited for an allreduce; the device's own times are unknown."""
-
-    @functools.wraps(submit)
-    def submitted(self: Any, tensor: Any, *args: Any) -> Any:
-        flight = _Flight(tensor, recorder)
-        flight.begin = now()
-        return _Flown(submit(self, tensor, *args), flight)
-
-    return submitted
+    flight = _Flight(tensor, recorder)
+    flight.begin = now()
+    return _Flown(submit(stages, tensor, *args), flight)
 
 
 class _Flown:

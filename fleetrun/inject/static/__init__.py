@@ -6,13 +6,12 @@ them right afterwards. The evidence is counted in the program that the executor 
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import paddle_api, settings
-from ..import_hooks import after_import, watch_method
+from ..import_hooks import after_import, in_place_of, watch_method
 from ..paddle_api import private_names
 from . import (
     collective_order,
@@ -55,17 +54,15 @@ def _prepare(module: Any) -> None:
             optimizer.fuse_all_reduce_ops = False
 
     watch_method(module.RawProgramOptimizer, "minimize_impl", before=leave_unfused)
-    module.apply_build_strategy = fuse_operators.tolerant(module.apply_build_strategy)
+    in_place_of(module, "apply_build_strategy")(fuse_operators.apply_tolerantly)
 
 
 def _rewrite(module: Any, proof: Evidence) -> None:
     """Run our passes after each `minimize` of a static program."""
-    kind = module.Fleet
-    minimize = kind._minimize_impl
     minimized: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @functools.wraps(minimize)
-    def _minimize_impl(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(module.Fleet, "_minimize_impl")
+    def _minimize_impl(minimize: Any, self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *args, **kwargs)
@@ -99,8 +96,6 @@ def _rewrite(module: Any, proof: Evidence) -> None:
         minimized.add(main)
         _run_passes(self, main, startup, proof)
         return result
-
-    kind._minimize_impl = _minimize_impl
 
 
 def _refusal(text: str, proof: Evidence) -> RuntimeError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border, settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, plural
+from ..import_hooks import in_place_of
 from . import (
     fuse_operators,
     fused_optimizer,
@@ -46,25 +46,18 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
     """Inspect each program that an executor gets, and count its runs."""
     watcher = Watcher(spec, proof)
     atexit.register(watcher.end)
-    cache: Any = module._ExecutorCache
-    build = cache._get_program_and_executor
-    executor: Any = module.Executor
-    run = executor.run
 
-    @functools.wraps(build)
-    def _get_program_and_executor(self: Any, cached: Any) -> Any:
+    @in_place_of(module._ExecutorCache, "_get_program_and_executor")
+    def _get_program_and_executor(build: Any, self: Any, cached: Any) -> Any:
         built = build(self, cached)
         watcher.look(cached.program, built[0])
         return built
 
-    @functools.wraps(run)
-    def counted_run(self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(module.Executor, "run")
+    def counted_run(run: Any, self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
         result = run(self, program, *args, **kwargs)
         watcher.ran(program)
         return result
-
-    cache._get_program_and_executor = _get_program_and_executor
-    executor.run = counted_run
 
 
 def _bare(main: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from ..evidence import device_kind
@@ -38,50 +37,42 @@ missing: dict[str, str] = {}
 done: dict[str, dict[str, int]] = {}
 
 
-def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return APPLY (Paddle's apply_build_strategy) that skips passes this build does not have."""
+def apply_tolerantly(
+    apply: Callable[..., Any], main: Any, startup: Any, build_strategy: Any, attrs: dict[str, Any]
+) -> Any:
+    """Call APPLY, Paddle's apply_build_strategy, without the passes that this build lacks."""
+    from paddle import device
+    from paddle.base import core
 
-    @functools.wraps(apply)
-    def apply_build_strategy(
-        main: Any,
-        startup: Any,
-        build_strategy: Any,
-        attrs: dict[str, Any],
-    ) -> Any:
-        from paddle import device
-        from paddle.base import core
-
-        strategy = build_strategy._copy()
-        for name, passed in PASSES.items():
-            if not getattr(strategy, name, False):
-                continue
-            try:
-                core.get_pass(passed)
-            except (ValueError, RuntimeError):
-                missing[name] = "this build of Paddle has no such pass"
-            is_for_gpus = name in _ON_GPUS and device.is_compiled_with_cuda()
-            if is_for_gpus and device_kind() != "gpu":
-                missing[name] = "Paddle has it for GPUs only"
-            if name in missing:
-                setattr(strategy, name, False)
-        if getattr(strategy, _SUMS, False) and _is_misread(main):
-            missing[_SUMS] = _MISREAD
-            setattr(strategy, _SUMS, False)
-        enabled = [name for name in PASSES if getattr(strategy, name, False)]
-        result = None
-        # One at a time, to know what each of them changed.
-        for name in enabled:
-            for candidate in enabled:
-                setattr(strategy, candidate, candidate == name)
-            before = program.count(main)
-            result = apply(main, startup, strategy, attrs)
-            after = program.count(main)
-            done[name] = {
-                kind: number for kind, number in after.items() if number > before.get(kind, 0)
-            }
-        return result if enabled else apply(main, startup, strategy, attrs)
-
-    return apply_build_strategy
+    strategy = build_strategy._copy()
+    for name, passed in PASSES.items():
+        if not getattr(strategy, name, False):
+            continue
+        try:
+            core.get_pass(passed)
+        except (ValueError, RuntimeError):
+            missing[name] = "this build of Paddle has no such pass"
+        is_for_gpus = name in _ON_GPUS and device.is_compiled_with_cuda()
+        if is_for_gpus and device_kind() != "gpu":
+            missing[name] = "Paddle has it for GPUs only"
+        if name in missing:
+            setattr(strategy, name, False)
+    if getattr(strategy, _SUMS, False) and _is_misread(main):
+        missing[_SUMS] = _MISREAD
+        setattr(strategy, _SUMS, False)
+    enabled = [name for name in PASSES if getattr(strategy, name, False)]
+    result = None
+    # One at a time, to know what each of them changed.
+    for name in enabled:
+        for candidate in enabled:
+            setattr(strategy, candidate, candidate == name)
+        before = program.count(main)
+        result = apply(main, startup, strategy, attrs)
+        after = program.count(main)
+        done[name] = {
+            kind: number for kind, number in after.items() if number > before.get(kind, 0)
+        }
+    return result if enabled else apply(main, startup, strategy, attrs)
 
 
 def _is_misread(main: Any) -> bool:

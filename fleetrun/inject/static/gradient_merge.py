@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import border
-from ..import_hooks import after_import
+from ..import_hooks import after_import, in_place_of
 from ..paddle_api import programs
 from . import program
 
@@ -116,20 +115,16 @@ def _watch(module: Any) -> None:
     base = module.LRScheduler
     for kind in list(vars(module).values()):
         if isinstance(kind, type) and issubclass(kind, base) and "step" in vars(kind):
-            kind.step = _stepping(vars(kind)["step"])  # type: ignore[attr-defined]
+            in_place_of(kind, "step")(_step_with_updates)
 
 
-def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(step)
-    def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-        since = _since_step.get(self)
-        if since is not None:
-            is_with_run = since.runs == 1
-            since.runs = 0
-            # The argument of other schedulers is an absolute epoch.
-            is_relative = not args or type(self).__name__ == "ReduceOnPlateau"
-            if is_with_run and not since.is_updated and is_relative and "epoch" not in kwargs:
-                return None
-        return step(self, *args, **kwargs)
-
-    return merged
+def _step_with_updates(step: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    since = _since_step.get(self)
+    if since is not None:
+        is_with_run = since.runs == 1
+        since.runs = 0
+        # The argument of other schedulers is an absolute epoch.
+        is_relative = not args or type(self).__name__ == "ReduceOnPlateau"
+        if is_with_run and not since.is_updated and is_relative and "epoch" not in kwargs:
+            return None
+    return step(self, *args, **kwargs)

@@ -55,18 +55,18 @@ def test_each_step_has_the_run_of_the_program_that_it_ends_in(tmp_path: Path) ->
         # The update is a part of the program.
         made.end_step()
         made.end_program(begin)
-    found = tracefile.read(str(tmp_path / "trace"))
-    assert found is not None
-    assert [one.kind for one in found.spans] == ["step", "step", "run", "run"]
-    assert found.seconds["run"] <= found.seconds["step"]
+    recorded = tracefile.read(str(tmp_path / "trace"))
+    assert recorded is not None
+    assert [one.kind for one in recorded.spans] == ["step", "step", "run", "run"]
+    assert recorded.seconds["run"] <= recorded.seconds["step"]
 
 
 def test_what_there_is_when_the_script_ends_early_is_written(tmp_path: Path) -> None:
     make(tmp_path / "some", 3, 5, 4)
     make(tmp_path / "none", 3, 5, 2)
-    found = tracefile.read(str(tmp_path / "some"))
-    assert found is not None
-    assert found.steps == 2
+    trace = tracefile.read(str(tmp_path / "some"))
+    assert trace is not None
+    assert trace.steps == 2
     assert not (tmp_path / "none").exists()
 
 
@@ -80,7 +80,7 @@ def test_an_allreduce_on_a_device_is_recorded_until_it_was_waited_for(tmp_path: 
         return work
 
     tensor = SimpleNamespace(size=3, element_size=lambda: 4)
-    flown = bucket_spans._submitted(submit, made)(None, tensor, 2)
+    flown = bucket_spans._submit(made, submit, None, tensor, 2)
     assert made.spans == []
     flown.wait()
     assert calls == [2, "waited"]
@@ -108,14 +108,14 @@ def test_hidden_is_the_share_of_flights_in_which_nobody_waits(
 
 
 def test_waiting_is_no_part_of_the_backward_around_it() -> None:
-    found = recorder.summary(
+    described = recorder.summary(
         [(0, 100 * MS)],
         [
             *spans("backward", [[0, 80 * MS]]),
             *spans(WAIT, [[50 * MS, 60 * MS], [90 * MS, 95 * MS]]),
         ],
     )
-    assert {kind: round(s * 1e3) for kind, s in found["seconds"].items()} == {
+    assert {kind: round(s * 1e3) for kind, s in described["seconds"].items()} == {
         "backward": 70,
         "step": 100,
         "wait": 15,

@@ -7,16 +7,16 @@ communicator, and those for GPUs create NCCL's, which CPUs cannot use.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
-import socket
 import sys
 import time
 import types
 from typing import TYPE_CHECKING, Any
 
+from ... import store_wait
 from ...evidence import device_kind
+from ...import_hooks import in_place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,10 +37,10 @@ def is_used() -> bool:
 
 def connect(module: Any, proof: Evidence) -> None:
     """Replace Paddle's communicators by gloo's for ranks that train on the CPU."""
-    paddles = module.CollectiveHelper._init_communicator
 
-    @functools.wraps(paddles)
+    @in_place_of(module.CollectiveHelper, "_init_communicator")
     def _init_communicator(  # noqa: PLR0917 - Paddle's
+        paddles: Any,
         self: Any,
         program: Any,
         current_endpoint: str | None,
@@ -67,8 +67,6 @@ def connect(module: Any, proof: Evidence) -> None:
             )
         _open[ring_id] = _communicator(ring_id, rank, list(endpoints))
 
-    module.CollectiveHelper._init_communicator = _init_communicator
-
 
 def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:
     from paddle.base import core
@@ -77,22 +75,14 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:
     if paddle.__version__.startswith("2.") and not _open:
         # Paddle 2's kernels reduce over one global gloo, whatever the ring.
         if rank:
-            _wait_for(endpoints[0])
+            # Paddle would print each attempt.
+            host, _, port = endpoints[0].rpartition(":")
+            store_wait.wait(host, int(port))
         with _short_polls():
             paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
     store = core.create_or_get_global_tcp_store()
     core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
     return store
-
-
-def _wait_for(endpoint: str) -> None:
-    """Wait until ENDPOINT accepts connections; Paddle would print each attempt."""
-    host, _, port = endpoint.rpartition(":")
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                return
-        time.sleep(_POLL_S)
 
 
 @contextlib.contextmanager
