@@ -69,14 +69,15 @@ def launch(
 
 def names() -> list[str]:
     """Return the kinds that one process can train alone, too, in a fixed order."""
-    found = ["in_turns"]
+    kinds = ["in_turns"]
     for part in ("architectures", "loops"):
         text = (MODELS / f"{part}.py").read_text(encoding="utf-8")
-        listed = re.findall(r"\*\(([^)]*)\)", text[text.index("KINDS = {") :])
-        found += re.findall(r"\w+", " ".join(listed))
+        models, _, listed = text.partition("KINDS.update(")
+        kinds += map(str.lower, re.findall(r"@trained\(.*\)\nclass (\w+)", models))
+        kinds += re.findall(r"\w+", listed.partition(" in (")[2])
     # Paddle crashes where it adds a sparse gradient to another on a plug-in's device, which
     # device/test_device.py shows.
-    return [name for name in found if not (devices.kind() and name == "padded")]
+    return [name for name in kinds if not (devices.kind() and name == "padded")]
 
 
 def draws(seeds: Iterable[int]) -> list[str]:

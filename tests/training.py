@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ import devices
 import ports
 import pytest
 from checkout import environ
+from processes import MARKER, assert_no_survivors, survivors
 from waiting import TRAINING_S, until
 from warming import WARM, warm
 
@@ -128,6 +131,33 @@ def run(
         timeout=TRAINING_S,
         check=False,
     )
+
+
+def run_marked(
+    python: Path | str, words: Sequence[str | Path], folder: Path, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], dict[int, str]]:
+    """Run PYTHON with WORDS in FOLDER; return how it ended, and the processes that it left alive.
+
+    Those are killed. Both outputs are one; VARIABLES are added to the environment.
+    """
+    marker = uuid.uuid4().hex
+    done = subprocess.run(
+        [python, *words],
+        cwd=folder,
+        env={**os.environ, **variables, MARKER: marker},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TRAINING_S,
+        check=False,
+    )
+    left = survivors(marker)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert_no_survivors(marker)
+    return done, left
 
 
 def alone(

@@ -77,16 +77,16 @@ def test_the_host_is_ahead_of_the_device(tmp_path: Path) -> None:
 
 def test_paddle_itself_frees_what_gathers_still_write_to(tmp_path: Path) -> None:
     """Why fleetrun gathers into one tensor, and warns of FLAGS_free_idle_chunk."""
-    found = {}
+    losses = {}
     for free in ("", "early"):
         # So late that a busy host frees before they begin.
         with devices.on("npu", delay_us=100_000, free=free):
             ranks = reports(tmp_path / f"freed{free}", "gathers", 2, FLAGS_free_idle_chunk="1")
-        found[free] = ranks[0]
-    assert found[""] == {"list": [1, 2], "tensor": [1, 2]}
+        losses[free] = ranks[0]
+    assert losses[""] == {"list": [1, 2], "tensor": [1, 2]}
     # Garbage, as NaN by JSON.
-    assert math.isnan(sum(found["early"]["list"]))
-    assert found["early"]["tensor"] == [1, 2]
+    assert math.isnan(sum(losses["early"]["list"]))
+    assert losses["early"]["tensor"] == [1, 2]
 
 
 def test_who_does_not_wait_for_a_collective_misses_it(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_hosts_whose_devices_differ_take_what_all_of_them_can(
         )
         codes, outputs = ends(ranks, tmp_path)
     assert codes == [0, 0], outputs
-    found = [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(2)]
-    assert found[0]["weights"] == found[1]["weights"]
+    reports = [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(2)]
+    assert reports[0]["weights"] == reports[1]["weights"]
     for rank, by in enumerate((" of rank 1", "")):
         proof = evidence(tmp_path / f"host{rank}")
         assert {row["status"] for row in proof["knobs"]} == {"no_effect"}

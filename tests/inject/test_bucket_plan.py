@@ -22,7 +22,7 @@ REAL_COSTS = st.builds(AllReduceCost, st.floats(1e-6, 1), st.floats(1e-9, 1e-3))
 def partitions(kinds: list[str], limit: int | None) -> list[list[list[int]]]:
     """Return every way to cut the gradients into buckets of neighbours of one kind."""
     count = len(kinds)
-    found = []
+    plans = []
     for cuts in itertools.product((False, True), repeat=count - 1):
         places = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), count]
         buckets = [list(range(begin, end)) for begin, end in itertools.pairwise(places)]
@@ -30,8 +30,8 @@ def partitions(kinds: list[str], limit: int | None) -> list[list[list[int]]]:
             len({kinds[each] for each in one}) == 1 and len(one) <= (limit or count)
             for one in buckets
         ):
-            found.append(buckets)
-    return found
+            plans.append(buckets)
+    return plans
 
 
 @given(GRADIENTS, COSTS, st.one_of(st.none(), st.integers(1, 4)))
@@ -62,9 +62,9 @@ def test_free_starts_leave_no_gradient_waiting_and_free_bytes_make_one_bucket(
 
 @given(REAL_COSTS, st.sets(st.integers(1, 10**6), min_size=2, max_size=5))
 def test_a_cost_is_found_from_exact_samples(cost: AllReduceCost, sizes: set[int]) -> None:
-    found = fit([(each, cost.of(each)) for each in sizes])
+    fitted = fit([(each, cost.of(each)) for each in sizes])
     for each in sizes:
-        assert found.of(each) == pytest.approx(cost.of(each), rel=1e-3, abs=1e-9)
+        assert fitted.of(each) == pytest.approx(cost.of(each), rel=1e-3, abs=1e-9)
 
 
 def test_samples_that_say_nothing_cost_nothing() -> None:

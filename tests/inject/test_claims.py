@@ -23,9 +23,9 @@ RECORDS = "rank.0.jsonl"
 
 
 def record(path: Path, pid: int, *, complete: bool) -> None:
-    one = {"schema": 1, "kind": "strategy", "restart": 0, "pid": pid, "complete": complete}
+    evidence = {"schema": 1, "kind": "strategy", "restart": 0, "pid": pid, "complete": complete}
     with path.open("a") as file:
-        print(json.dumps(one), file=file)
+        print(json.dumps(evidence), file=file)
 
 
 def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_one_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     package.mkdir()
     (package / "__init__.py").write_text("import time\ndef set_device(_): time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = compute_check.prove(["gpu:0"])
-    assert found["failed"]["how"] == "did not answer within 3 s"
-    assert found["failed"]["step"] == "device"
+    results = compute_check.prove(["gpu:0"])
+    assert results["failed"]["how"] == "did not answer within 3 s"
+    assert results["failed"]["step"] == "device"
 
 
 def test_libraries_are_named_as_an_exception_and_as_a_warning_name_them(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def recorder(folder: Path, *groups: Any, ranks: tuple[int, ...] = (4, 6)) -> Fli
 
 
 def seen(folder: Path) -> FlightRecord:
-    found = flightfile.read(str(folder / "ring"), 0)
-    assert found is not None
-    return found
+    records = flightfile.read(str(folder / "ring"), 0)
+    assert records is not None
+    return records
 
 
 def test_the_writer_and_the_reader_have_one_layout() -> None:
@@ -198,9 +198,9 @@ def test_the_ring_has_the_newest_and_the_counts_of_all(tmp_path: Path) -> None:
     more = flight_recorder.SLOTS + 10
     for _ in range(more):
         group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
-    found = seen(tmp_path)
-    assert [one.sequence for one in found.collectives] == [*range(11, more + 1)]
-    assert found.last == {found.collectives[0].channel: more}
+    recorded = seen(tmp_path)
+    assert [one.sequence for one in recorded.collectives] == [*range(11, more + 1)]
+    assert recorded.last == {recorded.collectives[0].channel: more}
 
 
 def test_names_that_do_not_fit_cost_no_collective(tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_names_that_do_not_fit_cost_no_collective(tmp_path: Path) -> None:
         code = compile("group.barrier()", f"/job/{'x' * 99}{number}.py", "exec")
         with pytest.raises(RuntimeError):
             FunctionType(code, {"group": group})()
-    found = seen(tmp_path)
-    assert len(found.collectives) == flight_recorder.SLOTS
-    assert found.collectives[-1].site is None
+    recorded = seen(tmp_path)
+    assert len(recorded.collectives) == flight_recorder.SLOTS
+    assert recorded.collectives[-1].site is None
 
 
 def test_a_failure_is_one_remark_and_the_rank_is_not_taken_for_late(

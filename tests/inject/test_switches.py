@@ -53,8 +53,8 @@ def told(
 ) -> tuple[int, dict[str, tuple[str, Any]]]:
     """Return how many updates were counted, and what is said of each field."""
     proof, _ = alone(version, folder, script.replace("OWN", own), {"strategy": strategy, **more})
-    said = {knob["name"]: (knob["status"], knob["in_effect"]) for knob in proof["knobs"]}
-    return proof["updates"], said
+    statuses = {knob["name"]: (knob["status"], knob["in_effect"]) for knob in proof["knobs"]}
+    return proof["updates"], statuses
 
 
 NOT = ("no_effect", None)
@@ -99,5 +99,5 @@ def test_dynamic_graphs_do_not_follow_a_switch_of_the_scripts(
     version: str, own: str, tmp_path: Path
 ) -> None:
     asked = {SWITCH: False, **FOUR}
-    found = told(version, tmp_path, DYNAMIC, own, asked, mode="override" if own else "defaults")
-    assert found == (8, {SWITCH: ("no_difference", False), DETAILS: NOT})
+    statuses = told(version, tmp_path, DYNAMIC, own, asked, mode="override" if own else "defaults")
+    assert statuses == (8, {SWITCH: ("no_difference", False), DETAILS: NOT})

@@ -33,15 +33,15 @@ def settings(found: Request, name: str) -> list[tuple[str, str, str]]:
 
 
 def test_nobody_asks_for_one() -> None:
-    found = asked()
-    assert found.strategy is None
-    assert settings(found, "strategy") == [("strategy", "None", "default")]
+    request = asked()
+    assert request.strategy is None
+    assert settings(request, "strategy") == [("strategy", "None", "default")]
 
 
 def test_several_are_put_over_each_other() -> None:
-    found = asked("--strategy=amp", "--strategy", "comm_fusion,overlap")
-    assert strategy(found).sources == ("amp", "comm_fusion", "overlap")
-    assert settings(found, "strategy")[0][1:] == ("amp,comm_fusion,overlap", "command line")
+    request = asked("--strategy=amp", "--strategy", "comm_fusion,overlap")
+    assert strategy(request).sources == ("amp", "comm_fusion", "overlap")
+    assert settings(request, "strategy")[0][1:] == ("amp,comm_fusion,overlap", "command line")
 
 
 @pytest.mark.parametrize("separator", [",", ":"])
@@ -54,17 +54,17 @@ def test_a_variable_names_them_when_the_command_line_does_not(separator: str) ->
 def test_the_config_file_names_them_last_and_its_fields_stand_below(tmp_path: Path) -> None:
     config = tmp_path / "fleetrun.yaml"
     config.write_text("strategy: [amp, overlap]\nset:\n  nccl_comm_num: 3\n  lamb: true\n")
-    found = asked("--set=nccl_comm_num=4", config=config)
-    assert strategy(found).sources == ("amp", "overlap", "--set")
-    last = {knob.name: (knob.value, knob.source) for knob in strategy(found).knobs}
+    request = asked("--set=nccl_comm_num=4", config=config)
+    assert strategy(request).sources == ("amp", "overlap", "--set")
+    last = {knob.name: (knob.value, knob.source) for knob in strategy(request).knobs}
     assert last["nccl_comm_num"] == (4, "--set")
     assert last["lamb"] == (True, f"{config}:4")
 
 
 def test_how_to_deal_with_it_is_kept_with_it() -> None:
     words = "--strategy=amp --strategy_mode=override --strategy_strict --merge_tail=step"
-    found = strategy(asked(*words.split(), "--check_ranks=7"))
-    assert (found.mode, found.is_strict, found.merge_tail, found.check_ranks) == (
+    settled = strategy(asked(*words.split(), "--check_ranks=7"))
+    assert (settled.mode, settled.is_strict, settled.merge_tail, settled.check_ranks) == (
         "override",
         True,
         "step",
@@ -76,18 +76,18 @@ def test_how_to_deal_with_it_is_kept_with_it() -> None:
 
 
 def test_how_to_deal_with_none_has_no_effect_and_says_so() -> None:
-    found = asked("--strategy_strict", "--merge_tail=drop")
-    assert found.strategy is None
-    assert found.notes == (
+    request = asked("--strategy_strict", "--merge_tail=drop")
+    assert request.strategy is None
+    assert request.notes == (
         "--strategy_strict has no effect: no strategy is requested.",
         "--merge_tail has no effect: no strategy is requested.",
     )
 
 
 def test_one_field_is_enough() -> None:
-    found = asked("--set=env.MY_TOKEN=abc")
-    assert strategy(found).sources == ("--set",)
-    assert settings(found, "set") == [("set.env.MY_TOKEN", "***", "command line")]
+    request = asked("--set=env.MY_TOKEN=abc")
+    assert strategy(request).sources == ("--set",)
+    assert settings(request, "set") == [("set.env.MY_TOKEN", "***", "command line")]
 
 
 @pytest.mark.parametrize(

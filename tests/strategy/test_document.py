@@ -48,22 +48,22 @@ def planned(
 
 
 def document(plan: LaunchPlan) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(plan.files[f"{plan.run_dir}/strategy.json"])
-    return found
+    written: dict[str, Any] = json.loads(plan.files[f"{plan.run_dir}/strategy.json"])
+    return written
 
 
 def test_the_document_is_as_it_was_agreed_on() -> None:
     words = ("--strategy=resnet50_32gpu", "--set", "nccl_comm_num=auto", "--merge_tail=step")
     plan = planned(asked(*words, "--strategy_strict", "--strategy_mode=override"))
-    found = document(plan)
+    written = document(plan)
     # Their wording is that of `strategy explain`; see the next test.
-    known = found.pop("verdicts")
+    known = written.pop("verdicts")
     assert known.keys() == {
-        *found["strategy"],
-        *found["build_strategy"],
-        *found["execution_strategy"],
+        *written["strategy"],
+        *written["build_strategy"],
+        *written["execution_strategy"],
     }
-    assert json.dumps(found, indent=1) + "\n" == (GOLDEN / "strategy.json").read_text()
+    assert json.dumps(written, indent=1) + "\n" == (GOLDEN / "strategy.json").read_text()
 
 
 def test_the_training_process_is_told_what_explain_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +114,8 @@ def test_without_a_strategy_nothing_is_told_and_an_inherited_one_is_removed() ->
     [("--check_ranks=5", 5), ("--check_ranks=0", 0), ("--check_ranks=auto", "auto")],
 )
 def test_the_check_of_the_ranks_needs_no_strategy(words: str, check: int | str) -> None:
-    found = document(planned(asked(words)))
-    assert (found["check_ranks"], found["strategy"], found["sources"]) == (check, {}, [])
+    written = document(planned(asked(words)))
+    assert (written["check_ranks"], written["strategy"], written["sources"]) == (check, {}, [])
     assert planned(asked("--check_ranks=-1")).strategy is None
 
 

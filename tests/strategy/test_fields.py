@@ -55,9 +55,9 @@ def test_a_row_is_whole(one: Field) -> None:
     ],
 )
 def test_what_is_exact_is_converted(name: str, value: object, meant: object) -> None:
-    found = fields.convert(field(name), value)
-    assert found == meant
-    assert type(found) is type(meant)
+    converted = fields.convert(field(name), value)
+    assert converted == meant
+    assert type(converted) is type(meant)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_what_is_not_is_told_what_is_allowed(name: str, value: object, wanted: s
 @given(st.sampled_from(EVERY), st.one_of(st.integers(), st.floats(), st.text(), st.booleans()))
 def test_nothing_changes_when_it_is_converted_again(one: Field, value: object) -> None:
     try:
-        found = fields.convert(one, value)
+        converted = fields.convert(one, value)
     except ValueError as error:
         assert str(error) == fields.wanted(one)  # noqa: PT017 - either outcome is right
     else:
-        assert fields.convert(one, found) == found
+        assert fields.convert(one, converted) == converted
 
 
 @given(st.integers(min_value=1, max_value=65536))

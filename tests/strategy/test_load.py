@@ -241,10 +241,10 @@ def test_parts_of_what_is_off_are_remarked_on() -> None:
 
 
 def test_the_digest_is_of_what_is_asked_for() -> None:
-    one = load.combine([layer("a", "strategy: {amp: 1, lamb: 1}")]).strategy
+    once = load.combine([layer("a", "strategy: {amp: 1, lamb: 1}")]).strategy
     same = load.combine([layer("b", "strategy: {lamb: true}"), layer("c", "strategy: {amp: 1}")])
     other = load.combine([layer("a", "strategy: {amp: 0, lamb: 1}")]).strategy
-    assert one.digest == same.strategy.digest != other.digest
+    assert once.digest == same.strategy.digest != other.digest
 
 
 def test_a_name_is_a_preset_or_else_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

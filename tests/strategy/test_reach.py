@@ -21,9 +21,9 @@ from fleetrun.strategy import reach
 def test_a_python_that_ignores_its_environment_is_known(
     target: str, words: str, letter: str
 ) -> None:
-    found = reach.obstacle(Script("file", target, tuple(words.split())))
-    assert found is not None
-    assert f" -{letter} runs " in found
+    reason = reach.obstacle(Script("file", target, tuple(words.split())))
+    assert reason is not None
+    assert f" -{letter} runs " in reason
 
 
 @pytest.mark.parametrize(

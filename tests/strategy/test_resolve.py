@@ -56,18 +56,18 @@ def test_the_size_of_buckets_is_left_to_the_process_that_knows_the_model() -> No
 
 
 def test_levels_without_a_size_have_that_of_a_host() -> None:
-    found = resolved((4, 4), "use_hierarchical_allreduce=1")
-    assert found["hierarchical_allreduce_inter_nranks"] == (4, "not said: the 4 ranks of each host")
+    knobs = resolved((4, 4), "use_hierarchical_allreduce=1")
+    assert knobs["hierarchical_allreduce_inter_nranks"] == (4, "not said: the 4 ranks of each host")
     assert "hierarchical_allreduce_inter_nranks" not in resolved((4,), "nccl_comm_num=1")
-    found = resolved(
+    knobs = resolved(
         (4, 4), "use_hierarchical_allreduce=1", "hierarchical_allreduce_inter_nranks=2"
     )
-    assert found["hierarchical_allreduce_inter_nranks"] == (2, "")
+    assert knobs["hierarchical_allreduce_inter_nranks"] == (2, "")
 
 
 def test_threads_follow_the_communicators_that_were_asked_for() -> None:
-    found = resolved((2, 2), "nccl_comm_num=4", "num_threads=auto")
-    assert found["num_threads"][0] == 5
+    knobs = resolved((2, 2), "nccl_comm_num=4", "num_threads=auto")
+    assert knobs["num_threads"][0] == 5
 
 
 def test_the_word_in_a_variable_stays() -> None:
@@ -78,11 +78,11 @@ def test_the_word_in_a_variable_stays() -> None:
 @given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))
 def test_no_group_is_on_two_hosts(ranks: list[int]) -> None:
     nodes = [node for node, number in enumerate(ranks) for _ in range(number)]
-    found = resolve.topology(
+    placed = resolve.topology(
         [RankSpec("TRAINER", n, n, node, (), Endpoint("h", n)) for n, node in enumerate(nodes)]
     )
-    assert found.ranks == tuple(ranks)
-    groups = [nodes[at : at + found.group] for at in range(0, len(nodes), found.group)]
+    assert placed.ranks == tuple(ranks)
+    groups = [nodes[at : at + placed.group] for at in range(0, len(nodes), placed.group)]
     assert all(len(set(group)) == 1 for group in groups)
 
 
@@ -92,9 +92,9 @@ def test_a_preset_has_nothing_left_to_decide_but_what_only_the_training_can_meas
 ) -> None:
     for name in ("recommended", "overlap", "hierarchical_allreduce"):
         asked = load.combine([load.read(name)]).strategy
-        found = resolve.resolve(asked, HostTopology(tuple(ranks)))
+        settled = resolve.resolve(asked, HostTopology(tuple(ranks)))
         topology = HostTopology(tuple(ranks))
         is_measured = name == "recommended" and topology.nnodes > 1 and topology.group > 1
         left = ["fuse_grad_size_in_MB", *["use_hierarchical_allreduce"] * is_measured]
-        assert [k.name for k in found.knobs if k.value == "auto"] == left
-        assert resolve.resolve(found, HostTopology(tuple(ranks))).knobs == tuple(found.knobs)
+        assert [k.name for k in settled.knobs if k.value == "auto"] == left
+        assert resolve.resolve(settled, HostTopology(tuple(ranks))).knobs == tuple(settled.knobs)

@@ -12,19 +12,19 @@ from fleetrun.strategy import fields, schema, table
 
 
 def test_the_schema_knows_every_section_field_and_part() -> None:
-    found: Any = schema.schema()
-    assert list(found["properties"]) == list(fields.SECTIONS)
-    strategy = found["properties"]["strategy"]
+    made: Any = schema.schema()
+    assert list(made["properties"]) == list(fields.SECTIONS)
+    strategy = made["properties"]["strategy"]
     assert strategy["additionalProperties"] is False
     assert set(strategy["properties"]) == set(fields.by_name("strategy"))
     merge = strategy["properties"]["gradient_merge_configs"]
     assert merge["properties"]["k_steps"]["minimum"] == 1
-    assert found["properties"]["flags"]["propertyNames"]["pattern"].startswith("^FLAGS_")
+    assert made["properties"]["flags"]["propertyNames"]["pattern"].startswith("^FLAGS_")
 
 
 def test_the_schema_says_types_ranges_words_and_auto() -> None:
-    found: Any = schema.schema()
-    known = found["properties"]["strategy"]["properties"]
+    made: Any = schema.schema()
+    known = made["properties"]["strategy"]["properties"]
     size = known["fuse_grad_size_in_MB"]
     assert size["anyOf"] == [
         {"type": "integer", "minimum": 1, "maximum": 65536},
@@ -62,11 +62,11 @@ def status(name: str, paddle: str, graph: str, device: str = "cpu") -> str:
 @pytest.mark.parametrize("field", fields.TABLE, ids=lambda field: field.name)
 def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field) -> None:
     for paddle, graph, device in product(fields.PADDLES, fields.GRAPHS, fields.DEVICES):
-        found = fields.outcome(field, paddle=paddle, graph=graph, device=device)
-        assert found.reason
+        verdict = fields.outcome(field, paddle=paddle, graph=graph, device=device)
+        assert verdict.reason
         # Tests measure the rest.
-        assert found.status != fields.UNTESTED or (
-            device == "gpu" and found.reason.startswith("needs a GPU")
+        assert verdict.status != fields.UNTESTED or (
+            device == "gpu" and verdict.reason.startswith("needs a GPU")
         )
 
 
@@ -92,5 +92,5 @@ def test_a_verdict_is_that_of_its_place(name: str, paddle: str, graph: str, expe
 def test_a_field_that_a_paddle_lacks_has_no_effect_there_on_or_off() -> None:
     field = fields.find("build_strategy", "fuse_resunit")
     place = {"paddle": "2.6.2", "graph": "static", "device": "cpu"}
-    found = [fields.outcome(field, is_off=is_off, **place) for is_off in (False, True)]
-    assert [one.reason for one in found] == ["Paddle 2.6.2 has no such field"] * 2
+    outcomes = [fields.outcome(field, is_off=is_off, **place) for is_off in (False, True)]
+    assert [one.reason for one in outcomes] == ["Paddle 2.6.2 has no such field"] * 2

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
-import subprocess
 import sys
-import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 import lab
 import pytest
-from processes import MARKER, assert_no_survivors, survivors
-from training import PYTHONS, ROOT, evidence, warm_launch
+from training import PYTHONS, ROOT, evidence, run_marked, warm_launch
 from waiting import TRAINING_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.train
@@ -37,10 +31,6 @@ EPOCHS = ("--epochs", "3", "--lr", "0.01")
 # Once in many starts a barrier of Paddle's servers (2.6.2, `BarrierTable`) wakes up only one of its
 # trainers: two handlers of a server waited there, and nobody else was to come.
 AGAIN = ("--hang_timeout=60", "--max_restart=1")
-
-needs_paddle26 = pytest.mark.skipif(
-    not PYTHON.exists(), reason="no Paddle 2.6 here: scripts/setup --paddle 2.6.2 --cpu"
-)
 
 
 class Trained(NamedTuple):
@@ -66,42 +56,19 @@ def logs_of(folder: Path, trainers: int) -> list[str]:
     """Return what the last attempt of each of TRAINERS wrote in FOLDER."""
     runs = folder / "log" / "latest"
     # A later attempt's name is longer.
-    return [max(runs.glob(f"workerlog.{one}*")).read_text() for one in range(trainers)]
+    return [max(runs.glob(f"workerlog.{rank}*")).read_text() for rank in range(trainers)]
 
 
 def assert_learned(texts: list[str]) -> None:
     """Check that the trainers' TEXTS tell of a training that worked."""
-    each = [trained(text, trainer) for trainer, text in enumerate(texts)]
+    trainers = [trained(text, trainer) for trainer, text in enumerate(texts)]
     # One that starts late finds what the other has learned, so only the first begins at the top.
-    assert max(one.losses[-1] for one in each) < 0.5 * max(one.losses[0] for one in each)
-    for one in each:
-        assert one.auc > 0.95
-        assert one.baseline_auc < 0.85
-        assert one.log_loss < 0.6 * one.baseline_log_loss
-
-
-def run(
-    python: Path | str, *words: str | Path, folder: Path, **variables: str
-) -> tuple[int, str, Mapping[int, str]]:
-    """Run PYTHON with WORDS to its end; return its code, its output, and whom it left behind."""
-    marker = uuid.uuid4().hex
-    done = subprocess.run(
-        [python, *words],
-        cwd=folder,
-        env={**os.environ, **variables, MARKER: marker},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
-    left = survivors(marker)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert_no_survivors(marker)
-    return done.returncode, done.stdout, left
+    worst = max(trainer.losses[-1] for trainer in trainers)
+    assert worst < 0.5 * max(trainer.losses[0] for trainer in trainers)
+    for trainer in trainers:
+        assert trainer.auc > 0.95
+        assert trainer.baseline_auc < 0.85
+        assert trainer.log_loss < 0.6 * trainer.baseline_log_loss
 
 
 def geo(folder: Path) -> tuple[str, ...]:
@@ -120,14 +87,13 @@ def assert_geo(folder: Path, trainer: int, log: str) -> None:
 
 
 # As the one below does on two hosts, with the strategy.
-@needs_paddle26
 @pytest.mark.long
 @pytest.mark.parametrize("has_strategy", [False, True])
 def test_two_servers_and_two_trainers_train(tmp_path: Path, *, has_strategy: bool) -> None:
     options = ("--server_num=2", "--worker_num=2", *AGAIN, *(geo(tmp_path) if has_strategy else ()))
     words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)
-    code, text, left = run(PYTHON, *words, folder=tmp_path, PYTHONPATH=str(ROOT))
-    assert code == 0, text
+    done, left = run_marked(PYTHON, words, tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout
     assert not left
     logs = logs_of(tmp_path, 2)
     assert_learned(logs)
@@ -135,7 +101,6 @@ def test_two_servers_and_two_trainers_train(tmp_path: Path, *, has_strategy: boo
         assert_geo(tmp_path, trainer, log)
 
 
-@needs_paddle26
 @pytest.mark.multinode
 @pytest.mark.skipif(bool(lab.missing()), reason=lab.missing() or "")
 def test_on_two_hosts_a_strategy_makes_servers_and_trainers_exchange_every_20_steps(
@@ -157,18 +122,22 @@ def test_on_two_hosts_a_strategy_makes_servers_and_trainers_exchange_every_20_st
         until(lambda: not any(host.processes() for host in hosts))
 
 
-def test_a_paddle_without_servers_says_which_has_them(tmp_path: Path) -> None:
-    code, text, _ = run(
-        sys.executable, SCRIPT, folder=tmp_path, TRAINING_ROLE="TRAINER", PYTHONWARNINGS="ignore"
-    )
-    assert code == 1
-    assert "was built without the parameter server core; use paddlepaddle 2.6.2" in text
-    assert "Traceback" not in text
-
-
-@needs_paddle26
-def test_alone_it_says_what_it_needs(tmp_path: Path) -> None:
-    code, text, _ = run(PYTHON, SCRIPT, folder=tmp_path)
-    assert code == 1
-    assert "fleetrun --server_num 2 --worker_num 2" in text
-    assert "Traceback" not in text
+@pytest.mark.parametrize(
+    ("python", "variables", "says"),
+    [
+        (
+            sys.executable,
+            {"TRAINING_ROLE": "TRAINER", "PYTHONWARNINGS": "ignore"},
+            "was built without the parameter server core; use paddlepaddle 2.6.2",
+        ),
+        (PYTHON, {}, "fleetrun --server_num 2 --worker_num 2"),
+    ],
+    ids=["without servers", "alone"],
+)
+def test_what_cannot_train_says_what_it_needs(
+    python: Path, variables: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    done, _ = run_marked(python, [SCRIPT], tmp_path, **variables)
+    assert done.returncode == 1
+    assert says in done.stdout
+    assert "Traceback" not in done.stdout

@@ -70,9 +70,9 @@ def test_a_script_trains_on_every_device_of_a_kind(
     assert done.returncode == 0, done.stdout
     several = f"0-{count - 1}" if count > 1 else "0"
     assert f"devices {kind} {several}; backend xccl" in done.stdout
-    found = reports(tmp_path)
-    assert [one["place"] for one in found] == [f"Place({kind}:{n})" for n in range(count)]
-    for one in found:
+    reported = reports(tmp_path)
+    assert [one["place"] for one in reported] == [f"Place({kind}:{n})" for n in range(count)]
+    for one in reported:
         assert one["weights"] == pytest.approx(weights, abs=1e-5)
 
 
@@ -146,9 +146,9 @@ def test_two_hosts_train_on_their_own_devices(tmp_path: Path, weights: list[floa
     with devices.on("mlu", count=4), ThreadPoolExecutor() as pool:
         ended = list(pool.map(begin, ("127.0.0.1", "127.0.0.2")))
     assert [one.returncode for one in ended] == [0, 0], ended
-    found = reports(tmp_path)
-    assert [one["place"] for one in found] == [f"Place(mlu:{n})" for n in (0, 1, 0, 1)]
-    for one in found:
+    reported = reports(tmp_path)
+    assert [one["place"] for one in reported] == [f"Place(mlu:{n})" for n in (0, 1, 0, 1)]
+    for one in reported:
         assert one["weights"] == pytest.approx(weights, abs=1e-5)
 
 

@@ -108,9 +108,9 @@ def hooked(way: str) -> str:
 
 
 def cases() -> list[Any]:
-    found = [(kind, n, "3.3.1") for kind, table in (("", CPU), ("npu", NPU)) for n in table]
-    found += [("", n, "2.6.2") for n in CPU]
-    return [pytest.param(*each, marks=pytest.mark.long if each[1] == 8 else ()) for each in found]
+    rows = [(kind, n, "3.3.1") for kind, table in (("", CPU), ("npu", NPU)) for n in table]
+    rows += [("", n, "2.6.2") for n in CPU]
+    return [pytest.param(*each, marks=pytest.mark.long if each[1] == 8 else ()) for each in rows]
 
 
 @pytest.mark.parametrize(("kind", "nranks", "version"), cases())

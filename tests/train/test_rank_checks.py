@@ -31,9 +31,9 @@ def test_running_statistics_are_no_divergence_and_trained_parameters_are(
     ranks = train(PYTHONS[version], "statistics.py", tmp_path / "ours", strategy)
     # What is wrong from the second update on is found after the third, and what is trained though
     # the first forward has made it, too. Paddle's own reducer may come to what it will.
-    found = {"spoilt": "0.weight of shape [3, 1, 3]", "begun": "scale of shape [8]"}
+    differing = {"spoilt": "0.weight of shape [3, 1, 3]", "begun": "scale of shape [8]"}
     for rank, proof in zip(ranks, proofs(tmp_path / "ours"), strict=True):
-        for kind, name in found.items():
+        for kind, name in differing.items():
             differ = f"after update 3 rank 1 and rank 0 differ in the parameter {name}"
             assert (differ in rank.pop(kind)) is bool(strategy)
             assert (f"{differ}: {GOES_ON}" in proof["notes"]) is not bool(strategy)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from training import PYTHONS, ROOT, mostly
-from waiting import TRAINING_S
+from training import PYTHONS, ROOT, mostly, run_marked
 from warming import warm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
 SCRIPT = ROOT / "scripts" / "train_resnet.py"
-HAS = "import importlib.metadata as m; print(m.version('paddlepaddle'), m.version('fleetrun'))"
+LAUNCH = ("-m", "fleetrun", "--nproc_per_node=2")
 EPOCH = re.compile(r"^epoch \d+/\d+: loss ([\d.]+), test accuracy ([\d.]+)", re.MULTILINE)
 WEIGHTS = re.compile(r"^rank (\d+): weights sha256 ([0-9a-f]{64})$", re.MULTILINE)
 
@@ -37,143 +31,74 @@ def epochs(text: str) -> list[Epoch]:
     return [Epoch(float(loss), float(accuracy)) for loss, accuracy in EPOCH.findall(text)]
 
 
-class Trial:
-    """Runs one command at a time with one Paddle, in a folder of its own."""
-
-    def __init__(self, python: Path, folder: Path) -> None:
-        self.python = python
-        self.folder = folder
-        # Every descendant carries it, so none can hide from `survivors`.
-        self.mark = f"TRIAL={uuid.uuid4()}"
-
-    def run(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run this Paddle's python with WORDS; stdout and stderr come together."""
-        name, _, value = self.mark.partition("=")
-        environ = {**os.environ, **warm(self.python), **variables, name: value}
-        return subprocess.run(
-            [self.python, *words],
-            cwd=self.folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TRAINING_S,
-            check=False,
-        )
-
-    def fleetrun(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run WORDS on two CPU ranks: these Paddles have no use for a GPU that may be here."""
-        launch = ("-m", "fleetrun", "--nproc_per_node=2")
-        return self.run(*launch, *words, CUDA_VISIBLE_DEVICES="", **variables)
-
-    def logs(self) -> list[str]:
-        """Read what each rank wrote."""
-        return [
-            path.read_text(encoding="utf-8", errors="replace")
-            for path in sorted(self.folder.glob("log/workerlog.*"))
-        ]
-
-    def survivors(self) -> list[int]:
-        """Find what still runs of all that was started here."""
-        mark = self.mark.encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    variables = (entry / "environ").read_bytes().split(b"\0")
-                except OSError:  # gone meanwhile
-                    continue
-                if mark in variables:
-                    found.append(int(entry.name))
-        return found
-
-
-@pytest.fixture
-def trial(version: str, tmp_path: Path) -> Iterator[Trial]:
-    python = PYTHONS[version]
-    have = ""
-    if python.exists():
-        asked = subprocess.run([python, "-c", HAS], capture_output=True, text=True, check=False)
-        have = asked.stdout
-    if not have.startswith(f"{version} "):
-        reason = f"{python} has no Paddle {version} with fleetrun: scripts/test sets them up"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    trial = Trial(python, tmp_path)
-    yield trial
-    for pid in trial.survivors():
-        os.kill(pid, signal.SIGKILL)
+def train(
+    version: str, folder: Path, *words: str | Path, code: int = 0, **variables: str
+) -> tuple[str, list[str]]:
+    """Run the Paddle of VERSION with WORDS, expect CODE; return the output and each rank's log."""
+    python, is_ours = PYTHONS[version], "fleetrun" in words
+    # These Paddles have no use for a GPU that may be here, and Paddle's own launcher needs none.
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if is_ours else {}
+    done, left = run_marked(python, words, folder, **warm(python), **hidden, **variables)
+    assert done.returncode == code, done.stdout
+    assert not left or not is_ours
+    logs = sorted(folder.glob("log/workerlog.*"))
+    return done.stdout, [log.read_text(encoding="utf-8", errors="replace") for log in logs]
 
 
 def assert_same_weights(logs: list[str]) -> None:
-    found = [WEIGHTS.findall(log) for log in logs]
-    assert [[rank for rank, _ in ranks] for ranks in found] == [["0"], ["1"]]
-    assert found[0][0][1] == found[1][0][1]
+    (first,), (second,) = (WEIGHTS.findall(log) for log in logs)
+    assert (first[0], second[0]) == ("0", "1")
+    assert first[1] == second[1]
     assert "all 2 ranks hold identical weights" in logs[0]
 
 
 @pytest.mark.parametrize("version", mostly("3.3.1"))
-def test_two_ranks_learn_to_read_digits_and_end_identical(trial: Trial) -> None:
-    run = trial.fleetrun(SCRIPT, "--epochs=4")
-
-    assert run.returncode == 0, run.stdout
-    assert trial.survivors() == []
-    logs = trial.logs()
+def test_two_ranks_learn_to_read_digits_and_end_identical(version: str, tmp_path: Path) -> None:
+    output, logs = train(version, tmp_path, *LAUNCH, SCRIPT, "--epochs=4")
     learned = epochs(logs[0])
     assert len(learned) == 4
     assert learned[-1].loss < learned[0].loss / 4
     assert learned[-1].accuracy > 0.95
     assert_same_weights(logs)
     # The console has the whole of rank 0's output.
-    assert epochs(run.stdout) == learned
+    assert epochs(output) == learned
 
 
 @pytest.mark.parametrize("version", mostly("2.6.2"))
-def test_the_script_does_not_know_its_launcher(trial: Trial) -> None:
+def test_the_script_does_not_know_its_launcher(version: str, tmp_path: Path) -> None:
     launch = ("-m", "paddle.distributed.launch", "--nproc_per_node=2")
-    run = trial.run(*launch, SCRIPT, "--epochs=1")
-
-    assert run.returncode == 0, run.stdout
-    logs = trial.logs()
+    _, logs = train(version, tmp_path, *launch, SCRIPT, "--epochs=1")
     assert len(epochs(logs[0])) == 1
     assert_same_weights(logs)
 
 
 @pytest.mark.parametrize("version", mostly("3.3.1"))
-def test_a_lone_static_rank_learns(trial: Trial) -> None:
-    run = trial.run(SCRIPT, "--static", "--epochs=2", "--save=weights")
-
-    assert run.returncode == 0, run.stdout
-    first, second = epochs(run.stdout)
+def test_a_lone_static_rank_learns(version: str, tmp_path: Path) -> None:
+    words = (SCRIPT, "--static", "--epochs=2", "--save=weights")
+    first, second = epochs(train(version, tmp_path, *words)[0])
     assert second.loss < first.loss
-    assert (trial.folder / "weights" / "resnet.pdparams").stat().st_size > 0
+    assert (tmp_path / "weights" / "resnet.pdparams").stat().st_size > 0
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(trial: Trial) -> None:
-    run = trial.fleetrun(SCRIPT, "--static", "--epochs=1")
-
-    assert run.returncode == 1
-    assert trial.survivors() == []
-    logs = trial.logs()
+def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(
+    version: str, tmp_path: Path
+) -> None:
+    _, logs = train(version, tmp_path, *LAUNCH, SCRIPT, "--static", "--epochs=1", code=1)
     # The other rank may have been stopped before it came to say it, too.
     assert any("--static with 2 ranks needs a GPU build of Paddle" in log for log in logs)
     assert not any('\n  File "' in log for log in logs)
 
 
 @pytest.mark.parametrize("version", mostly("2.6.2"))
-def test_the_deep_demo_shows_what_a_strategy_does(trial: Trial) -> None:
+def test_the_deep_demo_shows_what_a_strategy_does(version: str, tmp_path: Path) -> None:
     # What is counted is the same in each update.
     words = ("--strategy=recommended", SCRIPT, "--depth=8")
-    run = trial.fleetrun(*words, FLEETRUN_STOP_AFTER="4")
-
-    assert run.returncode == 0, run.stdout
-    counted = re.search(r"Allreduces: \d+ → (\d+) .*, of (\d+) gradients", run.stdout)
-    assert counted is not None, run.stdout
+    output, _ = train(version, tmp_path, *LAUNCH, *words, FLEETRUN_STOP_AFTER="4")
+    counted = re.search(r"Allreduces: \d+ → (\d+) .*, of (\d+) gradients", output)
+    assert counted is not None, output
     assert 4 <= int(counted[1]) <= 8
     assert 150 <= int(counted[2]) <= 160
-    early = re.search(r"(\d+) of (\d+) allreduces went out before the last", run.stdout)
-    assert early is not None, run.stdout
+    early = re.search(r"(\d+) of (\d+) allreduces went out before the last", output)
+    assert early is not None, output
     assert (int(early[1]), early[2]) == (int(counted[1]) - 1, counted[1])

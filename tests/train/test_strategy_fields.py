@@ -40,8 +40,8 @@ def paddle(
     done = run(PYTHONS[version], ["-c", READ], tmp_path_factory.mktemp("fields"))
     assert done.returncode == 0, done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    found: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
-    return version, found
+    outcomes: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
+    return version, outcomes
 
 
 def ours(version: str, section: str) -> dict[str, fields.Field]:

@@ -199,11 +199,11 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     # A subclass that calls its base, and minimize, count once; the stop comes at the fourth.
     assert proof["updates"] == other["updates"] == 4
     for rank, log in enumerate(logs):
-        said = [float(loss) for loss in re.findall(r"^LOSS \d+ ([\d.]+)$", log, re.MULTILINE)]
-        assert len(said) == 3
+        printed = [float(loss) for loss in re.findall(r"^LOSS \d+ ([\d.]+)$", log, re.MULTILINE)]
+        assert len(printed) == 3
         made = [*rankfile.updates(str(tmp_path / f"rank.{rank}.jsonl"))]
         assert [one.number for one in made] == [1, 2, 3, 4]
-        assert [one.loss for one in made][:3] == pytest.approx(said)
+        assert [one.loss for one in made][:3] == pytest.approx(printed)
         assert [one.at for one in made] == sorted(one.at for one in made)
     # The last one is written at the end.
     assert heartbeat.read_step(str(tmp_path / "beat")) == 4
@@ -326,14 +326,14 @@ def test_what_a_trainer_does_itself_is_not_done_twice(
     done, logs = train(version, tmp_path, TRAINED, {"strategy": asked, "mode": mode}, ranks=1)
     assert done.returncode == 0, done.stdout + "".join(logs)
     (proof,) = proofs(tmp_path)
-    found = {name: (knob["status"], knob["reason"]) for name, knob in knobs(proof).items()}
+    outcomes = {name: (knob["status"], knob["reason"]) for name, knob in knobs(proof).items()}
     its = "the Trainer does so itself, by its "
     if mode == "override":
         assert proof["updates"] == 2
-        assert found["gradient_merge"][0] == "effective"
+        assert outcomes["gradient_merge"][0] == "effective"
         return
     assert proof["updates"] == 4
-    assert found == {
+    assert outcomes == {
         "gradient_merge": ("script", f"{its}gradient_accumulation_steps"),
         "gradient_merge_configs": ("script", "as gradient_merge"),
         "amp": ("script", f"{its}bf16"),

@@ -46,26 +46,26 @@ class Setup(NamedTuple):
 def setups() -> list[Setup]:
     pairs = "--set=fuse_grad_size_in_num=2"
     two_levels = ("--set=hierarchical_allreduce_inter_nranks=2", pairs)
-    found = [
+    listed = [
         Setup("3.3.1", "compute_fusion", "static"),
         Setup("3.3.1", "compute_fusion", "static", says="--bias"),
     ]
     for version in PYTHONS:
-        found += [
+        listed += [
             Setup(version, ""),
             Setup(version, "overlap", more=("--set=nccl_comm_num=2", pairs)),
             Setup(version, "hierarchical_allreduce", ranks=4, more=two_levels),
             Setup(version, "gradient_merge"),
             Setup(version, "resnet50_32gpu"),
         ]
-    found += [
+    listed += [
         Setup("2.6.2", "compute_fusion", "static"),
         Setup("2.6.2", "overlap", "static", more=("--set=nccl_comm_num=2", pairs)),
         Setup("2.6.2", "hierarchical_allreduce", "static", ranks=4, more=two_levels),
         Setup("2.6.2", "gradient_merge", "static"),
         Setup("2.6.2", "resnet50_32gpu", "static"),
     ]
-    return found
+    return listed
 
 
 class Done(NamedTuple):
@@ -79,11 +79,11 @@ class Done(NamedTuple):
 
     def knob(self, name: str) -> dict[str, Any]:
         """Find what every rank says of the field NAME."""
-        said: list[dict[str, Any]] = [
+        rows: list[dict[str, Any]] = [
             {each["name"]: each for each in proof["knobs"]}[name] for proof in self.proofs
         ]
-        assert {each["status"] for each in said} == {said[0]["status"]}
-        return said[0]
+        assert {each["status"] for each in rows} == {rows[0]["status"]}
+        return rows[0]
 
     def status(self, name: str) -> str:
         """Return what became of the field NAME."""

@@ -235,11 +235,11 @@ def test_each_verdict_is_what_this_paddle_does(tried: Tried, version: str, graph
         if (paddle, case.graph) == (version, graph) and case not in OFFS:
             seen |= measured(future.result(), case)
     if graph == "static":
-        said = tried.stops[version].result().splitlines()
+        lines = tried.stops[version].result().splitlines()
         for each in STOPS:
             if version in each.versions:
                 name, *parts = each.names.split()
-                (how,) = [line for line in said if line.startswith(f"{name} stopped: ")]
+                (how,) = [line for line in lines if line.startswith(f"{name} stopped: ")]
                 assert each.says in how
                 seen |= dict.fromkeys((name, *parts), fields.REFUSED)
     table = {name: expected(version, graph, name) for name in seen}

@@ -33,8 +33,8 @@ assert not paddle.get_flags("FLAGS_low_precision_op_list")["FLAGS_low_precision_
 def told(version: str, folder: Path, *words: str) -> dict[str, Any]:
     proof, _ = alone(version, folder, SCRIPT, {"strategy": {"amp": True}}, *words)
     (knob,) = proof["knobs"]
-    found: dict[str, Any] = knob
-    return found
+    entry: dict[str, Any] = knob
+    return entry
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -63,8 +63,8 @@ class Training:
             if number == misses:
                 ready[2] = None
             self.now += self.seconds(self.buckets)
-            found = self.planner.finish(ready, SIZES, ["a"] * 4, AUTO, limit_count)
-            self.buckets = found or self.buckets
+            replanned = self.planner.finish(ready, SIZES, ["a"] * 4, AUTO, limit_count)
+            self.buckets = replanned or self.buckets
 
 
 # Where starts cost nothing the last gradient goes alone; long starts let all go together.

@@ -73,8 +73,8 @@ def told(
 
 
 def test_a_second_communicator_that_nothing_went_over_has_no_effect(tmp_path: Path) -> None:
-    said = told(tmp_path, {"nccl_comm_num": 2}, (8,), calls=(1, 0))
-    assert said["nccl_comm_num"] == (
+    knobs = told(tmp_path, {"nccl_comm_num": 2}, (8,), calls=(1, 0))
+    assert knobs["nccl_comm_num"] == (
         "no_effect",
         None,
         "there is only 1 allreduce to share",
@@ -83,8 +83,8 @@ def test_a_second_communicator_that_nothing_went_over_has_no_effect(tmp_path: Pa
 
 
 def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
-    said = told(tmp_path, {"nccl_comm_num": 3}, (8, 8), calls=(1, 1, 0))
-    assert said["nccl_comm_num"] == (
+    knobs = told(tmp_path, {"nccl_comm_num": 3}, (8, 8), calls=(1, 1, 0))
+    assert knobs["nccl_comm_num"] == (
         "effective",
         2,
         "there are only 2 allreduces to share",
@@ -94,14 +94,14 @@ def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
 
 def test_auto_is_told_of_the_largest_model_in_as_many_digits_as_it_needs(tmp_path: Path) -> None:
     asked = {"fuse_grad_size_in_MB": "auto"}
-    texts = told(tmp_path, asked, (2**10, 2**10), (2**24, 2**24), calls=(2,))
-    assert texts["fuse_grad_size_in_MB"][:3] == (
+    knobs = told(tmp_path, asked, (2**10, 2**10), (2**24, 2**24), calls=(2,))
+    assert knobs["fuse_grad_size_in_MB"][:3] == (
         "effective",
         3.2,
         "auto: a tenth of 32 MB of gradients",
     )
-    texts = told(tmp_path, asked, (2**10, 2**10), calls=(2,))
-    assert texts["fuse_grad_size_in_MB"][1:3] == (
+    knobs = told(tmp_path, asked, (2**10, 2**10), calls=(2,))
+    assert knobs["fuse_grad_size_in_MB"][1:3] == (
         1,
         "auto: a tenth of 0.00195 MB of gradients, but at least 1 MB",
     )
@@ -114,9 +114,9 @@ def test_groups_without_a_second_level_have_their_reason(
     size: int, reason: str, tmp_path: Path
 ) -> None:
     asked = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": size}
-    said = told(tmp_path, asked, (8,), calls=(1,))
+    knobs = told(tmp_path, asked, (8,), calls=(1,))
     for name in asked:
-        assert said[name] == ("no_effect", None, reason, "")
+        assert knobs[name] == ("no_effect", None, reason, "")
 
 
 @pytest.mark.parametrize(("buckets", "status"), [((16,), "no_difference"), ((8, 8), "effective")])
@@ -130,17 +130,17 @@ def test_fields_make_no_difference_where_paddle_alone_does_the_same(
         "nccl_comm_num": 1,
         "use_hierarchical_allreduce": False,
     }
-    texts = told(tmp_path, asked, buckets, calls=(len(buckets),))
+    knobs = told(tmp_path, asked, buckets, calls=(len(buckets),))
     own = {"nccl_comm_num", "use_hierarchical_allreduce"}
-    assert {name: row[0] for name, row in texts.items()} == {
+    assert {name: row[0] for name, row in knobs.items()} == {
         name: "no_difference" if name in own else status for name in asked
     }
-    assert texts["fuse_all_reduce_ops"][1] is True
+    assert knobs["fuse_all_reduce_ops"][1] is True
 
 
 def test_collectives_beside_the_buckets_are_told(tmp_path: Path) -> None:
-    said = told(tmp_path, {"fuse_all_reduce_ops": True}, (8,), calls=(1,), agreements=1)
-    assert said["fuse_all_reduce_ops"][3].endswith(
+    knobs = told(tmp_path, {"fuse_all_reduce_ops": True}, (8,), calls=(1,), agreements=1)
+    assert knobs["fuse_all_reduce_ops"][3].endswith(
         "; plus 1 small allreduce to learn which gradients other ranks have"
         "; plus 3 collectives for sparse gradients"
     )
@@ -148,8 +148,8 @@ def test_collectives_beside_the_buckets_are_told(tmp_path: Path) -> None:
 
 def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
     asked = {"fuse_grad_size_in_MB": 2}
-    said = told(tmp_path, asked, (8, 8, 8), calls=(4,), agreements=1, built=[16, 8])
-    (row,) = said.values()
+    knobs = told(tmp_path, asked, (8, 8, 8), calls=(4,), agreements=1, built=[16, 8])
+    (row,) = knobs.values()
     assert row[:2] == ("effective", 2)
     assert row[3] == (
         "6 gradients in 2 allreduces (Paddle's own: 1); largest 1.53e-05 MB; as built: Paddle's own"
@@ -159,14 +159,14 @@ def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
 
 def test_paddles_reducer_counts_no_gradients(tmp_path: Path) -> None:
     asked = {"fuse_grad_size_in_MB": 2, "fuse_grad_size_in_num": 8}
-    said = told(tmp_path, asked, (8, 8), calls=(2,), built=[8, 8])
-    assert said["fuse_grad_size_in_MB"][0] == "effective"
-    assert said["fuse_grad_size_in_num"][0] == "no_difference"
+    knobs = told(tmp_path, asked, (8, 8), calls=(2,), built=[8, 8])
+    assert knobs["fuse_grad_size_in_MB"][0] == "effective"
+    assert knobs["fuse_grad_size_in_num"][0] == "no_difference"
 
 
 def test_paddles_reducer_waits_for_none(tmp_path: Path) -> None:
-    said = told(tmp_path, {"sync_nccl_allreduce": True}, (8, 8), calls=(2,), built=[8, 8])
-    assert said["sync_nccl_allreduce"] == (
+    knobs = told(tmp_path, {"sync_nccl_allreduce": True}, (8, 8), calls=(2,), built=[8, 8])
+    assert knobs["sync_nccl_allreduce"] == (
         "no_difference",
         True,
         "",
@@ -176,7 +176,7 @@ def test_paddles_reducer_waits_for_none(tmp_path: Path) -> None:
 
 def test_models_that_the_script_has_deleted_are_not_counted(tmp_path: Path) -> None:
     asked = {"fuse_all_reduce_ops": True}
-    said = told(tmp_path, asked, (8, 8), (8, 8), (4,), calls=(1,), deleted=(0, 1))
-    assert said["fuse_all_reduce_ops"][3] == (
+    knobs = told(tmp_path, asked, (8, 8), (8, 8), (4,), calls=(1,), deleted=(0, 1))
+    assert knobs["fuse_all_reduce_ops"][3] == (
         "2 gradients in 1 allreduce (Paddle's own: 1); largest 3.81e-06 MB"
     )

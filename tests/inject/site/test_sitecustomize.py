@@ -109,11 +109,11 @@ def test_s15_python_and_paddle_both_show_a_crash(tmp_path: Path) -> None:
     (base / "core.py").write_text(PADDLE)
     (tmp_path / "paddle" / "nn.py").write_text("")
     code = "import os, sys, paddle\nprint(len(sys.meta_path), flush=True)\nos.kill(os.getpid(), 11)"
-    found = said(code, SITE, str(tmp_path), PYTHONFAULTHANDLER="1")
-    assert "Fatal Python error: Segmentation fault" in found
-    assert "theirs" in found
+    output = said(code, SITE, str(tmp_path), PYTHONFAULTHANDLER="1")
+    assert "Fatal Python error: Segmentation fault" in output
+    assert "theirs" in output
     finders = said("import sys; print(len(sys.meta_path))", str(tmp_path))
-    assert found.startswith(finders)
+    assert output.startswith(finders)
 
 
 def test_a_strategy_leaves_no_trace_where_paddle_is_never_imported(tmp_path: Path) -> None:

@@ -113,8 +113,8 @@ def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
         )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    found: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
-    return found
+    programs: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
+    return programs
 
 
 class Built:
@@ -299,11 +299,11 @@ def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) ->
 
 @pytest.mark.parametrize("name", ["packed", "communicators on GPUs"])
 def test_allreduces_are_in_the_same_order_on_all_ranks(built: Built, name: str) -> None:
-    found = built.found(name)
+    outcome = built.found(name)
     # Paddle 2 keeps the order of its own operators.
-    assert len(found["summed"]) == (3 if built.version == "3.3.1" else 0)
-    for before, after in itertools.pairwise(found["summed"]):
-        assert [after, before] in found["depends"]
+    assert len(outcome["summed"]) == (3 if built.version == "3.3.1" else 0)
+    for before, after in itertools.pairwise(outcome["summed"]):
+        assert [after, before] in outcome["depends"]
 
 
 def test_amp_without_casts_is_no_effect(built: Built) -> None:
@@ -341,5 +341,5 @@ def test_each_paddle_shards_where_it_can(built: Built) -> None:
 
 
 def test_programs_of_the_newer_kind_are_refused_with_what_to_do() -> None:
-    found = build(PYTHONS["3.3.1"], ("packed",), "1")["packed"]
-    assert "--env=FLAGS_enable_pir_api=0" in found["error"]
+    outcome = build(PYTHONS["3.3.1"], ("packed",), "1")["packed"]
+    assert "--env=FLAGS_enable_pir_api=0" in outcome["error"]

@@ -7,10 +7,12 @@ from typing import Any
 import learning  # type: ignore[import-not-found, unused-ignore]
 import paddle
 from learning import (  # type: ignore[import-not-found, unused-ignore]
+    KINDS,
     MICRO,
     UPDATES,
     batches,
     learn,
+    trained,
     words,
 )
 from paddle import nn
@@ -18,17 +20,7 @@ from paddle.nn import functional
 from paddle.optimizer import SGD, Adam, Momentum
 
 
-def trained(net: Any, shape: tuple[int, ...] = (6,), **more: Any) -> None:
-    """Train NET, named after its class, with Momentum and batches of SHAPE."""
-    name = type(net).__name__.lower()
-    learn(name, net, Momentum(0.05, parameters=net.parameters()), batches(*shape), **more)
-
-
-def seeded(kind: Any) -> Any:
-    paddle.seed(5)
-    return kind()
-
-
+@trained(6)
 class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Frozen layers with adapters of rank two, which are used transposed."""
 
@@ -43,6 +35,7 @@ class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(paddle.tanh(self.base(x) + 2.0 * (x @ self.down.T @ self.up.T)))
 
 
+@trained(1, 8, 8)
 class Upsampled(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Convolves down and up again, with a way around."""
 
@@ -58,6 +51,7 @@ class Upsampled(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(paddle.concat([x, self.up(deep)], 1))
 
 
+@trained(5, 8)
 class Heads(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Attention of weights with three axes, by einsum."""
 
@@ -75,6 +69,7 @@ class Heads(nn.Layer):  # type: ignore[misc, unused-ignore]
         return paddle.einsum("bshd,hdo->bso", mixed, self.out)
 
 
+@trained(5, 4)
 class Recurrent(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Two layers in both directions, and a cell that is unrolled by hand."""
 
@@ -91,6 +86,7 @@ class Recurrent(nn.Layer):  # type: ignore[misc, unused-ignore]
         return out
 
 
+@trained(6)
 class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Weights that are computed from others before each use, and norms of each row."""
 
@@ -104,6 +100,7 @@ class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.by_group(self.by_row(self.scaled(paddle.tanh(self.spectral(x)))))
 
 
+@trained(6)
 class Powers(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Small parameters of all kinds: one number, one for each channel, a bilinear form."""
 
@@ -122,6 +119,7 @@ class Powers(nn.Layer):  # type: ignore[misc, unused-ignore]
         return out
 
 
+@trained(6, find_unused_parameters=True)
 class Experts(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Lets each row choose one of four experts; some rank may choose one not at all."""
 
@@ -144,6 +142,7 @@ class Experts(nn.Layer):  # type: ignore[misc, unused-ignore]
         return out
 
 
+@trained(6)
 class Weighing(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Computes the weights of a layer by another one."""
 
@@ -156,6 +155,12 @@ class Weighing(nn.Layer):  # type: ignore[misc, unused-ignore]
         return paddle.tanh(x @ self.maker(self.codes))
 
 
+def _twofold_loss(model: Any, batch: Any) -> Any:
+    out = model(x=batch)
+    return out["likeness"].mean() + (out["head"][0] ** 2).mean()
+
+
+@trained(6, loss=_twofold_loss, find_unused_parameters=True)
 class Twofold(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Goes through the same layers twice, and returns a dictionary of which a part is not used."""
 
@@ -202,6 +207,16 @@ class Both:
             each.clear_grad()
 
 
+def mixed() -> None:
+    paddle.seed(5)
+    net = Mixed()
+    wide = list(net.middle)
+    narrow = [*net.first.parameters(), *net.last.parameters()]
+    both = Both(*(Momentum(0.1, parameters=parameters) for parameters in (wide, narrow)))
+    learn("mixed", net, both, batches(6))
+
+
+@trained(6)
 class Uneven(nn.Layer):  # type: ignore[misc, unused-ignore]
     """One weight that is larger than all others together, between small ones."""
 
@@ -234,6 +249,7 @@ class Reversed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
         return -gradient * scale, (gradient * x).sum(0)
 
 
+@trained(6)
 class Adversary(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Reverses gradients in an operator of the script's own."""
 
@@ -248,6 +264,7 @@ class Adversary(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.label(hidden) + self.domain(apply(hidden, self.scale))
 
 
+@trained(6)
 class Rounded(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Rounds its weights as quantisation does, and lets gradients pass; 8-bit ones are frozen."""
 
@@ -266,6 +283,7 @@ class Rounded(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(hidden) + hidden @ (self.table.astype("float32") / 16)
 
 
+@trained(8)
 class Frequencies(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Multiplies frequencies: complex numbers in between, and parameters that are real."""
 
@@ -279,6 +297,7 @@ class Frequencies(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(paddle.fft.irfft(spectrum * paddle.complex(self.real, self.imaginary)))
 
 
+@trained(6)
 class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Hooks of the script's own, on parameters, on what is in between and on layers."""
 
@@ -296,6 +315,7 @@ class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(hidden)
 
 
+@trained(6, loss=lambda model, batch: model(batch))
 class Losing(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Is its own loss, of several terms that are weighed by parameters."""
 
@@ -310,6 +330,7 @@ class Losing(nn.Layer):  # type: ignore[misc, unused-ignore]
         return (terms * paddle.exp(-self.weights) + self.weights).sum()
 
 
+@trained(6)
 class Ordered(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Sorts, takes the largest, cuts and puts together."""
 
@@ -338,6 +359,13 @@ class Padded(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(bag) + (table**2).mean()
 
 
+def padded() -> None:
+    paddle.seed(5)
+    net = Padded()
+    learn("padded", net, SGD(0.1, parameters=net.parameters()), words(20))
+
+
+@trained(6, find_unused_parameters=True)
 class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Leaves out layers in some steps, the same on all ranks."""
 
@@ -355,6 +383,7 @@ class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
         return x
 
 
+@trained(6)
 class Solved(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Looks for a fixed point with the same weight, again and again."""
 
@@ -369,6 +398,7 @@ class Solved(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.outer(state)
 
 
+@trained(6)
 class Adapting(nn.Layer):  # type: ignore[misc, unused-ignore]
     """Takes a step of learning within its forward, through which gradients go: one for each row."""
 
@@ -382,120 +412,6 @@ class Adapting(nn.Layer):  # type: ignore[misc, unused-ignore]
         inner = ((x.unsqueeze(1) @ weights) ** 2).mean([1, 2]).sum()
         slope: Any = paddle.grad(inner, weights, create_graph=True)
         return (x.unsqueeze(1) @ (weights - self.rate * slope[0])).squeeze(1)
-
-
-class Quantised(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Rounds its weights by Paddle's quantiser, which writes its scales."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from paddle.quantization import QAT, QuantConfig, quanters
-
-        quanter: Any = quanters.FakeQuanterWithAbsMaxObserver
-        config = QuantConfig(activation=None, weight=quanter(moving_rate=0.9))
-        inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
-        self.inner: Any = QAT(config).quantize(inner)
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(x)
-
-
-def lora() -> None:
-    trained(seeded(Lora))
-
-
-def upsampled() -> None:
-    trained(seeded(Upsampled), (1, 8, 8))
-
-
-def heads() -> None:
-    trained(seeded(Heads), (5, 8))
-
-
-def recurrent() -> None:
-    trained(seeded(Recurrent), (5, 4))
-
-
-def normed() -> None:
-    trained(seeded(Normed))
-
-
-def powers() -> None:
-    trained(seeded(Powers))
-
-
-def experts() -> None:
-    trained(seeded(Experts), find_unused_parameters=True)
-
-
-def weighing() -> None:
-    trained(seeded(Weighing))
-
-
-def twofold() -> None:
-    def loss(model: Any, batch: Any) -> Any:
-        out = model(x=batch)
-        return out["likeness"].mean() + (out["head"][0] ** 2).mean()
-
-    trained(seeded(Twofold), loss=loss, find_unused_parameters=True)
-
-
-def mixed() -> None:
-    net = seeded(Mixed)
-    wide = list(net.middle)
-    narrow = [*net.first.parameters(), *net.last.parameters()]
-    both = Both(*(Momentum(0.1, parameters=each) for each in (wide, narrow)))
-    learn("mixed", net, both, batches(6))
-
-
-def uneven() -> None:
-    trained(seeded(Uneven))
-
-
-def adversary() -> None:
-    trained(seeded(Adversary))
-
-
-def rounded() -> None:
-    trained(seeded(Rounded))
-
-
-def frequencies() -> None:
-    trained(seeded(Frequencies), (8,))
-
-
-def hooked() -> None:
-    trained(seeded(Hooked))
-
-
-def losing() -> None:
-    trained(seeded(Losing), loss=lambda model, batch: model(batch))
-
-
-def ordered() -> None:
-    trained(seeded(Ordered))
-
-
-def padded() -> None:
-    net = seeded(Padded)
-    learn("padded", net, SGD(0.1, parameters=net.parameters()), words(20))
-
-
-def deepened() -> None:
-    trained(seeded(Deepened), find_unused_parameters=True)
-
-
-def quantised() -> None:
-    net = seeded(Quantised)
-    learn("quantised", net, SGD(0.1, parameters=net.inner.parameters()), batches(6))
-
-
-def solved() -> None:
-    trained(seeded(Solved))
-
-
-def adapting() -> None:
-    trained(seeded(Adapting))
 
 
 def each_rank() -> None:
@@ -542,18 +458,34 @@ def late_adam() -> None:
     """Train a copy of a net that was trained before, with its hooks and buffers."""
     import copy  # for this kind only
 
-    net = seeded(Normed)
+    paddle.seed(5)
+    net = Normed()
     learn("late_adam", net, SGD(0.05, parameters=net.parameters()), batches(6))
     other = copy.deepcopy(net)
     optimizer = Adam(0.01, parameters=other.parameters(), epsilon=1e-3)
     learn("late_adam", other, optimizer, batches(6))
 
 
-KINDS = {
-    each.__name__: each
-    for each in (
-        *(lora, upsampled, heads, recurrent, normed, powers, experts, weighing, twofold, mixed),
-        *(uneven, adversary, rounded, frequencies, hooked, losing, ordered, padded, deepened),
-        *(solved, adapting, each_rank, late_adam, quantised),
-    )
-}
+class Quantised(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Rounds its weights by Paddle's quantiser, which writes its scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from paddle.quantization import QAT, QuantConfig, quanters
+
+        quanter: Any = quanters.FakeQuanterWithAbsMaxObserver
+        config = QuantConfig(activation=None, weight=quanter(moving_rate=0.9))
+        inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.inner: Any = QAT(config).quantize(inner)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def quantised() -> None:
+    paddle.seed(5)
+    net = Quantised()
+    learn("quantised", net, SGD(0.1, parameters=net.inner.parameters()), batches(6))
+
+
+KINDS.update({train.__name__: train for train in (mixed, padded, each_rank, late_adam, quantised)})

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 import paddle.distributed as dist
-from paddle import nn
 from paddle.distributed.fleet.utils import hybrid_parallel_util
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    ByHand,
+    batches,
+    mlp,
+    once,
+    rank,
+    twins,
+    weights,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,29 +49,27 @@ def by_raw_gradients(parameters: list[Any]) -> None:
         each._set_grad_ivar(gradient.scale_(0.5))
 
 
-def train(net: Any, ranks: list[int], average: Callable[[list[Any]], None] | None) -> Any:
-    """Train in micro-steps if gradients are averaged, in whole batches by hand else."""
-    optimizer = paddle.optimizer.SGD(RATE, parameters=net.parameters())
-    drawn = [batches([each], 4, 8) for each in ranks]
-    micro = MERGED if average is None else 1
-    for _ in range(0, MERGED * UPDATES, micro):
-        rows = [next(of_rank) for _ in range(micro) for of_rank in drawn]
-        (net(paddle.concat(rows)) ** 2).mean().backward()
-        if average is not None:
-            with paddle.no_grad():
-                average(net.parameters())
-            optimizer.step()
-            optimizer.clear_grad()
-            continue
-        for each in net.parameters():
-            each.set_value(each - RATE * each.grad)
-            each.clear_gradient()
-    return weights(net)
+def train(
+    net: Any, ranks: list[int], optimizer: Any, average: Callable[[list[Any]], None]
+) -> list[float]:
+    """Train in micro-steps; return the weights."""
+    drawn = batches(ranks, 4, 8)
+    for _ in range(MERGED * UPDATES):
+        once(net, next(drawn))
+        with paddle.no_grad():
+            average(net.parameters())
+        optimizer.step()
+        optimizer.clear_grad()
+    return list(weights(net))
 
 
 report = {}
 for way in (plainly, by_fleet, by_raw_gradients):
-    net, alone = twins(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
-    found = train(net, [rank], way)
-    report[way.__name__] = {"weights": found, "alone": train(alone, [0, 1], None)}
+    net, alone = twins(mlp)
+    sgd = paddle.optimizer.SGD(RATE, parameters=net.parameters())
+    by_hand = ByHand(RATE, alone.parameters(), MERGED)
+    report[way.__name__] = {
+        "weights": train(net, [rank], sgd, way),
+        "alone": train(alone, [0, 1], by_hand, lambda _: None),
+    }
 write(report)

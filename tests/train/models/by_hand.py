@@ -6,33 +6,37 @@ and updates by hand; or what a script was stopped with.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
 from paddle import nn
-from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    ByHand,
+    mlp,
+    once,
+    rank,
+    twins,
+    weights,
+    write,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 MICRO, UPDATES, RATE = 2, 3, 0.1
 paddle.distributed.init_parallel_env()
 # Batches that the script skips: the last one of an update, and a first one.
 BAD = (1, 3)
+new = partial(mlp, 6, 8, 6)
 
 
-def rows(number: int, ranks: list[int]) -> Any:
-    """Return the rows of RANKS in the batch NUMBER."""
-    return np.concatenate([np.random.RandomState(10 * number + each).randn(4, 6) for each in ranks])
-
-
-def mlp() -> Any:
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
-
-
-def once(model: Any, batch: Any) -> None:
-    (model(batch) ** 2).mean().backward()
+def rows(numbers: Sequence[int], ranks: list[int]) -> Any:
+    """Return the rows of RANKS in the batches of NUMBERS."""
+    seeds = [10 * number + each for number in numbers for each in ranks]
+    parts = [np.random.RandomState(seed).randn(4, 6) for seed in seeds]
+    return paddle.to_tensor(np.concatenate(parts).astype("float32"))
 
 
 def twice(model: Any, batch: Any) -> None:
@@ -109,7 +113,7 @@ def train(
     model = paddle.DataParallel(net)
     optimizer = paddle.optimizer.SGD(RATE, parameters=net.parameters())
     for number in range(MICRO * UPDATES + len(bad)):
-        backward(model, paddle.to_tensor(rows(number, [rank]).astype("float32")))
+        backward(model, rows([number], [rank]))
         if number in bad:
             optimizer.clear_grad()
             continue
@@ -122,24 +126,13 @@ def large(bad: tuple[int, ...]) -> Iterator[Any]:
     """Yield all rows of each update."""
     good = [number for number in range(MICRO * UPDATES + len(bad)) if number not in bad]
     for begin in range(0, len(good), MICRO):
-        parts = [rows(number, [0, 1]) for number in good[begin : begin + MICRO]]
-        yield paddle.to_tensor(np.concatenate(parts).astype("float32"))
+        yield rows(good[begin : begin + MICRO], [0, 1])
 
 
-def update(net: Any, merged: int = 1) -> None:
-    """Update NET by hand, which no optimizer knows, with the mean of MERGED batches."""
-    for each in net.parameters():
-        if each.grad is not None:
-            each.set_value(each.numpy() - RATE / merged * each.grad.numpy())
-        each.clear_gradient()
-
-
-def adversaries(maker: Any, judge: Any) -> None:
+def adversaries(models: list[Any], optimizers: list[Any], ranks: list[int]) -> list[float]:
     """Clear the judge's gradients before its backward, not after the maker's."""
-    models = [paddle.DataParallel(each) for each in (maker, judge)]
-    optimizers = [paddle.optimizer.SGD(RATE, parameters=each.parameters()) for each in models]
     for number in range(MICRO * UPDATES):
-        batch = paddle.to_tensor(rows(number, [rank]).astype("float32"))
+        batch = rows([number], ranks)
         optimizers[1].clear_grad()
         once(models[1], batch)
         (models[1](models[0](batch).detach()) - 1).square().mean().backward()
@@ -147,34 +140,14 @@ def adversaries(maker: Any, judge: Any) -> None:
         optimizers[0].clear_grad()
         once(models[1], models[0](batch))
         optimizers[0].step()
-
-
-def adversaries_alone(maker: Any, judge: Any) -> None:
-    """Update each once in two batches; the maker's last one sees the judge that was updated."""
-    for number in range(MICRO * UPDATES):
-        batch = paddle.to_tensor(rows(number, [0, 1]).astype("float32"))
-        once(judge, batch)
-        (judge(maker(batch).detach()) - 1).square().mean().backward()
-        if (number + 1) % MICRO == 0:
-            update(judge, MICRO)
-        kept = [each.grad.clone() for each in judge.parameters()]
-        once(judge, maker(batch))
-        for each, gradient in zip(judge.parameters(), kept, strict=True):
-            each.grad = gradient
-        if (number + 1) % MICRO == 0:
-            update(maker, MICRO)
-
-
-def weights(*nets: Any) -> list[float]:
-    found = [each.numpy() for net in nets for each in net.parameters()]
-    return [float(value) for array in found for value in array.ravel()]
+    return list(weights(*models))
 
 
 def composed(net: Any) -> None:
     """Put the gradients of two losses together by hand."""
     model, optimizer = paddle.DataParallel(net), paddle.optimizer.SGD(parameters=net.parameters())
     for number in range(MICRO):
-        batch = paddle.to_tensor(rows(number, [rank]).astype("float32"))
+        batch = rows([number], [rank])
         once(model, batch)
         kept = [each.grad.clone() for each in net.parameters()]
         optimizer.clear_grad()
@@ -211,28 +184,29 @@ def refused(dtype: Any, *, trains: bool) -> Callable[[Any], None]:
 
 report: dict[str, Any] = {}
 for name, (backward, change, clear, bad) in KINDS.items():
-    paddle.seed(5)
-    net, alone = mlp(), mlp()
-    alone.set_state_dict(net.state_dict())
+    net, alone = twins(new)
     train(net, backward, change, clear, bad)
+    by_hand = ByHand(RATE, alone.parameters())
     for batch in large(bad):
         backward(alone, batch)
         change(alone.parameters())
-        update(alone)
+        by_hand.step()
+        by_hand.clear_grad()
     report[name] = {"weights": weights(net), "alone": weights(alone)}
-paddle.seed(5)
-nets, twins = [mlp(), mlp()], [mlp(), mlp()]
-for net, twin in zip(nets, twins, strict=True):
-    twin.set_state_dict(net.state_dict())
-adversaries(*nets)
-adversaries_alone(*twins)
-report["adversaries"] = {"weights": weights(*nets), "alone": weights(*twins)}
+pairs = twins(lambda: nn.LayerList([new(), new()]))
+shared = [paddle.DataParallel(net) for net in pairs[0]]
+sgd = [paddle.optimizer.SGD(RATE, parameters=model.parameters()) for model in shared]
+by_hands = [ByHand(RATE, net.parameters(), MICRO) for net in pairs[1]]
+report["adversaries"] = {
+    "weights": adversaries(shared, sgd, [rank]),
+    "alone": adversaries([*pairs[1]], by_hands, [0, 1]),
+}
 
 
 def stop(script: Callable[[Any], None]) -> str:
     """Return what SCRIPT is stopped with."""
     try:
-        script(mlp())
+        script(new())
     except RuntimeError as error:
         return str(error)
     return ""

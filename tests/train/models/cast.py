@@ -5,11 +5,14 @@ Reports the weights beside those of one process with the batches of all ranks.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, compare, train, write  # type: ignore[import-not-found, unused-ignore]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LATE = 5
 paddle.distributed.init_parallel_env()
@@ -25,7 +28,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
     def forward(self, x: Any) -> Any:
         for part in self.parts:
             x = part(x.cast(part.weight.dtype))
-        return x
+        return x.cast("float32")
 
 
 class Products(nn.Layer):  # type: ignore[misc, unused-ignore]
@@ -41,37 +44,26 @@ class Products(nn.Layer):  # type: ignore[misc, unused-ignore]
         return x
 
 
-def cast(way: str, net: Any, model: Any) -> None:
-    """Cast all or a part of NET, which MODEL wraps."""
-    if way == "to":
-        model.to(dtype="float64")
-    elif way == "bfloat16":
-        model.to(dtype="bfloat16")
-    elif way == "astype":
-        net.astype("float64")
-    else:
-        net.parts[1].to(dtype="float64")
+# How a model, or the net in it, is cast; all of it or a part.
+WAYS: dict[str, Callable[[Any, Any], object]] = {
+    "to": lambda model, _: model.to(dtype="float64"),
+    "astype": lambda _, net: net.astype("float64"),
+    "part": lambda _, net: net.parts[1].to(dtype="float64"),
+    "bfloat16": lambda model, _: model.to(dtype="bfloat16"),
+}
 
 
-def train(way: str, when: int, net: Any, model: Any, ranks: list[int]) -> list[float]:
-    """Train, and cast before the step WHEN; return the weights."""
-    optimizer = paddle.optimizer.SGD(0.1, parameters=net.parameters())
-    drawn = batches(ranks, 4, 8)
-    for step in range(1, 9):
-        if step == when:
-            cast(way, net, model)
-        (model(next(drawn)).cast("float32") ** 2).mean().backward()
-        optimizer.step()
-        optimizer.clear_grad(set_to_zero=step % 2 == 0)
-    return list(weights(net))
+def compare_cast(way: str, when: int) -> Any:
+    """Compare trainings that cast in this WAY before the step WHEN."""
+
+    def train_by(model: Any, ranks: list[int]) -> Any:
+        def before(step: int) -> None:
+            if step == when:
+                WAYS[way](model, getattr(model, "_layers", model))
+
+        return train(model, batches(ranks, 4, 8), 8, before)
+
+    return compare(Products if way == "bfloat16" else Net, train_by)
 
 
-report = {}
-for way in ("to", "astype", "part", "bfloat16"):
-    for when in (1, LATE):
-        net, alone = twins(Products if way == "bfloat16" else Net)
-        report[f"{way} {when}"] = {
-            "weights": train(way, when, net, paddle.DataParallel(net), [rank]),
-            "alone": train(way, when, alone, alone, [0, 1]),
-        }
-write(report)
+write({f"{way} {when}": compare_cast(way, when) for way in WAYS for when in (1, LATE)})

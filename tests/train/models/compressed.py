@@ -9,14 +9,7 @@ from typing import Any
 
 import paddle
 from counting import observe  # type: ignore[import-not-found, unused-ignore]
-from paddle import nn
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    batches,
-    rank,
-    train,
-    twins,
-    write,
-)
+from twins import batches, compare, mlp, train, write  # type: ignore[import-not-found, unused-ignore]
 
 STEPS = 6
 sent: list[str] = []
@@ -30,12 +23,12 @@ observe(note, "all_reduce")
 paddle.distributed.init_parallel_env()
 
 
-def new() -> Any:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+def train_by(model: Any, ranks: list[int]) -> Any:
+    def begin_again(_step: int) -> None:
+        if isinstance(model, paddle.DataParallel):
+            sent.clear()
+
+    return train(model, batches(ranks, 5, 4), STEPS, begin_again)
 
 
-net, alone = twins(new)
-found = train(paddle.DataParallel(net), batches([rank], 5, 4), STEPS, before=sent.clear)
-report = {"weights": found, "sent": [*sent]}
-everyone = [*range(paddle.distributed.get_world_size())]
-write({**report, "alone": train(alone, batches(everyone, 5, 4), STEPS)})
+write({**compare(lambda: mlp(4, 8, 3), train_by), "sent": sent})

@@ -11,7 +11,14 @@ from typing import Any
 import paddle
 from counting import Meter  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    batches,
+    mlp,
+    rank,
+    twins,
+    weights,
+    write,
+)
 
 LATE = 5
 paddle.distributed.init_parallel_env()
@@ -77,7 +84,7 @@ report = {}
 # All of them live, and are counted.
 models = []
 for name in ("plain", "several", "accumulated", "thawed", "probed"):
-    net, alone = twins(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
+    net, alone = twins(mlp)
     for each in (net, alone):
         each[0].weight.stop_gradient = name == "thawed"
     models.append(paddle.DataParallel(net))

@@ -10,10 +10,10 @@ import json
 import os
 from pathlib import Path
 
-import architectures  # type: ignore[import-not-found, unused-ignore]
+import architectures  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  # its kinds
 import drawn  # type: ignore[import-not-found, unused-ignore]
 import learning  # type: ignore[import-not-found, unused-ignore]
-import loops  # type: ignore[import-not-found, unused-ignore]
+import loops  # type: ignore[import-not-found, unused-ignore]  # noqa: F401  # its kinds
 import paddle
 import shapes  # type: ignore[import-not-found, unused-ignore]
 import stepping  # type: ignore[import-not-found, unused-ignore]
@@ -44,8 +44,7 @@ MORE = {
     # The gradient of a weight is a bucket by itself where buckets are small.
     "in_turns": shapes.in_turns,
     # Those that one process can train alone, too.
-    **architectures.KINDS,
-    **loops.KINDS,
+    **learning.KINDS,
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 from counting import Meter  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
+from paddle.optimizer import Momentum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,26 @@ options = parser.parse_args()
 
 rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
 report: dict[str, Any] = {}
+# The trainings that one process can run alone, too, by the name of the kind; `train_kinds.names`
+# reads these names in the source.
+KINDS: dict[str, Callable[[], None]] = {}
+
+
+def trained(*shape: int, **more: Any) -> Callable[[Any], Any]:
+    """Let the decorated class be a kind, trained by Momentum with batches of SHAPE."""
+
+    def register(made: Any) -> Any:
+        name = made.__name__.lower()
+
+        def train() -> None:
+            paddle.seed(5)
+            net = made()
+            learn(name, net, Momentum(0.05, parameters=net.parameters()), batches(*shape), **more)
+
+        KINDS[name] = train
+        return made
+
+    return register
 
 
 def batches(*shape: int, updates: int = UPDATES) -> Iterator[Any]:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import paddle
 from paddle import nn
 from paddle.base import core
-from twins import batches, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, nranks, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-nranks = int(os.environ["PADDLE_TRAINERS_NUM"])
 STEPS = 3
 now = 0.0
 # What a tensor takes by each way, in seconds; and how many there were.

@@ -9,6 +9,7 @@ import learning  # type: ignore[import-not-found, unused-ignore]
 import paddle
 from counting import Meter  # type: ignore[import-not-found, unused-ignore]
 from learning import (  # type: ignore[import-not-found, unused-ignore]
+    KINDS,
     MICRO,
     batches,
     learn,
@@ -599,12 +600,14 @@ def joined() -> None:
     say("joined", [net], Meter())
 
 
-KINDS = {
-    each.__name__: each
-    for each in (
-        *(alternating, grown, folds, retained, losses, critic, early, skipped, settings, clips),
-        *(plateau, smoothed, by_hand, minimized, sharpness, projected, chained, evaluated),
-        *(tried_again, truncated, reloaded, in_one_vector, many, sizes_of_its_own),
-        *(compiled_in_part, unscaled, replaced_at_the_end, thinned, joined),
-    )
-}
+KINDS.update(
+    {
+        train.__name__: train
+        for train in (
+            *(alternating, grown, folds, retained, losses, critic, early, skipped, settings, clips),
+            *(plateau, smoothed, by_hand, minimized, sharpness, projected, chained, evaluated),
+            *(tried_again, truncated, reloaded, in_one_vector, many, sizes_of_its_own),
+            *(compiled_in_part, unscaled, replaced_at_the_end, thinned, joined),
+        )
+    }
+)

@@ -11,13 +11,7 @@ from typing import Any
 import paddle
 from counting import observe  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from twins import (  # type: ignore[import-not-found, unused-ignore]
-    batches,
-    rank,
-    train,
-    twins,
-    write,
-)
+from twins import batches, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
 
 STEPS = 4
 seen: list[Any] = []
@@ -51,6 +45,6 @@ for name, layer in net.named_children():
     layer.weight._register_backward_hook(lambda name=name: seen.append(name))
 model = paddle.DataParallel(net, find_unused_parameters=True)
 seen.clear()
-found = train(model, batches([rank], 5, 4), STEPS, before=lambda: seen.append([]))
+found = train(model, batches([rank], 5, 4), STEPS, before=lambda _: seen.append([]))
 report = {"weights": found, "seen": [*seen]}
 write({**report, "alone": train(alone, batches([0, 1], 5, 4), STEPS)})

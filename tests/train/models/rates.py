@@ -10,43 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    ByHand,
+    batches,
+    mlp,
+    rank,
+    twins,
+    weights,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS, MERGED, RATE = 24, 2, 0.05
 paddle.distributed.init_parallel_env()
-
-
-class Merging:
-    """Updates by the mean gradient of MERGED steps, as SGD does."""
-
-    def __init__(self, parameters: list[Any]) -> None:
-        self.parameters = parameters
-        self.sums: list[Any] = [0.0] * len(parameters)
-        self.steps = 0
-
-    def step(self) -> None:
-        """Add up the gradients; update with the last ones."""
-        self.steps += 1
-        self.sums = [
-            total if each.grad is None else total + each.grad.numpy()
-            for total, each in zip(self.sums, self.parameters, strict=True)
-        ]
-        if self.steps % MERGED == 0:
-            for total, each in zip(self.sums, self.parameters, strict=True):
-                each.set_value(each.numpy() - RATE / MERGED * total)
-            self.sums = [0.0] * len(self.parameters)
-
-    def clear_grad(self) -> None:
-        """Clear the gradients."""
-        for each in self.parameters:
-            each.clear_gradient()
-
-
-def mlp(wide: int) -> Any:
-    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, wide))
 
 
 def critic_loss(critic: Any, real: Any, made: Any) -> Any:
@@ -165,7 +143,7 @@ def train(way: Any, models: Any, optimizers: list[Any], drawn: Any, name: str) -
 
 def compare(way: Any, shape: tuple[int, ...], name: str, *, is_one: bool) -> None:
     """Train WAY's models of SHAPE by all ranks, in one model if IS_ONE, and alone."""
-    nets, alone = zip(*(twins(lambda wide=wide: mlp(wide)) for wide in shape), strict=True)
+    nets, alone = zip(*(twins(lambda wide=wide: mlp(outputs=wide)) for wide in shape), strict=True)
     report[name] = {}
     shared: list[Any] = [paddle.DataParallel(each) for each in nets] if not is_one else []
     if is_one:
@@ -173,7 +151,8 @@ def compare(way: Any, shape: tuple[int, ...], name: str, *, is_one: bool) -> Non
         shared = [Part(model, number) for number in range(len(nets))]
     optimizers = [paddle.optimizer.SGD(RATE, parameters=each.parameters()) for each in nets]
     train(way, shared, optimizers, batches([rank], 4, 8), name)
-    train(way, alone, [Merging(each.parameters()) for each in alone], batches([0, 1], 4, 8), name)
+    merging = [ByHand(RATE, each.parameters(), MERGED) for each in alone]
+    train(way, alone, merging, batches([0, 1], 4, 8), name)
     report[name].update(weights=weights(*nets), alone=weights(*alone))
 
 

@@ -9,39 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import paddle
-from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    ByHand,
+    batches,
+    mlp,
+    once,
+    rank,
+    twins,
+    weights,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MICRO, UPDATES, RATE = 2, 4, 0.1
 paddle.distributed.init_parallel_env()
-
-
-def mlp() -> Any:
-    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
-
-
-class Plain:
-    """An optimizer of which nobody knows, for the one process."""
-
-    def __init__(self, parameters: list[Any]) -> None:
-        self.parameters = parameters
-
-    def step(self) -> None:
-        """Update as SGD does."""
-        for each in self.parameters:
-            each.set_value(each - RATE * each.grad)
-
-    def clear_grad(self) -> None:
-        """Clear the gradients."""
-        for each in self.parameters:
-            each.clear_gradient()
-
-
-def once(model: Any, batch: Any) -> None:
-    (model(batch) ** 2).mean().backward()
 
 
 def perturb(parameters: list[Any]) -> list[Any]:
@@ -147,30 +130,35 @@ def train(
     net: Any,
     model: Any,
     ranks: list[int],
-    micro: int,
+    optimizer: Any,
 ) -> list[float]:
-    """Train in batches of MICRO; return the weights."""
-    kind: Any = paddle.optimizer.SGD if micro == 1 else lambda _, parameters: Plain(parameters)
-    optimizer = kind(RATE, parameters=net.parameters())
-    drawn = [batches([each], 4, 8) for each in ranks]
-    for _ in range(0, MICRO * UPDATES, micro):
-        rows = [next(of_rank) for _ in range(micro) for of_rank in drawn]
-        way(model, paddle.concat(rows), optimizer, net.parameters())
+    """Train in micro-steps; return the weights."""
+    drawn = batches(ranks, 4, 8)
+    for _ in range(MICRO * UPDATES):
+        way(model, next(drawn), optimizer, net.parameters())
     return list(weights(net))
+
+
+def train_shared(way: Callable[[Any, Any, Any, list[Any]], None], net: Any) -> list[float]:
+    """Train NET by all ranks."""
+    optimizer = paddle.optimizer.SGD(RATE, parameters=net.parameters())
+    return train(way, net, paddle.DataParallel(net), [rank], optimizer)
 
 
 report: dict[str, Any] = {}
 for way in (swapped, frozen):
     net, alone = twins(mlp)
-    found = train(way, net, paddle.DataParallel(net), [rank], 1)
-    report[way.__name__] = {"weights": found, "alone": train(way, alone, alone, [0, 1], MICRO)}
+    by_hand = ByHand(RATE, alone.parameters(), MICRO)
+    report[way.__name__] = {
+        "weights": train_shared(way, net),
+        "alone": train(way, alone, alone, [0, 1], by_hand),
+    }
 
 
 def stop(way: Callable[[Any, Any, Any, list[Any]], None]) -> str:
     """Return what WAY is stopped with."""
-    net = mlp()
     try:
-        train(way, net, paddle.DataParallel(net), [rank], 1)
+        train_shared(way, mlp())
     except RuntimeError as error:
         return str(error)
     return ""

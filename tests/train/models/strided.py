@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import batches, compare, rank, train, write  # type: ignore[import-not-found, unused-ignore]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,8 +65,8 @@ def unlike(x: Any, weight: Any) -> Any:
 
 def contract(x: Any, weight: Any) -> Any:
     """Multiply by the transpose of a transpose."""
-    found: Any = paddle.einsum("bi,io->ob", x, weight.T)
-    return found.T
+    product: Any = paddle.einsum("bi,io->ob", x, weight.T)
+    return product.T
 
 
 def hooked() -> Any:
@@ -94,24 +94,11 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def train(model: Any, ranks: list[int]) -> list[float]:
-    """Train with the rows of RANKS; return the weights."""
-    optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
-    drawn = batches(ranks, 4, 8)
-    for step in range(5):
-        (model(next(drawn)) ** 2).mean().backward()
-        optimizer.step()
-        # Of zeros, or none at all.
-        optimizer.clear_grad(set_to_zero=step != 1)
-    return list(weights(model))
+def train_by(model: Any, ranks: list[int]) -> Any:
+    return train(model, batches(ranks, 4, 8), 5, kind=paddle.optimizer.Momentum)
 
 
-report: dict[str, Any] = {}
-for name, make in KINDS.items():
-    net, alone = twins(make)
-    if name == "tabled" and "FLEETRUN_STRATEGY_FILE" not in os.environ:
-        # Paddle's own takes it for sparse, and ends.
-        continue
-    found = train(paddle.DataParallel(net), [rank])
-    report[name] = {"weights": found, "alone": train(alone, [0, 1])}
-write(report)
+if "FLEETRUN_STRATEGY_FILE" not in os.environ:
+    # Paddle's own reducer takes it for sparse, and ends.
+    del KINDS["tabled"]
+write({name: compare(make, train_by) for name, make in KINDS.items()})

@@ -10,8 +10,14 @@ from typing import Any
 
 import paddle
 from counting import Meter  # type: ignore[import-not-found, unused-ignore]
-from paddle import nn
-from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    batches,
+    mlp,
+    rank,
+    twins,
+    weights,
+    write,
+)
 
 paddle.distributed.init_parallel_env()
 
@@ -76,7 +82,7 @@ def train(way: Any, model: Any, ranks: list[int]) -> int:
 report = {}
 WAYS = {retain: retain_at_once, accumulate: at_once, cross: at_once, look_on: at_once}
 for way, whole in WAYS.items():
-    net, alone = twins(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
+    net, alone = twins(mlp)
     made = train(way, paddle.DataParallel(net), [rank])
     train(whole, alone, [0, 1])
     report[way.__name__] = {"weights": weights(net), "alone": weights(alone), "allreduces": made}

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
+from paddle import nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
+rank, nranks = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
 # A script may choose the CPU for other things: with ELSEWHERE it does for a while.
 cpu = partial(paddle.base.framework._dygraph_place_guard, paddle.CPUPlace())
 elsewhere: Any = cpu if os.environ.get("ELSEWHERE") else nullcontext
+
+
+def mlp(inputs: int = 8, hidden: int = 6, outputs: int = 4) -> Any:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
 def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
@@ -40,22 +45,67 @@ def batches(ranks: list[int], *shape: int) -> Iterator[Any]:
 def weights(*nets: Any) -> list[float]:
     """Return the values of all parameters of NETS."""
     # numpy has no bfloat16.
-    found = [each.cast("float64").numpy() for net in nets for each in net.parameters()]
-    return [float(value) for array in found for value in array.ravel()]
+    arrays = [each.cast("float64").numpy() for net in nets for each in net.parameters()]
+    return [float(value) for array in arrays for value in array.ravel()]
+
+
+def once(model: Any, batch: Any) -> None:
+    (model(batch) ** 2).mean().backward()
 
 
 def train(
-    model: Any, drawn: Iterator[Any], steps: int, before: Callable[[], object] | None = None
+    model: Any,
+    drawn: Iterator[Any],
+    steps: int,
+    before: Callable[[int], object] = lambda _: None,
+    kind: Any = paddle.optimizer.SGD,
 ) -> list[float]:
-    """Train MODEL with what is DRAWN; call BEFORE, if any, before each step; return the weights."""
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    for _ in range(steps):
-        if before is not None:
-            before()
-        (model(next(drawn)) ** 2).mean().backward()
+    """Train MODEL with what is DRAWN; call BEFORE with each step's number; return the weights."""
+    optimizer = kind(0.1, parameters=model.parameters())
+    for step in range(1, steps + 1):
+        before(step)
+        once(model, next(drawn))
         optimizer.step()
-        optimizer.clear_grad()
+        # Gradients of zeros, or none at all.
+        optimizer.clear_grad(set_to_zero=step % 2 == 0)
     return weights(model)
+
+
+def compare(
+    make: Callable[[], Any], train_by: Callable[[Any, list[int]], Any], **options: Any
+) -> dict[str, Any]:
+    """Return the weights that TRAIN_BY gets for all ranks, and for one process with their batches.
+
+    It is called with a model that MAKE makes, and the ranks whose batches it takes. OPTIONS are
+    DataParallel's.
+    """
+    net, alone = twins(make)
+    shared = train_by(paddle.DataParallel(net, **options), [rank])
+    return {"weights": shared, "alone": train_by(alone, [*range(nranks)])}
+
+
+class ByHand:
+    """Updates as SGD does, with the mean of the gradients of MERGED steps: for one process."""
+
+    def __init__(self, rate: float, parameters: list[Any], merged: int = 1) -> None:
+        self.rate, self.parameters, self.merged = rate / merged, parameters, merged
+        self.sums: list[Any] = [0.0] * len(parameters)
+        self.steps = 0
+
+    def step(self) -> None:
+        """Add up the gradients; update with the last ones."""
+        self.steps += 1
+        for place, each in enumerate(self.parameters):
+            if each.grad is not None:
+                self.sums[place] = self.sums[place] + each.grad.numpy()
+            if self.steps % self.merged == 0:
+                each.set_value(each.numpy() - self.rate * self.sums[place])
+                self.sums[place] = 0.0
+
+    def clear_grad(self) -> None:
+        """Clear the gradients."""
+        for each in self.parameters:
+            each.clear_gradient()
 
 
 def write(report: object) -> None:
