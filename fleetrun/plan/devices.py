@@ -198,11 +198,14 @@ def _check_known(request: Request, kind: str, facts: Facts) -> None:
         return
     from fleetrun import suggestions  # only for a mistake
 
-    options = ", ".join(f"--{kind_}s" for kind_ in facts.paddle_counts)
+    present = ", ".join(f"--{kind_}s" for kind_ in facts.paddle_counts)
     otherwise = (
-        f"Paddle here has {options}." if options else "`fleetrun --help=all` lists them all."
+        f"Paddle here has {present}." if present else "`fleetrun --help=all` lists them all."
     )
-    ending = suggestions.ending(f"{kind}s", [f"{kind_}s" for kind_ in known], otherwise, "--")
+    # --spaes=1 may be another option, misspelt.
+    others = [setting.name for setting in request.settings if setting.source == "default"]
+    names = (*(f"{kind_}s" for kind_ in known), *others)
+    ending = suggestions.ending(f"{kind}s", names, otherwise, "--")
     raise UsageError(f"no such option: --{kind}s{ending}")
 
 

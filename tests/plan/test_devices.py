@@ -220,6 +220,8 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
      "--gpus=0 requests devices, but this host has no"),
     ({"devices": "0", **ON_GPU, "dry_run": "table"}, some_facts(), EnvironmentFault,
      "; FLEETRUN_ASSUME_DEVICES=gpu:8 plans as if"),
+    ({"devices": "1", "device_kind": "spae", "settings": (Setting("spares", "0", "default"),)},
+     some_facts(), UsageError, "no such option: --spaes; did you mean --spares?"),
     ({"nproc_per_node": "gpu"}, some_facts(), EnvironmentFault,
      "--nproc_per_node=gpu requests devices"),
     ({"devices": "0"}, masked(""), EnvironmentFault, "--devices=0 requests devices, but"),
