@@ -4,6 +4,9 @@ Paddle links the gradients of parameters to a buffer once. `clear_grad` breaks t
 backward puts its gradients elsewhere, and the buffer sends zeros (sharding optimizer V2, from the
 second update on: PaddlePaddle/Paddle#66472), or Paddle raises (overlap with backward). Only
 gradients in `main_grad` stay. Seen with 2.6.2 and 3.3.1, on every kind of device.
+
+Between gradients a buffer has gaps, over which Paddle clips, too: after an update that GradScaler
+has skipped for a NaN they would have NaNs for ever.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
-# The attribute of a buffer with its part for each gradient.
-_VIEWS = "_fleetrun_views"
+# The attributes of a buffer: its part for each gradient, and whether it has one for the next send.
+_VIEWS, _IS_BEGUN = "_fleetrun_views", "_fleetrun_is_begun"
 _PUT_BACK = (
     "clear_grad takes gradients out of Paddle's communication buffers, which then send zeros (as"
     " without fleetrun): fleetrun puts them back"
@@ -71,18 +74,37 @@ def _patch(proof: Evidence, module: ModuleType) -> None:
             put_back(buffer, parameter)
         if len(_sent) < _MOST_COUNTED:
             _sent.append(_arrived)
+        setattr(buffer, _IS_BEGUN, False)
         return send(buffer)
 
     def put_back(buffer: Any, parameter: Any) -> None:
-        view, gradient = getattr(buffer, _VIEWS).get(id(parameter)), parameter.grad
-        if view is None or (gradient is not None and gradient.data_ptr() == view.data_ptr()):
-            return
-        with module.paddle.no_grad():
-            if gradient is None:
-                view.zero_()
-            else:
-                view.copy_(gradient, False)
-                proof.note(_PUT_BACK)
-            parameter._copy_gradient_from(view)
+        if _put_back(buffer, parameter):
+            proof.note(_PUT_BACK)
 
     kind.__init__, kind.add_grad, kind._comm_grads = __init__, add_grad, _comm_grads
+
+
+def _put_back(buffer: Any, parameter: Any) -> bool:
+    """Copy the gradient of PARAMETER to its part of BUFFER; return whether it was elsewhere."""
+    import paddle
+
+    views = getattr(buffer, _VIEWS)
+    view, gradient = views.get(id(parameter)), parameter.grad
+    if view is None or _is_in(view, gradient):
+        return False
+    with paddle.no_grad():
+        if not getattr(buffer, _IS_BEGUN, False):
+            setattr(buffer, _IS_BEGUN, True)
+            if not any(_is_in(views[id(each)], each.grad) for each in buffer._params):
+                buffer.grad_storage.zero_()
+        if gradient is None:
+            view.zero_()
+        else:
+            view.copy_(gradient, False)
+        parameter._copy_gradient_from(view)
+    return gradient is not None
+
+
+def _is_in(view: Any, gradient: Any) -> bool:
+    """Whether GRADIENT is in its part VIEW of a buffer."""
+    return gradient is not None and bool(gradient.data_ptr() == view.data_ptr())

@@ -1,7 +1,8 @@
 """A hybrid-parallel job on random data, as `LAYOUT` (JSON) says; one rank trains the whole model.
 
 The layout has the degrees of `hybrid_configs`, the micro-steps of an update, by the strategy
-(`merge`) and by the script (`accumulate`), the `stage` of sharding, and `sharding_configs`.
+(`merge`) and by the script (`accumulate`), the `stage` of sharding, and `sharding_configs`. With
+`infinite`, losses are scaled, and one rank's is infinite in that micro-step.
 """
 
 from __future__ import annotations
@@ -84,10 +85,12 @@ def alone() -> dict[str, Any]:
     made = layers(parallel=False)
     net = nn.Sequential(*made)
     found, optimizer = fill(made, None), optimizer_of(net.parameters())
+    skipped = {-(-layout.get("infinite", 0) // STEPS)}
     for number, rows in enumerate(DATA, 1):
         (loss_of(net(paddle.to_tensor(rows))) / STEPS).backward()
         if number % STEPS == 0:
-            optimizer.step()
+            if number // STEPS not in skipped:
+                optimizer.step()
             optimizer.clear_grad()
     return {name: each.numpy() for name, each in found.items()}
 
@@ -114,6 +117,35 @@ def init() -> None:
     fleet_.init(is_collective=True, strategy=strategy)
 
 
+def distributed(net: Any, hcg: Any) -> tuple[Any, Any, Any]:
+    """Return NET, its optimizer and its scaler, if any, as Paddle distributes them."""
+    stage = layout.get("stage", 1)
+    scaler: Any = None
+    if "infinite" in layout:
+        # Else Paddle scales nothing. A power of two rounds nothing, and it stays as it is.
+        scalers: Any = paddle.amp.grad_scaler
+        scalers.amp_global_state().amp_dtype = "float16"
+        scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0, decr_every_n_nan_or_inf=100)
+    if stage > 1:
+        sharded: Any = paddle.distributed.sharding.group_sharded_parallel
+        level = {2: "os_g", 3: "p_g_os"}[stage]
+        # Else so small parameters are not sharded.
+        groups = {"group": hcg.get_sharding_parallel_group()}
+        if degree["dp"] > 1:
+            groups["dp_group"] = hcg.get_data_parallel_group()
+        model, optimizer, scaler = sharded(
+            *(net, optimizer_of(net.parameters()), level),
+            scaler=scaler,
+            segment_size=layout.get("segment", 16),
+            **groups,
+        )
+    else:
+        model = fleet_.distributed_model(net)
+        optimizer = fleet_.distributed_optimizer(optimizer_of(net.parameters()))
+        scaler = scaler and fleet_.distributed_scaler(scaler)
+    return model, optimizer, scaler
+
+
 def together() -> tuple[dict[str, Any], int]:
     """Train as one rank of the job; return its parameters, and its place along mp."""
     init()
@@ -129,37 +161,27 @@ def together() -> tuple[dict[str, Any], int]:
     made = layers(parallel=True)
     net: Any = nn.Sequential(*made)
     found = fill(made, mp_rank)
-    stage = layout.get("stage", 1)
-    if stage > 1:
-        sharded: Any = paddle.distributed.sharding.group_sharded_parallel
-        level = {2: "os_g", 3: "p_g_os"}[stage]
-        # Else so small parameters are not sharded.
-        groups = {"group": hcg.get_sharding_parallel_group()}
-        if degree["dp"] > 1:
-            groups["dp_group"] = hcg.get_data_parallel_group()
-        model, optimizer, _ = sharded(
-            *(net, optimizer_of(net.parameters()), level),
-            segment_size=layout.get("segment", 16),
-            **groups,
-        )
-    else:
-        model = fleet_.distributed_model(net)
-        optimizer = fleet_.distributed_optimizer(optimizer_of(net.parameters()))
+    model, optimizer, scaler = distributed(net, hcg)
     for number, batch in enumerate(rows, 1):
         # The sums over sep are not averaged.
         # Paddle's asynchronous allreduce of mp wants the gradient of each layer's input.
         is_data = layout.get("is_data", True)
         output = model(paddle.to_tensor(batch, stop_gradient=is_data))
         loss = loss_of(output) / ACCUMULATE / degree["sep"]
-        loss.backward()
+        if number == layout.get("infinite") and rank == world - 1:
+            loss = loss * float("inf")
+        (scaler.scale(loss) if scaler else loss).backward()
         if number % ACCUMULATE == 0:
             if layout.get("by_hand"):
                 step_by_hand(optimizer)
+            elif scaler:
+                scaler.step(optimizer)
+                scaler.update()
             else:
                 with elsewhere():
                     optimizer.step()
             optimizer.clear_grad()
-    if stage == 3:
+    if layout.get("stage") == 3:
         model.get_all_parameters()
     return {name: each.numpy() for name, each in found.items()}, mp_rank
 
