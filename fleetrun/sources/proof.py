@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names, rankfile
+from fleetrun.run import proc
 from fleetrun.run.events import (
     STRATEGY_REJECTED,
     Exited,
@@ -23,7 +24,7 @@ from fleetrun.run.events import (
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan
     from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
@@ -92,21 +93,12 @@ class _Trainer:
         self.take(self.record)
         return True
 
-    def is_deaf(self, now: float) -> bool:
-        """Whether it has imported Paddle for a while, and none of its Pythons has loaded our code.
+    def is_deaf(self, pids: Sequence[int], now: float) -> bool:
+        """Whether its processes PIDS have had Paddle for a while, and none has loaded our code.
 
         Ranks that have would wait for it.
         """
-        from fleetrun.plan.environment import STACK_SIGNAL
-        from fleetrun.run import proc
-
-        # Most ranks: a Python that has loaded it, or has left its evidence.
-        if self.evidence or self.pid is None or proc.catches(self.pid, STACK_SIGNAL):
-            return False
-        families = proc.families(proc.all_processes(), [self.pid])
-        pids = [member.pid for member in families.get(self.pid, ())]
-        hears = any(proc.catches(pid, STACK_SIGNAL) for pid in pids)
-        if hears or not any(map(proc.has_paddle, pids)):
+        if any(map(_hears, pids)) or not any(map(proc.has_paddle, pids)):
             self.deaf_since = None
             return False
         self.deaf_since = self.deaf_since or now
@@ -251,11 +243,22 @@ class Proof(Source):
         for place, trainer in self._trainers.items():
             if trainer.look():
                 self._send(place)
-            elif trainer.is_deaf(time.monotonic()):
-                # In its place, as it cannot.
+        self._find_deaf(time.monotonic())
+
+    def _find_deaf(self, now: float) -> None:
+        """Leave evidence in place of ranks that cannot, as their Python has not loaded our code."""
+        silent = {
+            trainer.pid: place
+            for place, trainer in self._trainers.items()
+            if trainer.pid and not trainer.evidence and not _hears(trainer.pid)
+        }
+        families = proc.families(proc.all_processes(), silent) if silent else {}
+        for pid, family in families.items():
+            trainer = self._trainers[silent[pid]]
+            if trainer.is_deaf([member.pid for member in family], now):
                 trainer.record = {"schema": rankfile.SCHEMA, "unapplied": [_DEAF]}
                 trainer.take(trainer.record)
-                self._send(place)
+                self._send(silent[pid])
 
     def _send(self, place: int) -> None:
         """Send a rank's last evidence to the host that judges, if that is another one."""
@@ -382,6 +385,13 @@ class Proof(Source):
             except OSError:
                 self._width = 0
         return self._width
+
+
+def _hears(pid: int) -> bool:
+    """Whether PID is a Python that has loaded our `sitecustomize`."""
+    from fleetrun.plan.environment import STACK_SIGNAL
+
+    return proc.catches(pid, STACK_SIGNAL)
 
 
 def _silence_of(trainer: _Trainer) -> str:
