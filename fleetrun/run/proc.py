@@ -41,9 +41,9 @@ def content(path: str) -> bytes:
     except OSError:
         return b""
     try:
-        whole = part = os.read(fd, 65536)
-        while len(part) == 65536:
-            part = os.read(fd, 65536)
+        whole = b""
+        # The kernel hands out some of its files page by page.
+        while part := os.read(fd, 65536):
             whole += part
     except OSError:
         return b""
