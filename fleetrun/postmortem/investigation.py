@@ -44,24 +44,6 @@ _MOST_EARLY = 4
 _SEEN_S = 0.1
 
 
-class Culprit(NamedTuple):
-    """The process that failed first; its last lines come from `source`, the log or error file."""
-
-    exited: Exited
-    host: str
-    # As `GPU 2`; nothing on the CPU.
-    devices: str
-    # Seconds since 1970, and since the job began.
-    wall: float
-    after_s: float
-    log: str
-    words: tuple[str, ...]
-    source: str
-    error: ErrorReport | None
-    known: KnownFailure | None
-    evidence: tuple[str, ...]
-
-
 class Victim(NamedTuple):
     """A process that ended because of the culprit; `how` is stopped, peer lost, or empty."""
 
@@ -73,7 +55,10 @@ class Victim(NamedTuple):
 class Investigation(NamedTuple):
     """All findings about a failed job."""
 
-    culprit: Culprit | None = None
+    culprit: CulpritRecord | None = None
+    # The file with its last lines: its log, or the one with its error.
+    source: str = ""
+    evidence: tuple[str, ...] = ()
     victims: tuple[Victim, ...] = ()
     # The ranks' places in fleet's topology; None: unknown.
     topology: rankfile.RankAxes | None = None
@@ -84,40 +69,50 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
     culprit = outcome.cause
     if not isinstance(culprit, Exited):
         return Investigation(topology=rankfile.topology(map(rankfile.path_of, plan.processes)))
-    return Investigation(_culprit(plan, outcome, culprit, before), _victims(plan, outcome, culprit))
+    return _explained(plan, outcome, culprit, before)
 
 
-def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
+def _explained(
+    plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline
+) -> Investigation:
+    """Explain the failure of the process that EXITED first."""
     spec = plan.processes[exited.process]
     failed_at = policy.failed_at(exited)
-    words, log, source, error = last_lines_of(plan, exited)
+    words, log, source, reported = last_lines_of(plan, exited)
     text = "\n".join(words)
     known = causes.recognise(text) or causes.recognise_loader(text, lastlines.tail(log))
     mute = kernelfacts.unwritable(os.path.dirname(log))
     early = _early_ends(plan, outcome, exited, known)
     if early and known is not None:
         known = known._replace(sentence=_EARLY)
-    return Culprit(
-        exited=exited,
+    evidence = (
+        *kernelfacts.of(exited, before),
+        *_shared_memory(exited, known),
+        *early,
+        *_slow_end(outcome, exited, failed_at),
+        *_interpreter(spec.argv, known),
+        *_collectives(plan, outcome, exited),
+        *mute,
+    )
+    known = known or causes.recognise("".join(mute))
+    error = reported or ErrorReport()
+    culprit = CulpritRecord(
+        _end(plan, exited),
         host=os.uname().nodename,
         devices="" if spec.rank is None else devices_of(spec.rank),
-        wall=time.time() - (time.monotonic() - failed_at),
-        after_s=failed_at - before.at,
+        time=round(time.time() - (time.monotonic() - failed_at), 6),
+        after_s=round(failed_at - before.at, 3),
+        kind=error.kind,
+        message=error.message,
+        stack=error.stack,
+        raw=error.raw,
         log=log,
-        words=tuple(words),
-        source=source,
-        error=error,
-        known=known or causes.recognise("".join(mute)),
-        evidence=(
-            *kernelfacts.of(exited, before),
-            *_shared_memory(exited, known),
-            *early,
-            *_slow_end(outcome, exited, failed_at),
-            *_interpreter(spec.argv, known),
-            *_collectives(plan, outcome, exited),
-            *mute,
-        ),
+        last_words=tuple(words),
+        known=known.name if known else None,
+        remedy=known.sentence if known else "",
+        peak_bytes=exited.peak_bytes,
     )
+    return Investigation(culprit, source, evidence, _victims(plan, outcome, exited))
 
 
 def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str]:
@@ -261,43 +256,21 @@ def write(
     redact: Callable[[str], str] = str,
 ) -> None:
     """Write report.json into the run directory atomically; raises OSError."""
-    culprit = findings.culprit
     report = ReportRecord(
         outcome=outcome.describe(),
         exit_code=outcome.exit_code,
         attempts=outcome.attempts,
         time=time.time(),
-        culprit=None if culprit is None else _record(plan, culprit),
+        culprit=findings.culprit,
         victims=tuple(
             VictimRecord(_end(plan, victim.exited), round(victim.after_s, 3), victim.how)
             for victim in findings.victims
         ),
-        evidence=culprit.evidence if culprit else (),
+        evidence=findings.evidence,
         earlier=tuple(failure.describe() for failure in outcome.earlier),
         restarts=tuple(restart.document() for restart in restarts),
     )
     reportfile.write(folder, report, redact)
-
-
-def _record(plan: LaunchPlan, culprit: Culprit) -> CulpritRecord:
-    error = culprit.error or ErrorReport()
-    known = culprit.known
-    return CulpritRecord(
-        _end(plan, culprit.exited),
-        host=culprit.host,
-        devices=culprit.devices,
-        time=round(culprit.wall, 6),
-        after_s=round(culprit.after_s, 3),
-        kind=error.kind,
-        message=error.message,
-        stack=error.stack,
-        raw=error.raw,
-        log=culprit.log,
-        last_words=culprit.words,
-        known=known.name if known else None,
-        remedy=known.sentence if known else "",
-        peak_bytes=culprit.exited.peak_bytes,
-    )
 
 
 def _end(plan: LaunchPlan, exited: Exited) -> EndRecord:

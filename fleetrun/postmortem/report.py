@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from fleetrun.model import RankSpec
-    from fleetrun.postmortem.investigation import Culprit, Investigation, Victim
+    from fleetrun.postmortem.investigation import Investigation, Victim
+    from fleetrun.records.reportfile import CulpritRecord
     from fleetrun.run.children import Leftover
     from fleetrun.run.events import Outcome
 
@@ -66,11 +67,12 @@ def verdict(
     """
     lines = []
     match outcome.cause:
-        case Exited(process=process) if findings.culprit is not None:
-            lines += _culprit(findings.culprit, is_shown=process in shown)
+        case Exited() as exited if findings.culprit is not None:
+            is_shown = exited.process in shown
+            lines += _culprit(exited, findings.culprit, findings, is_shown=is_shown)
             lines += _others(findings.victims)
-        case Exited() as culprit:
-            lines.append(f"{culprit.describe()}.")
+        case Exited() as exited:
+            lines.append(f"{exited.describe()}.")
         case Hung() as hang:
             lines += _hang(hang, {spec_label(rank): _where(rank, findings) for rank in ranks})
         case StrategyRejected() as rejected:
@@ -201,30 +203,32 @@ def _rejected(rejected: StrategyRejected) -> list[str]:
     return lines
 
 
-def _culprit(culprit: Culprit, *, is_shown: bool) -> list[str]:
+def _culprit(
+    exited: Exited, culprit: CulpritRecord, findings: Investigation, *, is_shown: bool
+) -> list[str]:
     """Return which process failed first, where, when and why, with its last lines."""
-    exited = culprit.exited
     if exited.fault:
         return [exited.describe()]
     cause = exited.describe()
     if exited.status.signum is not None:
         cause = f"{exited.name} was killed by {causes.meaning(exited.status.signum)}"
     place = f"{culprit.host} ({culprit.devices})" if culprit.devices else culprit.host
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(culprit.wall))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(culprit.time))
     since = f"{culprit.after_s:.1f} s after the start"
     lines = [
         f"{cause}.",
         f"It failed first, on {place}, pid {exited.pid}, at {when}, {since}.",
-        *culprit.evidence,
+        *findings.evidence,
     ]
-    words = [f"    {line}" for line in culprit.words if line or len(culprit.words) > 1]
-    if words and culprit.source != culprit.log:
-        lines += [f"Its log is {culprit.log}; in {culprit.source} it left", *words]
+    last = culprit.last_words
+    words = [f"    {line}" for line in last if line or len(last) > 1]
+    if words and findings.source != culprit.log:
+        lines += [f"Its log is {culprit.log}; in {findings.source} it left", *words]
     elif words and not is_shown:
         lines += [f"Its log is {culprit.log}, which ends with", *words]
     else:
         lines.append(f"Its log is {culprit.log}.")
-    return [*lines, culprit.known.sentence] if culprit.known else lines
+    return [*lines, culprit.remedy] if culprit.remedy else lines
 
 
 def _others(victims: Sequence[Victim]) -> list[str]:

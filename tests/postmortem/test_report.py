@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from fleetrun.model import Device, Endpoint, ExitStatus, RankSpec
 from fleetrun.postmortem import causes, lastlines, report
-from fleetrun.postmortem.investigation import Culprit, Investigation, Victim
+from fleetrun.postmortem.investigation import Investigation, Victim
+from fleetrun.records.reportfile import CulpritRecord, EndRecord
 from fleetrun.run.children import Leftover
 from fleetrun.run.events import Exited, Hung, Outcome
 
@@ -86,27 +87,27 @@ def exited(process: int, at: float, code: int = 1, signum: int | None = None) ->
     return Exited(process, f"rank {process}", ExitStatus(code, signum), at, 40 + process)
 
 
+FULL = causes.recognise("[Errno 28]")
+LABELS = [f"rank {n}" for n in range(9)]
+
+
 def findings(*victims: Victim) -> Investigation:
-    culprit = Culprit(
-        exited=exited(2, 5.0),
+    assert FULL is not None
+    culprit = CulpritRecord(
+        EndRecord(),
         host="h",
         devices="GPU 2",
-        wall=1e9,
+        time=1e9,
         after_s=3.04,
         log="/log/workerlog.2",
-        words=("Traceback (most recent call last):", "OSError: [Errno 28] x"),
-        source="/log/workerlog.2",
-        error=None,
-        known=causes.recognise("[Errno 28]"),
-        evidence=(),
+        last_words=("Traceback (most recent call last):", "OSError: [Errno 28] x"),
+        remedy=FULL.sentence,
     )
-    return Investigation(culprit, victims)
+    return Investigation(culprit, source=culprit.log, victims=victims)
 
 
-def said(found: Investigation, *, shown: frozenset[int] = frozenset()) -> list[str]:
-    assert found.culprit is not None
-    outcome = Outcome(found.culprit.exited)
-    return report.verdict(outcome, found, [f"rank {n}" for n in range(9)], shown).split("\n")
+def said(reported: Investigation, *, shown: frozenset[int] = frozenset()) -> list[str]:
+    return report.verdict(Outcome(exited(2, 5.0)), reported, LABELS, shown).split("\n")
 
 
 def test_s16_culprit_before_victims() -> None:
@@ -165,13 +166,10 @@ def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
 
 
 def test_why_there_is_no_other_attempt_is_said_once() -> None:
-    reported = findings()
-    culprit = reported.culprit
-    assert culprit is not None
-    assert culprit.known is not None
+    assert FULL is not None
     ends = []
-    for why in (culprit.known.sentence, "No step was made.", "SIGINT came."):
-        outcome = Outcome(culprit.exited, given_up=why)
-        told = report.verdict(outcome, reported, [f"rank {n}" for n in range(9)], frozenset())
+    for why in (FULL.sentence, "No step was made.", "SIGINT came."):
+        outcome = Outcome(exited(2, 5.0), given_up=why)
+        told = report.verdict(outcome, findings(), LABELS, frozenset())
         ends.append(told.rpartition("It was not started again: ")[2])
     assert ends == ["another attempt cannot fix that.", "no step was made.", "SIGINT came."]
