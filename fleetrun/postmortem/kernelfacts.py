@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 
 from fleetrun.conversion import size
 from fleetrun.plan.visible import sentence
@@ -15,7 +16,7 @@ from fleetrun.run.libc import signal
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from fleetrun.run.events import Exited
 
@@ -111,11 +112,12 @@ def _rose(before: int | None, now: int | None) -> bool:
 # The kernel --------------------------------------------------------------------------------------
 
 
-def kernel_says(pid: int | None, since: float, path: str = "/dev/kmsg") -> list[str]:
+def kernel_says(pid: int | None, since: float) -> list[str]:
     """Return the kernel's log lines about the end of PID, SINCE a monotonic time in seconds."""
-    if pid is None:
+    try:
+        lines = [] if pid is None else about(records(), pid, since)
+    except OSError:
         return []
-    lines = about(records(path), pid, since)
     return [f"The kernel's log says: {line}" for line in lines[-2:]]
 
 
@@ -136,29 +138,22 @@ def about(log: Iterable[bytes], pid: int, since: float) -> list[str]:
     return lines
 
 
-def records(path: str) -> list[bytes]:
-    """Return the records of the kernel's log; none if it may not be read."""
+def records(path: str = "/dev/kmsg") -> Iterator[bytes]:
+    """Yield the records of the kernel's log; raises OSError if it may not be read."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return []
-    log: list[bytes] = []
-    try:
-        while len(log) < _MOST_RECORDS:
-            try:
+        for _ in range(_MOST_RECORDS):
+            # The oldest records may be overwritten while we read; continue with the next.
+            with suppress(BrokenPipeError):
                 record = os.read(fd, _RECORD)
-            except BrokenPipeError:
-                # The oldest records were overwritten while we read; continue with the next.
-                continue
-            if not record:
-                break
-            log.append(record)
-    except OSError:
+                if not record:
+                    return
+                yield record
+    except BlockingIOError:
         # The end, for now.
-        return log
+        return
     finally:
         os.close(fd)
-    return log
 
 
 def cgroup(own_file: str = "/proc/self/cgroup", root: str = _CGROUPS) -> Cgroup | None:

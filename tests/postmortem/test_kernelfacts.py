@@ -79,7 +79,7 @@ def now(monkeypatch: pytest.MonkeyPatch, *, in_cgroup: int | None, on_host: int 
     group = kernelfacts.Cgroup("memory.events", in_cgroup, 1 << 30)
     monkeypatch.setattr(kernelfacts, "cgroup", lambda: group)
     monkeypatch.setattr(kernelfacts, "_counter", lambda *_: on_host)
-    monkeypatch.setattr(kernelfacts, "records", lambda _: [])
+    monkeypatch.setattr(kernelfacts, "records", list)
 
 
 def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_s14_where_nothing_is_counted_nothing_is_claimed(monkeypatch: pytest.Mon
 
 def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=7)
-    monkeypatch.setattr(kernelfacts, "records", lambda _: [OOM])
+    monkeypatch.setattr(kernelfacts, "records", lambda: [OOM])
     said = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
     assert said[0] == "The kernel's out-of-memory killer did it."
     assert "anon-rss:8kB" in said[1]

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
+from fleetrun.postmortem import kernelfacts
 from fleetrun.probe import files, nvml
 from fleetrun.probe.health import cuda
 from fleetrun.probe.nvml import Library, ask, library, text
@@ -23,7 +24,6 @@ _FILES = ("dev/nvidiactl", "dev/dxg")
 _DRIVER = "proc/driver/nvidia/version"
 _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)?\b")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
-_MOST_LOG = 1 << 22
 _MOST_NVLINKS = 18
 # NVML's numbers (nvml.h): NVML_COMPUTEMODE_*, NVML_TOPOLOGY_*.
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
@@ -165,30 +165,11 @@ def _truth(state: int | None) -> bool | None:
 
 def kernel_log(path: str) -> tuple[tuple[Xid, ...], str]:
     """Return the GPU errors in the kernel's log at PATH, or why it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        return (), error.strerror or str(error)
     xids: list[Xid] = []
-    taken = 0
     try:
-        while taken < _MOST_LOG:
-            try:
-                record = os.read(fd, 8192)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:
-                # It was overwritten while we read; the next one is there.
-                continue
-            if not record:
-                break
-            taken += len(record)
-            for line in record.decode(errors="replace").splitlines():
-                match = _XID.search(line)
-                if match:
-                    xids.append(Xid(int(match[2]), match[1].lower(), match[0]))
+        for record in kernelfacts.records(path):
+            matches = _XID.finditer(record.decode(errors="replace"))
+            xids += [Xid(int(match[2]), match[1].lower(), match[0]) for match in matches]
     except OSError as error:
         return tuple(xids), error.strerror or str(error)
-    finally:
-        os.close(fd)
     return tuple(xids), ""
