@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from contextlib import contextmanager, suppress
 
@@ -15,10 +13,6 @@ from fleetrun.typehints import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
-
-_MOST = 1 << 24
-# Errors of sendfile to a target that cannot take it: a terminal, or a file opened by `>>`.
-_NOT_SENT = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 def put(text: str) -> int:
@@ -49,32 +43,6 @@ def write(piece: bytes) -> None:
         out.flush()
         out.buffer.write(piece)
         out.flush()
-
-
-def copy(fd: int, at: int, length: int) -> None:
-    """Print up to LENGTH bytes of the file FD from AT on; errors as above."""
-    out = _out()
-    end = at + length
-    is_sent = True
-    with _explained():
-        out.flush()
-        while at < end:
-            most, done = min(_MOST, end - at), 0
-            try:
-                if is_sent:
-                    done = os.sendfile(out.fileno(), fd, at, most)
-            except OSError as error:
-                if error.errno not in _NOT_SENT:
-                    raise
-                is_sent = False
-            if not is_sent:
-                piece = os.pread(fd, most, at)
-                out.buffer.write(piece)
-                out.flush()
-                done = len(piece)
-            if not done:
-                return
-            at += done
 
 
 def _out() -> TextIO:

@@ -67,16 +67,6 @@ class LogFile:
                 return content
             self._await_cut()
 
-    def parts(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """Return the locations of the bytes from BEGIN to END: descriptors, offsets, lengths."""
-        parts = [
-            (fd, max(begin, first) - first, min(end, last) - max(begin, first))
-            for fd, first, last in self._archives
-            if first < end and begin < last
-        ]
-        begin = max(begin, self._moved)
-        return [*parts, (self._fd, begin - self._base, end - begin)] if begin < end else parts
-
     def _is_cut(self) -> bool:
         """Whether there is a new cut."""
         return len(self._times().cuts) != self._cuts

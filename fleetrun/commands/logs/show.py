@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.commands.logs import merge
 from fleetrun.commands.logs.clean import Cleaner
-from fleetrun.printing import copy, remark, write
+from fleetrun.printing import remark, write
 from fleetrun.records import names, outputtimes, runs
 from fleetrun.records.logfile import LogFile
 from fleetrun.run.loop import Loop, nothing
@@ -129,13 +129,10 @@ class Viewer:
         return any(runs.is_running(run.path) for run in self._runs)
 
     def _copy(self, *, is_over: bool) -> None:
-        """Show new output unchanged.
-
-        Until all IS_OVER a launcher may truncate a log at any time, which only reading detects.
-        """
+        """Show new output unchanged."""
         for log in self._shown.values():
             end = log.file.end()
-            while (log.cleaner or not is_over) and log.stream.at < end:
+            while log.stream.at < end:
                 piece = log.file.read(log.stream.at, min(_PIECE, end - log.stream.at))
                 if not piece:
                     break
@@ -143,10 +140,6 @@ class Viewer:
                 log.stream.at += len(piece)
             if log.cleaner is not None:
                 write(log.cleaner.feed(b"", is_last=is_over))
-                log.stream.at = end
-                continue
-            for fd, at, length in log.file.parts(log.stream.at, end):
-                copy(fd, at, length)
             log.stream.at = end
 
     def _news(self, *, is_last: bool) -> Iterator[bytes]:
