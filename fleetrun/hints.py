@@ -231,8 +231,6 @@ def find(typed: str, value: str = "") -> str | None:
         return hint.says
     # Repeat only numbers: the next word may be the script, or hold a secret.
     number = value if value[:1].isdigit() and not value.strip("0123456789,.") else ""
-    if hint.option != _PROCESSES or number.isdigit():
-        written = f"--{hint.option}={number}" if number else f"--{hint.option}"
-    else:
-        written = f"--{hint.option}"
+    is_fit = number.isdigit() or (number and hint.option != _PROCESSES)
+    written = f"--{hint.option}={number}" if is_fit else f"--{hint.option}"
     return f"here that is {written}" + (f": {hint.says}." if hint.says else ".")

@@ -7,6 +7,7 @@ py-spy is used if installed; otherwise Python itself, by a signal for which our 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -44,13 +45,12 @@ class StackTarget(NamedTuple):
     path: str
 
 
-def find_spy(environ: Mapping[str, str]) -> str | None:
+def find_spy() -> str | None:
     """Return the path of py-spy, if it is installed beside our Python or on the PATH."""
-    import sys  # it is always there
+    import shutil  # only where stacks are fetched
 
-    folders = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
-    candidates = (os.path.join(folder, "py-spy") for folder in folders if folder)
-    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+    folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
+    return shutil.which("py-spy", path=os.pathsep.join(filter(None, folders)))
 
 
 class Collection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from fleetrun.probe import files
+from fleetrun.run import proc
 
 # The kernel's default range of ports for outgoing connections.
 _EPHEMERAL = (32768, 60999)
@@ -42,18 +43,6 @@ def holder(port: int) -> str | None:
             held = str(local) == reserved if not isinstance(local, tuple) else local[1:] == (port,)
             # Lingering connections no longer belong to a process.
             if held and connection.pid is not None:
-                return _described(connection.pid)
+                command = proc.command(connection.pid)
+                return f"pid {connection.pid}" + (f" ({command})" if command else "")
     return None
-
-
-def _described(pid: int) -> str:
-    """Describe a process."""
-    import psutil  # only for an error message
-
-    from fleetrun.records import arguments  # only for an error message
-
-    try:
-        command = " ".join(arguments.conceal(psutil.Process(pid).cmdline())[0])
-    except psutil.Error:
-        return f"pid {pid}"
-    return f"pid {pid} ({command})" if command else f"pid {pid}"

@@ -209,16 +209,18 @@ def send(process: Stat, signum: int) -> None:
 class Io(NamedTuple):
     """Bytes that a process has written to disks, read from disks, and moved in any way."""
 
-    written: int = 0
-    fetched: int = 0
-    moved: int = 0
+    written: int
+    fetched: int
+    moved: int
 
 
-def io(pid: int) -> Io:
-    """Return what PID has read and written; zeros without permission."""
+def io(pid: int) -> Io | None:
+    """Return what PID has read and written; None without permission."""
     counters = rows(pid, "io")
+    if not counters:
+        return None
     written, fetched, read, wrote = (
-        int(counters.get(name, "0")) for name in ("write_bytes", "read_bytes", "rchar", "wchar")
+        int(counters[name]) for name in ("write_bytes", "read_bytes", "rchar", "wchar")
     )
     return Io(written, fetched, read + wrote)
 

@@ -1,8 +1,7 @@
-"""TCP connections by the kernel's inet_diag: their bytes, speed and loss, and those being made."""
+"""TCP connections: their bytes, speed and loss by inet_diag, and those being made by /proc."""
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from itertools import chain, islice
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 _SOCK_DIAG, _BY_FAMILY = 4, 20
 # Family, protocol, extensions, padding, states; then an identity, of which nothing is asked.
 _REQUEST = struct.Struct("=BBBxI48x")
-# Where in `struct inet_diag_msg` the other end's port and address, and the inode are, and where its
-# attributes begin.
-_PORT_AT, _OWN_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 6, 8, 24, 68, 72
+# Where in `struct inet_diag_msg` both ends' addresses and the inode are, and where its attributes
+# begin.
+_OWN_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 8, 24, 68, 72
 _INODE = struct.Struct("=I")
 # The attribute that is a `struct tcp_info`, and where in it tcpi_bytes_acked and
 # tcpi_bytes_received are (Linux 4.1).
@@ -43,8 +42,7 @@ def traffic() -> dict[int, int]:
 
     Raises OSError without inet_diag: because of a seccomp filter, or a kernel other than Linux.
     """
-    messages = _dump(_STATES, 1 << (_INFO - 1))
-    return dict(pair for _, message in messages for pair in _connection(message))
+    return dict(pair for _, message in _dump() for pair in _connection(message))
 
 
 class TcpLink(NamedTuple):
@@ -64,29 +62,23 @@ def links() -> dict[int, TcpLink]:
 
     Raises OSError without inet_diag, as `traffic` does.
     """
-    messages = _dump(_STATES, 1 << (_INFO - 1))
-    return dict(pair for family, message in messages for pair in _link(family, message))
+    return dict(pair for family, message in _dump() for pair in _link(family, message))
 
 
 def connecting() -> dict[int, str]:
-    """Return the endpoints of unanswered connection attempts, by inode: `10.0.0.1:6070`.
-
-    Raises OSError if neither inet_diag nor /proc reports them.
-    """
+    """Return the endpoints of unanswered connection attempts, by inode: `10.0.0.1:6070`."""
     import socket
 
-    try:
-        messages = _dump(1 << _SYN_SENT, 0)
-    except OSError:
-        return _connecting_by_files()
     endpoints: dict[int, str] = {}
-    for family, message in messages:
-        (inode,) = _INODE.unpack_from(message, _INODE_AT)
-        size = 4 if family == socket.AF_INET else 16
-        address = socket.inet_ntop(family, message[_ADDRESS_AT : _ADDRESS_AT + size])
-        endpoints[inode] = _endpoint(
-            address, int.from_bytes(message[_PORT_AT : _PORT_AT + 2], "big")
-        )
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for words in map(bytes.split, proc.content(f"/proc/net/{name}").splitlines()[1:]):
+            if int(words[3], 16) == _SYN_SENT:
+                digits, _, port = words[2].partition(b":")
+                # Each four bytes are a number of this machine.
+                parts = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+                packed = struct.pack(f"={len(parts)}I", *parts)
+                address = socket.inet_ntop(family, packed)
+                endpoints[int(words[9])] = _endpoint(address, int(port, 16))
     return endpoints
 
 
@@ -129,28 +121,6 @@ def _address(address: str) -> str:
     return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
-def _connecting_by_files(root: str = "/") -> dict[int, str]:
-    """Return the same from /proc, where netlink is denied."""
-    import socket
-
-    endpoints: dict[int, str] = {}
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        try:
-            with open(os.path.join(root, "proc/net", name), encoding="ascii") as file:
-                lines = file.read().splitlines()[1:]
-        except FileNotFoundError:
-            continue
-        for words in map(str.split, lines):
-            if int(words[3], 16) == _SYN_SENT:
-                digits, _, port = words[2].partition(":")
-                # Each four bytes are a number of this machine.
-                parts = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
-                packed = struct.pack(f"={len(parts)}I", *parts)
-                address = socket.inet_ntop(family, packed)
-                endpoints[int(words[9])] = _endpoint(address, int(port, 16))
-    return endpoints
-
-
 def _endpoint(address: str, port: int) -> str:
     """Return ADDRESS:PORT; IPv4 as such, even on a socket for both.
 
@@ -161,13 +131,13 @@ def _endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _dump(states: int, extensions: int) -> list[tuple[int, bytes]]:
-    """Return the family and what the kernel says of each TCP socket that is in one of STATES."""
+def _dump() -> list[tuple[int, bytes]]:
+    """Return the family of each TCP socket in one of _STATES, and what the kernel says of it."""
     import socket  # only a rank that shows no life is asked for it
 
     messages: list[tuple[int, bytes]] = []
     for family in (socket.AF_INET, socket.AF_INET6):
-        body = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states)
+        body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _STATES)
         try:
             family_messages = netlink.dump(_SOCK_DIAG, _BY_FAMILY, body)
             messages += [(family, message) for message in family_messages]

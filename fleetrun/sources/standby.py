@@ -6,32 +6,20 @@ It is started once the ranks have imported Paddle, so it does not slow down the 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll, Started
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
-    from abc import abstractmethod
     from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
-
-    class ForkLink(Protocol):
-        """The supervisor, as far as it starts such a process."""
-
-        @abstractmethod
-        def stand_by(self, process: int, modules: tuple[str, ...], count: int) -> None:
-            """Start it for COUNT ranks like PROCESS, with MODULES besides Paddle."""
-
-        @abstractmethod
-        def standing_by(self) -> tuple[str, int, str]:
-            """Return its state, its own memory in bytes, and why it is unfit."""
-
+    from fleetrun.supervisor import Supervisor
 
 # The pause between two looks at the ranks, and how long after their import the server starts.
 _LOOK_S = 1.0
@@ -47,8 +35,8 @@ class StandBy(Source):
     name = "the fork server"
     without = "and ranks start as ever"
 
-    def __init__(self, job: ObservedJob, link: ForkLink) -> None:
-        self._job, self._link = job, link
+    def __init__(self, job: ObservedJob, supervisor: Supervisor) -> None:
+        self._job, self._supervisor = job, supervisor
         self._take(job.plan)
         self._pids: dict[int, int] = {}
         self._calm_since: float | None = None
@@ -88,7 +76,7 @@ class StandBy(Source):
         elif not self._is_begun:
             is_over, self._is_begun = False, True
             count = len(self._pythons)
-            self._link.stand_by(self._pythons[0], self._job.request.preload, count)
+            self._supervisor.stand_by(self._pythons[0], self._job.request.preload, count)
         else:
             is_over = self._tell(now)
         if not is_over:
@@ -105,7 +93,7 @@ class StandBy(Source):
 
     def _tell(self, now: float) -> bool:
         """Declare whether ranks can be forked, once that is known; return whether it is."""
-        state, own_bytes, why = self._link.standing_by()
+        state, own_bytes, why = self._supervisor.standing_by()
         if state not in {self._told, "loading"}:
             self._told = state
             text = f"ranks cannot be forked: {why}."

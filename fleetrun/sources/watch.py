@@ -524,7 +524,7 @@ class Watch(Source):
         def sample(family: list[Stat]) -> hang.DeepSample:
             pids = [member.pid for member in family]
             links = sockets.inodes(pids) & traffic.keys() if traffic else ()
-            totals = [proc.io(pid) for pid in pids]
+            totals = [total for total in map(proc.io, pids) if total is not None]
             return hang.DeepSample(
                 cpu_s={member.pid: member.cpu_s for member in family},
                 written=sum(total.written for total in totals),
@@ -559,11 +559,7 @@ class Watch(Source):
         """Return which processes wait for an answer to a connection, and the endpoint."""
         from fleetrun.sources import sockets
 
-        try:
-            connecting = sockets.connecting()
-        except (OSError, ValueError):
-            # It is still a hang.
-            return []
+        connecting = sockets.connecting()
         unreached = {
             (process, connecting[inode])
             for process, family in (self._families() if connecting else {}).items()
@@ -660,7 +656,7 @@ class Watch(Source):
             ],
             reason=reason,
             waiting=self._waiting,
-            spy=stackdumps.find_spy(os.environ),
+            spy=stackdumps.find_spy(),
             environ=os.environ,
             done=done,
         )

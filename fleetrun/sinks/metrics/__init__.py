@@ -90,12 +90,7 @@ class Metrics(Sink):
             # Nothing is written to it: it becomes readable when the other end is closed.
             poll(_END_S, self._ended_fd)
             self._forget()
-        self._shut()
-
-    def _shut(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self.withdraw()
 
     def _begin(self) -> None:
         self._ended_fd, alive_fd = os.pipe()
@@ -127,7 +122,7 @@ class Metrics(Sink):
         """Warn that metrics have ended; the job goes on."""
         self._forget()
         # Close the port, so that clients are refused instead of waiting.
-        self._shut()
+        self.withdraw()
         self._job.log(
             "The process that measures the job has ended; the job goes on without metrics."
         )

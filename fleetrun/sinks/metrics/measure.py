@@ -124,7 +124,7 @@ class Meter:
         percent = None
         if before is not None and now > before[0]:
             percent = round(max(0.0, 100 * (used.cpu_s - before[1]) / (now - before[0])), 1)
-        read_bytes, written_bytes = io_of(pid)
+        moved = proc.io(pid)
         reported = progress.read(self.run.path, log)
         return RankUse(
             process=log.process,
@@ -136,8 +136,8 @@ class Meter:
             memory_bytes=used.resident_bytes,
             threads=used.threads,
             processes=used.processes,
-            read_bytes=read_bytes,
-            written_bytes=written_bytes,
+            read_bytes=None if moved is None else moved.fetched,
+            written_bytes=None if moved is None else moved.written,
             step=reported.step,
             loss=reported.loss,
             main_s=_rounded(delayed.main_s),
@@ -279,14 +279,6 @@ def system() -> System:
         network_received_bytes=None if network is None else network.bytes_recv,
         network_sent_bytes=None if network is None else network.bytes_sent,
     )
-
-
-def io_of(pid: int) -> tuple[int | None, int | None]:
-    """Return the bytes that PID has read from and written to disks; None if unknown."""
-    rows = proc.rows(pid, "io")
-    if not rows:
-        return None, None
-    return int(rows["read_bytes"]), int(rows["write_bytes"])
 
 
 def scalars_of(pid: int) -> set[str]:
