@@ -72,11 +72,11 @@ class Doctests:
         self, file_path: Path
     ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
         """Filter what is collected of the file at FILE_PATH."""
-        found = yield
-        has_any = any(type(one).__name__ == "DoctestModule" for one in found)
+        collected = yield
+        has_any = any(type(one).__name__ == "DoctestModule" for one in collected)
         if not has_any or b">>>" in file_path.read_bytes():
-            return found
-        return [one for one in found if type(one).__name__ != "DoctestModule"]
+            return collected
+        return [one for one in collected if type(one).__name__ != "DoctestModule"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

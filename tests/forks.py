@@ -107,11 +107,11 @@ def stand_by(parent: Guard, like: Order, *modules: str, count: int = 2) -> tuple
     return parent.standing_by()
 
 
-def run(parent: Guard, one: Order) -> tuple[Launched, Ended]:
-    """Start ONE, forked if that is possible, and return how, and how it ended."""
-    started = parent.start(one._replace(may_fork=True))
+def run(parent: Guard, order: Order) -> tuple[Launched, Ended]:
+    """Start ORDER, forked if that is possible, and return how, and how it ended."""
+    started = parent.start(order._replace(may_fork=True))
     pidfd = os.pidfd_open(started.pid)
     assert select.select([pidfd], [], [], TRAINING_S)[0]
     os.close(pidfd)
-    os.close(one.output)
+    os.close(order.output)
     return started, parent.end(started.pid)

@@ -60,11 +60,11 @@ def gpus(*indexes: int) -> tuple[Device, ...]:
 
 
 def a_roster(
-    hosts: Sequence[str] = ("127.0.0.1",), each: int = 2, me: int = 0, *, cpu: bool = False
+    hosts: Sequence[str] = ("127.0.0.1",), ranks: int = 2, me: int = 0, *, cpu: bool = False
 ) -> Roster:
-    """Make a roster of HOSTS with EACH ranks, one GPU (or CPU) for each."""
-    ports = tuple(range(6070, 6070 + each))
-    groups = tuple(() if cpu else gpus(index) for index in range(each))
+    """Make a roster of HOSTS with RANKS ranks each, one GPU (or CPU) for each."""
+    ports = tuple(range(6070, 6070 + ranks))
+    groups = tuple(() if cpu else gpus(index) for index in range(ranks))
     members = tuple(Member(host, ports, groups) for host in hosts)
     return Roster(members, me, Endpoint(hosts[0], 7777))
 

@@ -14,8 +14,8 @@ _HELD = Ports(os.getpid())
 
 def free(count: int) -> tuple[int, ...]:
     """Return COUNT ports that no other test and no launch will take."""
-    found = _HELD.free(count)
+    ports = _HELD.free(count)
     # Launchers of several hosts meet at the first port and 96 to 99.
-    while max(found) > LAST_PORT - 100:
-        found = _HELD.free(count)
-    return found
+    while max(ports) > LAST_PORT - 100:
+        ports = _HELD.free(count)
+    return ports

@@ -31,13 +31,13 @@ def kill_what_was_left(since_s: float) -> None:
 
     from warming import servers
 
-    found = gc.get_objects()
-    for job in [one for one in found if isinstance(one, Job)]:
+    objects = gc.get_objects()
+    for job in [one for one in objects if isinstance(one, Job)]:
         for pid in survivors(job.marker):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     ticks = int(since_s * os.sysconf("SC_CLK_TCK"))
-    for process in [one for one in found if isinstance(one, subprocess.Popen)]:
+    for process in [one for one in objects if isinstance(one, subprocess.Popen)]:
         stat = _read(Path(f"/proc/{process.pid}/stat")) if process.returncode is None else b""
         if not stat or int(stat.rpartition(b")")[2].split()[19]) < ticks or process in servers:
             continue
@@ -58,14 +58,14 @@ def _read(path: Path) -> bytes:
 def survivors(marker: str) -> dict[int, str]:
     """Return the living processes whose environment says MARKER=marker, with their commands."""
     entry = f"\0{MARKER}={marker}\0".encode()
-    found = {}
+    processes = {}
     for folder in Path("/proc").iterdir():
         # The environment of a zombie is empty, so it does not count as alive.
         if folder.name.isdigit() and entry in b"\0" + _read(folder / "environ"):
             command = _read(folder / "cmdline").replace(b"\0", b" ").decode(errors="replace")
-            found[int(folder.name)] = command
-    found.pop(os.getpid(), None)
-    return found
+            processes[int(folder.name)] = command
+    processes.pop(os.getpid(), None)
+    return processes
 
 
 def assert_no_survivors(marker: str, seconds: float = _GONE_S) -> None:

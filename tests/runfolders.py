@@ -40,16 +40,16 @@ def big(folder: Path, ranks: int) -> Path:
         {"process": f"trainer.{rank}", "rank": rank, "attempt": 0, "log": f"workerlog.{rank}"}
         for rank in range(ranks)
     ]
-    lines += [{"event": "started", **one, "pid": 1} for one in about]
+    lines += [{"event": "started", **process, "pid": 1} for process in about]
     lines += [
         {
             "event": "exited",
-            **one,
-            "code": 7 if one["rank"] == 5 else None,
-            "signal": None if one["rank"] == 5 else "SIGTERM",
+            **process,
+            "code": 7 if process["rank"] == 5 else None,
+            "signal": None if process["rank"] == 5 else "SIGTERM",
             "peak_bytes": 1 << 28,
         }
-        for one in about
+        for process in about
     ]
     lines += [{"event": "root_cause", **about[5], "failed": ["trainer.5"]}]
     lines += [{"event": "finished", "exit_code": 7, "verdict": "rank 5 exited with 7"}]

@@ -332,12 +332,12 @@ def test_our_parser_agrees_with_click(heads: list[list[str]], args: list[str]) -
     words = [word for head in heads for word in head]
     parsed = argv.split([*words, "train.py", *args])
     ours: dict[str, object] = {}
-    for each in parsed.settings:
-        name = f"option_{each.option.name}"
-        if each.option.kind == "pairs":
-            ours[name] = (*ours.get(name, ()), each.raw)  # type: ignore[misc]
+    for setting in parsed.settings:
+        name = f"option_{setting.option.name}"
+        if setting.option.kind == "pairs":
+            ours[name] = (*ours.get(name, ()), setting.raw)  # type: ignore[misc]
         else:
-            ours[name] = True if each.option.kind == "flag" else each.raw
+            ours[name] = True if setting.option.kind == "flag" else setting.raw
     with click_command().make_context("fleetrun", [*words, "train.py", *args]) as ctx:
         theirs = {k: v for k, v in ctx.params.items() if v not in (None, False, ())}
         rest = ctx.args

@@ -41,36 +41,37 @@ def bench(folder: Path, words: list[str], shown: tuple[str, ...], **env: str) ->
 def test_bench_launch_measures_everything(tmp_path: Path) -> None:
     little = ["--ranks=1,2", "--rounds=2", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
     shown = ("2 ranks, median", "fleetrun --help", "2000 lines", "Goals")
-    found = bench(tmp_path, ["launch", *little], shown)
-    assert [(one["launcher"], one["ranks"]) for one in found["launches"]] == [
+    results = bench(tmp_path, ["launch", *little], shown)
+    assert [(row["launcher"], row["ranks"]) for row in results["launches"]] == [
         ("bare loop", 1),
         ("fleetrun", 1),
         ("bare loop", 2),
         ("fleetrun", 2),
     ]
-    for launch in found["launches"]:
-        for one in launch["rounds"]:
-            assert 0 < one["first_line_s"] <= one["last_line_s"]
-            assert one["exit_lag_s"] > 0
-            assert one["peak_rss"] > 1e6
-    floods = found["lines"]["fleetrun"]
-    assert all(one["lines_in_log"] == one["lines_on_console"] == 2000 for one in floods)
-    (lines,) = (goal for goal in found["goals"] if goal["what"].startswith("lines in"))
+    for launch in results["launches"]:
+        for row in launch["rounds"]:
+            assert 0 < row["first_line_s"] <= row["last_line_s"]
+            assert row["exit_lag_s"] > 0
+            assert row["peak_rss"] > 1e6
+    floods = results["lines"]["fleetrun"]
+    assert all(row["lines_in_log"] == row["lines_on_console"] == 2000 for row in floods)
+    (lines,) = (goal for goal in results["goals"] if goal["what"].startswith("lines in"))
     assert lines["reached"] is True
-    assert not any(name.startswith("fleetrun") for name in found["failures"])
+    assert not any(name.startswith("fleetrun") for name in results["failures"])
 
 
 def test_bench_faults_measures_everything(tmp_path: Path) -> None:
     little = ["--ranks=2", "--rounds=2", "--heavy-ranks=0", "--grace=0.2"]
     shown = ("2 ranks: a rank fails;", "ignore TERM", "SIGTERM to the launcher", "Goals")
-    found = bench(tmp_path, ["faults", *little], shown)
-    ours = {one["fault"]: one["rounds"] for one in found["faults"] if one["launcher"] == "fleetrun"}
+    results = bench(tmp_path, ["faults", *little], shown)
+    rows = [row for row in results["faults"] if row["launcher"] == "fleetrun"]
+    ours = {row["fault"]: row["rounds"] for row in rows}
     fails, deaf, term = ours.values()
-    assert [one["asked"] for one in (*fails, *deaf, *term)] == [1, 1, 1, 1, 2, 2]
-    assert all(0 < one["first_term_s"] <= one["exit_s"] for one in (*fails, *term))
-    assert all(one["exit_s"] >= 0.2 for one in deaf)
-    assert not any(one["left"] for one in (*fails, *deaf, *term))
-    assert not any(name.startswith("fleetrun") for name in found["failures"])
+    assert [row["asked"] for row in (*fails, *deaf, *term)] == [1, 1, 1, 1, 2, 2]
+    assert all(0 < row["first_term_s"] <= row["exit_s"] for row in (*fails, *term))
+    assert all(row["exit_s"] >= 0.2 for row in deaf)
+    assert not any(row["left"] for row in (*fails, *deaf, *term))
+    assert not any(name.startswith("fleetrun") for name in results["failures"])
 
 
 @pytest.mark.train
@@ -78,9 +79,9 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     only = "--only=reducer:many,fusion:many,hooks:many"
     little = [only, "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
     shown = ("reducer that the strategy brings", "one per gradient", "Goals")
-    found = bench(tmp_path, ["strategy", *little], shown, **warm(PYTHONS["3.3.1"]))
-    assert not found["failures"]
-    reducer, fusion, hooks = found["comparisons"]
+    results = bench(tmp_path, ["strategy", *little], shown, **warm(PYTHONS["3.3.1"]))
+    assert not results["failures"]
+    reducer, fusion, hooks = results["comparisons"]
     assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [2, 2, 2]
     assert all(turn["cpu_s"] > 0 for side in ("one", "other") for turn in reducer[side])
     assert reducer["ratio"] > 0
@@ -89,7 +90,7 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     assert [proof["counts"]["allreduces"] for proof in fusion["proofs"]] == [1, 300]
     assert "300 gradients in 1 allreduce" in fusion["proofs"][0]["evidence"]["fuse_all_reduce_ops"]
     assert all(proof["peak_bytes"] > 1 << 20 for proof in fusion["proofs"])
-    assert [goal["what"].rpartition(": ")[2] for goal in found["goals"]] == ["many"] * 3
+    assert [goal["what"].rpartition(": ")[2] for goal in results["goals"]] == ["many"] * 3
     # What differs little is measured more often.
     assert len(hooks["ratios"]) == 6
 

@@ -17,21 +17,21 @@ def test_a_number_is_within_its_bounds_and_worth_what_was_written(
     value: object, minimum: int, maximum: int
 ) -> None:
     for is_whole in (True, False):
-        found = conversion.number(value, is_whole=is_whole, minimum=minimum, maximum=maximum)
-        if found is not None:
-            assert minimum <= found <= maximum
+        converted = conversion.number(value, is_whole=is_whole, minimum=minimum, maximum=maximum)
+        if converted is not None:
+            assert minimum <= converted <= maximum
             assert isinstance(value, int | float | str)
-            assert found == float(value)
-            assert isinstance(found, int if is_whole else float)
+            assert converted == float(value)
+            assert isinstance(converted, int if is_whole else float)
 
 
 @given(ANY)
 def test_a_boolean_is_none_or_one_and_a_number_is_no_other(value: object) -> None:
-    found = conversion.boolean(value)
+    converted = conversion.boolean(value)
     if isinstance(value, bool):
-        assert found is value
+        assert converted is value
     elif isinstance(value, int | float):
-        assert found is (None if value not in (0, 1) else value == 1)
+        assert converted is (None if value not in (0, 1) else value == 1)
 
 
 @pytest.mark.parametrize("word", ["y", "T", "on", "1", "yes", "TRUE", "n", "F", "off", "0", "no"])

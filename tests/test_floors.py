@@ -171,7 +171,7 @@ def tree(name: str) -> ast.Module:
 
 
 def imports_of(name: str, path: Path) -> list[Import]:
-    found: list[Import] = []
+    imported: list[Import] = []
 
     def visit(node: ast.AST, *, in_function: bool, for_types: bool) -> None:
         for child in ast.iter_child_nodes(node):
@@ -183,7 +183,7 @@ def imports_of(name: str, path: Path) -> list[Import]:
             )
             inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             if isinstance(child, ast.Import | ast.ImportFrom):
-                found.extend(
+                imported.extend(
                     Import(name, child.lineno, target, inside, types) for target in targets(child)
                 )
             visit(child, in_function=inside, for_types=types)
@@ -203,7 +203,7 @@ def imports_of(name: str, path: Path) -> list[Import]:
         ]
 
     visit(tree(name), in_function=False, for_types=False)
-    return found
+    return imported
 
 
 @cache
@@ -240,13 +240,13 @@ def test_every_module_stands_on_a_floor() -> None:
 
 def test_nobody_imports_from_a_floor_above() -> None:
     breaches = [
-        one
-        for one in imports()
-        if within(one.target, ("fleetrun",))
-        and one.target not in BARE
-        and not within(one.by, (ISLAND,))
-        and not within(one.target, (ISLAND,))
-        and (one.by in BARE or floor(one.target) > floor(one.by))
+        edge
+        for edge in imports()
+        if within(edge.target, ("fleetrun",))
+        and edge.target not in BARE
+        and not within(edge.by, (ISLAND,))
+        and not within(edge.target, (ISLAND,))
+        and (edge.by in BARE or floor(edge.target) > floor(edge.by))
     ]
     assert not breaches, show(breaches)
 
@@ -309,14 +309,14 @@ def test_no_packages_import_each_other() -> None:
 @pytest.mark.parametrize("package", sorted(OUTSIDE))
 def test_packages_from_outside_are_imported_where_they_belong(package: str) -> None:
     breaches = [
-        one
-        for one in imports()
-        if within(one.target, (package,))
+        edge
+        for edge in imports()
+        if within(edge.target, (package,))
         and (
-            not within(one.by, OUTSIDE[package])
+            not within(edge.by, OUTSIDE[package])
             or (
                 package in ONLY_IN_FUNCTIONS
-                and not (one.in_function or one.for_types or within(one.by, LATER))
+                and not (edge.in_function or edge.for_types or within(edge.by, LATER))
             )
         )
     ]
@@ -331,11 +331,11 @@ def test_nothing_reads_words_by_argparse() -> None:
 
 def test_what_decides_touches_nothing() -> None:
     breaches = [
-        one
-        for one in imports()
-        if (within(one.by, PURE) or one.by in PURE_MODULES)
-        and one.target.partition(".")[0] in WORLD
-        and not one.for_types
+        edge
+        for edge in imports()
+        if (within(edge.by, PURE) or edge.by in PURE_MODULES)
+        and edge.target.partition(".")[0] in WORLD
+        and not edge.for_types
     ]
     assert not breaches, show(breaches)
 

@@ -72,7 +72,7 @@ def test_a_job_gives_its_exit_code_verdict_and_run_directory(here: Path) -> None
 
 
 def test_a_second_call_works_like_the_first_and_the_caller_keeps_its_own(here: Path) -> None:
-    handlers = {one: signal.getsignal(one) for one in signal.valid_signals()}
+    handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
     before = (os.getcwd(), dict(os.environ), list(sys.path), handlers, descriptors())
     with subprocess.Popen(["sleep", "1000"]) as child:
         for number in range(2):
@@ -83,7 +83,7 @@ def test_a_second_call_works_like_the_first_and_the_caller_keeps_its_own(here: P
             )
         assert child.poll() is None
         child.kill()
-    handlers = {one: signal.getsignal(one) for one in signal.valid_signals()}
+    handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
     assert (os.getcwd(), dict(os.environ), list(sys.path), handlers, descriptors()) == before
 
 
@@ -153,20 +153,20 @@ def test_a_program_without_standard_streams_can_launch(monkeypatch: pytest.Monke
 
 
 def test_a_thread_and_an_event_loop_can_launch() -> None:
-    found: list[int] = []
+    codes: list[int] = []
     thread = threading.Thread(
-        target=lambda: found.append(fleetrun.launch("bash", ["-c", "exit 4"], quiet=True)[0])
+        target=lambda: codes.append(fleetrun.launch("bash", ["-c", "exit 4"], quiet=True)[0])
     )
     thread.start()
     thread.join()
 
     async def cell() -> None:
-        found.append(fleetrun.launch("bash", ["-c", "exit 5"], quiet=True).exit_code)
+        codes.append(fleetrun.launch("bash", ["-c", "exit 5"], quiet=True).exit_code)
         job = fleetrun.launch("bash", ["-c", "exit 6"], quiet=True, wait=False)
-        found.append((await asyncio.to_thread(job.wait)).exit_code)
+        codes.append((await asyncio.to_thread(job.wait)).exit_code)
 
     asyncio.run(cell())
-    assert found == [4, 5, 6]
+    assert codes == [4, 5, 6]
 
 
 def test_who_ignores_the_ends_of_children_is_told_of_this_one() -> None:
@@ -246,11 +246,11 @@ def test_a_job_ends_with_its_caller(here: Path, signum: signal.Signals) -> None:
     )
     until((here / "up").exists)
     caller.send_signal(signum)
-    said, _ = caller.communicate()
+    output, _ = caller.communicate()
     until((here / "asked").exists)
     if signum == signal.SIGINT:
         # When it goes on, nothing of the job is left.
-        assert said == b"interrupted\n"
+        assert output == b"interrupted\n"
         assert caller.returncode == 0
 
 

@@ -55,11 +55,11 @@ def test_the_other_hosts_are_told_as_far_as_it_can_be_read_where_they_are(
             stack.enter_context(well.start()),
             stack.enter_context(ill.start(env=env)),
         ]
-        said = [launcher.communicate(timeout=LONG_S)[1].decode() for launcher in launchers]
-    assert [launcher.returncode for launcher in launchers] == [2, 2], said
-    assert sentence in said[0]
-    assert "(on 127.0.0.2)" in said[0]
-    assert sentence in said[1]
+        consoles = [launcher.communicate(timeout=LONG_S)[1].decode() for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [2, 2], consoles
+    assert sentence in consoles[0]
+    assert "(on 127.0.0.2)" in consoles[0]
+    assert sentence in consoles[1]
     assert not list(tmp_path.glob("*/up"))
 
 

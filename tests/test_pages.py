@@ -87,18 +87,18 @@ class Piece(NamedTuple):
 
 def pieces(page: str) -> list[Piece]:
     """Return the commands and named files of PAGE, in its order."""
-    found = []
+    parts = []
     # Text and blocks in turn.
     for place, part in enumerate(re.split(r"^```", page, flags=re.MULTILINE)):
         kind, _, text = part.partition("\n")
         if place % 2:
-            found += [Piece(kind, text)] if kind in {"sh", "yaml", "python"} else []
+            parts += [Piece(kind, text)] if kind in {"sh", "yaml", "python"} else []
             continue
         for inline in re.findall(r"`([^`]+)`", part):
             # A command in a sentence, which may be broken like one.
             if re.match(r"(\w+=\S+ )*fleetrun\s.*\.(py|json)\b", inline, flags=re.DOTALL):
-                found.append(Piece("sh", " ".join(inline.split())))
-    return found
+                parts.append(Piece("sh", " ".join(inline.split())))
+    return parts
 
 
 def commands(text: str) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_plan_holds_everything() -> None:
     ],
 )
 def test_a_rank_that_the_job_does_not_have_cannot_be_shown(each: int, tee: str, says: str) -> None:
-    roster = a_roster(("10.0.0.1", "10.0.0.2"), each) if each > 1 else a_roster(each=1)
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), each) if each > 1 else a_roster(ranks=1)
     made = Share("gpu", roster.members[0].groups, "nccl")
     with pytest.raises(UsageError) as caught:
         planner.plan(a_request(tee=tee), some_facts(8), made, roster)
@@ -127,13 +127,13 @@ def test_an_environment_too_large_is_refused_before_anything_starts() -> None:
         planner.plan(a_request(), facts, Share("cpu", ((), ()), "gloo"), a_roster(cpu=True))
 
 
-@pytest.mark.parametrize(("hosts", "each"), [(1250, 8), (1, 10_000)])
-def test_ten_thousand_ranks_are_planned(hosts: int, each: int) -> None:
-    request, facts = a_request(nproc_per_node=each), some_facts()
-    roster = a_roster([f"10.1.{n >> 8}.{n & 255}" for n in range(hosts)], each, cpu=True)
+@pytest.mark.parametrize(("hosts", "per_host"), [(1250, 8), (1, 10_000)])
+def test_ten_thousand_ranks_are_planned(hosts: int, per_host: int) -> None:
+    request, facts = a_request(nproc_per_node=per_host), some_facts()
+    roster = a_roster([f"10.1.{n >> 8}.{n & 255}" for n in range(hosts)], per_host, cpu=True)
     plan = planner.plan(request, facts, share(request, facts), roster)
     assert len(plan.ranks) == 10_000
-    assert len(plan.processes) == each
+    assert len(plan.processes) == per_host
 
 
 @pytest.mark.parametrize("how", ["cores", "numa"])

@@ -221,7 +221,7 @@ def test_secrets_must_be_exported_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("", "is not a manifest: it is not JSON"),
         ("[" * 100_000, "is not a manifest: it is not JSON"),
@@ -232,11 +232,11 @@ def test_secrets_must_be_exported_again(folder: Path) -> None:
         ('{"schema": 1}', "something is missing or wrong in it ('environment')"),
     ],
 )
-def test_what_is_no_manifest_is_one_sentence(folder: Path, text: str, said: str) -> None:
+def test_what_is_no_manifest_is_one_sentence(folder: Path, text: str, sentence: str) -> None:
     path = folder / "a.json"
     path.write_text(text)
     message = refusal(f"--from-manifest={path}")
-    assert said in message
+    assert sentence in message
     assert message.startswith(f"{path}: ")
     assert "\n" not in message
 

@@ -477,13 +477,13 @@ def test_what_words_and_variables_mean_together(
     assert setting(found, "run_mode").value == found.run_mode
 
 
-@pytest.mark.parametrize(("words", "environ", "said"), REFUSED)
+@pytest.mark.parametrize(("words", "environ", "sentence"), REFUSED)
 def test_what_makes_no_sense_together_is_one_sentence(
-    words: str, environ: Mapping[str, str], said: str
+    words: str, environ: Mapping[str, str], sentence: str
 ) -> None:
     refused = refusal(*words.split(), environ=environ)
-    assert said in refused
-    assert refused.startswith(said) or not said.startswith("--")
+    assert sentence in refused
+    assert refused.startswith(sentence) or not sentence.startswith("--")
 
 
 def test_incomplete_variables_of_a_cluster_are_leftovers() -> None:
@@ -718,22 +718,22 @@ def test_the_users_own_file_lies_beneath_that_of_the_folder(
     own.write_text("grace: 1\nlog_keep: 2\nssh: ssh -4\nenv: {A: own, B: own}\n")
     environ = {"HOME": str(tmp_path / "home"), "PADDLE_LOG_LEVEL": "debug"}
 
-    def found(*words: str) -> Request:
+    def resolved(*words: str) -> Request:
         parsed = argv.split([*words, "train.py"])
         return request.resolve(parsed, environ, configfile.find(parsed, environ))
 
-    alone = found("--log_keep=4")
+    alone = resolved("--log_keep=4")
     assert (alone.grace_s, alone.log_keep, alone.ssh) == (1.0, 4, "ssh -4")
     assert setting(alone, "grace").source == f"{own}:1"
     assert setting(alone, "config").source == "default"
     assert setting(alone, "user_config") == Setting("user_config", str(own), "this user")
 
     Path("fleetrun.yaml").write_text("grace: 3\nenv: {B: here}\n", encoding="utf-8")
-    both = found()
+    both = resolved()
     assert (both.grace_s, both.log_keep, both.env) == (3.0, 2, (("A", "own"), ("B", "here")))
     assert setting(both, "config").value == "fleetrun.yaml"
     assert setting(both, "env.A").source == f"{own}:4"
-    assert setting(found("--config=fleetrun.yaml"), "log_keep").value == "2"
+    assert setting(resolved("--config=fleetrun.yaml"), "log_keep").value == "2"
 
     environ["XDG_CONFIG_HOME"] = str(tmp_path)
     assert configfile.of_user(environ) is None
@@ -741,7 +741,7 @@ def test_the_users_own_file_lies_beneath_that_of_the_folder(
     assert configfile.of_user(environ) == str(own)
     own.write_text("grace: x\n")
     with pytest.raises(UsageError, match=re.escape(f"{own}:1: grace=x: give a number")):
-        found()
+        resolved()
 
 
 def test_the_example_file_shows_every_option_and_can_be_used(config_file: ConfigFile) -> None:

@@ -76,12 +76,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_a_release_is_checked_and_says_what_is_missing(installed: Installed) -> None:
-    said = installed.released
-    assert said.stdout.count("PASSED") == 2
-    assert "Final rating: 10/10" in said.stdout + said.stderr
-    assert said.returncode == 3, said.stderr
-    assert "release: pyproject.toml has no mail address that anybody reads\n" in said.stderr
-    assert "not fit to be published" in said.stderr
+    release = installed.released
+    assert release.stdout.count("PASSED") == 2
+    assert "Final rating: 10/10" in release.stdout + release.stderr
+    assert release.returncode == 3, release.stderr
+    assert "release: pyproject.toml has no mail address that anybody reads\n" in release.stderr
+    assert "not fit to be published" in release.stderr
 
 
 def test_links_of_the_readme_have_the_whole_address(installed: Installed) -> None:
@@ -125,12 +125,12 @@ def test_a_name_that_paddle_has_taken_is_noticed_and_given_back(installed: Insta
     assert f"get the name back: {hint}\n" in installed.run("fleetrunx", "true").stderr
     doctor = [str(installed.python), "-m", "fleetrun", "doctor"]
     variables = {"PATH": str(command.parent), "PYTHONPATH": REQUIREMENTS}
-    found = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
-    assert found.stdout.count(hint) == 1
+    examined = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
+    assert examined.stdout.count(hint) == 1
     subprocess.run(hint.split(), check=True)
     assert command.read_text() == ours
     assert "name back" not in installed.run("fleetrunx", "true").stderr
     # `pip uninstall paddlepaddle` deletes it.
     command.unlink()
-    found = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
-    assert found.stdout.count(hint) == 1
+    examined = subprocess.run(doctor, env=variables, capture_output=True, text=True, check=False)
+    assert examined.stdout.count(hint) == 1

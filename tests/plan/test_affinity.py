@@ -183,7 +183,7 @@ def test_s79_more_ranks_than_cpus_share_all_of_them() -> None:
 
 def made(how: str, **fields: object) -> LaunchPlan:
     facts = some_facts(processors=TWO_NODES)._replace(**fields)  # type: ignore[arg-type]
-    roster = a_roster(each=2, cpu=True)
+    roster = a_roster(ranks=2, cpu=True)
     share = Share("cpu", roster.members[0].groups, "gloo")
     return planner.plan(a_request(bind=how), facts, share, roster)
 
@@ -197,7 +197,7 @@ def test_a_plan_has_the_masks_and_as_many_threads() -> None:
 def test_what_the_user_says_of_threads_stays() -> None:
     plan = made("cores", environ={"OMP_NUM_THREADS": "3"})
     assert all("OMP_NUM_THREADS" not in process.env for process in plan.processes)
-    roster = a_roster(each=1, cpu=True)
+    roster = a_roster(ranks=1, cpu=True)
     share = Share("cpu", roster.members[0].groups, "gloo")
     request = a_request(bind="numa", env=(("OMP_NUM_THREADS", "5"),))
     plan = planner.plan(request, some_facts(processors=TWO_NODES), share, roster)

@@ -56,7 +56,7 @@ def test_all_ranks_wait_each_at_a_free_port_that_is_no_ranks_own() -> None:
     assert listening(plan) == ["127.0.0.1:5679", "127.0.0.1:5680"]
     assert plan.notes[0].startswith("Ranks waiting for a debugger (")
     assert plan.notes[0].endswith(": 0 at 127.0.0.1:5679, 1 at 127.0.0.1:5680.")
-    roster = a_roster(each=2)
+    roster = a_roster(ranks=2)
     member = roster.members[0]._replace(ports=(5679, 5680))
     made = Share("gpu", member.groups, "nccl")
     plan = planner.plan(

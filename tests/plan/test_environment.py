@@ -344,18 +344,18 @@ def test_without_a_proxy_nothing_is_said_about_it(environ: dict[str, str]) -> No
 
 def many_hosts(count: int, me: int = 0) -> Roster:
     """Make a roster of COUNT hosts with 8 GPUs each."""
-    return a_roster([f"10.{n >> 8}.{n & 255}.101" for n in range(count)], each=8, me=me)
+    return a_roster([f"10.{n >> 8}.{n & 255}.101" for n in range(count)], ranks=8, me=me)
 
 
 def test_a_list_too_long_for_a_variable_goes_to_a_file() -> None:
-    found = made(many_hosts(1250, me=3))
+    environment = made(many_hosts(1250, me=3))
     path = f"{RUN_DIR}/long_environment.json"
-    assert "PADDLE_TRAINER_ENDPOINTS" not in found.ranks[0]
-    assert found.ranks[0]["PADDLE_BACKUP_ENV_PATH"] == path
-    endpoints = json.loads(found.files[path])["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    assert "PADDLE_TRAINER_ENDPOINTS" not in environment.ranks[0]
+    assert environment.ranks[0]["PADDLE_BACKUP_ENV_PATH"] == path
+    endpoints = json.loads(environment.files[path])["PADDLE_TRAINER_ENDPOINTS"].split(",")
     assert len(endpoints) == 10_000
-    assert endpoints[24] == found.ranks[0]["PADDLE_CURRENT_ENDPOINT"]
-    assert "PADDLE_TRAINER_ENDPOINTS: too long for a variable" in found.notes[0]
+    assert endpoints[24] == environment.ranks[0]["PADDLE_CURRENT_ENDPOINT"]
+    assert "PADDLE_TRAINER_ENDPOINTS: too long for a variable" in environment.notes[0]
 
 
 def test_a_short_list_needs_no_file() -> None:

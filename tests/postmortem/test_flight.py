@@ -93,16 +93,18 @@ def play(
 
 
 def _is_whole(
-    one: Collective, entered: dict[tuple[CollectiveChannel, int], set[int]], dead: frozenset[int]
+    collective: Collective,
+    entered: dict[tuple[CollectiveChannel, int], set[int]],
+    dead: frozenset[int],
 ) -> bool:
-    channel = one.channel
+    channel = collective.channel
     if channel.is_pair:
         other = channel._replace(operation="recv" if channel.operation == "send" else "send")
         pair = {channel.source, channel.target}
-        return bool(entered.get((other, one.sequence))) and not (pair & dead and pair - dead)
+        return bool(entered.get((other, collective.sequence))) and not (pair & dead and pair - dead)
     members = set(channel.ranks)
     is_cut = bool(members & dead and members - dead)
-    return entered[channel, one.sequence] == members and not is_cut
+    return entered[channel, collective.sequence] == members and not is_cut
 
 
 def scripts_of(draw: random.Random, ranks: int) -> dict[int, list[Call]]:
@@ -134,13 +136,13 @@ def test_the_rank_that_stops_is_named_alone(seed: int, ranks: int) -> None:
     scripts = scripts_of(draw, ranks)
     culprit = draw.randrange(ranks)
     del scripts[culprit][draw.randrange(len(scripts[culprit])) :]
-    found = flight.verdict(
+    findings = flight.verdict(
         play(scripts), JobRanks(ranks, states={culprit: RankState("data.py:88")})
     )
-    assert [one.ranks for one in found] == [(culprit,)]
-    assert found[0].kind == MISSING
-    assert found[0].text.startswith(f"rank {culprit} never entered ")
-    assert found[0].text.endswith("; it stands in data.py:88")
+    assert [one.ranks for one in findings] == [(culprit,)]
+    assert findings[0].kind == MISSING
+    assert findings[0].text.startswith(f"rank {culprit} never entered ")
+    assert findings[0].text.endswith("; it stands in data.py:88")
 
 
 @given(seed=st.integers(0, 10**9), ranks=st.integers(3, 9))

@@ -90,11 +90,11 @@ def test_a_checkpoint_is_whole_if_all_its_parts_are(
     make(tmp_path / "out/checkpoint-9", TRAINER)
     changed = {name: text for name, text in {**files, **change}.items() if text is not None}
     make(tmp_path / "out/checkpoint-10", changed)
-    found = checkpoints.find(str(tmp_path / "out"))
+    state = checkpoints.find(str(tmp_path / "out"))
     newest, older = (str(tmp_path / f"out/checkpoint-{number}") for number in (10, 9))
-    assert found.newest == (older if why else newest)
-    assert [path for path, _ in found.partial] == ([newest] if why else [])
-    assert all(said.startswith(why) for _, said in found.partial)
+    assert state.newest == (older if why else newest)
+    assert [path for path, _ in state.partial] == ([newest] if why else [])
+    assert all(said.startswith(why) for _, said in state.partial)
     # Nothing is deleted.
     assert sorted(os.listdir(newest)) == sorted(changed)
 

@@ -165,12 +165,12 @@ def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
     before = mine()
     with pytest.raises(EnvironmentFault) as caught:
         read(root, FakeNvml(init=hang), timeout_s=0.2)
-    said = str(caught.value)
+    sentence = str(caught.value)
     assert re.search(
-        r"driver is stuck: it has not answered within 0.2 s \(process \d+, state", said
+        r"driver is stuck: it has not answered within 0.2 s \(process \d+, state", sentence
     )
-    assert "CUDA_VISIBLE_DEVICES" in said
-    assert "--nproc_per_node=cpu" in said
+    assert "CUDA_VISIBLE_DEVICES" in sentence
+    assert "--nproc_per_node=cpu" in sentence
     assert set(mine()) <= set(before)
 
 
@@ -412,15 +412,15 @@ def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> No
 
 
 def test_the_kernel_lists_the_same_addresses_as_psutil() -> None:
-    found = netlink.addresses()
+    listed = netlink.addresses()
     expected = {
         Address(interface, entry.address.partition("%")[0])
         for interface, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family in {socket.AF_INET, socket.AF_INET6}
     }
-    assert set(found) == expected
-    assert len(found) == len(expected)
+    assert set(listed) == expected
+    assert len(listed) == len(expected)
     assert set(addresses.addresses()) == expected
 
 
@@ -558,11 +558,11 @@ def test_the_holder_of_a_port_is_named() -> None:
     ) as holder:
         assert holder.stdout is not None
         port = int(holder.stdout.readline())
-        found = tcp.holder(port)
+        named = tcp.holder(port)
         holder.communicate()
-    assert found is not None
-    assert found.startswith(f"pid {holder.pid} ({sys.executable} -c import socket")
-    assert found.endswith("train.py)")
+    assert named is not None
+    assert named.startswith(f"pid {holder.pid} ({sys.executable} -c import socket")
+    assert named.endswith("train.py)")
     assert tcp.holder(port) is None
 
 

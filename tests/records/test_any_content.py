@@ -90,11 +90,11 @@ def texts(value: object) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from texts(one)
+        for item in value.values():
+            yield from texts(item)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from texts(one)
+        for item in value:
+            yield from texts(item)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -77,7 +77,7 @@ def test_any_words_are_taken(words: list[str]) -> None:
 def test_s70_no_form_of_a_plan_shows_a_secret_argument() -> None:
     script = Script("file", "train.py", (f"--password={HUSH}", "--api-key", HUSH))
     request = a_request(script=script)
-    roster = a_roster(each=1, cpu=True)
+    roster = a_roster(ranks=1, cpu=True)
     share = Share("cpu", roster.members[0].groups, "gloo")
     plan = planner.plan(request, some_facts(), share, roster)
     assert plan.processes[0].argv[-1] == HUSH

@@ -48,20 +48,20 @@ raise ValueError("no")
     latest = log / names.LATEST
     left = {path.name for path in latest.iterdir()}
     strange = {
-        name for name in left if not any(pattern(one.name).fullmatch(name) for one in names.FILES)
+        name for name in left if not any(pattern(file.name).fullmatch(name) for file in names.FILES)
     }
     assert not strange
     expected = {names.LOCK, names.PLAN, names.EVENTS, names.MANIFEST, names.REPORT, names.LAUNCH}
     assert {*expected, names.ENDPOINTS, names.STRATEGY, names.rank_records("0")} <= left
-    for one in names.FILES:
-        if one.schema is None:
+    for file in names.FILES:
+        if file.schema is None:
             continue
         for name in left:
-            if pattern(one.name).fullmatch(name):
+            if pattern(file.name).fullmatch(name):
                 lines = (latest / name).read_text().splitlines()
                 documents = lines if name.endswith(".jsonl") else ["\n".join(lines)]
                 for document in documents:
-                    assert json.loads(document)["schema"] == one.schema, name
+                    assert json.loads(document)["schema"] == file.schema, name
 
 
 def test_the_names_that_are_made_are_those_of_the_table() -> None:

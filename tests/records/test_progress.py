@@ -29,13 +29,13 @@ from fleetrun.records import progress
 def test_what_scripts_print_is_understood(
     line: bytes, step: int | None, loss: float | None
 ) -> None:
-    found = progress.of(b"before\n" + line + b"\n")
-    assert found.step == step
+    seen = progress.of(b"before\n" + line + b"\n")
+    assert seen.step == step
     if b"nan" in line:
-        assert found.loss is not None
-        assert found.loss != found.loss
+        assert seen.loss is not None
+        assert seen.loss != seen.loss
     else:
-        assert found.loss == loss
+        assert seen.loss == loss
 
 
 def test_the_last_of_each_counts_and_bars_are_lines() -> None:

@@ -46,17 +46,17 @@ def set_by(plan: LaunchPlan) -> set[str]:
 
 
 def test_plans_of_all_modes_set_what_the_table_says_and_nothing_else() -> None:
-    found = defaultdict[str, set[str]](set)
+    modes_of = defaultdict[str, set[str]](set)
     for request, facts in LAUNCHES:
-        found[request.run_mode] |= set_by(planned(request, facts))
-    assert found.keys() == {mode.name for mode in modes.MODES} == set(rank_variables.ALL)
-    for mode, names in found.items():
+        modes_of[request.run_mode] |= set_by(planned(request, facts))
+    assert modes_of.keys() == {mode.name for mode in modes.MODES} == set(rank_variables.ALL)
+    for mode, names in modes_of.items():
         # What depends on devices or options alone is seen in one mode.
         told = {name for where, name in ROWS if where == mode}
         assert names <= told
         missing = told - names
         assert all(ROWS[mode, name].modes == rank_variables.ALL for name in missing)
-    assert {name for _, name in ROWS} == set().union(*found.values())
+    assert {name for _, name in ROWS} == set().union(*modes_of.values())
 
 
 def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
@@ -77,8 +77,8 @@ def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
 
 
 def test_each_row_is_whole() -> None:
-    names = [(mode, one.name) for one in rank_variables.TABLE for mode in one.modes]
+    names = [(mode, row.name) for row in rank_variables.TABLE for mode in row.modes]
     assert len(names) == len(set(names))
-    for one in rank_variables.TABLE:
-        assert one.meaning.endswith(".")
-        assert set(one.modes) <= set(rank_variables.ALL)
+    for row in rank_variables.TABLE:
+        assert row.meaning.endswith(".")
+        assert set(row.modes) <= set(rank_variables.ALL)

@@ -54,22 +54,22 @@ def test_the_exception_of_a_process_is_recorded_or_else_left_in_a_file_of_its_ow
     spec = ProcessSpec("x", ("x",), {**env, "PADDLE_RESTART_COUNT": "2"}, (), "log")
     assert rankfile.exception(spec) is rankfile.exit_under_way(spec) is None
     own.write_text(json.dumps({**WHOLE, "message": "own"}))
-    found = rankfile.exception(spec)
-    assert found is not None
-    assert found.message == "own"
+    report = rankfile.exception(spec)
+    assert report is not None
+    assert report.message == "own"
     for kind, change in (("exception", {}), ("exit", {}), ("exit", {"code": None})):
         with records.open("a") as file:
             print(json.dumps({**WHOLE, "kind": kind, **change}), file=file)
-        found = rankfile.exception(spec)
-        assert found is not None
-        assert found.path == str(records)
+        report = rankfile.exception(spec)
+        assert report is not None
+        assert report.path == str(records)
         assert (rankfile.exit_under_way(spec) is not None) == (kind == "exit" and not change)
     # Each attempt has a file of its own; a program need not say which it is.
     own.write_text(json.dumps({"message": "own"}))
     records.unlink()
-    found = rankfile.exception(spec)
-    assert found is not None
-    assert found.text == "own"
+    report = rankfile.exception(spec)
+    assert report is not None
+    assert report.text == "own"
 
 
 def test_s20_what_a_program_says_without_a_stack_is_shown(tmp_path: Path) -> None:

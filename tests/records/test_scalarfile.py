@@ -44,14 +44,14 @@ def tensor(number: int, content: bytes) -> bytes:
 
 def test_what_visualdl_wrote_is_read(tmp_path: Path) -> None:
     (tmp_path / "vdlrecords.1795455080.log").write_bytes(VISUALDL)
-    found = list(scalarfile.read(str(tmp_path)))
-    assert [(one.tag, one.step, round(one.value, 6)) for one in found] == [
+    scalars = list(scalarfile.read(str(tmp_path)))
+    assert [(scalar.tag, scalar.step, round(scalar.value, 6)) for scalar in scalars] == [
         ("train/loss", 0, 1.0),
         ("lr", 0, 0.0),
         ("train/loss", 1, 0.5),
         ("lr", 1, 0.1),
     ]
-    assert int(found[0].at) == 1795455080
+    assert int(scalars[0].at) == 1795455080
 
 
 def test_what_tensorboard_writes_is_read_in_each_of_its_forms(tmp_path: Path) -> None:

@@ -48,13 +48,13 @@ def tracked() -> list[Path]:
 
 def named_in(folders: tuple[str, ...]) -> dict[str, set[str]]:
     """Return every variable that is named in FOLDERS, and where."""
-    found: dict[str, set[str]] = {}
+    files_of: dict[str, set[str]] = {}
     for path in tracked():
         where = path.relative_to(ROOT).as_posix()
         if where.startswith(folders) and where != "tests/records/test_variables.py":
             for name in NAME.findall(path.read_text(encoding="utf-8", errors="replace")):
-                found.setdefault(name, set()).add(where)
-    return found
+                files_of.setdefault(name, set()).add(where)
+    return files_of
 
 
 def test_no_variable_is_missing_in_the_table() -> None:
@@ -133,8 +133,8 @@ def test_the_pages_tell_of_all_that_are_public_and_of_no_other() -> None:
 
 def test_every_row_is_complete() -> None:
     assert len(KNOWN) == len(variables.table())
-    for one in variables.table():
-        assert NAME.fullmatch(one.name)
-        assert one.set_by
-        assert one.read_by
-        assert one.meaning.endswith(".")
+    for row in variables.table():
+        assert NAME.fullmatch(row.name)
+        assert row.set_by
+        assert row.read_by
+        assert row.meaning.endswith(".")

@@ -141,12 +141,12 @@ def test_s71_every_kind_of_event_is_written(tmp_path: Path) -> None:
 
 def test_s71_events_say_what_people_ask_for(tmp_path: Path) -> None:
     events = write(tmp_path)
-    exits = [one for one in events if one["event"] == "exited"]
-    assert [(one["process"], one["rank"], one["attempt"]) for one in exits] == [
+    exits = [event for event in events if event["event"] == "exited"]
+    assert [(event["process"], event["rank"], event["attempt"]) for event in exits] == [
         ("trainer.3", 3, 1),
         ("server.0", None, 0),
     ]
-    assert [(one["code"], one["signal"]) for one in exits] == [(None, "SIGKILL"), (127, None)]
+    assert [(event["code"], event["signal"]) for event in exits] == [(None, "SIGKILL"), (127, None)]
     assert exits[1]["fault"] == "there is no program."
     end = events[-1]
     assert (end["exit_code"], end["verdict"]) == (137, "rank 3 was killed by SIGKILL")
@@ -157,14 +157,14 @@ def test_s71_every_event_and_key_is_documented(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "events.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, flags=re.MULTILINE)
     told = {name: set(re.findall(r"`(\w+)`", keys)) for name, keys in rows}
-    found: dict[str, set[str]] = {}
+    keys_of: dict[str, set[str]] = {}
     for event in write(tmp_path):
         assert event["schema"] == eventfile.SCHEMA == 2
         assert isinstance(event["time"], float)
         assert isinstance(event["monotonic"], float)
         keys = set(event) - {"schema", "time", "monotonic", "event"}
-        found.setdefault(str(event["event"]), set()).update(keys)
-    assert found == told
+        keys_of.setdefault(str(event["event"]), set()).update(keys)
+    assert keys_of == told
 
 
 @pytest.mark.parametrize("begin", [b"", b'{"schema": 1}\n'])

@@ -206,14 +206,14 @@ def lags(*shares: tuple[float, ...], seconds: float = 40.0) -> list[Lag]:
     """Return what is found when the ranks use these SHARES of a processor in turn."""
     comparison = Comparison()
     used = [0.0] * len(shares[0])
-    found = []
+    lags_seen = []
     for number in range(int(seconds / 5) + 1):
         lag = comparison.see(dict(enumerate(used)), number * 5.0)
         if lag is not None:
-            found.append(lag)
+            lags_seen.append(lag)
         share = shares[min(number, len(shares) - 1)]
         used = [one + 5.0 * part for one, part in zip(used, share, strict=True)]
-    return found
+    return lags_seen
 
 
 def test_s63_an_idle_rank_among_busy_ones_is_named_once() -> None:

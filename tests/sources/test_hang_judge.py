@@ -159,7 +159,7 @@ def test_ranks_that_are_ending_are_not_judged(tmp_path: Path) -> None:
 
 
 def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> None:
-    found: list[Hung] = []
+    declared: list[Hung] = []
     judge = HangJudge(plans.job(plan(tmp_path, 1)), None, period_s=5.0)
 
     def collect(_seconds: float) -> None:
@@ -167,7 +167,7 @@ def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> 
             {0: WAITING, 1: LOADING}, went_on=None, sign="life", deadlocked=(), unreached=()
         )
 
-    judge.open(Timers(), collect=collect, declare=found.append)
+    judge.open(Timers(), collect=collect, declare=declared.append)
     judge.report(30.0)
-    (hung,) = found
+    (hung,) = declared
     assert [who for who, _ in hung.places] == [("rank 2",), ("rank 3",)]

@@ -25,9 +25,9 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
         loop = Loop()
         stack.callback(loop.close)
         pipes = [os.pipe() for _ in range(2)]
-        for one, other in pipes:
-            stack.callback(os.close, one)
-            stack.callback(os.close, other)
+        for read_fd, write_fd in pipes:
+            stack.callback(os.close, read_fd)
+            stack.callback(os.close, write_fd)
         heard = {task: pipe[0] for task, pipe in enumerate(pipes)}
         source = LostTasks(heard, log=remarks.append)
         source.open(loop, declared.append)
@@ -44,7 +44,8 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
         assert remarks == [
             "The engine's task of rank 0 is gone (kill -9?): rank 0 is killed with it."
         ]
-        assert [one.what for one in declared if isinstance(one, RunWarning)] == ["task lost"]
+        warnings = [warning for warning in declared if isinstance(warning, RunWarning)]
+        assert [warning.what for warning in warnings] == ["task lost"]
         # The engine ends the job, and what is left of it later.
         source.on_event(SignalAll(signal.SIGTERM))
         os.write(pipes[1][1], b"gone")

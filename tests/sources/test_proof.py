@@ -428,7 +428,7 @@ def test_quiet_shows_the_table_only_if_something_is_not_in_effect(
 
 
 @pytest.mark.parametrize(
-    ("one", "fault"),
+    ("last", "fault"),
     [
         (knob("fuse_bn_act_ops", "no_effect", reason="no such ops."), "has no effect: no such ops"),
         (knob("fuse_bn_act_ops", "refused", reason="not in 3.3"), "is refused: not in 3.3"),
@@ -440,11 +440,11 @@ def test_quiet_shows_the_table_only_if_something_is_not_in_effect(
     ],
 )
 def test_strict_refutes_as_soon_as_all_are_heard(
-    tmp_path: Path, one: dict[str, object], fault: str
+    tmp_path: Path, last: dict[str, object], fault: str
 ) -> None:
     here = Room(tmp_path, asked=strict())
     for rank in range(2):
-        here.leave(rank, evidence([*GOOD[:2], one]))
+        here.leave(rank, evidence([*GOOD[:2], last]))
     here.until(lambda: here.refuted)
     here.finish()
     assert here.refuted is not None
@@ -626,11 +626,11 @@ def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
     job = Launch(tmp_path, *ranks, strategy=ASKED, max_restarts=2)
     ended = job.run()
     assert ended.returncode == 5
-    said = ended.stderr.decode()
+    shown = ended.stderr.decode()
     assert (
-        "Some ranks apply the strategy and others cannot: they would wait for each other." in said
+        "Some ranks apply the strategy and others cannot: they would wait for each other." in shown
     )
-    assert "    Rank 1: the strategy cannot be applied: ImportError('no').\n" in said
+    assert "    Rank 1: the strategy cannot be applied: ImportError('no').\n" in shown
     assert job.events()[-1]["attempts"] == 1
 
 

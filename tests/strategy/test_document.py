@@ -42,7 +42,7 @@ def planned(
     me: int = 0,
     environ: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    roster = a_roster(hosts, each=2, me=me)
+    roster = a_roster(hosts, ranks=2, me=me)
     facts = some_facts(8, environ=environ or {}, program="train.py")
     return planner.plan(wanted, facts, Share("gpu", roster.members[me].groups, "nccl"), roster)
 

@@ -156,14 +156,14 @@ def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
 def test_cuda_is_started_where_nvml_answers_or_fails_but_not_where_it_hangs(root: Path) -> None:
     start = CudaStart(has_uvm=True, gpus=1)
     for lib in (FakeNvml(("GPU-a",)), FakeNvml(broken=True)):
-        found = gpus.read(lambda lib=lib: lib, start_cuda=lambda: start, root=str(root))  # type: ignore[misc]
-        assert found.cuda_start == start
+        cards = gpus.read(lambda lib=lib: lib, start_cuda=lambda: start, root=str(root))  # type: ignore[misc]
+        assert cards.cuda_start == start
 
     def never() -> CudaStart:
         raise AssertionError
 
-    found = gpus.read(lambda: FakeNvml(init=hang), start_cuda=never, root=str(root), timeout_s=0.2)
-    assert found.cuda_start is None
+    cards = gpus.read(lambda: FakeNvml(init=hang), start_cuda=never, root=str(root), timeout_s=0.2)
+    assert cards.cuda_start is None
 
 
 def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def test_this_host_is_read(tmp_path: Path) -> None:
-    found = machine.read(str(tmp_path / "not" / "yet" / "there"))
-    assert found.logs.path == str(tmp_path)
-    assert found.logs.refusal == ""
-    assert found.shm.total >= found.shm.free
-    assert found.limits.open_files == resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert found.limits.threads >= 1
-    assert found.cpus >= 1
-    assert found.clock.other == str(tmp_path)
+    here = machine.read(str(tmp_path / "not" / "yet" / "there"))
+    assert here.logs.path == str(tmp_path)
+    assert here.logs.refusal == ""
+    assert here.shm.total >= here.shm.free
+    assert here.limits.open_files == resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert here.limits.threads >= 1
+    assert here.cpus >= 1
+    assert here.clock.other == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -68,11 +68,11 @@ def test_the_tightest_limit_of_version_2_counts(root: Path) -> None:
         memory__events="low 0\noom 2\noom_kill 2",
     )
     put(top / "job" / "step", memory__max="2000000", memory__current="5", cpu__max="max 100000")
-    found = machine.group(str(root))
-    assert (found.memory_bytes, found.memory_used) == (1000000, 900000)
-    assert found.cpus == 1.5
-    assert (found.processes, found.processes_used) == (500, 490)
-    assert found.kills == 2
+    limits = machine.group(str(root))
+    assert (limits.memory_bytes, limits.memory_used) == (1000000, 900000)
+    assert limits.cpus == 1.5
+    assert (limits.processes, limits.processes_used) == (500, 490)
+    assert limits.kills == 2
 
 
 def test_limits_of_version_1_count(root: Path) -> None:

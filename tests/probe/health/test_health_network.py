@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def test_this_host_is_read() -> None:
-    found = network.read({"NCCL_SOCKET_IFNAME": "eth"}, resolve=lambda _: ("10.0.0.1",))
-    assert found.hostname == os.uname().nodename
-    assert found.asked_interface == "eth"
-    (loopback,) = [one for one in found.interfaces if one.is_loopback]
+    here = network.read({"NCCL_SOCKET_IFNAME": "eth"}, resolve=lambda _: ("10.0.0.1",))
+    assert here.hostname == os.uname().nodename
+    assert here.asked_interface == "eth"
+    (loopback,) = [one for one in here.interfaces if one.is_loopback]
     assert "127.0.0.1" in loopback.addresses
-    assert [one.addresses for one in found.lookups] == [("10.0.0.1",)]
+    assert [one.addresses for one in here.lookups] == [("10.0.0.1",)]
 
 
 def test_a_resolver_that_hangs_or_fails_holds_nobody_up() -> None:

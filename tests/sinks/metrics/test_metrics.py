@@ -55,20 +55,20 @@ def scrape(port: int) -> dict[str, dict[str, float]]:
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=accept)
     with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - see above
         text = answer.read().decode()
-    found: dict[str, dict[str, float]] = {}
+    samples: dict[str, dict[str, float]] = {}
     # Without types, which mypy minds.
     parser: Any = importlib.import_module("prometheus_client.openmetrics.parser")
     for family in parser.text_string_to_metric_families(text):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[sample.labels.get("rank", "")] = sample.value
-    return found
+            samples.setdefault(sample.name, {})[sample.labels.get("rank", "")] = sample.value
+    return samples
 
 
-def is_whole(one: metricsfile.MetricsRecord) -> bool:
+def is_whole(record: metricsfile.MetricsRecord) -> bool:
     """Whether all that two ranks of TRAIN use and say is in a record; they free it at their end."""
-    return len(one.ranks) == 2 and all(
+    return len(record.ranks) == 2 and all(
         rank.memory_bytes > 32 << 20 and rank.cpu_s and rank.cpu_percent and rank.loss is not None
-        for rank in one.ranks
+        for rank in record.ranks
     )
 
 
@@ -121,20 +121,20 @@ def test_other_attempts_are_measured_too(tmp_path: Path) -> None:
 def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
     [port] = free(1)
     job = Command.python(tmp_path, TRAIN, OFTEN, f"--metrics_port={port}")
-    said = tmp_path / "said"
-    with said.open("wb") as stderr:
+    console = tmp_path / "said"
+    with console.open("wb") as stderr:
         launcher = job.start(stderr=stderr)
     until(lambda: records(job))
     [meter] = meters(job)
     os.kill(meter, signal.SIGKILL)
     sentence = "has ended; the job goes on without metrics."
     # Before the end of the ranks: a launcher that sees both at once has nothing to tell.
-    until(lambda: sentence in said.read_text())
+    until(lambda: sentence in console.read_text())
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     (tmp_path / "go").touch()
     assert job.finish(launcher).code == 0
-    assert said.read_text().count(sentence) == 1
+    assert console.read_text().count(sentence) == 1
 
 
 def test_the_end_of_those_it_has_started_is_awaited(

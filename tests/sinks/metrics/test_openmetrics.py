@@ -14,16 +14,16 @@ ROOT = Path(__file__).parents[3]
 
 
 def samples() -> dict[str, list[tuple[dict[str, str], float]]]:
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    values: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in openmetrics.families(a_run(), a_record()):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
+            values.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return values
 
 
 def test_gpus_and_ranks_are_told_apart_by_labels() -> None:
-    found = samples()
-    [(labels, value)] = found["fleetrun_gpu_use_ratio"]
+    served = samples()
+    [(labels, value)] = served["fleetrun_gpu_use_ratio"]
     assert value == 0.87
     assert labels == {
         "job": "job",
@@ -33,10 +33,10 @@ def test_gpus_and_ranks_are_told_apart_by_labels() -> None:
         "name": "H",
         "ranks": "0",
     }
-    assert [value for _, value in found["fleetrun_gpu_power_watts"]] == [412.5]
-    assert [labels["rank"] for labels, _ in found["fleetrun_rank_step"]] == ["0"]
+    assert [value for _, value in served["fleetrun_gpu_power_watts"]] == [412.5]
+    assert [labels["rank"] for labels, _ in served["fleetrun_rank_step"]] == ["0"]
     # Of rank 1 no step is known.
-    assert [labels["rank"] for labels, _ in found["fleetrun_rank_threads"]] == ["0", "1"]
+    assert [labels["rank"] for labels, _ in served["fleetrun_rank_threads"]] == ["0", "1"]
 
 
 def test_the_dashboard_asks_for_what_is_served() -> None:
