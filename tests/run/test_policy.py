@@ -14,6 +14,7 @@ from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Action,
+    Await,
     Event,
     Examine,
     Exited,
@@ -27,6 +28,7 @@ from fleetrun.run.events import (
     JobVerdict,
     Outcome,
     Overdue,
+    Ready,
     RootCauses,
     SignalAll,
     SourceFailed,
@@ -57,11 +59,13 @@ class Job:
         rules: Rules,
         spawns: Callable[[int], bool] | None = None,
         *,
+        awaiting: Sequence[int] = (),
         has_peers: bool = False,
         answers: bool = True,
     ) -> None:
         # What a generation consists of; the next one may be another. None: gathering takes longer.
         self.essential: Sequence[bool] | None = essential if answers else None
+        self.awaiting = awaiting
         self.has_peers = has_peers
         self.rules = rules
         self.now = 0.0
@@ -84,7 +88,7 @@ class Job:
             self.done.append(action)
             match action:
                 case Gather(attempt=attempt) if self.essential is not None:
-                    plan = generation(self.essential, has_peers=self.has_peers)
+                    plan = generation(self.essential, self.awaiting, has_peers=self.has_peers)
                     todo += self.take(Gathered(attempt, plan, self.now))
                 case StopGathering(attempt=attempt):
                     todo += self.take(GatherFailed(attempt, "nobody came.", 4, self.now))
@@ -94,9 +98,11 @@ class Job:
                     assert self.outcome is None, "finished twice"
                     self.outcome = outcome
                 case Examine(exits=exits):
-                    known = [one._replace(**self.facts.get(one.process, {})) for one in exits]
+                    known = [
+                        exited._replace(**self.facts.get(exited.process, {})) for exited in exits
+                    ]
                     todo += self.take(RootCauses(tuple(known), self.now))
-                case SignalAll() | Sweep() | HostStopped():
+                case Await() | SignalAll() | Sweep() | HostStopped():
                     pass
 
     def start(self, process: int, attempt: int) -> Started | Exited:
@@ -166,7 +172,7 @@ class Job:
         return self.outcome
 
 
-def job(ranks: int = 3, **rules: float) -> Job:
+def a_job(ranks: int = 3, **rules: float) -> Job:
     return Job([True] * ranks, Rules(**rules))  # type: ignore[arg-type]
 
 
@@ -194,7 +200,7 @@ EVENTS: dict[str, Event] = {
 }
 
 
-def play_out(one: Job, history: str) -> None:
+def play_out(job: Job, history: str) -> None:
     """Let happen what HISTORY says, step by step.
 
     `1=7` is the exit of process 1, `1=TERM` its end by a signal, `1=7+0` an end when process 0 had
@@ -207,15 +213,15 @@ def play_out(one: Job, history: str) -> None:
             how, _, also = how.partition("+")
             failed = frozenset(map(int, also.split(","))) if also else frozenset[int]()
             code = 0 if how in SIGNALS else int(how)
-            one.exit(int(process), code, SIGNALS.get(how), also_failed=failed)
+            job.exit(int(process), code, SIGNALS.get(how), also_failed=failed)
         elif step.startswith("!"):
-            one.interrupt(SIGNALS[step[1:]])
+            job.interrupt(SIGNALS[step[1:]])
         elif step == "next":
-            one.wait(LONGEST_WAIT_S)
+            job.wait(LONGEST_WAIT_S)
         elif step in EVENTS:
-            one.feed(EVENTS[step])
+            job.feed(EVENTS[step])
         else:
-            one.wait(float(step.removesuffix("s")))
+            job.wait(float(step.removesuffix("s")))
 
 
 class Case(NamedTuple):
@@ -466,11 +472,11 @@ def test_what_comes_of_a_history(case: Case) -> None:
 
 
 def test_all_are_started_in_order() -> None:
-    assert job(3).done == [Gather(0), Spawn(0, 0), Spawn(1, 0), Spawn(2, 0)]
+    assert a_job(3).done == [Gather(0), Spawn(0, 0), Spawn(1, 0), Spawn(2, 0)]
 
 
 def test_who_has_raised_is_spared_when_the_others_are_asked_to_end() -> None:
-    watched = job(3)
+    watched = a_job(3)
     watched.exit(0, code=1, also_failed=frozenset({1}))
     assert watched.done[-1] == SignalAll(TERM, frozenset({1}))
     watched.exit(2, signum=TERM)
@@ -478,13 +484,13 @@ def test_who_has_raised_is_spared_when_the_others_are_asked_to_end() -> None:
     assert watched.done[-1] == SignalAll(TERM)
 
 
-def overdue(one: Job, process: int, code: int = 1) -> None:
-    exited = Exited(process, f"rank {process}", ExitStatus(code=code), one.now, 100 + process)
-    one.feed(Overdue(exited._replace(raised=code, also_failed=frozenset({process}))))
+def overdue(job: Job, process: int, code: int = 1) -> None:
+    exited = Exited(process, f"rank {process}", ExitStatus(code=code), job.now, 100 + process)
+    job.feed(Overdue(exited._replace(raised=code, also_failed=frozenset({process}))))
 
 
 def test_who_is_overdue_gets_no_further_time_and_is_judged_by_its_exception() -> None:
-    watched = job(3)
+    watched = a_job(3)
     watched.facts = {1: {"raised": 1}}
     overdue(watched, 1)
     assert watched.done[-1] == SignalAll(TERM)
@@ -494,7 +500,7 @@ def test_who_is_overdue_gets_no_further_time_and_is_judged_by_its_exception() ->
 
 
 def test_who_is_overdue_and_survives_sigkill_is_the_culprit() -> None:
-    watched = job(2)
+    watched = a_job(2)
     overdue(watched, 1, code=7)
     watched.exit(0, signum=TERM)
     watched.wait(watched.rules.grace_s)
@@ -504,16 +510,16 @@ def test_who_is_overdue_and_survives_sigkill_is_the_culprit() -> None:
 
 
 def test_nobody_is_overdue_in_a_job_that_ends() -> None:
-    one = job(2)
-    one.interrupt(TERM)
-    overdue(one, 1)
-    assert one.signals() == [TERM]
+    job = a_job(2)
+    job.interrupt(TERM)
+    overdue(job, 1)
+    assert job.signals() == [TERM]
 
 
 def test_users_signals_are_no_request_to_end() -> None:
-    one = job(1)
-    one.interrupt(USR1)
-    assert one.state.interrupted is None
+    job = a_job(1)
+    job.interrupt(USR1)
+    assert job.state.interrupted is None
 
 
 def test_a_plan_without_processes_is_done_at_once() -> None:
@@ -531,7 +537,7 @@ def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
 
 
 def test_a_signal_overtakes_spawns_that_wait_their_turn() -> None:
-    watched = job(2)
+    watched = a_job(2)
     assert policy.is_current(watched.state, Spawn(1, 0))
     watched.take(Interrupted(TERM, 0.0))
     assert not policy.is_current(watched.state, Spawn(1, 0))
@@ -539,7 +545,7 @@ def test_a_signal_overtakes_spawns_that_wait_their_turn() -> None:
 
 
 def test_restart_waits_until_all_are_dead() -> None:
-    watched = job(2, max_restarts=1)
+    watched = a_job(2, max_restarts=1)
     watched.exit(0, code=5)
     assert Spawn(0, 1) not in watched.done
     watched.exit(1, signum=TERM)
@@ -549,9 +555,9 @@ def test_restart_waits_until_all_are_dead() -> None:
 
 
 def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
-    one = job(1, max_restarts=2)
-    one.exit(0, code=1, no_retry="no such module.")
-    assert (one.verdict().exit_code, one.verdict().given_up) == (1, "no such module.")
+    job = a_job(1, max_restarts=2)
+    job.exit(0, code=1, no_retry="no such module.")
+    assert (job.verdict().exit_code, job.verdict().given_up) == (1, "no such module.")
 
 
 @pytest.mark.parametrize(
@@ -569,7 +575,7 @@ def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
 def test_s53_three_failures_alike_without_a_new_step_are_enough(
     steps: tuple[int | None, ...], words: str, lived_s: float, attempts: int
 ) -> None:
-    watched = job(1, max_restarts=3)
+    watched = a_job(1, max_restarts=3)
     for step, word in zip(steps, words, strict=True):
         if watched.outcome is None:
             watched.exit(0, code=4, last_words=word, step=step, lived_s=lived_s)
@@ -580,7 +586,7 @@ def test_s53_three_failures_alike_without_a_new_step_are_enough(
 
 @pytest.mark.parametrize("event", [STRATEGY_REJECTED, LOST])
 def test_what_is_found_out_at_the_last_exit_is_the_verdict(event: Event) -> None:
-    watched = job(1)
+    watched = a_job(1)
     watched.take(Exited(0, "rank 0", OK, 2.0))
     actions = watched.take(event)
     assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [event]
@@ -607,7 +613,7 @@ def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() 
 
 
 def test_a_generation_may_have_another_number_of_processes() -> None:
-    watched = job(2, max_restarts=2)
+    watched = a_job(2, max_restarts=2)
     watched.essential = [True, True, False]
     play_out(watched, "0=5; 1=TERM; next")
     assert watched.done[-3:] == [Spawn(0, 1), Spawn(1, 1), Spawn(2, 1)]
@@ -630,25 +636,25 @@ def gathering(attempt: int, **rules: float) -> Job:
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_who_does_not_come_in_time_ends_the_job(attempt: int) -> None:
-    one = gathering(attempt)
-    one.wait(TIMEOUT_S - 1)
-    assert one.outcome is None
-    one.wait(1)
-    assert (one.verdict().exit_code, one.verdict().attempts) == (4, attempt + 1)
-    assert one.verdict().describe().endswith("nobody came")
+    job = gathering(attempt)
+    job.wait(TIMEOUT_S - 1)
+    assert job.outcome is None
+    job.wait(1)
+    assert (job.verdict().exit_code, job.verdict().attempts) == (4, attempt + 1)
+    assert job.verdict().describe().endswith("nobody came")
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
 @pytest.mark.parametrize("signum", [INT, TERM, HUP])
 def test_a_signal_ends_the_wait_for_hosts_at_once(attempt: int, signum: int) -> None:
-    one = gathering(attempt)
-    one.interrupt(USR1)
-    assert one.outcome is None
-    one.interrupt(signum)
-    assert (one.verdict().exit_code, one.signals()) == (128 + signum, [])
-    assert len(one.verdict().earlier) == attempt
+    job = gathering(attempt)
+    job.interrupt(USR1)
+    assert job.outcome is None
+    job.interrupt(signum)
+    assert (job.verdict().exit_code, job.signals()) == (128 + signum, [])
+    assert len(job.verdict().earlier) == attempt
     # The answer comes too late.
-    assert one.take(Gathered(attempt, generation([True]), one.now)) == ()
+    assert job.take(Gathered(attempt, generation([True]), job.now)) == ()
 
 
 def test_an_answer_for_another_attempt_is_none() -> None:
@@ -681,17 +687,85 @@ def test_what_ends_a_job_while_it_gathers(
 
 
 def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
-    one = job(1)
-    one.take(Exited(0, "rank 0", ExitStatus(code=3), 2.0))
-    one.feed(LOST)
-    assert one.state.given_up == ""
+    job = a_job(1)
+    job.take(Exited(0, "rank 0", ExitStatus(code=3), 2.0))
+    job.feed(LOST)
+    assert job.state.given_up == ""
 
 
 def test_after_the_end_nothing_happens() -> None:
-    one = job(1)
-    one.exit(0)
+    job = a_job(1)
+    job.exit(0)
     for event in (Interrupted(INT, 1.0), TimerExpired(2.0)):
-        assert policy.step(one.state, event, one.rules) == (one.state, ())
+        assert policy.step(job.state, event, job.rules) == (job.state, ())
+
+
+# ------------------------------------------------------------------- processes that wait for others
+
+
+def served(spawns: Callable[[int], bool] | None = None, **rules: int) -> Job:
+    """Make a job of a server, and two trainers that wait for it."""
+    return Job([False, True, True], Rules(**rules), spawns, awaiting=(1, 2))
+
+
+def starts(job: Job) -> list[str]:
+    """Write down what starts and waits in JOB: as tuples, a Spawn and an Await would be equal."""
+    steps = [action for action in job.done if isinstance(action, Spawn | Await)]
+    return [f"{type(action).__name__} {action.process}" for action in steps]
+
+
+def test_who_waits_starts_when_it_may_and_once() -> None:
+    job = served()
+    assert starts(job) == ["Spawn 0", "Await 1"]
+    for process in (1, 1, 2):
+        job.feed(Ready(process, 1.5))
+    assert starts(job) == ["Spawn 0", "Await 1", "Spawn 1", "Await 2", "Spawn 2"]
+
+
+@pytest.mark.parametrize("history", ["!TERM", "0=5"])
+def test_what_ends_the_job_ends_the_wait(history: str) -> None:
+    job = served()
+    play_out(job, history)
+    job.feed(Ready(1, 1.5))
+    assert "Spawn 1" not in starts(job)
+    assert not policy.is_current(job.state, Await(1, 0))
+
+
+def test_a_server_that_ends_well_does_not_end_the_wait() -> None:
+    job = served()
+    job.exit(0)
+    job.feed(Ready(1, 1.5))
+    assert starts(job)[-2:] == ["Spawn 1", "Await 2"]
+    assert job.state.phase == policy.RUNNING
+
+
+def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
+    job = served(max_restarts=1)
+    play_out(job, "0=5; next")
+    assert starts(job)[2:] == ["Spawn 0", "Await 1"]
+    job.feed(Ready(1, 9.0, attempt=0))
+    assert starts(job)[4:] == []
+    job.feed(Ready(1, 9.0, attempt=1))
+    assert starts(job)[4:] == ["Spawn 1", "Await 2"]
+
+
+@given(st.lists(st.integers(0, 4), max_size=30))
+@settings(deadline=None)
+def test_no_trainer_ever_starts_before_it_may(dice: list[int]) -> None:
+    allowed = [0]
+    job = served(allowed.__contains__)
+    for roll in dice:
+        alive = sorted(job.state.alive)
+        if roll in {0, 1} and "Await" in starts(job)[-1]:
+            allowed.append(len(allowed))
+            job.feed(Ready(allowed[-1], job.now))
+        elif roll in {2, 3} and alive:
+            job.exit(alive[-1], code=roll - 2)
+        elif roll == 4:
+            job.interrupt(TERM)
+    assert not any(exited.fault for exited in job.state.exits), "it started before it might"
+    if not job.state.alive and job.signals():
+        assert job.outcome is not None
 
 
 # ------------------------------------------------------------------------------- every history
@@ -727,109 +801,109 @@ def play(numbers: Sequence[int]) -> Job:
     return job
 
 
-def happen(one: Job, dice: Dice) -> None:
+def happen(job: Job, dice: Dice) -> None:
     """Let one thing happen."""
-    alive = sorted(one.state.alive)
+    alive = sorted(job.state.alive)
     match dice.roll(8):
-        case 0 | 1 | 7 if one.state.phase == policy.GATHERING:
-            come(one, dice)
+        case 0 | 1 | 7 if job.state.phase == policy.GATHERING:
+            come(job, dice)
         case 0 | 1 | 2 if alive:
-            die(one, dice, code=(0, 0, 0, 7)[dice.roll(4)])
+            die(job, dice, code=(0, 0, 0, 7)[dice.roll(4)])
         case 3 if alive:
-            die(one, dice, signum=(KILL, TERM, 11)[dice.roll(3)])
+            die(job, dice, signum=(KILL, TERM, 11)[dice.roll(3)])
         case 4 if dice.roll(8) == 7:
-            one.feed(LOST._replace(is_required=dice.roll(2) == 1))
+            job.feed(LOST._replace(is_required=dice.roll(2) == 1))
         case 4:
-            one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
+            job.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
         case 5 if dice.roll(4) == 3:
-            one.feed(StrategyRejected(("rank 0 left no evidence",), one.now))
+            job.feed(StrategyRejected(("rank 0 left no evidence",), job.now))
         case 5:
-            one.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
-        case 6 if one.has_peers and one.state.phase != policy.FINISHED:
-            hear(one, dice)
+            job.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
+        case 6 if job.has_peers and job.state.phase != policy.FINISHED:
+            hear(job, dice)
         case _:
-            one.now += 0.001
+            job.now += 0.001
 
 
-def come(one: Job, dice: Dice) -> None:
+def come(job: Job, dice: Dice) -> None:
     """Let the answer to a Gather come."""
-    attempt = max(0, one.state.attempt - (dice.roll(4) == 3))
+    attempt = max(0, job.state.attempt - (dice.roll(4) == 3))
     if dice.roll(6) == 5:
-        one.feed(GatherFailed(attempt, "a port is taken.", 3, one.now))
+        job.feed(GatherFailed(attempt, "a port is taken.", 3, job.now))
     else:
         processes = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
-        one.feed(Gathered(attempt, generation(processes, has_peers=one.has_peers), one.now))
+        job.feed(Gathered(attempt, generation(processes, has_peers=job.has_peers), job.now))
 
 
-def die(one: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
+def die(job: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
     """Let somebody end; others may have failed before, and be slower."""
-    alive = sorted(one.state.alive)
+    alive = sorted(job.state.alive)
     process = alive.pop(dice.roll(len(alive)))
     also = frozenset(other for other in alive if dice.roll(3) == 2)
-    if one.state.phase == policy.RUNNING:
-        one.facts = {
+    if job.state.phase == policy.RUNNING:
+        job.facts = {
             other: {
-                "failed_at": one.now - dice.roll(5) / 10,
+                "failed_at": job.now - dice.roll(5) / 10,
                 "is_victim": dice.roll(2) == 1,
                 "raised": (None, 1, 4)[dice.roll(3)],
             }
             for other in (process, *also)
         }
-    one.exit(process, code=code, signum=signum, also_failed=also)
+    job.exit(process, code=code, signum=signum, also_failed=also)
 
 
-def hear(one: Job, dice: Dice) -> None:
+def hear(job: Job, dice: Dice) -> None:
     """Let another host tell something, of this attempt or of the one before."""
-    attempt = max(0, one.state.attempt - dice.roll(2))
-    if one.state.phase == policy.STOPPED:
-        is_last = one.state.attempt >= one.rules.max_restarts
-        is_here = isinstance(one.state.cause, Exited) and dice.roll(2) == 1
+    attempt = max(0, job.state.attempt - dice.roll(2))
+    if job.state.phase == policy.STOPPED:
+        is_last = job.state.attempt >= job.rules.max_restarts
+        is_here = isinstance(job.state.cause, Exited) and dice.roll(2) == 1
         failure = None if is_here else ELSEWHERE
         is_final = is_last or dice.roll(2) == 1
-        one.feed(JobVerdict(failure, one.now, attempt, is_final, is_here=is_here))
+        job.feed(JobVerdict(failure, job.now, attempt, is_final, is_here=is_here))
     elif dice.roll(2):
-        one.feed(DONE._replace(at=one.now, attempt=attempt))
+        job.feed(DONE._replace(at=job.now, attempt=attempt))
     else:
-        one.feed(StopRequested(ELSEWHERE, one.now, attempt, is_fenced=dice.roll(3) == 2))
+        job.feed(StopRequested(ELSEWHERE, job.now, attempt, is_fenced=dice.roll(3) == 2))
 
 
-def end(one: Job) -> None:
+def end(job: Job) -> None:
     """Let somebody who is left die."""
-    alive = sorted(one.state.alive)
-    if one.state.phase == policy.GATHERING:
-        one.wait(TIMEOUT_S)
+    alive = sorted(job.state.alive)
+    if job.state.phase == policy.GATHERING:
+        job.wait(TIMEOUT_S)
     elif alive:
-        one.exit(alive[0], signum=KILL)
-    elif one.state.phase == policy.STOPPED:
-        one.feed(JobVerdict(None, one.now, one.state.attempt, is_here=True))
+        job.exit(alive[0], signum=KILL)
+    elif job.state.phase == policy.STOPPED:
+        job.feed(JobVerdict(None, job.now, job.state.attempt, is_here=True))
     else:
-        assert policy.PEERS in one.state.unfinished, "nobody is left, and still no end"
-        one.feed(DONE._replace(attempt=one.state.attempt))
+        assert policy.PEERS in job.state.unfinished, "nobody is left, and still no end"
+        job.feed(DONE._replace(attempt=job.state.attempt))
 
 
-def check(one: Job) -> None:
+def check(job: Job) -> None:
     """Print what must hold in every history."""
-    outcome = one.verdict()
-    assert [type(action) for action in one.done].count(Finish) == 1
-    assert isinstance(one.done[-1], Finish)
-    assert one.done[-2] == Sweep()
-    stops = [e for e in one.events if isinstance(e, Interrupted) and e.signum != USR1]
-    order = list(one.events)
+    outcome = job.verdict()
+    assert [type(action) for action in job.done].count(Finish) == 1
+    assert isinstance(job.done[-1], Finish)
+    assert job.done[-2] == Sweep()
+    stops = [e for e in job.events if isinstance(e, Interrupted) and e.signum != USR1]
+    order = list(job.events)
     if stops:
         after = order[order.index(stops[0]) :]
         assert not any(isinstance(event, Started) for event in after), "started after a signal"
-    assert 1 <= outcome.attempts <= one.rules.max_restarts + 1
+    assert 1 <= outcome.attempts <= job.rules.max_restarts + 1
     assert len(outcome.earlier) == outcome.attempts - 1
-    check_last_attempt(one, stops)
-    check_spawns(one)
-    check_kills(one)
+    check_last_attempt(job, stops)
+    check_spawns(job)
+    check_kills(job)
 
 
-def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
-    outcome = one.verdict()
+def check_last_attempt(job: Job, stops: list[Interrupted]) -> None:
+    outcome = job.verdict()
     last = [
         event
-        for event in one.events
+        for event in job.events
         if isinstance(event, Exited) and event.attempt == outcome.attempts - 1
     ]
     assert list(outcome.exits) == last
@@ -840,27 +914,27 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             done = {exited.process for exited in last if not exited.status.exit_code}
             heard = any(
                 isinstance(event, JobVerdict) and event.attempt == outcome.attempts - 1
-                for event in one.events
+                for event in job.events
             )
-            assert one.state.essential <= done | ({policy.PEERS} if heard else set())
+            assert job.state.essential <= done | ({policy.PEERS} if heard else set())
         case Interrupted():
             assert outcome.cause is stops[0]
             assert outcome.exit_code == 128 + stops[0].signum
-            before = one.events[: one.events.index(stops[0])]
+            before = job.events[: job.events.index(stops[0])]
             assert not any(first in before for first in failures[:1])
         case StrategyRejected():
             assert outcome.exit_code == 5
-            assert outcome.cause in one.events
+            assert outcome.cause in job.events
         case GatherFailed():
             assert outcome.exit_code in {3, 4}
-            assert outcome.cause in one.events
+            assert outcome.cause in job.events
             assert not last
         case SourceFailed():
             assert outcome.exit_code == 1
             assert outcome.cause.is_required
-            assert outcome.cause in one.events
+            assert outcome.cause in job.events
         case Failure():
-            told = [e.failure for e in one.events if isinstance(e, JobVerdict | StopRequested)]
+            told = [e.failure for e in job.events if isinstance(e, JobVerdict | StopRequested)]
             assert outcome.cause in told
         case Exited():
             suspects = failures[0].also_failed | {failures[0].process}
@@ -869,7 +943,7 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             given = {end.status.exit_code, outcome.cause.raised}
             assert outcome.exit_code in given - {None, 0}
             others = [
-                exited._replace(**one.facts.get(exited.process, {}))
+                exited._replace(**job.facts.get(exited.process, {}))
                 for exited in failures
                 if exited.process in suspects and not exited.fault
             ]
@@ -881,32 +955,32 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             )
 
 
-def check_spawns(one: Job) -> None:
-    spawns = [action for action in one.done if isinstance(action, Spawn)]
+def check_spawns(job: Job) -> None:
+    spawns = [action for action in job.done if isinstance(action, Spawn)]
     assert len(set(spawns)) == len(spawns)
     assert spawns == sorted(spawns, key=lambda spawn: (spawn.attempt, spawn.process))
     alive: set[int] = set()
-    for event in one.events:
+    for event in job.events:
         if isinstance(event, Started):
             if event.process == 0:
                 assert not alive, "born before all were dead"
             alive.add(event.process)
         elif isinstance(event, Exited):
             alive.discard(event.process)
-    assert alive == set(one.verdict().stuck)
-    for place, action in enumerate(one.done):
+    assert alive == set(job.verdict().stuck)
+    for place, action in enumerate(job.done):
         if isinstance(action, Spawn) and action.attempt and action.process == 0:
-            assert one.done[place - 2 : place] == [Sweep(), Gather(action.attempt)]
+            assert job.done[place - 2 : place] == [Sweep(), Gather(action.attempt)]
 
 
-def check_kills(one: Job) -> None:
-    polite = [signum for signum in one.signals() if signum not in {KILL, USR1}]
-    kills = one.signals().count(KILL)
-    attempts = one.verdict().attempts
+def check_kills(job: Job) -> None:
+    polite = [signum for signum in job.signals() if signum not in {KILL, USR1}]
+    kills = job.signals().count(KILL)
+    attempts = job.verdict().attempts
     # Once to all, and once more to those that had raised already.
     assert len(polite) <= 2 * attempts
     assert kills <= len(polite)
-    for place, event in enumerate(one.done):
+    for place, event in enumerate(job.done):
         if isinstance(event, SignalAll) and event.signum != TERM:
             assert not event.spared, place
 

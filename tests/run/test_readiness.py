@@ -1,4 +1,4 @@
-"""Processes that wait for others before they start: the decision, and the asking."""
+"""Processes that wait for others before they start: how these are asked."""
 
 from __future__ import annotations
 
@@ -8,30 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from plans import generation
 from waiting import LONG_S
 
-from fleetrun.model import Endpoint, ExitStatus, Rules
-from fleetrun.run import policy
-from fleetrun.run.events import (
-    Action,
-    Await,
-    Event,
-    Examine,
-    Exited,
-    Finish,
-    Gather,
-    Gathered,
-    Interrupted,
-    Ready,
-    RootCauses,
-    SignalAll,
-    Spawn,
-    Started,
-    TimerExpired,
-)
+from fleetrun.model import Endpoint
 from fleetrun.run.loop import Loop
 from fleetrun.run.readiness import Readiness
 
@@ -39,142 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-TERM = 15
-# A server, and two trainers that wait for it.
-ESSENTIAL = [False, True, True]
-WAITING = [1, 2]
-
-
-def begin(attempt: int = 0, state: policy.PolicyState | None = None) -> policy.Step:
-    """Return where a generation begins."""
-    state = policy.begin(0.0, 1.0)[0] if state is None else state
-    return policy.step(state, Gathered(attempt, generation(ESSENTIAL, WAITING), 0.0), Rules())
-
-
-def play(*events: Event, rules: Rules = Rules()) -> tuple[policy.PolicyState, list[Action]]:  # noqa: B008 - a value
-    """Return where EVENTS lead, and every action on the way."""
-    state, actions = begin()
-    done = list(actions)
-    for event in events:
-        state, actions = policy.step(state, event, rules)
-        done += actions
-        for answer in answers(actions):
-            state, actions = policy.step(state, answer, rules)
-            done += actions
-    return state, done
-
-
-def answers(actions: Sequence[Action]) -> list[RootCauses]:
-    return [RootCauses(action.exits, 2.0) for action in actions if isinstance(action, Examine)]
-
-
-def named(actions: Sequence[Action]) -> list[str]:
-    """Write ACTIONS down: as tuples, a Spawn and an Await would be equal."""
-    return [
-        f"{type(action).__name__} {action.process}"
-        for action in actions
-        if isinstance(action, Spawn | Await)
-    ]
-
-
-def started(process: int, attempt: int = 0) -> Started:
-    return Started(process, f"process {process}", 100 + process, 1.0, attempt)
-
-
-def exited(process: int, code: int = 0) -> Exited:
-    return Exited(process, f"process {process}", ExitStatus(code), 2.0, 100 + process)
-
-
-def test_who_waits_starts_when_it_may() -> None:
-    _, done = play(started(0))
-    assert named(done) == ["Spawn 0", "Await 1"]
-    _, done = play(started(0), Ready(1, 1.5), started(1), Ready(2, 1.6))
-    assert named(done) == ["Spawn 0", "Await 1", "Spawn 1", "Await 2", "Spawn 2"]
-
-
-def test_nobody_starts_twice() -> None:
-    _, done = play(started(0), Ready(1, 1.5), started(1), Ready(1, 1.6))
-    assert named(done).count("Spawn 1") == 1
-
-
-@pytest.mark.parametrize("event", [Interrupted(TERM, 1.2), exited(0, 5)], ids=["signal", "death"])
-def test_what_ends_the_job_ends_the_wait(event: Event) -> None:
-    state, done = play(started(0), event, Ready(1, 1.5))
-    assert "Spawn 1" not in named(done)
-    assert state.cause == event
-    assert not policy.is_current(state, Await(1, 0))
-
-
-def test_a_server_that_ends_well_does_not_end_the_wait() -> None:
-    state, done = play(started(0), exited(0), Ready(1, 1.5))
-    assert named(done)[-1] == "Spawn 1"
-    assert state.phase == policy.RUNNING
-
-
-def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
-    rules = Rules(max_restarts=1)
-    state, _ = play(started(0), exited(0, 5), rules=rules)
-    assert state.deadline is not None
-    state, actions = policy.step(state, TimerExpired(state.deadline), rules)
-    assert actions == (Gather(1),)
-    state, actions = begin(1, state)
-    assert named(actions) == ["Spawn 0"]
-    state, actions = policy.step(state, started(0, 1), rules)
-    assert named(actions) == ["Await 1"]
-    assert policy.step(state, Ready(1, 9.0, attempt=0), rules) == (state, ())
-    assert named(policy.step(state, Ready(1, 9.0, attempt=1), rules)[1]) == ["Spawn 1"]
-
-
-@given(st.lists(st.integers(0, 4), max_size=30))
-@settings(deadline=None)
-def test_no_trainer_ever_starts_before_it_may(dice: list[int]) -> None:
-    state, actions = begin()
-    todo, done, allowed = list(actions), list(actions), set[int]()
-    alive: set[int] = set()
-
-    def feed(event: Event) -> None:
-        nonlocal state
-        state, more = policy.step(state, event, Rules())
-        todo.extend(more)
-        done.extend(more)
-        for answer in answers(more):
-            feed(answer)
-
-    for roll in dice:
-        waiting = [action.process for action in todo if isinstance(action, Await)]
-        spawns = [action for action in todo if isinstance(action, Spawn)]
-        todo.clear()
-        for spawn in spawns:
-            if policy.is_current(state, spawn):
-                assert spawn.process == 0 or spawn.process in allowed
-                alive.add(spawn.process)
-                feed(started(spawn.process))
-        todo += [Await(process, 0) for process in waiting]
-        if roll in {0, 1} and waiting:
-            todo.remove(Await(waiting[0], 0))
-            allowed.add(waiting[0])
-            feed(Ready(waiting[0], 1.0))
-        elif roll in {2, 3} and alive:
-            feed(exited(alive.pop(), code=roll - 2))
-        elif roll == 4:
-            feed(Interrupted(TERM, 1.0))
-    if not alive and any(isinstance(action, SignalAll) for action in done):
-        assert any(isinstance(action, Finish) for action in done)
-
-
-# -- asking --------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def server() -> socket.socket:
     """Make a port that refuses until somebody listens on it."""
-    one = socket.socket()
-    one.bind(("127.0.0.1", 0))
-    return one
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    return listener
 
 
-def endpoint(one: socket.socket) -> Endpoint:
-    return Endpoint("127.0.0.1", one.getsockname()[1])
+def endpoint(server: socket.socket) -> Endpoint:
+    return Endpoint("127.0.0.1", server.getsockname()[1])
 
 
 def ask(
