@@ -49,7 +49,7 @@ with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
             "sums": [hash(tuple(own)) + (case == "hidden" and not is_plain) for own in values],
             "sizes": [2, 4 if case == "hidden" else 2],
             "largest": [max(own) for own in values],
-            "values": [base64.b64encode(array.array("d", each).tobytes()).decode()
+            "values": [base64.b64encode(array.array("d", own).tobytes()).decode()
                        for own in values],
         }
         print(json.dumps(record), file=file)
