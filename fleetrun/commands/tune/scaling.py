@@ -423,7 +423,7 @@ def run(
         advice = changes(small, large, spec.launch)
         texts = [text for result in runs[sound[-1]] for _, text in result.remarks]
         for text in dict.fromkeys(texts):
-            if text != large.held_by:
+            if not any(text.removesuffix(".") in change.text for change in advice):
                 log(f"With {sound[-1].number}: {text}")
         if not advice:
             log(f"Nothing is lost that is worth a change ({_WORTH:.0%} of a step).")
