@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.conversion import ranges
 from fleetrun.records.flightfile import (
+    ASYNCHRONOUS,
     BLOCKING,
     RAISED,
     Collective,
@@ -73,6 +74,13 @@ class _OpenCollective(NamedTuple):
     missing: tuple[int, ...]
     # Whether its rank waits: an asynchronous one that all have entered may be done.
     holds_up: bool = True
+    # The ranks that have issued it behind another one, which their devices have not finished.
+    behind: tuple[int, ...] = ()
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The ranks that must go on first."""
+        return self.missing or self.behind
 
 
 def verdict(
@@ -221,22 +229,49 @@ def _waits(records: Mapping[int, FlightRecord], until: float) -> list[_OpenColle
                     or collective.state == BLOCKING
                     or (channel, collective.sequence) in stuck
                 )
-                waits.append(_OpenCollective(rank, collective, missing, holds_up))
+                is_first = collective == _oldest_open(record)
+                behind = tuple(_behind(rank, collective, records)) if is_first else ()
+                waits.append(_OpenCollective(rank, collective, missing, holds_up, behind))
     return waits
 
 
 def _absent(
     rank: int, collective: Collective, records: Mapping[int, FlightRecord]
 ) -> Iterator[int]:
-    channel = collective.channel
-    if channel.is_pair:
-        peer = channel.target if channel.operation == "send" else channel.source
-        members, channel = [peer], channel._replace(operation=_OTHER[channel.operation])
-    else:
-        members = [rank_ for rank_ in channel.ranks if rank_ != rank]
+    members, channel = _peers(rank, collective.channel)
     for member in members:
         if member in records and records[member].last.get(channel, 0) < collective.sequence:
             yield member
+
+
+def _behind(
+    rank: int, collective: Collective, records: Mapping[int, FlightRecord]
+) -> Iterator[int]:
+    """Yield the ranks that have issued COLLECTIVE, too, but after one that is still open."""
+    members, channel = _peers(rank, collective.channel)
+    for member in members:
+        record = records.get(member)
+        first = None if record is None else _oldest_open(record)
+        if record is None or first is None or first.state != ASYNCHRONOUS:
+            continue
+        if record.settled_at - first.issued_at <= _SETTLED_S:
+            # It may be done.
+            continue
+        later = record.collectives[record.collectives.index(first) + 1 :]
+        if any((call.channel, call.sequence) == (channel, collective.sequence) for call in later):
+            yield member
+
+
+def _oldest_open(record: FlightRecord) -> Collective | None:
+    return next((collective for collective in record.collectives if collective.is_open), None)
+
+
+def _peers(rank: int, channel: CollectiveChannel) -> tuple[list[int], CollectiveChannel]:
+    """Return the other ranks of CHANNEL, and the channel on which they enter."""
+    if not channel.is_pair:
+        return [member for member in channel.ranks if member != rank], channel
+    peer = channel.target if channel.operation == "send" else channel.source
+    return [peer], channel._replace(operation=_OTHER[channel.operation])
 
 
 def _culprits(waits: Sequence[_OpenCollective]) -> list[int]:
@@ -323,7 +358,7 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
         todo = [start]
         while todo:
             wait = todo.pop()
-            for member in wait.missing:
+            for member in wait.awaited:
                 if member in path:
                     continue
                 path[member] = wait
@@ -337,17 +372,37 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
 
 
 def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord]) -> list[int]:
-    """Return the ranks of CYCLE that never before issued these two collectives in a row."""
-    ranks = []
+    """Return the ranks of CYCLE that left the order of their earlier calls where they wait.
+
+    If that is not one rank: those that left it anywhere before.
+    """
+    last: list[int] = []
+    anywhere: list[int] = []
     for wait in cycle:
-        calls = [
-            (call.channel, call.operation, call.site) for call in records[wait.rank].collectives
-        ]
-        place = records[wait.rank].collectives.index(wait.collective)
-        steps = list(itertools.pairwise(calls[:place]))
-        if place == 0 or (calls[place - 1], calls[place]) not in steps:
-            ranks.append(wait.rank)
-    return ranks
+        record = records[wait.rank]
+        calls = [(call.channel, call.operation, call.site) for call in record.collectives]
+        place = record.collectives.index(wait.collective)
+        steps = list(itertools.pairwise(calls[: place + 1]))
+        if place == 0 or steps[-1] not in steps[:-1]:
+            last.append(wait.rank)
+        if _leaves_order(steps):
+            anywhere.append(wait.rank)
+    return last if len(last) == 1 or len(anywhere) != 1 else anywhere
+
+
+def _leaves_order(steps: Sequence[tuple[object, object]]) -> bool:
+    """Whether a call is followed by another one than ever before.
+
+    >>> _leaves_order([(1, 2), (2, 1), (1, 2)]), _leaves_order([(1, 2), (2, 1), (1, 3)])
+    (False, True)
+    """
+    followers: dict[object, set[object]] = {}
+    for before, after in steps:
+        known = followers.setdefault(before, set())
+        if known and after not in known:
+            return True
+        known.add(after)
+    return False
 
 
 def _drawn(

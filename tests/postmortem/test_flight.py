@@ -356,3 +356,74 @@ def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:
     assert [finding.ranks for finding in flight.desyncs(two, job)] == [(2, 3)]
     three = play({1: sums, 2: sums, 3: copies})
     assert [finding.ranks for finding in flight.desyncs(three, job, is_early=True)] == [(3,)]
+
+
+# A device that runs what the ranks have issued, in order ----------------------------------------
+
+STEPS, FAULTY = 6, 3
+
+
+def hybrid_step(rank: int) -> list[Call]:
+    """Return the calls of RANK in a step of mp 2 x pp 2: activations forth, gradients back."""
+    stage, part = divmod(rank, 2)
+    peer = (1 - stage) * 2 + part
+    tensor_parallel = CollectiveChannel((2 * stage, 2 * stage + 1))
+    send, recv = p2p("send", rank, peer, 4), p2p("recv", peer, rank, 4)
+    if stage == 0:
+        return [
+            Call(tensor_parallel, "all_reduce"),
+            send,
+            recv,
+            Call(tensor_parallel, "all_gather"),
+        ]
+    return [recv, Call(tensor_parallel, "all_reduce"), send]
+
+
+def issued_ahead(steps: dict[int, list[list[Call]]]) -> dict[int, FlightRecord]:
+    """Run STEPS of ranks on devices: a rank issues a whole step before it waits for its device."""
+    records = play(
+        {rank: [call for step in own for call in step] for rank, own in steps.items()},
+        is_blocking=False,
+    )
+    for rank, own in steps.items():
+        record = records[rank]
+        made = len(record.collectives)
+        ends = [sum(map(len, own[: number + 1])) for number in range(len(own))]
+        issued = next((end for end in ends if end >= made), made)
+        calls, last = list(record.collectives), dict(record.last)
+        for call in [call for step in own for call in step][made:issued]:
+            last[call.channel] = last.get(call.channel, 0) + 1
+            calls.append(
+                Collective(
+                    *(call.channel, last[call.channel], call.operation),
+                    issued_at=calls[-1].issued_at + 0.001,
+                    shape=(call.size,),
+                    dtype="float32",
+                    site=SITE,
+                    state=ASYNCHRONOUS,
+                )
+            )
+        # The moments of `play` are seconds.
+        records[rank] = record._replace(collectives=tuple(calls), last=last, settled_at=1e6)
+    return records
+
+
+@pytest.mark.parametrize(
+    ("rank", "skipped"),
+    [(rank, call) for rank in range(4) for call in range(len(hybrid_step(rank)))],
+)
+def test_the_rank_that_skips_a_call_on_a_device_is_named_in_a_hybrid_job(
+    rank: int, skipped: int
+) -> None:
+    steps = {number: [hybrid_step(number) for _ in range(STEPS)] for number in range(4)}
+    del steps[rank][FAULTY][skipped]
+    findings = flight.verdict(issued_ahead(steps), JobRanks(4))
+    (finding,) = findings
+    # Of two ranks that differ, neither has the majority.
+    both = (rank // 2 * 2, rank // 2 * 2 + 1)
+    assert finding.ranks == (both if finding.kind == DESYNC else (rank,)), findings
+
+
+def test_without_a_fault_no_rank_of_a_hybrid_job_on_devices_waits() -> None:
+    steps = {number: [hybrid_step(number) for _ in range(STEPS)] for number in range(4)}
+    assert flight.verdict(issued_ahead(steps), JobRanks(4)) == ()
