@@ -26,6 +26,8 @@ double Now();
 // Kernels of backwards that were issued, and that have begun. The witness of a collective tells how many
 // were issued after it and begun before its end, whichever stream's thread was late.
 extern std::atomic<long> backward_issued, backward_begun;
+// How many waits for other streams the host and the stream of kernels are in: no kernel begins meanwhile.
+extern std::atomic<int> waits;
 
 using Job = std::function<void()>;
 
@@ -44,7 +46,7 @@ class AtOnce {
 
 // Jobs, one after the other, in a thread that begins with the first, for the process may be forked.
 struct C_Stream_st {
-  explicit C_Stream_st(int number);
+  C_Stream_st(int number, bool is_compute);
   void Push(device::Job job);
   // Wait until all that was pushed has run.
   void Drain();
@@ -53,6 +55,7 @@ struct C_Stream_st {
   void Dawdle(long up_to_us);
 
   const int number;
+  const bool is_compute;  // kernels run on it
 
  private:
   void Run();

@@ -56,6 +56,7 @@ void Die(const std::string& why) {
 }
 
 std::atomic<long> backward_issued{0}, backward_begun{0};
+std::atomic<int> waits{0};
 
 }  // namespace device
 
@@ -65,7 +66,7 @@ using device::Number;
 
 thread_local int device::AtOnce::depth_ = 0;
 
-C_Stream_st::C_Stream_st(int number) : number(number) {}
+C_Stream_st::C_Stream_st(int number, bool is_compute) : number(number), is_compute(is_compute) {}
 
 void C_Stream_st::Push(device::Job job) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -94,8 +95,10 @@ void C_Stream_st::Run() {
 }
 void C_Stream_st::Drain() {
   if (device::AtOnce::IsOn()) return;
+  device::waits += !is_compute;
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return jobs_.empty(); });
+  device::waits -= !is_compute;
 }
 bool C_Stream_st::IsIdle() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -108,6 +111,8 @@ void C_Stream_st::Dawdle(long up_to_us) {
 // ---- events: a place in a stream ----------------------------------------------------------------
 
 struct Mark {
+  explicit Mark(C_Stream stream) : stream(stream) {}
+  const C_Stream stream;
   std::mutex mutex;
   std::condition_variable changed;
   bool is_passed = false;
@@ -120,9 +125,13 @@ struct Mark {
     std::lock_guard<std::mutex> lock(mutex);
     return is_passed;
   }
-  void Wait() {
+  // WAITER is null: the host.
+  void Wait(C_Stream waiter) {
+    bool counts = waiter ? waiter->is_compute : !stream->is_compute;
+    device::waits += counts;
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [this] { return is_passed; });
+    device::waits -= counts;
   }
 };
 struct C_Event_st {
@@ -143,7 +152,7 @@ std::vector<C_Stream> StreamsOf(int index) {
 C_Status CreateStream(const C_Device device, C_Stream* stream) {
   static int made = 0;
   std::lock_guard<std::mutex> lock(streams_mutex);
-  *stream = new C_Stream_st(made++);
+  *stream = new C_Stream_st(made++, streams[device->id].empty());
   streams[device->id].push_back(*stream);
   return C_SUCCESS;
 }
@@ -169,7 +178,7 @@ C_Status AddCallback(const C_Device device, C_Stream stream, C_Callback callback
 C_Status CreateEvent(const C_Device, C_Event* event) { return *event = new C_Event_st, C_SUCCESS; }
 C_Status DestroyEvent(const C_Device, C_Event event) { return delete event, C_SUCCESS; }
 C_Status RecordEvent(const C_Device, C_Stream stream, C_Event event) {
-  event->mark = std::make_shared<Mark>();
+  event->mark = std::make_shared<Mark>(stream);
   stream->Push([mark = event->mark] { mark->Pass(); });
   return C_SUCCESS;
 }
@@ -177,11 +186,11 @@ C_Status QueryEvent(const C_Device, C_Event event) {
   return !event->mark || event->mark->IsPassed() ? C_SUCCESS : C_FAILED;
 }
 C_Status SyncEvent(const C_Device, C_Event event) {
-  if (event->mark) event->mark->Wait();
+  if (event->mark) event->mark->Wait(nullptr);
   return C_SUCCESS;
 }
 C_Status StreamWaitEvent(const C_Device, C_Stream stream, C_Event event) {
-  if (event->mark) stream->Push([mark = event->mark] { mark->Wait(); });
+  if (event->mark) stream->Push([mark = event->mark, stream] { mark->Wait(stream); });
   return C_SUCCESS;
 }
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 LATE = {"kernel_us": 200, "delay_us": 5000}
+# More than a busy machine takes to begin a kernel.
+LINGER = {"linger_us": 500_000}
 PYTHON = PYTHONS["3.3.1"]
 # Of odd.py: its updates, and its gradients.
 UPDATES, GRADIENTS = 4, 7
@@ -92,7 +94,7 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
         more["STRAIGHT"] = "1"
     folder, witness = tmp_path / "ours", tmp_path / "witness"
     witness.mkdir()
-    with devices.on("npu", **LATE, witness=witness):
+    with devices.on("npu", **LATE, **LINGER, witness=witness):
         ranks = train(
             *(PYTHON, "odd.py", folder, asked),
             nranks=nranks,
@@ -101,7 +103,6 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
             builds=builds,
             profile="3-4",
         )
-    overlapped = []
     for rank, report in enumerate(ranks):
         assert report["place"] == f"Place(npu:{rank})"
         exactness = 2e-3 if asked.get("bf16_allreduce") else 2e-6
@@ -122,11 +123,9 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
             assert proof["counts"]["gradients_checked"] > 0
             if not devices.PLUGIN:
                 seen = devices.witnessed(witness, rank)
-                overlapped.append(assert_witnessed(proof, seen))
+                assert_witnessed(proof, seen)
                 made = len({one.group for one in seen})
                 assert more.get("FLEET") or made == communicators(proof, rank, nranks, hosts)
-    # On a busy machine it may begin no kernel beside one of them, but not on every rank.
-    assert any(seen for seen, _ in overlapped) == any(said for _, said in overlapped)
 
 
 def test_sparse_gradients_are_not_merged_where_paddle_crashes(tmp_path: Path) -> None:
@@ -252,11 +251,8 @@ def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> 
     return 1 + used + unused
 
 
-def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> tuple[bool, bool]:
-    """Compare what PROOF says of the backwards with what a rank's device has SEEN.
-
-    Return whether a kernel was seen beside an allreduce, and whether PROOF says so.
-    """
+def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> None:
+    """Compare what PROOF says of the backwards with what a rank's device has SEEN."""
     counts, rank = proof["counts"], seen[0].rank
     sums = [one for one in seen if one.dtype in WIDTHS]
     # The first of two levels, if this rank has a part in it; two may have been measured, and left.
@@ -274,8 +270,5 @@ def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> t
     usage = [one for one in seen if one.dtype == "int32" and one.order > last[0].order]
     assert len(usage) == counts["usage_allreduces"]
     # Paddle's own reducer, which cannot be observed, may overlap.
-    if any("as built" in one["evidence"] for one in proof["knobs"]):
-        return False, False
-    is_seen, is_said = any(one.beside for one in buckets), counts["early"] > 0
-    assert is_said or not is_seen
-    return is_seen, is_said
+    if not any("as built" in one["evidence"] for one in proof["knobs"]):
+        assert any(one.beside for one in buckets) == (counts["early"] > 0)
