@@ -10,7 +10,6 @@ import plans
 import pytest
 from timers import Timers
 
-from fleetrun.model import LaunchPlan, ProcessSpec, Rules
 from fleetrun.records import names, outputtimes
 from fleetrun.run.events import Finished, Gathered, Outcome, Started
 from fleetrun.sinks.outputtimes import OutputTimes
@@ -28,12 +27,7 @@ class Noted:
         self.run = folder / "run"
         self.run.mkdir()
         self.timers = Timers()
-        specs = tuple(
-            ProcessSpec(f"trainer.{i}", ("true",), {}, (), f"workerlog.{i}") for i in range(2)
-        )
-        self.plan = LaunchPlan(
-            "job", "collective", "local", 0, 0, (), (), specs, Rules(), str(folder), ".", "run"
-        )
+        self.plan = plans.plan(cwd=str(folder), log_dir=".", run_dir="run")
         self.sink = OutputTimes(plans.job(self.plan))
         self.sink.open(self.timers)
         self.start(0)

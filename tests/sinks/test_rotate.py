@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from timers import Timers
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec, Rules
+from fleetrun.model import ExitStatus
 from fleetrun.run.events import Exited, Finished, Outcome, Started
 from fleetrun.sinks.console import Feed
 from fleetrun.sinks.rotate import Rotation, can_collapse
@@ -42,10 +42,7 @@ class Rank:
         self.lost = 0
         self.feed = Feed(self.path, prefix)
         self.timers = Timers()
-        spec = ProcessSpec("trainer.0", ("true",), {}, (), "workerlog.0")
-        plan = LaunchPlan(
-            "job", "collective", "local", 0, 0, (), (), (spec,), Rules(), folder, ".", "run"
-        )
+        plan = plans.plan(per_node=1, cwd=folder, log_dir=".", run_dir="run")
         job = plans.job(plan, log=self.said.append, log_max_bytes=LIMIT, log_max_files=files)
         self.rotation = Rotation(job, self._follow)
         self.rotation.prepare()

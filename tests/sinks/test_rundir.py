@@ -12,66 +12,30 @@ from typing import TYPE_CHECKING
 
 import plans
 import pytest
+from timers import Timers
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules, SharedLogs
+from fleetrun.model import SharedLogs
 from fleetrun.records import names
 from fleetrun.run.events import Gathered, Started
 from fleetrun.sinks.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Iterator
 
-
-class Patience:
-    """Takes note of timers, and never rings."""
-
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
-        """Refuse: a run directory has nothing to wait for."""
-        raise AssertionError(fd)
-
-    def unwatch(self, fd: int) -> None:
-        """Refuse, too."""
-        raise AssertionError(fd)
-
-    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Let the launch end before the timer rings."""
+    from fleetrun.model import LaunchPlan
 
 
 def plan(folder: Path, run: str, ranks: int = 2, **changes: object) -> LaunchPlan:
-    specs = [
-        RankSpec("TRAINER", i, i, 0, (), Endpoint("127.0.0.1", 6070 + i)) for i in range(ranks)
-    ]
-    made = LaunchPlan(
-        job_id="test",
-        mode="collective",
-        engine="local",
-        generation=0,
-        node_rank=0,
-        nodes=("127.0.0.1",),
-        ranks=tuple(specs),
-        processes=tuple(
-            ProcessSpec(
-                name=f"trainer.{spec.rank}",
-                argv=("python", "train.py"),
-                env={
-                    "PADDLE_TRAINER_ID": str(spec.rank),
-                    "HF_TOKEN": "s3cret",
-                    "http_proxy": "http://me:s3cret@proxy:3128",
-                    "SAME": "for all",
-                },
-                unset=(),
-                log=f"workerlog.{spec.local_rank}",
-                rank=spec,
-            )
-            for spec in specs
-        ),
-        rules=Rules(),
+    env = {"HF_TOKEN": "s3cret", "http_proxy": "http://me:s3cret@proxy:3128", "SAME": "for all"}
+    return plans.plan(
+        per_node=ranks,
+        argv=("python", "train.py"),
+        env=env,
         cwd=str(folder),
-        log_dir="log",
         run_dir=f"log/runs/{run}",
+        **changes,
     )
-    return made._replace(**changes)  # type: ignore[arg-type]
 
 
 def begin(
@@ -85,7 +49,7 @@ def begin(
     job = plans.job(made, log=log, log_keep=keep, log_overwrite=overwrite)
     rundir = RunDirectory(job)
     rundir.prepare()
-    rundir.open(Patience())
+    rundir.open(Timers())
     for place, spec in enumerate(made.processes):
         with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as file:  # as the rank does
             file.write(f"{made.run_dir} rank {place}\n")
@@ -129,7 +93,11 @@ def test_the_plan_is_written_down(tmp_path: Path) -> None:
     launch(plan(tmp_path, "1"))
     document = json.loads((tmp_path / "log/latest/plan.json").read_text())
     assert document["env"]["SAME"] == "for all"
-    assert document["processes"][1]["env"] == {"PADDLE_TRAINER_ID": "1"}
+    assert document["processes"][1]["env"] == {
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:6071",
+        "FLAGS_selected_gpus": "1",
+    }
     assert document["processes"][1]["argv"] == ["python", "train.py"]
 
 
@@ -375,7 +343,7 @@ def test_what_somebody_puts_in_the_way_of_a_file_is_not_written_through(tmp_path
     run_dir = tmp_path / "log/runs/1"
     for name in ("plan.json", "plan.json.new", "endpoints.log"):
         (run_dir / name).symlink_to(victim)
-    rundir.open(Patience())
+    rundir.open(Timers())
     rundir.close()
     assert victim.read_text() == "mine"
     assert not (run_dir / "plan.json").is_symlink()
@@ -389,7 +357,7 @@ def test_the_folder_that_was_made_is_written_to_whatever_takes_its_place(tmp_pat
     victim.mkdir()
     (tmp_path / "log/runs/1").rename(tmp_path / "aside")
     (tmp_path / "log/runs/1").symlink_to(victim)
-    rundir.open(Patience())
+    rundir.open(Timers())
     rundir.close()
     assert list(victim.iterdir()) == []
     assert (tmp_path / "aside/plan.json").exists()

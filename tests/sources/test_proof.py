@@ -113,7 +113,9 @@ class Room:
             run_dir=".",
             files={"./strategy.json": json.dumps(ASKED if asked is None else asked)},
         )
-        trainers = [one._replace(env=env(folder, rank)) for rank, one in enumerate(made.processes)]
+        trainers = [
+            spec._replace(env=env(folder, rank)) for rank, spec in enumerate(made.processes)
+        ]
         server = ProcessSpec("server.0", ("x",), {}, (), "serverlog.0")
         self.plan = made._replace(processes=(*trainers, server))
         self.said: list[str] = []
@@ -145,12 +147,20 @@ class Room:
         self.proof.close()
         self.loop.close()
 
+    def table(self, *evidences: object) -> str:
+        """Let each rank leave its evidence and the job end; return the table that is shown."""
+        for rank, what in enumerate(evidences):
+            self.leave(rank, what)
+        self.until(lambda: self.said)
+        self.finish()
+        return self.said[0]
+
     @property
     def refuted(self) -> StrategyRejected | None:
         """Return the refutation, of which there is one at most."""
-        found = [one for one in self.declared if isinstance(one, StrategyRejected)]
-        assert len(found) <= 1
-        return found[0] if found else None
+        refutations = [event for event in self.declared if isinstance(event, StrategyRejected)]
+        assert len(refutations) <= 1
+        return refutations[0] if refutations else None
 
 
 def strict(**more: object) -> dict[str, object]:
@@ -184,30 +194,22 @@ Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
 
 
 def test_what_differs_between_ranks_has_a_line_of_its_own(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=4)
-    for rank in range(4):
-        here.leave(rank, evidence(IDLE if rank > 1 else GOOD, notes=["a note"]))
-    here.until(lambda: here.said)
-    here.finish()
-    assert "fuse_bn_act_ops         true                true" in here.said[0]
+    left = [evidence(IDLE if rank > 1 else GOOD, notes=["a note"]) for rank in range(4)]
+    table = Room(tmp_path, ranks=4).table(*left)
+    assert "fuse_bn_act_ops         true                true" in table
     rest = "fuse_bn_act_ops has no effect: dygraph has no such ops.\n"
-    assert f"  Ranks 2-3 differ from ranks 0-1: {rest}" in here.said[0]
-    assert here.said[0].endswith("\n  a note")
+    assert f"  Ranks 2-3 differ from ranks 0-1: {rest}" in table
+    assert table.endswith("\n  a note")
 
 
 def test_what_nobody_speaks_of_is_no_word_and_disagreements_are_told(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1)
     differ = [{"name": "fuse_grad_size_in_MB", "script": 32, "strategy": 16, "used": 32}]
-    here.leave(0, evidence([knob("fuse_grad_size_in_MB", "script", 32)], disagreements=differ))
-    here.until(lambda: here.said)
-    here.finish()
-    rows = {line.split()[0]: " ".join(line.split()) for line in here.said[0].splitlines()}
+    left = evidence([knob("fuse_grad_size_in_MB", "script", 32)], disagreements=differ)
+    table = Room(tmp_path, ranks=1).table(left)
+    rows = {line.split()[0]: " ".join(line.split()) for line in table.splitlines()}
     assert rows["fuse_grad_size_in_MB"] == "fuse_grad_size_in_MB 16 32 script's own"
     assert rows["fuse_bn_act_ops"] == "fuse_bn_act_ops true - no word"
-    assert (
-        "The script sets fuse_grad_size_in_MB to 32, the strategy to 16: 32 is used."
-        in (here.said[0])
-    )
+    assert "The script sets fuse_grad_size_in_MB to 32, the strategy to 16: 32 is used." in table
 
 
 def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
@@ -336,11 +338,8 @@ def test_what_is_no_evidence_says_nothing_until_there_is_some(tmp_path: Path, ga
 
 def test_the_last_column_is_wrapped_where_the_terminal_ends(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1, width=90, asked={"strategy": {"amp": True}})
-    words = "casts " * 20
-    here.leave(0, evidence([knob("amp", "effective", "true", evidence=words)]))
-    here.until(lambda: here.said)
-    here.finish()
-    lines = here.said[0].splitlines()
+    table = here.table(evidence([knob("amp", "effective", "true", evidence="casts " * 20)]))
+    lines = table.splitlines()
     assert max(map(len, lines)) <= 90
     assert lines[3].index("casts") == lines[1].index("evidence")
 
@@ -358,16 +357,13 @@ COUNTS = {
 def test_eighty_columns_hold_the_table(tmp_path: Path) -> None:
     names = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
     asked = {"strategy": {**dict.fromkeys(names, 2), "gradient_merge_configs": {"k_steps": 4}}}
-    here = Room(tmp_path, ranks=1, width=80, asked=asked)
     knobs = [
         knob(names[0], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
         knob(names[1], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
         knob("gradient_merge", "no_effect", reason="so it is " * 12),
     ]
-    here.leave(0, evidence(knobs, counts=COUNTS, graph="static", device="gpu"))
-    here.until(lambda: here.said)
-    here.finish()
-    lines = here.said[0].splitlines()
+    left = evidence(knobs, counts=COUNTS, graph="static", device="gpu")
+    lines = Room(tmp_path, ranks=1, width=80, asked=asked).table(left).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[:9] == [
         "Strategy (mode defaults; Paddle 3.3.1, static on gpu)",
@@ -388,13 +384,16 @@ def test_eighty_columns_hold_the_table(tmp_path: Path) -> None:
 
 
 def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=3, asked={"strategy": {"fuse_grad_size_in_MB": "auto"}})
-    for rank, size in enumerate((16, 8, 16)):
-        knobs = [knob("fuse_grad_size_in_MB", "effective", size, reason="auto: a tenth of it")]
-        here.leave(rank, evidence(knobs, ranks_equal=False, notes=["after update 1 so it is"]))
-    here.until(lambda: here.said)
-    here.finish()
-    assert here.said[0].splitlines()[3:] == [
+    left = [
+        evidence(
+            [knob("fuse_grad_size_in_MB", "effective", size, reason="auto: a tenth of it")],
+            ranks_equal=False,
+            notes=["after update 1 so it is"],
+        )
+        for size in (16, 8, 16)
+    ]
+    asked = {"strategy": {"fuse_grad_size_in_MB": "auto"}}
+    assert Room(tmp_path, ranks=3, asked=asked).table(*left).splitlines()[3:] == [
         "  Rank 1 differs from ranks 0, 2: fuse_grad_size_in_MB is 8 there, not 16.",
         "  THE PARAMETERS OF THE RANKS DIFFER.",
         "  after update 1 so it is",
@@ -404,13 +403,10 @@ def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
 def test_what_a_row_explains_is_not_told_again(tmp_path: Path) -> None:
     reasons = {"fuse_grad_size_in_MB": "auto: known once the model is", "a": "auto: on 1 host"}
     asked = {"strategy": {"fuse_grad_size_in_MB": "auto"}, "reasons": reasons}
-    here = Room(tmp_path, ranks=1, asked=asked)
     knobs = [knob("fuse_grad_size_in_MB", "effective", 16, reason="auto: a tenth of 160 MB")]
-    here.leave(0, evidence(knobs))
-    here.until(lambda: here.said)
-    here.finish()
-    assert "known once the model is" not in here.said[0]
-    assert "  a: auto: on 1 host" in here.said[0]
+    table = Room(tmp_path, ranks=1, asked=asked).table(evidence(knobs))
+    assert "known once the model is" not in table
+    assert "  a: auto: on 1 host" in table
 
 
 @pytest.mark.parametrize(("knobs", "shown"), [(GOOD, 0), (IDLE, 1)])
