@@ -520,9 +520,12 @@ def test_run_check_with_master_is_one_of_two_hosts_as_in_paddle(words: str, nnod
 
 def test_paddles_tuner_is_told_how_to_start() -> None:
     for option in ("auto_tuner_json", "auto_parallel_config"):
-        said = refusal(f"--{option}=t.json")
-        assert "`FLEETRUN_EXEC=off python -m paddle.distributed.launch` before the same" in said
-        assert "`fleetrun tune`" in said
+        sentence = refusal(f"--{option}=t.json")
+        assert (
+            "FLEETRUN_EXEC=off python -m paddle.distributed.launch` in place of fleetrun"
+            in sentence
+        )
+        assert "`fleetrun tune`" in sentence
     assert "follow the order of --ips" in refusal("--rank_mapping_path=map.json")
 
 

@@ -153,8 +153,8 @@ def test_other_kinds_have_a_flag_of_their_own() -> None:
 
 def test_a_mask_is_never_touched() -> None:
     facts = some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "4,5"})
-    found = made(facts=facts)
-    assert "CUDA_VISIBLE_DEVICES" not in {*found.ranks[0], *found.unset[0]}
+    planned = made(facts=facts)
+    assert "CUDA_VISIBLE_DEVICES" not in {*planned.ranks[0], *planned.unset[0]}
 
 
 def test_gpus_that_are_numbered_are_numbered_as_the_driver_does() -> None:
@@ -209,8 +209,8 @@ def test_ranks_are_not_shown_devices_by_a_mask_that_the_plugin_does_not_read() -
 
 
 def test_ranks_without_devices_have_none_of_their_own() -> None:
-    found = devices.share(a_request(virtual_local_rank=True), some_facts(0))
-    assert "--virtual_local_rank has no effect: the ranks have no devices." in found.notes
+    planned = devices.share(a_request(virtual_local_rank=True), some_facts(0))
+    assert "--virtual_local_rank has no effect: the ranks have no devices." in planned.notes
 
 
 def test_what_the_user_exported_wins_over_our_defaults() -> None:
@@ -221,32 +221,32 @@ def test_what_the_user_exported_wins_over_our_defaults() -> None:
 
 def test_what_an_outer_launcher_exported_does_not_win_over_the_rank() -> None:
     facts = some_facts(8, environ={"PADDLE_TRAINER_ID": "7", "PADDLE_MASTER": "x:1"})
-    found = made(facts=facts)
-    assert found.ranks[1]["PADDLE_TRAINER_ID"] == "1"
-    assert not any(found.unset)
-    assert found.notes == ()
+    planned = made(facts=facts)
+    assert planned.ranks[1]["PADDLE_TRAINER_ID"] == "1"
+    assert not any(planned.unset)
+    assert planned.notes == ()
 
 
 def test_no_rank_gets_the_token_of_the_launchers() -> None:
-    found = made(facts=some_facts(8, environ={"FLEETRUN_TOKEN": "hush"}))
-    assert set(found.unset) == {("FLEETRUN_TOKEN",)}
-    assert not any("FLEETRUN_TOKEN" in rank for rank in found.ranks)
-    assert found.notes == ()
+    planned = made(facts=some_facts(8, environ={"FLEETRUN_TOKEN": "hush"}))
+    assert set(planned.unset) == {("FLEETRUN_TOKEN",)}
+    assert not any("FLEETRUN_TOKEN" in rank for rank in planned.ranks)
+    assert planned.notes == ()
     with pytest.raises(UsageError, match="for the launchers alone"):
         made(request=a_request(env=(("FLEETRUN_TOKEN", "hush"),)))
 
 
 def test_a_mask_of_all_is_none_for_the_ranks() -> None:
-    found = made(facts=some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "all"}))
-    assert set(found.unset) == {("CUDA_VISIBLE_DEVICES",)}
-    assert found.notes == ()
+    planned = made(facts=some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "all"}))
+    assert set(planned.unset) == {("CUDA_VISIBLE_DEVICES",)}
+    assert planned.notes == ()
 
 
 def test_identity_that_we_do_not_set_is_removed() -> None:
     environ = {"MASTER_ADDR": "10.0.0.9", "TRAINING_ROLE": "PSERVER", "FLAGS_selected_npus": "3"}
-    found = made(facts=some_facts(8, environ=environ))
-    assert set(found.unset) == {("FLAGS_selected_npus", "MASTER_ADDR", "TRAINING_ROLE")}
-    (note,) = found.notes
+    planned = made(facts=some_facts(8, environ=environ))
+    assert set(planned.unset) == {("FLAGS_selected_npus", "MASTER_ADDR", "TRAINING_ROLE")}
+    (note,) = planned.notes
     assert note.startswith("FLAGS_selected_npus, MASTER_ADDR, TRAINING_ROLE say who a process is")
     assert (
         made(facts=some_facts(8, environ={"MASTER_PORT": "1"}))
@@ -257,9 +257,9 @@ def test_identity_that_we_do_not_set_is_removed() -> None:
 
 def test_identity_that_the_user_sets_again_stays() -> None:
     facts = some_facts(8, environ={"MASTER_ADDR": "10.0.0.9"})
-    found = made(facts=facts, request=a_request(env=(("MASTER_ADDR", "10.0.0.8"),)))
-    assert not any(found.unset)
-    assert found.ranks[0]["MASTER_ADDR"] == "10.0.0.8"
+    planned = made(facts=facts, request=a_request(env=(("MASTER_ADDR", "10.0.0.8"),)))
+    assert not any(planned.unset)
+    assert planned.ranks[0]["MASTER_ADDR"] == "10.0.0.8"
 
 
 def test_what_the_hosts_were_read_from_stays() -> None:
@@ -287,9 +287,9 @@ def test_gpu_memory_is_limited_when_asked() -> None:
     request = a_request(gpu_memory_fraction=0.5)
     assert name not in first()
     assert first(request=request)[name] == "0.5"
-    found = made(request=request, facts=some_facts(8, environ={name: "0.9"}))
-    assert name not in found.ranks[0]
-    assert found.notes == (f"{name}=0.9 overrides --gpu_memory_fraction=0.5.",)
+    planned = made(request=request, facts=some_facts(8, environ={name: "0.9"}))
+    assert name not in planned.ranks[0]
+    assert planned.notes == (f"{name}=0.9 overrides --gpu_memory_fraction=0.5.",)
     assert made(request=request, facts=some_facts(8, environ={name: "0.5"})).notes == ()
 
 
@@ -324,8 +324,8 @@ def test_memory_that_a_plugin_loses_too_early_is_warned_of(
     kind: str, backend: str, value: str, warns: bool
 ) -> None:
     environ = {"FLAGS_free_idle_chunk": value}
-    found = made(facts=some_facts(8, environ=environ), kind=kind, backend=backend)
-    assert ["FLAGS_free_idle_chunk=1: on a device" in note for note in found.notes] == [
+    planned = made(facts=some_facts(8, environ=environ), kind=kind, backend=backend)
+    assert ["FLAGS_free_idle_chunk=1: on a device" in note for note in planned.notes] == [
         True
     ] * warns
 
@@ -360,9 +360,9 @@ def test_a_list_too_long_for_a_variable_goes_to_a_file() -> None:
 
 def test_a_short_list_needs_no_file() -> None:
     facts = some_facts(8, environ={"PADDLE_BACKUP_ENV_PATH": "/of/somebody/else"})
-    found = made(facts=facts)
-    assert found.files == {}
-    assert set(found.unset) == {("PADDLE_BACKUP_ENV_PATH",)}
+    planned = made(facts=facts)
+    assert planned.files == {}
+    assert set(planned.unset) == {("PADDLE_BACKUP_ENV_PATH",)}
 
 
 def test_the_file_cannot_be_moved_by_the_user() -> None:
@@ -405,26 +405,26 @@ NAMES = st.sampled_from(
 @settings(deadline=None)
 @given(
     count=st.integers(1, 6),
-    each=st.integers(1, 5),
+    per_host=st.integers(1, 5),
     data=st.data(),
     exported=st.dictionaries(NAMES, st.text("abc", max_size=3)),
     option=st.dictionaries(NAMES, st.text("xyz", max_size=3)),
 )
 def test_ranks_are_contiguous_and_agree(
-    count: int, each: int, data: st.DataObject, exported: dict[str, str], option: dict[str, str]
+    count: int, per_host: int, data: st.DataObject, exported: dict[str, str], option: dict[str, str]
 ) -> None:
-    roster = a_roster([f"10.0.0.{n}" for n in range(count)], each)
+    roster = a_roster([f"10.0.0.{n}" for n in range(count)], per_host)
     roster = roster._replace(me=data.draw(st.integers(0, count - 1)))
     request = a_request(env=tuple(option.items()))
     facts = some_facts(8, environ=exported)
-    found = made(roster, request, facts)
-    assert len(found.ranks) == each
-    for local, env in enumerate(found.ranks):
+    planned = made(roster, request, facts)
+    assert len(planned.ranks) == per_host
+    for local, env in enumerate(planned.ranks):
         seen = {**exported, **env}
         assert all(seen[name] == value for name, value in option.items())
         ours = {"PADDLE_TRAINER_ID"} | option.keys()
         assert all(seen[name] == value for name, value in exported.items() if name not in ours)
-        rank = roster.me * each + local
+        rank = roster.me * per_host + local
         assert env["PADDLE_GLOBAL_RANK"] == str(rank)
         assert option.get("PADDLE_TRAINER_ID", str(rank)) == env["PADDLE_TRAINER_ID"]
         endpoints = env["PADDLE_TRAINER_ENDPOINTS"].split(",")
@@ -443,10 +443,10 @@ def test_no_variable_is_ever_too_long(count: int) -> None:
 
 def test_a_plugins_rank_is_told_its_kind_whatever_an_outer_job_exported() -> None:
     environ = {"PADDLE_XCCL_BACKEND": "npu", "FLAGS_selected_npus": "5"}
-    found = made(facts=some_facts(environ=environ), kind="mlu", backend="xccl")
-    assert found.ranks[0]["FLAGS_selected_mlus"] == "0"
-    assert found.ranks[0]["PADDLE_XCCL_BACKEND"] == "mlu"
-    assert found.unset[0] == ("FLAGS_selected_npus",)
+    planned = made(facts=some_facts(environ=environ), kind="mlu", backend="xccl")
+    assert planned.ranks[0]["FLAGS_selected_mlus"] == "0"
+    assert planned.ranks[0]["PADDLE_XCCL_BACKEND"] == "mlu"
+    assert planned.unset[0] == ("FLAGS_selected_npus",)
 
 
 def test_ranks_without_a_plugins_device_do_not_see_its_kind() -> None:

@@ -125,11 +125,11 @@ def test_ranks_keep_a_realtime_priority(folder: Path, parent: guard.Guard) -> No
 def test_what_cannot_be_forked_is_not(
     folder: Path, parent: guard.Guard, module: str, why: str
 ) -> None:
-    state, _, said = forks.stand_by(parent, order(folder), module)
+    state, _, reason = forks.stand_by(parent, order(folder), module)
     assert state == "unfit"
-    assert said.startswith(why)
+    assert reason.startswith(why)
     started, ended = forks.run(parent, order(folder))
-    assert (started.is_forked, started.why_not) == (False, said)
+    assert (started.is_forked, started.why_not) == (False, reason)
     assert ended.status == (os.CLD_EXITED, 0)
 
 

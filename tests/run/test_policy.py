@@ -882,7 +882,7 @@ def end(job: Job) -> None:
 
 
 def check(job: Job) -> None:
-    """Print what must hold in every history."""
+    """Check what must hold in every history."""
     outcome = job.verdict()
     assert [type(action) for action in job.done].count(Finish) == 1
     assert isinstance(job.done[-1], Finish)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
 
 
-def plan(folder: Path, run: str, ranks: int = 2, **changes: object) -> LaunchPlan:
+def plan(folder: Path, run: str, ranks: int = 2) -> LaunchPlan:
     env = {"HF_TOKEN": "s3cret", "http_proxy": "http://me:s3cret@proxy:3128", "SAME": "for all"}
     return plans.plan(
         per_node=ranks,
@@ -34,7 +34,6 @@ def plan(folder: Path, run: str, ranks: int = 2, **changes: object) -> LaunchPla
         env=env,
         cwd=str(folder),
         run_dir=f"log/runs/{run}",
-        **changes,
     )
 
 
@@ -229,7 +228,7 @@ def test_nothing_is_left_of_a_launch_that_is_withdrawn(tmp_path: Path) -> None:
 
 
 def test_the_part_of_another_host_stays_where_ours_is_withdrawn(tmp_path: Path) -> None:
-    made = plan(tmp_path, "1", shared_logs=SharedLogs("1", "marker", {}))
+    made = plan(tmp_path, "1")._replace(shared_logs=SharedLogs("1", "marker", {}))
     sink = RunDirectory(plans.job(made))
     sink.prepare()
     theirs = tmp_path / "log/runs/1" / names.node_folder(1, 0)
