@@ -81,7 +81,8 @@ class SlowRanks:
         self._wait()
         for line in self._file.read().splitlines():
             record = metricsfile.parse(line)
-            if record is not None and record.attempt == self._job.plan.generation:
+            # A host that joined a later generation counts attempts of its own.
+            if record is not None:
                 self._first_at = self._first_at or record.monotonic
                 if _trains(record, self._first_at):
                     self._records.append(record)

@@ -33,7 +33,9 @@ class Host:
         self.slow = SlowRanks(self.job, session)
         self.slow.open(self.timers, self.declared.append)
 
-    def measure(self, looks: int, *, step: int | None = 3, queued: float = 0.6) -> None:
+    def measure(
+        self, looks: int, *, step: int | None = 3, queued: float = 0.6, attempt: int = 0
+    ) -> None:
         """Write LOOKS measurements, in which the last rank waits for a processor, and take them."""
         ranks = [spec.rank.rank for spec in self.job.plan.processes if spec.rank is not None]
         for look in range(looks):
@@ -43,14 +45,14 @@ class Host:
                 ._replace(
                     process=f"trainer.{rank}",
                     rank=rank,
-                    pid=100 + rank,
+                    pid=100 * attempt + rank,
                     step=step,
                     queued_s=5.0 * look * (queued if rank == ranks[-1] else 0.01),
                     processors=str(rank),
                 )
                 for rank in ranks
             )
-            record = a_record()._replace(monotonic=5.0 * look, attempt=0, ranks=uses, gpus=())
+            record = a_record()._replace(monotonic=5.0 * look, attempt=attempt, ranks=uses, gpus=())
             metricsfile.append(str(self.path / names.METRICS), record)
         assert self.timers.elapse("slow")
 
@@ -72,6 +74,12 @@ def test_the_slow_rank_is_named_once_when_ranks_train(tmp_path: Path) -> None:
     assert host.said == [TEXT]
     host.slow.restart()
     assert host.slow.why([1]) == ""
+    # Whatever the last attempt has left is of other processes.
+    host.measure(3)
+    host.measure(6, attempt=5)
+    assert host.slow.why([1]) == ""
+    host.measure(14, attempt=5)
+    assert host.slow.why([1])
 
 
 def test_ranks_that_report_no_step_are_compared_after_a_minute(tmp_path: Path) -> None:
