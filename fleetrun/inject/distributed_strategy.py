@@ -123,7 +123,8 @@ class _Injection:
         for name, keys in strategy.__dict__[_SCRIPT_FIELDS].items():
             value = _value(strategy, name)
             if isinstance(value, dict) and keys:
-                value = {key: value[key] for key in keys if key in value}
+                # In Paddle's order: all ranks report the same text.
+                value = {key: item for key, item in value.items() if key in keys}
             settings.set_by_script(name, value)
         if self._spec.mode != "override":
             return strategy

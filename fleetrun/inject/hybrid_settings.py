@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,26 @@ _LAYERS = {
     ),
 }
 _OF_LAYERS = frozenset(key for _, keys in _LAYERS.values() for key in keys)
+# Layers read the one only with the other.
+_ONLY_WITH = {"recompute_allgather": "sp_async_reduce_scatter"}
+_PIPELINES = "paddle.distributed.fleet.meta_parallel"
+# By module: the pipelines with several parts of the model on a rank, which alone send ahead.
+_SEND_AHEAD = {
+    f"{_PIPELINES}.pipeline_parallel": "PipelineParallelWithInterleave",
+    f"{_PIPELINES}.dualpipev": "DualPipeVParallel",
+}
 # How many layers of this training use each.
 _counts: Counter[str] = Counter()
+# The pipelines of this training that send ahead.
+_pipelines: list[Any] = []
 
 
 def watch() -> None:
-    """Count the layers that use the settings of layers."""
+    """Count the layers and the pipelines that use settings of their own."""
     for name in _LAYERS:
         after_import(name, _watch)
+    for name in _SEND_AHEAD:
+        after_import(name, _watch_pipelines)
 
 
 def _watch(module: ModuleType) -> None:
@@ -43,7 +56,17 @@ def _watch(module: ModuleType) -> None:
 
 
 def _count(layer: Any) -> None:
-    _counts.update(key for key in _OF_LAYERS if getattr(layer, key, False) is True)
+    _counts.update(
+        key
+        for key in _OF_LAYERS
+        if getattr(layer, key, False) and getattr(layer, _ONLY_WITH.get(key, key), False)
+    )
+
+
+def _watch_pipelines(module: ModuleType) -> None:
+    kind = getattr(module, _SEND_AHEAD[module.__name__], None)
+    if kind is not None:
+        watch_method(kind, "__init__", after=lambda model: _pipelines.append(type(model)))
 
 
 def obstacle(path: str, degrees: Mapping[str, int], *, is_default: bool) -> str:
@@ -54,7 +77,19 @@ def obstacle(path: str, degrees: Mapping[str, int], *, is_default: bool) -> str:
         return f"{path} is for a {axis}_degree of 2 or more"
     if key in _OF_LAYERS and not is_default and not _counts[key]:
         return f"no layer uses {path}"
+    if key == "overlap_p2p_comm" and not is_default and not _pipelines:
+        return f"{path} is for pipelines with virtual stages"
+    if key == "use_reduce_avg" and not is_default and not _can_average():
+        return f"{path} needs NCCL"
     return ""
+
+
+def _can_average() -> bool:
+    """Whether Paddle lets a collective average: a Paddle that cannot has no such function."""
+    # The package has a function of the module's name.
+    module = importlib.import_module("paddle.distributed.communication.reduce")
+    is_supported = getattr(module, "is_avg_reduce_op_supported", bool)
+    return bool(is_supported())
 
 
 def used(message: Any, path: str) -> Any:

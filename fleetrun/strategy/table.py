@@ -260,11 +260,11 @@ hybrid_configs:  The degree of each kind of parallelism.
   .mp_configs.sync_grad = false  Send their gradients so before it.
   .mp_configs.sync_moment = false  Send their moments so after it.
   .mp_configs.recompute_allgather = false  Layers of sequence parallelism: gather the input again
-      instead of keeping it (Paddle 3).
+      instead of keeping it; needs the next (Paddle 3).
   .mp_configs.sp_async_reduce_scatter = false  Those: send the gradient of the input while that of
       the weight is computed (Paddle 3).
-  .pp_configs.overlap_p2p_comm = false  Pipelines: send activations during the computation
-      (Paddle 3).
+  .pp_configs.overlap_p2p_comm = false  Pipelines with virtual stages: send activations during the
+      computation (Paddle 3).
   .pp_configs.use_batch_p2p_comm = true  Pipelines: send and receive in one group (Paddle 3).
   .pp_configs.dp_comm_overlap = false  Pipelines: send dp's gradients during the backward pass.
   .pp_configs.sharding_comm_overlap = false  Pipelines: send those of sharding during it.
@@ -274,8 +274,8 @@ hybrid_configs:  The degree of each kind of parallelism.
   .sharding_configs.comm_buffer_size_MB = 256 MB  The size of a buffer (Paddle 3).
   .sharding_configs.split_param = false  Cut each parameter up among the ranks.
   .sharding_configs.tensor_fusion = false  Send gradients in buffers instead of one by one.
-  .sharding_configs.use_reduce_avg = true  Let the collective average instead of dividing first
-      (Paddle 3).
+  .sharding_configs.use_reduce_avg = true  Let the collective average instead of dividing first;
+      needs NCCL (Paddle 3).
   dygraph: effective: fleet.init creates groups of ranks by it (unseen: the script has not
       created these groups with fleet.init)
   static: no effect: Paddle reads it in dygraph only

@@ -401,6 +401,18 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "script",
         "mp_configs.sync_grad True, mp_configs.sync_param False",
     ),
+    "of other pipelines": (
+        {"pp": 2, "accumulate": 2},
+        {"pp_configs.overlap_p2p_comm": True, "pp_configs.use_batch_p2p_comm": False},
+        "effective",
+        "pp_configs.use_batch_p2p_comm False; pp_configs.overlap_p2p_comm is for pipelines with",
+    ),
+    "of NCCL": (
+        {"sharding": 2},
+        {"sharding_configs.use_reduce_avg": True},
+        "no_effect",
+        "sharding_configs.use_reduce_avg needs NCCL",
+    ),
     # On 2.6.2, which has none of mp's kernels for CPUs.
     "of a newer Paddle": (
         {"dp": 2},
@@ -414,16 +426,20 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_of_hybrid_configs_take_effect_or_say_why_not(case: str, tmp_path: Path) -> None:
     layout, asked, status, words = SETTINGS[case]
-    python = PYTHONS["3.3.1" if "mp" in layout else "2.6.2"]
+    python = PYTHONS["2.6.2" if "dp" in layout else "3.3.1"]
     more = {**_told(layout), "ALONE": str(tmp_path / "alone" / "report.0")}
-    train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told({}))
-    with devices.on("npu" if "mp" in layout else ""):
+    whole = {key: value for key, value in layout.items() if key == "accumulate"}
+    train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told(whole))
+    with devices.on("" if "dp" in layout else "npu"):
         folder = tmp_path / "ours"
         ranks = train(python, "hybrid.py", folder, {"hybrid_configs": asked}, nranks=2, more=more)
     assert max(report["apart"] for report in ranks) < 2e-6
     (knob,) = evidence(tmp_path / "ours")["knobs"]
     assert knob["status"] == status, knob
     assert words in knob["reason"] + knob["evidence"]
+    own = [key for key in knob["in_effect"] or () if key.endswith("degree") and key not in asked]
+    # All ranks write them in one order.
+    assert own == [f"{axis}_degree" for axis in AXES if f"{axis}_degree" in own]
 
 
 @pytest.mark.long
