@@ -126,6 +126,7 @@ KEYS = """
 ghp_0123456789abcdefABCD xoxb-1234-abcdefghijkl sk-proj-0123456789abcdef AKIA0123456789ABCDEF
 hf_0123456789abcdefABCD glpat-0123456789abcdefABCD eyJhbGciOiJ9.eyJzdWIiOiIx.c2lnbmF0dXJl
 LTAI0123456789abcdef AIzaSyA0123456789abcdefghij npm_0123456789abcdefABCD
+github_pat_11ABCDEFG0123456789_abcdefgh
 """
 PLAIN = r"""
 --tokenizer=bert
@@ -265,3 +266,10 @@ def test_long_texts_take_no_long_time(text: str) -> None:
     # A pattern that looked at everything from everywhere would not end within the test's limit.
     assert secrets.mask(text) == text.replace("a@" * 50_000, "***@")
     list(secrets.in_arguments(["train.py", text]))
+
+
+def test_what_every_launch_has_compiles_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each takes a millisecond and more.
+    monkeypatch.setattr(secrets, "re", None)
+    for name in ("PATH", "LD_LIBRARY_PATH", "FLEETRUN_STACK_SIGNAL"):
+        assert not secrets.is_secret(name)
