@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import settings
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -10,40 +12,68 @@ if TYPE_CHECKING:
 MEBIBYTE = 1024 * 1024
 # The value of `fuse_grad_size_in_MB` with which buckets are planned from what is measured.
 PLAN = "plan"
+# The fields that limit the number of gradients, and all that decide about buckets.
+COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
+FUSION = ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", *COUNTS, "last_comm_group_size_MB")
 _LEAST_AUTO_BYTES = float(MEBIBYTE)
 
 
-def pack(
-    sizes: Sequence[int],
-    kinds: Sequence[Hashable],
-    *,
-    limit_bytes: float | None = None,
-    limit_count: int | None = None,
-    last_bytes: float | None = None,
-) -> list[list[int]]:
+class BucketLimits(NamedTuple):
+    """The limits of a bucket; None means no limit."""
+
+    most_bytes: float | None = None
+    most_gradients: int | None = None
+    # Of the bucket that is sent last.
+    last_bytes: float | None = None
+
+
+def fuses() -> bool:
+    """Whether gradients share allreduces, which is Paddle's default."""
+    return bool(settings.effective("fuse_all_reduce_ops", default=True))
+
+
+def limits(gradient_bytes: int, default: BucketLimits) -> BucketLimits:
+    """Return the limits in effect for GRADIENT_BYTES; DEFAULT's where the strategy has none."""
+    if not fuses():
+        return BucketLimits(most_gradients=1)
+    size = settings.effective("fuse_grad_size_in_MB")
+    counts = [int(settings.effective(name)) for name in COUNTS if settings.effective(name)]
+    most_bytes, most_gradients, last_bytes = default
+    if counts or size is not None:
+        most_gradients = min(counts, default=None)
+    if size is not None:
+        is_auto = size in ("auto", PLAN)
+        most_bytes = auto_limit_bytes(gradient_bytes) if is_auto else float(size) * MEBIBYTE
+    last = settings.effective("last_comm_group_size_MB")
+    return BucketLimits(
+        most_bytes, most_gradients, last_bytes if last is None else float(last) * MEBIBYTE
+    )
+
+
+def pack(sizes: Sequence[int], kinds: Sequence[Hashable], limits: BucketLimits) -> list[list[int]]:
     """Return the indexes of each bucket. A bucket has gradients of one kind (dtype) only.
 
     SIZES are bytes, in the order of backward. A bucket is closed when the next gradient of its
-    kind would exceed LIMIT_BYTES or LIMIT_COUNT; a larger gradient is a bucket by itself. Buckets
-    are in the order in which they are complete.
+    kind would exceed LIMITS; a larger gradient is a bucket by itself. Buckets are in the order in
+    which they are complete.
 
-    With LAST_BYTES, the last gradients that fit into it are the last bucket, at least one of them.
-    No computation can hide its allreduce, so a small one ends the step sooner.
+    With `last_bytes`, the last gradients that fit into it are the last bucket, at least one of
+    them. No computation can hide its allreduce, so a small one ends the step sooner.
 
-    >>> pack([4, 4, 4, 9, 1], "aaaaa", limit_bytes=8)
+    >>> pack([4, 4, 4, 9, 1], "aaaaa", BucketLimits(most_bytes=8))
     [[0, 1], [2], [3], [4]]
-    >>> pack([4, 4, 4, 4], "abab", limit_count=2)
+    >>> pack([4, 4, 4, 4], "abab", BucketLimits(most_gradients=2))
     [[0, 2], [1, 3]]
-    >>> pack([4, 4, 4, 4], "aaaa", last_bytes=5)
+    >>> pack([4, 4, 4, 4], "aaaa", BucketLimits(last_bytes=5))
     [[0, 1, 2], [3]]
-    >>> pack([4, 4, 4, 9], "aaaa", last_bytes=5)
+    >>> pack([4, 4, 4, 9], "aaaa", BucketLimits(last_bytes=5))
     [[0, 1, 2], [3]]
     """
-    if last_bytes is not None:
-        start = _tail(sizes, kinds, last_bytes)
+    if limits.last_bytes is not None:
+        start = _tail(sizes, kinds, limits.last_bytes)
         if 0 < start < len(sizes):
             head, tail = (
-                pack(sizes[part], kinds[part], limit_bytes=limit_bytes, limit_count=limit_count)
+                pack(sizes[part], kinds[part], BucketLimits(*limits[:2]))
                 for part in (slice(None, start), slice(start, None))
             )
             return [*head, *([start + index for index in bucket] for bucket in tail)]
@@ -53,8 +83,8 @@ def pack(
     for index, (size, kind) in enumerate(zip(sizes, kinds)):
         bucket = still_open.get(kind)
         if bucket is not None and (
-            (limit_bytes is not None and filled[kind] + size > limit_bytes)
-            or (limit_count is not None and len(bucket) >= limit_count)
+            (limits.most_bytes is not None and filled[kind] + size > limits.most_bytes)
+            or (limits.most_gradients is not None and len(bucket) >= limits.most_gradients)
         ):
             done.append(bucket)
             bucket = None

@@ -19,6 +19,7 @@ from . import (
     topology,
     updates,
 )
+from .buckets import FUSION
 from .dygraph import fused_buffers
 from .dygraph.step_reducer import SENDERS
 from .evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
@@ -37,25 +38,20 @@ _ARGUMENTS = {
     "find_unused_parameters": "find_unused_parameters",
     "last_comm_group_size_MB": "last_comm_buffer_size",
 }
+# Refused in one kind of graph only.
+_BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
 # The fields that only concern the allreduces of gradients.
 _COMMUNICATION = (
-    "fuse_all_reduce_ops",
-    "fuse_grad_size_in_MB",
-    "fuse_grad_size_in_num",
-    "fuse_grad_size_in_TFLOPS",
-    "last_comm_group_size_MB",
+    *FUSION,
     "find_unused_parameters",
     "nccl_comm_num",
     "sync_nccl_allreduce",
     "use_hierarchical_allreduce",
     "hierarchical_allreduce_inter_nranks",
-    "fp16_allreduce",
-    "bf16_allreduce",
+    *_BY_GRAPH,
 )
 # The axes of fleet's topology along which gradients are summed.
 _SUMMED = ("dp", "sharding", "sep")
-# Refused in one kind of graph only.
-_BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
 # The capabilities that fields need; those of communication need the reducer.
 _IN_DYNAMIC_GRAPHS = {
     "gradient_merge": private_names.MERGE,

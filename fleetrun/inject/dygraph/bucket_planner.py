@@ -10,7 +10,7 @@ ranks, so they decide alike.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import communicators
 from ..bucket_plan import AllReduceCost, end_s, fit, plan
@@ -33,14 +33,6 @@ _FOLLOWING = 0.125
 # The sizes of the measured allreduces, in bytes, and the repetitions of each.
 _PROBED, _PROBES = (4 << 10, 256 << 10, 1 << 20), 4
 _MICRO = 1e6
-
-
-class Adder(Protocol):
-    """Sums integers over all ranks."""
-
-    def sum_integers(self, numbers: Sequence[int]) -> list[int]:
-        """Return the sums."""
-        ...
 
 
 class PlanOutcome(NamedTuple):
@@ -88,20 +80,20 @@ _WORDS = {"auto": "auto", "one": "all in one", "plan": "plan"}
 class BucketPlanner:
     """Watches the backwards of one model and chooses the buckets of the next ones.
 
-    MEASURE takes a limit in bytes and returns (bytes, microseconds) of allreduces. ON_DECIDED is
-    called once. CLOCK returns seconds.
+    SUM_INTEGERS sums over all ranks. MEASURE takes a limit in bytes and returns (bytes,
+    microseconds) of allreduces. ON_DECIDED is called once. CLOCK returns seconds.
     """
 
     def __init__(
         self,
-        communicator: Adder,
+        sum_integers: Callable[[Sequence[int]], list[int]],
         nranks: int,
         on_decided: Callable[[BucketPlanner], None],
         measure: Callable[[int], list[tuple[int, int]]],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._communicator = communicator
+        self._sum_integers = sum_integers
         self._nranks = nranks
         self._on_decided = on_decided
         self._probe = measure
@@ -164,7 +156,7 @@ class BucketPlanner:
             return None
         middle = _WATCHED // 2
         ready_us = [round(sorted(times)[middle] * _MICRO) for times in zip(*self._ready_s)]
-        misses, *sums = self._communicator.sum_integers([int(self._misses), *ready_us])
+        misses, *sums = self._sum_integers([int(self._misses), *ready_us])
         if misses:
             self.give_up("not every backward computes all gradients")
             return None
@@ -183,7 +175,7 @@ class BucketPlanner:
 
     def _mean(self, probes_us: list[tuple[int, int]]) -> list[tuple[int, float]]:
         """Return the bytes of each of PROBES_US, and its seconds averaged over the ranks."""
-        sums = self._communicator.sum_integers([time_us for _, time_us in probes_us])
+        sums = self._sum_integers([time_us for _, time_us in probes_us])
         return [(size, total / self._nranks / _MICRO) for (size, _), total in zip(probes_us, sums)]
 
     def _begin_turns(self) -> list[list[int]] | None:
@@ -214,7 +206,7 @@ class BucketPlanner:
         medians = [
             round(sorted(times)[len(times) // 2] * _MICRO) for times in self._seen_s.values()
         ]
-        sums = self._communicator.sum_integers(medians)
+        sums = self._sum_integers(medians)
         seen = {name: total / self._nranks / _MICRO for name, total in zip(self._seen_s, sums)}
         in_use = self._candidates[tried]
         self._keep_faster_plan(seen)

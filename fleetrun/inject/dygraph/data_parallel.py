@@ -9,13 +9,14 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
+from ..buckets import BucketLimits
 from ..check_schedule import NEVER
 from ..import_hooks import in_place_of
 from ..paddle_api import private_names, tensors
 from . import compression, handover, levels, refused_types, sparse
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
-from .reducer import BucketLimits, Reducer, pack
+from .reducer import Reducer, pack
 from .reducer_report import ReducerReport, ReducerSetup
 from .step_reducer import PADDLES_BYTES, StepReducer
 
@@ -30,11 +31,7 @@ if TYPE_CHECKING:
 
 # The fields that need our reducer.
 REDUCER_FIELDS = (
-    "fuse_all_reduce_ops",
-    "fuse_grad_size_in_MB",
-    "fuse_grad_size_in_num",
-    "fuse_grad_size_in_TFLOPS",
-    "last_comm_group_size_MB",
+    *buckets.FUSION,
     "nccl_comm_num",
     "sync_nccl_allreduce",
     "use_hierarchical_allreduce",
@@ -52,37 +49,6 @@ _ARGUMENTS = {
 }
 
 
-def bucket_limits(
-    gradient_bytes: int, model_bytes: int, model_last_bytes: int | None = None
-) -> BucketLimits:
-    """Return the limits of the buckets for GRADIENT_BYTES of gradients.
-
-    MODEL_BYTES is the limit that DataParallel gives the model, MODEL_LAST_BYTES that of the last
-    bucket if the script has set one. Each holds where the strategy has no limit of its own.
-    """
-    if not settings.effective("fuse_all_reduce_ops", default=True):
-        return BucketLimits(most_gradients=1)
-    size = settings.effective("fuse_grad_size_in_MB")
-    most_bytes = (
-        float(model_bytes)
-        if size is None
-        else buckets.auto_limit_bytes(gradient_bytes)
-        if size in ("auto", buckets.PLAN)
-        else float(size) * buckets.MEBIBYTE
-    )
-    counts = [
-        int(settings.effective(name))
-        for name in ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
-        if settings.effective(name)
-    ]
-    last = settings.effective("last_comm_group_size_MB")
-    return BucketLimits(
-        most_bytes,
-        min(counts, default=None),
-        model_last_bytes if last is None else float(last) * buckets.MEBIBYTE,
-    )
-
-
 def why_not_planned() -> str:
     """Return why `fuse_grad_size_in_MB: plan` acts like auto; empty if buckets can be planned."""
     if settings.effective("last_comm_group_size_MB") is not None:
@@ -94,9 +60,8 @@ def why_not_planned() -> str:
 
 def buckets_are_planned() -> bool:
     """Whether planned buckets are both requested and possible."""
-    fuses = settings.effective("fuse_all_reduce_ops", default=True)
     is_asked_for = settings.effective("fuse_grad_size_in_MB") == buckets.PLAN
-    return bool(fuses and is_asked_for and not why_not_planned())
+    return buckets.fuses() and is_asked_for and not why_not_planned()
 
 
 class Reducers:
@@ -291,7 +256,9 @@ class Reducers:
         paddles_limits: BucketLimits | None = None
 
         def limits(total: int) -> BucketLimits:
-            return paddles_limits or bucket_limits(total, model_bytes, model_last_bytes)
+            # What the script has set for this model holds where the strategy has no limit.
+            default = BucketLimits(model_bytes, last_bytes=model_last_bytes)
+            return paddles_limits or buckets.limits(total, default)
 
         trained = [parameter for parameter in dense if tensors.is_trained(parameter)]
         sizes, packed = pack(trained[::-1], limits)
@@ -328,7 +295,7 @@ class Reducers:
         self._report.why_not_planned = why_not_planned()
         if buckets_are_planned():
             planner = BucketPlanner(
-                own[0],
+                own[0].sum_integers,
                 len(ranks),
                 lambda planner: self._report.planned(planner, setup),
                 functools.partial(probe, own[0]),
@@ -404,7 +371,7 @@ class Reducers:
 
 
 def _step_limits(gradient_bytes: int) -> BucketLimits:
-    return bucket_limits(gradient_bytes, PADDLES_BYTES)
+    return buckets.limits(gradient_bytes, _PADDLES_LIMITS)
 
 
 def _bucket_bytes(sizes: Sequence[int], packed: Sequence[Sequence[int]]) -> list[int]:

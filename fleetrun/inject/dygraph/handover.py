@@ -22,7 +22,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import border, settings
+from .. import border, buckets, settings
 from ..communicators import release
 from ..paddle_api import tensors
 from . import backward
@@ -31,7 +31,7 @@ from .reducer import Reducer, missing_gradient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .reducer import BucketLimits
+    from ..buckets import BucketLimits
 
 # The first backwards, which our reducer averages.
 _LOOKS = 2
@@ -65,10 +65,6 @@ _PADDLES_OWN: dict[str, tuple[object, ...]] = {
 _SIZES = frozenset(("fuse_grad_size_in_MB", "last_comm_group_size_MB"))
 _BYTES = _SIZES | {"fuse_all_reduce_ops"}
 
-# Fields that may leave the buckets as they are, and the one that is moot with one bucket.
-_COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
-_ORDER = ("nccl_comm_num",)
-
 
 def pays(sizes: Sequence[int], *, is_synchronous: bool) -> bool:
     """Whether Paddle's reducer costs less than ours for gradients of SIZES, in bytes.
@@ -95,12 +91,13 @@ def suffices(
     PACKED are the resulting buckets; ARE_PADDLES: they are the same as without the fields.
     HAS_LEVELS: allreduces have two levels.
     """
-    moot = (*_COUNTS, *(_ORDER if len(packed) == 1 else ())) if are_paddles else ()
+    # Counts may leave the buckets as they are; one bucket has nothing to share communicators with.
+    moot = (*buckets.COUNTS, *["nccl_comm_num"] * (len(packed) == 1)) if are_paddles else ()
     size = settings.effective("fuse_grad_size_in_MB")
     return (
         not has_levels
         and all(name in _BYTES or name in moot or _is_paddles_own(name) for name in asked)
-        and (are_paddles or bool(settings.effective("fuse_all_reduce_ops", default=True)))
+        and (are_paddles or buckets.fuses())
         and (not isinstance(size, str) or size == "auto")
     )
 

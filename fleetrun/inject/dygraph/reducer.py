@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .. import buckets
 from ..paddle_api import tensors
@@ -29,18 +29,9 @@ _MIN_GAIN = 0.1
 _LEARNT = 2
 
 
-class BucketLimits(NamedTuple):
-    """The limits of a bucket; None means no limit."""
-
-    most_bytes: float | None = None
-    most_gradients: int | None = None
-    # Of the bucket that is sent last.
-    last_bytes: float | None = None
-
-
 def pack(
     parameters: Sequence[Any],
-    limits: Callable[[int], BucketLimits],
+    limits: Callable[[int], buckets.BucketLimits],
     root_of: Callable[[Any], int | None] = lambda _: None,
 ) -> tuple[list[int], list[list[int]]]:
     """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket.
@@ -49,14 +40,8 @@ def pack(
     for a parameter, or None if all do.
     """
     sizes = list(map(tensors.nbytes, parameters))
-    most_bytes, most_gradients, last_bytes = limits(sum(sizes))
-    return sizes, buckets.pack(
-        sizes,
-        [f"{parameter.dtype} {root_of(parameter)}" for parameter in parameters],
-        limit_bytes=most_bytes,
-        limit_count=most_gradients,
-        last_bytes=last_bytes,
-    )
+    kinds = [f"{parameter.dtype} {root_of(parameter)}" for parameter in parameters]
+    return sizes, buckets.pack(sizes, kinds, limits(sum(sizes)))
 
 
 class Bucket:
@@ -141,7 +126,7 @@ class Reducer:
         more_communicators: Callable[[int], None],
         compression: Compression | None,
         ranks: Sequence[int],
-        limits: Callable[[int], BucketLimits],
+        limits: Callable[[int], buckets.BucketLimits],
         finds_unused: bool,
         must_sync: Callable[[Sequence[Any]], bool],
         on_reduced: Callable[[Reducer], None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import border, settings
-from ..buckets import MEBIBYTE, PLAN, describe_auto
+from ..buckets import COUNTS, FUSION, MEBIBYTE, PLAN, describe_auto, fuses
 from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, REFUSED, SCRIPT, plural
 from . import levels
 from .compression import DTYPES
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from .compression import Compression
     from .reducer import Reducer
 
-_COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
-_FUSION = ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", *_COUNTS, "last_comm_group_size_MB")
 _HIERARCHY = (levels.FIELD, levels.SIZE)
 # The backwards of each model that are counted.
 _COUNTED_BACKWARDS = 2
 _watching = border.watching("the count of allreduces")
-_ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY, *DTYPES)
+_ALL = (*FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY, *DTYPES)
 
 
 class ReducerSetup(NamedTuple):
@@ -149,9 +147,9 @@ class ReducerReport:
         are_paddles = all(
             model["paddles_bytes"] == sorted(model["bucket_bytes"]) for model in models
         )
-        for name in _FUSION:
+        for name in FUSION:
             # Paddle's reducer counts no gradients.
-            is_moot = are_paddles or (self._are_built() and name in _COUNTS)
+            is_moot = are_paddles or (self._are_built() and name in COUNTS)
             self._report_field(name, fused, is_moot=is_moot)
         early = self._described_overlap(setup, counts)
         # It never waits, and a single allreduce has nothing to overlap with.
@@ -207,7 +205,7 @@ class ReducerReport:
             )
             if is_planned:
                 used, reason = self._described_plans(used, reason)
-        elif name in _FUSION[1:] and not is_scripts and not self._fuses():
+        elif name in FUSION[1:] and not is_scripts and not fuses():
             self._proof.knob(
                 name, NO_EFFECT, reason="fuse_all_reduce_ops is off", evidence=evidence
             )
@@ -270,9 +268,6 @@ class ReducerReport:
                         f" {used.error:.1e} of the largest at most"
                     )
                 self._report_field(name, evidence)
-
-    def _fuses(self) -> bool:
-        return bool(settings.effective("fuse_all_reduce_ops", default=True))
 
     def _report_hierarchy(self, name: str, setup: ReducerSetup) -> None:
         requested = self._spec.get(name)

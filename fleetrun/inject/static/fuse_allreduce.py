@@ -7,9 +7,9 @@ other tensors, as reshaped ones do, stay right.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
+from .. import settings
 from ..buckets import pack
 from ..paddle_api import programs
 from . import program, rings, settings_view
@@ -56,9 +56,8 @@ def _pack_block(
         if size is not None:
             dense.append((reduction, size))
     sizes = [size for _, size in dense]
-    limit = settings_view.limits(sizes)
     kinds = [str(programs.variable(block, member.variable).dtype) for member, _ in dense]
-    places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.number)
+    places = pack(sizes, kinds, settings_view.bucket_limits(sum(sizes)))
     buckets = []
     for place in places:
         members = [dense[i][0] for i in place]
@@ -80,12 +79,11 @@ def _pack_block(
                 _insert(block, reduction.place, names, communicator, original, op_role)
                 continue
             reader = _first_reader(block, reduction.place, names)
-            span = (reduction.place, reduction.place if settings_view.waits() else reader)
+            span = (reduction.place, reader if settings.overlaps() else reduction.place)
             gradients = [programs.variable(block, name) for name in names]
-            carried = [channels.BucketMember(grad, math.prod(grad.shape)) for grad in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])
             channels.insert(
-                block, span, carried, communicator.channel, tokens=passed, op_role=op_role
+                block, span, gradients, communicator.channel, tokens=passed, op_role=op_role
             )
     return turn + len(buckets)
 

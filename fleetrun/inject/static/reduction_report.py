@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE, PLAN, describe_auto
+from ..buckets import COUNTS, MEBIBYTE, PLAN, describe_auto, fuses
 from ..evidence import EFFECTIVE, NO_DIFFERENCE, NO_EFFECT, plural
 from . import program, settings_view
 from .cpu import channels, gloo
@@ -76,7 +76,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         f"{plural(gradients, 'gradient')} in {plural(len(counted), 'allreduce')};"
         f" largest {largest / MEBIBYTE:.3g} MB"
     )
-    limit = settings_view.limits(sizes)
+    limit = settings_view.bucket_limits(sum(sizes))
     most = max(bucket.gradients for bucket in counted)
     fused = len(counted) < gradients
     alone = most == 1
@@ -85,19 +85,19 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     _report(
         proof,
         "fuse_all_reduce_ops",
-        holds=fused if settings_view.fuses() else alone,
+        holds=fused if fuses() else alone,
         is_moot=is_moot,
         evidence=packed,
         reason="no two gradients fit into one allreduce",
     )
     off = "fuse_all_reduce_ops is off"
     if settings.effective("fuse_grad_size_in_MB") is not None:
-        fits = limit.size is not None and all(
-            bucket.size <= limit.size or bucket.gradients == 1 for bucket in counted
+        fits = limit.most_bytes is not None and all(
+            bucket.size <= limit.most_bytes or bucket.gradients == 1 for bucket in counted
         )
         in_effect = settings.effective("fuse_grad_size_in_MB")
         text = packed
-        if in_effect in ("auto", PLAN) and limit.size is not None:
+        if in_effect in ("auto", PLAN) and limit.most_bytes is not None:
             why = "static graphs have no times of gradients: as " if in_effect == PLAN else ""
             in_effect, words = describe_auto(sum(sizes))
             text += f"; {why}{words}"
@@ -110,13 +110,13 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
             reason=off,
             in_effect=in_effect,
         )
-    for name in settings_view.COUNTS:
+    for name in COUNTS:
         value = settings.effective(name)
         if value is not None:
             _report(
                 proof,
                 name,
-                holds=settings_view.fuses() and most <= value,
+                holds=fuses() and most <= value,
                 is_moot=is_moot,
                 evidence=f"{packed}; at most {most} gradients in one",
                 reason=off,
@@ -169,7 +169,7 @@ def _report_rings(
 
 def _report_waiting(running: Any, proof: Evidence) -> None:
     """Record whether each allreduce is waited for before the computation goes on."""
-    waits = settings_view.waits()
+    waits = not settings.overlaps()
     if not gloo.is_used():
         for name in ("sync_nccl_allreduce", "calc_comm_same_stream"):
             _report_stream(running, name, proof)

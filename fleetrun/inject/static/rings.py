@@ -109,7 +109,7 @@ def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:
     attrs: dict[str, Any] = {"ring_id": ring}
     if allreduce.startswith("c_"):
         entry, exit_ = "X", "Out"
-        in_stream = settings_view.waits() or settings.effective("calc_comm_same_stream")
+        in_stream = not settings.overlaps() or settings.effective("calc_comm_same_stream")
         attrs["use_calc_stream"] = bool(in_stream)
     else:
         import paddle

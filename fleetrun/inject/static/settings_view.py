@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from .. import settings
-from ..buckets import MEBIBYTE, PLAN, auto_limit_bytes
+from ..buckets import FUSION, BucketLimits, limits
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-COUNTS = ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
-COMMUNICATION = (
-    "fuse_all_reduce_ops",
-    "fuse_grad_size_in_MB",
-    *COUNTS,
+_COMMUNICATION = (
+    # Static graphs have no last bucket of its own size.
+    *FUSION[:-1],
     "nccl_comm_num",
     "use_hierarchical_allreduce",
     "sync_nccl_allreduce",
@@ -23,14 +16,7 @@ COMMUNICATION = (
     "calc_comm_same_stream",
 )
 # Paddle's own limit if the strategy has none.
-PADDLES_COUNT = 8
-
-
-class Limits(NamedTuple):
-    """The limits of one allreduce; None means no limit."""
-
-    size: float | None
-    number: int | None
+_PADDLES_LIMITS = BucketLimits(most_gradients=8)
 
 
 def rewrites() -> bool:
@@ -38,37 +24,17 @@ def rewrites() -> bool:
     if settings.effective("localsgd"):
         # LocalSGD looks for one allreduce per gradient.
         return True
-    return any(settings.effective(name) is not None for name in COMMUNICATION)
+    return any(settings.effective(name) is not None for name in _COMMUNICATION)
 
 
-def fuses() -> bool:
-    """Whether gradients share allreduces, which is Paddle's default."""
-    return bool(settings.effective("fuse_all_reduce_ops", default=True))
-
-
-def limits(sizes: Sequence[int]) -> Limits:
-    """Return the limits for gradients of SIZES, in bytes."""
-    if not fuses():
-        return Limits(None, 1)
-    size = settings.effective("fuse_grad_size_in_MB")
-    counts = [int(settings.effective(name)) for name in COUNTS if settings.effective(name)]
-    if size is None and not counts:
-        return Limits(None, PADDLES_COUNT)
-    if size in ("auto", PLAN):
-        size = auto_limit_bytes(sum(sizes))
-    elif size is not None:
-        size = float(size) * MEBIBYTE
-    return Limits(size, min(counts) if counts else None)
+def bucket_limits(gradient_bytes: int) -> BucketLimits:
+    """Return the limits of the allreduces for GRADIENT_BYTES."""
+    return BucketLimits(*limits(gradient_bytes, _PADDLES_LIMITS)[:2])
 
 
 def rings() -> int:
     """Return the number of communicators that the allreduces use in turn."""
     return max(1, int(settings.effective("nccl_comm_num", default=1)))
-
-
-def waits() -> bool:
-    """Whether each allreduce is waited for before the computation goes on."""
-    return bool(settings.effective("sync_nccl_allreduce", default=False))
 
 
 def group_size(ranks: int) -> int:

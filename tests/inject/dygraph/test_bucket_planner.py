@@ -10,22 +10,10 @@ from fleetrun.inject.dygraph.bucket_planner import BucketPlanner
 from fleetrun.strategy.fields import PLAN_UPDATES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 SIZES, AUTO = [1000] * 4, [[0, 1], [2, 3]]
 MOST, ALL = [[0, 1, 2], [3]], [[0, 1, 2, 3]]
-
-
-class Two:
-    """Sums the numbers of this rank and of another one that has the same."""
-
-    def __init__(self) -> None:
-        self.sums = 0
-
-    def sum_integers(self, numbers: Sequence[int]) -> list[int]:
-        """Return the sums."""
-        self.sums += 1
-        return [2 * number for number in numbers]
 
 
 class Training:
@@ -35,12 +23,11 @@ class Training:
         self, seconds: Callable[[list[list[int]]], float], cost_us: tuple[int, int]
     ) -> None:
         self.now = 0.0
-        self.two = Two()
         self.buckets: list[list[int]] = AUTO
         self.seconds = seconds
         self.decisions = 0
         self.planner = BucketPlanner(
-            self.two,
+            lambda numbers: [2 * number for number in numbers],
             2,
             self.decide,
             lambda _: [(1000, cost_us[0]), (11000, cost_us[0] + 10 * cost_us[1])],

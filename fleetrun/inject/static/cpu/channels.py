@@ -10,6 +10,7 @@ of a gradient of the bucket.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,13 +44,6 @@ class Channel:
     def begin(self, tensor: Any) -> Work:
         """Let the threads sum TENSOR over the ranks."""
         return self._threads.submit(tensor)
-
-
-class BucketMember(NamedTuple):
-    """A gradient in a bucket: its variable and its number of elements."""
-
-    variable: Any
-    size: int
 
 
 class StartOperator(NamedTuple):
@@ -145,20 +139,19 @@ def make_token(block: Any) -> Any:
 def insert(
     block: Any,
     places: tuple[int, int],
-    members: Sequence[BucketMember],
+    gradients: Sequence[Any],
     channel: Channel,
     *,
     tokens: tuple[Any, Any],
     op_role: int,
 ) -> None:
-    """Sum MEMBERS of BLOCK over CHANNEL from the first of PLACES on; read the sums at the second.
+    """Sum GRADIENTS of BLOCK over CHANNEL from the first of PLACES on; read the sums at the second.
 
     The first of TOKENS marks that the previous bucket was sent: ranks that began in different
     orders would wait for each other. The second is for this bucket.
     """
     before, token = tokens
-    gradients = [member.variable for member in members]
-    begin, end = _functions(channel, members)
+    begin, end = _functions(channel, gradients)
     for place, function, read, written in (
         (places[1], end, [*gradients, token], gradients),
         (places[0], begin, gradients if before is None else [*gradients, before], [token]),
@@ -178,21 +171,21 @@ def insert(
         )
 
 
-def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, int]:
-    """Return Paddle's numbers of two functions: one begins to sum MEMBERS, one returns the sums."""
+def _functions(channel: Channel, gradients: Sequence[Any]) -> tuple[int, int]:
+    """Return Paddle's numbers of two functions: one begins to sum, one returns the sums."""
     import numpy as np
 
     paddle: Any = sys.modules["paddle"]
     common: Any = sys.modules["paddle.static.nn.common"]
-    kind = paddle.base.data_feeder.convert_dtype(members[0].variable.dtype)
-    carried = np.zeros(sum(member.size for member in members), dtype=kind)
-    ends = np.cumsum([member.size for member in members])[:-1]
+    kind = paddle.base.data_feeder.convert_dtype(gradients[0].dtype)
+    ends = np.cumsum([math.prod(gradient.shape) for gradient in gradients])
+    carried = np.zeros(ends[-1], dtype=kind)
     tensor = _sharing(carried)
     under_way: list[Work] = []
 
     # Paddle inspects their parameter names, so they cannot be methods.
     def begin(*tensors: Any) -> Any:
-        for part, value in zip(np.split(carried, ends), tensors):
+        for part, value in zip(np.split(carried, ends[:-1]), tensors):
             part[:] = np.asarray(value).reshape(-1)
         under_way.append(channel.begin(tensor))
         return np.zeros(1, "float32")
@@ -200,11 +193,12 @@ def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, 
     def end(*tensors: Any) -> Any:
         under_way.pop().wait()
         return [
-            part.reshape(value.shape()) for part, value in zip(np.split(carried, ends), tensors)
+            part.reshape(value.shape())
+            for part, value in zip(np.split(carried, ends[:-1]), tensors)
         ]
 
     numbers = common.PyFuncRegistry(begin).id, common.PyFuncRegistry(end).id
-    _starts[numbers[0]] = StartOperator(channel, len(members))
+    _starts[numbers[0]] = StartOperator(channel, len(gradients))
     return numbers
 
 
