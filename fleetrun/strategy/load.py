@@ -253,7 +253,7 @@ class _Document:
                 for knob in self._knobs(section, name, value, where=self.at(key)):
                     at = (knob.section, knob.name)
                     if at in places:
-                        message = f"{name} means {knob.name}, which {places[at]} says, too."
+                        message = f"{name} means {knob.name}, which {places[at]} also sets."
                         self._report(UsageError(f"{self.at(key)}: {message}"))
                         continue
                     places[at] = name

@@ -56,7 +56,7 @@ def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
     )
     if on is not None and on.value is True and (STRATEGY, _GROUP) not in values:
         value, reason = _group(ranks)
-        knobs.append(Knob(STRATEGY, _GROUP, value, on.source, f"not said: {reason}"))
+        knobs.append(Knob(STRATEGY, _GROUP, value, on.source, f"not set: {reason}"))
     return strategy._replace(knobs=tuple(knobs))
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong on the device is noticed: by the check, by the witness, or by wrong sums."""
+"""Errors on the device are detected: by the check, by the witness, or by wrong sums."""
 
 from __future__ import annotations
 

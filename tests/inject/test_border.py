@@ -1,4 +1,4 @@
-"""What watches the training is left out once it has failed; what it has proved is not."""
+"""A check that has failed is skipped from then on; what it has proved before stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a rank's processes gives the rank's proof: the first that trains; and what it says."""
+"""The process that writes a rank's evidence, which is the first that trains; and the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank records of its collectives is what the launcher reads."""
+"""The launcher reads the collectives as a rank has recorded them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds where the strategy and the script both have a word."""
+"""The value in effect where the strategy and the script both set a field."""
 
 from __future__ import annotations
 

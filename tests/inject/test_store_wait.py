@@ -1,4 +1,4 @@
-"""A rank that comes before the store it connects to."""
+"""A rank that starts before the store that it connects to."""
 
 from __future__ import annotations
 

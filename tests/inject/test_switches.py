@@ -1,4 +1,4 @@
-"""A switch and its details: what is off is never said to be in effect, whoever has switched it."""
+"""A switch and its details: one that is off is never reported as in effect, whoever set it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is put into one training process, with each real Paddle."""
+"""The injected code in one training process, with each real Paddle."""
 
 from __future__ import annotations
 

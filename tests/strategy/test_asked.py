@@ -1,4 +1,4 @@
-"""Who asks for a strategy: the command line, a variable, or the config file."""
+"""Where a strategy is requested: the command line, a variable or the config file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`strategy.json` in a plan: what the training processes are told, and by which variables."""
+"""`strategy.json` in a plan: its content, and the variables that name it."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_every_knob_knows_its_line() -> None:
         ("strategy:\n  amp: 1\n  amp: 0", "my.yaml:3: amp is already set in line 2."),
         (
             "strategy:\n  thread_num: 1\n  num_threads: 2",
-            "my.yaml:3: num_threads means num_threads, which thread_num says, too.",
+            "my.yaml:3: num_threads means num_threads, which thread_num also sets.",
         ),
         ("flags: {x: 1}", "my.yaml:1: x: did you mean FLAGS_x?"),
         ("nccl: {DEBUG: INFO}", "my.yaml:1: DEBUG: did you mean NCCL_DEBUG?"),

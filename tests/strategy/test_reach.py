@@ -1,4 +1,4 @@
-"""Which command lines keep a strategy out."""
+"""Command lines that a strategy cannot reach."""
 
 from __future__ import annotations
 

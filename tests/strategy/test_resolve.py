@@ -1,4 +1,4 @@
-"""What auto becomes, and why."""
+"""The values that auto resolves to, with their reasons."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_size_of_buckets_is_left_to_the_process_that_knows_the_model() -> No
 
 def test_levels_without_a_size_have_that_of_a_host() -> None:
     knobs = resolved((4, 4), "use_hierarchical_allreduce=1")
-    assert knobs["hierarchical_allreduce_inter_nranks"] == (4, "not said: the 4 ranks of each host")
+    assert knobs["hierarchical_allreduce_inter_nranks"] == (4, "not set: the 4 ranks of each host")
     assert "hierarchical_allreduce_inter_nranks" not in resolved((4,), "nccl_comm_num=1")
     knobs = resolved(
         (4, 4), "use_hierarchical_allreduce=1", "hierarchical_allreduce_inter_nranks=2"

@@ -1,4 +1,4 @@
-"""What is derived from the table of fields: the JSON Schema, and the outcomes before a run."""
+"""The JSON Schema and the outcomes before a run, which derive from the table of fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of this folder leave out on the device under test: what Paddle refuses there."""
+"""Leaves out the tests of what Paddle refuses on the device under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only watches the training may fail, and the training goes on as without it."""
+"""Checks that only watch the training may fail: it goes on as without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are forked from a process with Paddle are what new processes are, and train so."""
+"""Ranks forked from a process that has loaded Paddle equal new processes, and train alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which updates of dynamic graphs are left unfused, and what is said of it."""
+"""Updates of dynamic graphs that stay unfused, and the reported reasons."""
 
 from __future__ import annotations
 

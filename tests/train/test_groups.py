@@ -1,4 +1,4 @@
-"""Fleet's groups over gloo, four of whose ranks always find each other; and the job's store."""
+"""Fleet's groups of four ranks over gloo, which always connect; and the job's store."""
 
 from __future__ import annotations
 

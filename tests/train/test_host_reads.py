@@ -1,4 +1,4 @@
-"""Nothing of ours waits for the device in each step, and what a kernel lacks is left out."""
+"""Our code does not wait for the device in each step, and skips what has no kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a training when Paddle lacks a private name, or behaves otherwise under it."""
+"""Trainings with a Paddle that lacks a private name, or whose name behaves differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile of a real training has all its parts, and training is what it is without one."""
+"""A profile of a real training is complete, and does not change the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of ranks finds what is trained apart, and nothing else."""
+"""The comparison of ranks finds parameters that differ, and nothing else."""
 
 from __future__ import annotations
 

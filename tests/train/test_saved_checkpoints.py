@@ -1,4 +1,4 @@
-"""What Paddle itself saves is whole for --resume_from, and is not when a part of it is lost."""
+"""--resume_from takes what Paddle saves as complete, but not when a part of it is lost."""
 
 from __future__ import annotations
 

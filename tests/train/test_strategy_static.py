@@ -1,4 +1,4 @@
-"""Static graphs under a strategy: two real ranks over gloo, and what their programs hold."""
+"""Static graphs under a strategy: two real ranks over gloo, and their programs."""
 
 from __future__ import annotations
 

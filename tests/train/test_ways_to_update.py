@@ -1,4 +1,4 @@
-"""Every way in which Paddle updates parameters in dynamic graphs is one update."""
+"""Each way to update parameters in dynamic graphs counts as one update."""
 
 from __future__ import annotations
 

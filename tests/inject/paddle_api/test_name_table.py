@@ -1,4 +1,4 @@
-"""That the table of Paddle's private names is what the modules of `inject` spell, both ways."""
+"""The table of Paddle's private names has the names that `inject` uses, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile: which steps are kept, what was hidden, and what becomes of a file that cannot be."""
+"""A profile: the recorded steps, the hidden time, and a file that cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process can see: static programs after our passes, and what is said of them."""
+"""Static programs after our passes, and the evidence about them, in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script is told that calls what Paddle lacks."""
+"""Messages to scripts that call functions which this Paddle lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every training of `kinds.py` consists of: its options, its data, its steps, its report."""
+"""The common parts of all trainings of `kinds.py`: options, data, steps and report."""
 
 from __future__ import annotations
 

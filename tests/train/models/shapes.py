@@ -1,4 +1,4 @@
-"""Models of many shapes, and what may become of their gradients."""
+"""Models of many shapes, whose gradients may be missing, shared, sparse or frozen."""
 
 from __future__ import annotations
 
