@@ -180,7 +180,7 @@ class Ring:
             _OUTCOME.pack_into(self.memory, at + _OUTCOME_AT, outcome)
 
     def settled(self, at_ns: int) -> None:
-        """Record that what is open was not done AT_NS."""
+        """Record that the open collectives were not done at AT_NS."""
         _SETTLED.pack_into(self.memory, _SETTLED_AT, at_ns)
 
     def fail(self) -> None:

@@ -253,7 +253,7 @@ class _RemainingFields:
         return paddle_api.refusal(capability) or self._obstacle(name, is_dynamic=is_dynamic)
 
     def _reason(self, name: str, known: Mapping[str, Any]) -> str:
-        """Return why NAME has no effect, by what is KNOWN of this Paddle."""
+        """Return why NAME has no effect; KNOWN is the launcher's outcome for this Paddle."""
         if "unseen" in known:
             return str(known["unseen"])
         if known.get("status") == NO_EFFECT:

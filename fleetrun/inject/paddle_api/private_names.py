@@ -86,19 +86,19 @@ _TEXT = """
 # Backward and gradients.
 [paddle.base.core]
 eager.run_backward  BACKWARD REDUCER MERGE SPARSE LOSSES: every backward calls it
-eager._add_backward_final_hook  BACKWARD REDUCER: what Paddle does at the end of a backward is to
-    wait until gradients are averaged
-eager.Tensor._register_backward_hook  REDUCER MERGE: tells that the gradient of a parameter was
+eager._add_backward_final_hook  BACKWARD REDUCER: Paddle's hooks at the end of a backward wait
+    until the gradients are averaged
+eager.Tensor._register_backward_hook  REDUCER MERGE: shows that the gradient of a parameter was
     accumulated
 eager.get_all_grads  BACKWARD REDUCER: reads many gradients in one call
 eager.set_master_grads  REDUCER: makes gradients of one bucket float32
-EagerReducer.prepare_for_backward  -: tells of a backward in which Paddle's own reducer sums
-    gradients
+EagerReducer.prepare_for_backward  -: shows that Paddle's own reducer sums the gradients of a
+    backward
 [paddle.base.framework]
 _dygraph_place_guard(place)  REDUCER CHECK: chooses where tensors are made
 EagerParamBase.from_tensor  REDUCER MERGE SPARSE: makes the parameters of the self-tests
-EagerParamBase.__init__(self)  BACKWARD: makes each parameter
-EagerParamBase.__setattr__  REDUCER: tells that a parameter is frozen, or trained again
+EagerParamBase.__init__(self)  BACKWARD: creates each parameter
+EagerParamBase.__setattr__  REDUCER: shows that a parameter is frozen, or trained again
 [paddle.base.core]
 eager.Tensor._grad_ivar  REDUCER: reads the gradient of a frozen parameter
 eager.Tensor._set_grad_ivar  REDUCER: gives a parameter the gradient of other ranks
@@ -110,7 +110,7 @@ eager.Tensor.get_tensor  REDUCER SPARSE: the dense tensor without autograd
 DenseTensor|LoDTensor._set_dims  REDUCER: gives a view the shape of its gradient
 eager.Tensor.data_ptr  BACKWARD REDUCER MERGE CHECK: tells whether a tensor was replaced
 eager.Tensor.inplace_version  BACKWARD MERGE CHECK: tells whether a tensor was written to
-eager.Tensor.is_contiguous  REDUCER: tells a gradient with another layout
+eager.Tensor.is_contiguous  REDUCER: recognizes a gradient with another layout
 eager.Tensor.contiguous  REDUCER: gives it row-major layout
 eager.Tensor.is_selected_rows  SPARSE MERGE FUSED: sparse or dense
 eager.Tensor.rows  SPARSE: the rows of a sparse gradient
@@ -119,17 +119,17 @@ SelectedRows.set_rows  SPARSE: sets the rows of a sparse gradient
 SelectedRows.get_tensor  SPARSE MERGE: the values of a sparse gradient
 DenseTensor|LoDTensor._share_data_with  SPARSE: sets the values of a sparse gradient
 [paddle.nn.layer.common]
-Embedding.__init__  REDUCER: tells the parameters with sparse gradients
+Embedding.__init__  REDUCER: finds the parameters with sparse gradients
     uses _sparse
 [paddle.base.core]
-eager.Tensor.grad  REDUCER MERGE CHECK: a gradient; what the script assigns to it is noticed
-eager.Tensor.clear_gradient  MERGE: does not discard what is merged
+eager.Tensor.grad  REDUCER MERGE CHECK: a gradient; assignments of the script are observed
+eager.Tensor.clear_gradient  MERGE: keeps merged gradients
 [paddle.nn.layer.layers]
-Layer._to_impl(self)  REDUCER: tells that a layer is cast
+Layer._to_impl(self)  REDUCER: shows that a layer is cast
 [paddle]
 _C_ops.coalesce_tensor  REDUCER: copies gradients into a buffer
 [paddle.base.core]
-_get_registered_phi_kernels  REDUCER: tells whether a device has that
+_get_registered_phi_kernels  REDUCER: tells whether a device has `coalesce_tensor`
 # Data parallel models and communicators.
 [paddle.distributed.parallel]
 DataParallel.__init__(self layers strategy comm_buffer_size last_comm_buffer_size
@@ -139,7 +139,7 @@ DataParallel.__init__(self layers strategy comm_buffer_size last_comm_buffer_siz
     uses init_reducer
 DataParallel.init_reducer(self)  REDUCER: ours takes the place of Paddle's reducer here
     uses _reducer group_indices no_sync
-DataParallel.forward(self)  REDUCER CHECK: tells that a backward will come
+DataParallel.forward(self)  REDUCER CHECK: shows that a backward follows
     uses _reducer grad_need_sync prepare_for_backward
 [paddle.base.core]
 eager_assign_group_by_size  REDUCER: Paddle's buckets, to compare with
@@ -151,7 +151,7 @@ _get_default_group  REDUCER: the group of all ranks
 _default_store  REDUCER: the job's store
 _default_backend  REDUCER: gloo, nccl, ...
 [paddle.base.core]
-ReduceOp.SUM  REDUCER: what the collectives of a ProcessGroup do
+ReduceOp.SUM  REDUCER: the operation of a ProcessGroup's collectives
 ProcessGroup.all_reduce  REDUCER: sums a bucket
 ProcessGroup.reduce  REDUCER: the first level of a hierarchical sum
 ProcessGroup.broadcast  REDUCER: the last level of it
@@ -169,43 +169,43 @@ Optimizer.__init__(self learning_rate parameters)  COUNTING MERGE CHECK: the par
     schedule of an optimizer
     uses _parameter_list _param_groups _learning_rate
 Optimizer.step(self)  COUNTING MERGE: an update
-Optimizer.minimize(self loss startup_program)  COUNTING MERGE: an update, too
-Optimizer._apply_optimize(self loss startup_program)  COUNTING: an update, as sharding optimizers
-    make it
+Optimizer.minimize(self loss startup_program)  COUNTING MERGE: also an update
+Optimizer._apply_optimize(self loss startup_program)  COUNTING: the update of sharding
+    optimizers
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2]
 GroupShardedStage2._redefine_opt_step(self)  -: gives its optimizers, which contain others,
     another step
     uses _sharding_optimizers
 [paddle.distributed.auto_parallel.api]
-_ShardOptimizer  -: is no optimizer in Paddle 2, but has one
+_ShardOptimizer  -: wraps an optimizer in Paddle 2, without being one
 [paddle.amp.grad_scaler]
-AmpScaler._update(self)  -: tells whether an update was skipped, by the name of Paddle 3 or 2
+AmpScaler._update(self)  -: shows whether an update was skipped, by the name of Paddle 3 or 2
     uses _cache_found_inf _cache_founf_inf
 [paddle.optimizer.optimizer]
-Optimizer.clear_grad(self)  MERGE: does not discard what is merged
+Optimizer.clear_grad(self)  MERGE: keeps merged gradients
 [paddle.base.dygraph.base]
-in_to_static_mode()  COUNTING: tells where `step` only writes a program
+in_to_static_mode()  COUNTING: shows where `step` only writes a program
 [paddle.optimizer.lr]
-LRScheduler.step(self)  MERGE STATIC: is merged, too
+LRScheduler.step(self)  MERGE STATIC: steps once for each merged update
 [paddle.amp.grad_scaler]
 AmpScaler.minimize(self optimizer)  MERGE: an update
 AmpScaler._unscale(self optimizer)  MERGE: unscales merged gradients only
 GradScaler.step(self optimizer)  MERGE: an update
-GradScaler.update(self)  MERGE: comes with an update
+GradScaler.update(self)  MERGE: follows an update
 AmpScaler.scale(self)  AMP: a loss is scaled
 [paddle.base.core]
 get_low_precision_op_list  AMP: Paddle's counts of operators
 [paddle.nn.utils]
 clip_grad_norm_(parameters)  MERGE: clips merged gradients
 [paddle.nn.layer.layers]
-Layer.clear_gradients(self)  MERGE: does not discard what is merged
+Layer.clear_gradients(self)  MERGE: keeps merged gradients
 [paddle.io.reader]
 DataLoader.__iter__(self)  MERGE: its end ends a round
 [paddle.optimizer.momentum]
-Momentum._create_optimization_pass(self parameters_and_grads)  FUSED: is about to update
+Momentum._create_optimization_pass(self parameters_and_grads)  FUSED: runs right before an update
     uses _use_multi_tensor _param_dict
 [paddle.optimizer.adam]
-Adam._create_optimization_pass(self parameters_and_grads)  FUSED: is about to update
+Adam._create_optimization_pass(self parameters_and_grads)  FUSED: runs right before an update
     uses _use_multi_tensor _param_dict
 [paddle.optimizer.momentum]
 Momentum._create_multi_tensor_dict(self)  FUSED: makes the tables of fused updates
@@ -221,23 +221,24 @@ HybridParallelOptimizer.__init__  MERGE: the script's optimizer inside fleet's
     uses _inner_opt
 HybridParallelOptimizer._step(self parameters_list)  MERGE: a step of averaged gradients
 [paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer]
-DygraphShardingOptimizer.__init__  -: all that the ranks of sharding update
+DygraphShardingOptimizer.__init__  -: all parameters that sharding ranks update
     uses _origin_parameter_list _param2rank
-DygraphShardingOptimizerV2  -: the next forward gathers
+DygraphShardingOptimizerV2  -: whether the next forward gathers
     uses _all_gather_overlap_forward
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2]
-GroupShardedOptimizerStage2.__init__  -: who shares out the updates; the next forward gathers
+GroupShardedOptimizerStage2.__init__  -: the ranks that share the updates, and
+    whether the next forward gathers
     uses _group _broadcast_overlap _optim
 [paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3]
-GroupShardedStage3._redefine_opt_step(self)  -: replaces the optimizer's step; which parameters
-    are cut up, and the ranks that have them
+GroupShardedStage3._redefine_opt_step(self)  -: replaces the optimizer's step; the parameters
+    that are split, and the ranks that hold the parts
     uses _group _optim _ori_parameter_list _unslice_params
 GroupShardedStage3._redefine_opt_clear(self)  -: gives its optimizer another clear_grad
 [paddle.distributed.fleet.utils.hybrid_parallel_util]
 fused_allreduce_gradients_with_group(parameter_list group bucket_size scale)  -: averages
     gradients at a step
 [paddle.distributed.fleet.utils.tensor_fusion_helper]
-FusedCommBuffer.add_grad(self param)  -: is about to send gradients of a buffer
+FusedCommBuffer.add_grad(self param)  -: runs before the gradients of a buffer are sent
     uses use_main_grad _release_grads _params
 FusedCommBuffer._comm_grads(self)  -: sends a buffer
 [paddle.base.core]
@@ -259,8 +260,8 @@ DistributedStrategy.__init__(self)  STRATEGY: a new strategy gets our values
 DistributedStrategy.__setattr__(self)  STRATEGY: records what the script sets
 DistributedStrategy.load_from_prototxt(self pb_file)  STRATEGY: records what the script loads
 DistributedStrategy.build_strategy  STRATEGY: records what the script changes in it
-DistributedStrategy._fuse_grad_size_in_TFLOPS  -: its documented name is without effect
-DistributedStrategy._calc_comm_same_stream  -: its documented name is without effect
+DistributedStrategy._fuse_grad_size_in_TFLOPS  -: its documented name has no effect
+DistributedStrategy._calc_comm_same_stream  -: its documented name has no effect
 [paddle.distributed.fleet.fleet]
 Fleet.get_hybrid_communicate_group  -: the sizes of the script's groups; the function itself
     raises where there are none
@@ -278,7 +279,7 @@ _dygraph_distributed_optimizer(optimizer strategy)  STRATEGY: takes a strategy, 
 Fleet._minimize_impl(self loss startup_program)  STATIC: has written a program when it returns
     uses _role_maker
 [paddle.distributed.fleet.meta_optimizers.raw_program_optimizer]
-RawProgramOptimizer.minimize_impl(self loss startup_program)  STATIC: would fuse allreduces
+RawProgramOptimizer.minimize_impl(self loss startup_program)  STATIC: would fuse the allreduces
     uses fuse_all_reduce_ops
 apply_build_strategy(main_program startup_program build_strategy pass_attrs)  STATIC: runs
     Paddle's passes
@@ -289,18 +290,18 @@ GradientMergeOptimizer.backward(self loss startup_program parameter_list no_grad
 [paddle.base.core]
 get_pass  STATIC: tells whether this build has a pass
 [paddle.static]
-BuildStrategy._copy  STATIC: a copy to switch passes off
+BuildStrategy._copy  STATIC: copied to switch passes off
 [paddle.base.executor]
 _ExecutorCache._get_program_and_executor(self cached_data)  STATIC: gives the program that runs
 Executor.run(self program)  STATIC SERVERS: runs a program
 Executor.train_from_dataset(self program)  SERVERS: runs a program many times
 [paddle.distributed.communicator]
-Communicator.start(self)  SERVERS: its settings are known then
+Communicator.start(self)  SERVERS: its settings are known when it starts
 [paddle.base.compiler]
 CompiledProgram.__init__  STATIC: the program that was compiled
     uses _program
 [paddle.base.framework]
-Variable  STATIC: tells a variable of an older program
+Variable  STATIC: recognizes a variable of an older program
 [paddle.base.layer_helper]
 LayerHelper  STATIC: writes operators of older programs
 [paddle.base.framework]

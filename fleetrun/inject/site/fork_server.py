@@ -297,7 +297,7 @@ def _own_bytes() -> int:
     return int(rows.get(b"RssAnon", b"0").split()[0]) * 1024
 
 
-# -- what is loaded --------------------------------------------------------------------------------
+# -- loaded modules --------------------------------------------------------------------------------
 
 
 class Loaded:
@@ -415,7 +415,7 @@ class Loaded:
         return ""
 
     def offer(self, environ: Mapping[bytes, bytes]) -> None:
-        """Let the rank, which was started with ENVIRON, find what is loaded."""
+        """Let the rank, which was started with ENVIRON, import the loaded modules."""
         self._given = environ
         numpy = self._modules.get("numpy.random")
         if numpy is not None:
@@ -615,7 +615,7 @@ def _open_files() -> Iterator[tuple[str, str]]:
 
 
 def _shared_files() -> Iterator[str]:
-    """Yield open files that forks must not share: sockets, pipes and what is written."""
+    """Yield open files that forks must not share: sockets, pipes and files open for writing."""
     for fd, file in _open_files():
         with suppress(OSError):
             with open(f"/proc/self/fdinfo/{fd}", "rb") as info:
@@ -630,7 +630,7 @@ _STREAM_SETTINGS = ("line_buffering", "write_through", "encoding", "errors")
 
 
 def _inherited() -> dict[str, object]:
-    """Return what a fork inherits and an import may change, by what is said of a change."""
+    """Return the state that a fork inherits and an import may change, by the words for a change."""
     with open("/proc/self/status", "rb") as file:
         rows = dict(line.split(b":", 1) for line in file)
     with open("/proc/self/limits", "rb") as file:

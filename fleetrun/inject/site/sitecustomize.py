@@ -60,7 +60,7 @@ def _import_hidden():
 
 def _report_fatal_exceptions(path):
     # type: (str) -> None
-    """Append the exception that ends this process to PATH; what is printed is unchanged."""
+    """Append the exception that ends this process to PATH; the printed output is unchanged."""
     import atexit
 
     pid = os.getpid()
