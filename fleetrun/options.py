@@ -125,7 +125,7 @@ class Option(NamedTuple):
 
     @property
     def default(self) -> str | None:
-        """What counts where nobody gives it, as people write it: that of the request's field."""
+        """The default as people write it: the option's own, or that of the request's field."""
         is_field = self.group != "" and self.target.removesuffix("_s") == self.name
         value = DEFAULTS.get(self.target) if is_field else None
         if self.own_default is not None or value in (None, ()):
@@ -778,8 +778,8 @@ def is_option(name: str) -> bool:
 def of_kind(name: str, value: str = "") -> Option | None:
     """Return the option NAME that lists devices of a kind which the table does not have.
 
-    Of a kind of which nobody has heard, VALUE must look like devices; whether they are there, only
-    the host knows.
+    VALUE must look like a list of devices if the kind is unknown; whether they exist is checked on
+    the host.
 
     >>> of_kind("mlus").slot, of_kind("selected_foos", "0-3").name, of_kind("foos", "x")
     ('devices', 'foos', None)

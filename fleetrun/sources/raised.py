@@ -1,6 +1,6 @@
-"""Finds a rank whose exception should have ended it, while it runs still.
+"""Finds a rank whose exception should have ended it, while it still runs.
 
-An exit handler, a thread, or the destructor of a device may wait for ever; the other ranks then
+An exit handler, a thread, or the destructor of a device may wait forever; the other ranks then
 wait for this one in a collective.
 """
 

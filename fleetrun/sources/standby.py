@@ -33,7 +33,7 @@ class StandBy(Source):
     """Starts the fork server of JOB, once, and reports whether it works."""
 
     name = "the fork server"
-    without = "and ranks start as ever"
+    without = "and starts later ranks without it"
 
     def __init__(self, job: ObservedJob, supervisor: Supervisor) -> None:
         self._job, self._supervisor = job, supervisor

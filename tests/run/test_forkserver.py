@@ -1,4 +1,4 @@
-"""Which ranks are forked, which start as ever, and that nobody stays behind."""
+"""Which ranks are forked, which start without it, and that no process is left behind."""
 
 from __future__ import annotations
 
