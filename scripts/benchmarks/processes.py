@@ -176,7 +176,7 @@ class Reports:
 
 def start(argv: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start ARGV in FOLDER and in a session of its own; its output goes to a file there."""
-    with (folder / "output").open("wb") as output:
+    with (folder / "output").open("ab") as output:
         return subprocess.Popen(
             argv,
             env=env,
