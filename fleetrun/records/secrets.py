@@ -55,8 +55,7 @@ _HARMLESS = (
     r"|MONITOR|COLUMN|PARTITION|INDEX)_(?:.*_)?KEY_$"
     r"|^_(?:XDG|DESKTOP|TERM|GNOME|KDE|GDM|TMUX|DBUS)_(?!.*TOKEN).*SESSION|^_DESKTOP_SESSION"
 )
-# Names that every launch has, and that would have patterns compiled.
-_NO_SECRETS = ("PWD", "OLDPWD", "FLEETRUN_STACK_SIGNAL")
+_FOLDERS = ("PWD", "OLDPWD")
 # The shortest text with a secret in it is `://a@`. Those shorter than a line are told again and
 # again, as all ranks have nearly the same environment.
 _SHORTEST, _LINE = 5, 200
@@ -82,8 +81,10 @@ def is_certain(name: str) -> bool:
 
 
 def _certainty(name: str) -> int:
-    # A `pat` that means something ends its name, so that of PATH means nothing.
-    if name in _NO_SECRETS or not _has_one(_PARTS, name.lower().replace("path", "_h")):
+    # In names that every launch has, `path` and `signal` hold the parts `pat` and `sig`, which mean
+    # something only at the end of a word.
+    lower = name.lower().replace("path", "_h").replace("signal", "s_l")
+    if name in _FOLDERS or not _has_one(_PARTS, lower):
         return _NONE
     words = _words(name)
     if re.search(_HARMLESS, words):
