@@ -49,6 +49,10 @@ class Talkative(FakeNvml):
         self._of_first(handle, None)
         return [Process(_PID, None)]
 
+    def nvmlDeviceGetTotalEccErrors(self, handle: object, kind: int, counter: int, /) -> int:
+        self._of_first(handle, None)
+        return 2
+
     def _of_first(self, handle: object, answer: object) -> object:
         if self.nvmlDeviceGetUUID(handle) != "GPU-a":
             message = "Not Supported"
@@ -59,7 +63,6 @@ class Talkative(FakeNvml):
         """Answer for the functions that take a GPU first."""
         known: dict[str, Any] = {
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
-            "nvmlDeviceGetTotalEccErrors": 2,
             "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
             "nvmlDeviceGetMigMode": (1, 1),
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40,
