@@ -126,8 +126,9 @@ def section(field: Field, translate: Translate) -> str:
             *(f"* `{key.name}`: {translate(key.doc)} {kinds[key.name]}" for key in field.keys),
         ]
     else:
-        kind = kinds[field.name].removesuffix("]").replace(" [", "; ")
-        lines.append(f"{translate('Give it as:')} {kind}")
+        values, _, default = kinds[field.name].removesuffix("]").partition(" [")
+        line = translate("Values: {}").format(values)
+        lines.append(line + translate("; {}").format(default) if default else line)
     if field.aliases:
         aliases = ", ".join(f"`{alias}`" for alias in field.aliases)
         lines.append(translate("Also written {}.").format(aliases))

@@ -97,7 +97,7 @@ bf16_allreduce = false  Send gradients as bfloat16, in dygraph: the range of flo
   static: refused: Paddle's own version for static graphs sends no gradients, and ranks diverge
 find_unused_parameters = false  Look for parameters that a step does not use.
   dygraph: effective: passed to DataParallel
-  static: no effect: a program has the gradients that it has
+  static: no effect: a program's gradients are known when it is built
 without_graph_optimization = true  Bypass Paddle's graph executor, and rewrite the program for
     communication.
   never false: {no_gradients}
@@ -207,7 +207,7 @@ sharding = false  Distribute optimizer states, gradients or parameters over the 
   static 2.6.2 cpu: refused: Paddle 2.6.2 shards static programs on GPUs only
   static: effective: {passes}; on CPUs with all ranks in one group
 sharding_configs:  How they are distributed.
-  .sharding_segment_strategy = segment_broadcast_MB | segment_anchors  How the program is cut into
+  .sharding_segment_strategy = segment_broadcast_MB | segment_anchors  How the program is split into
       segments.
   .segment_broadcast_MB = 32.0  The size of a segment's parameters in MB.
   .segment_anchors = [texts]  Variables at which segments end.
@@ -224,7 +224,7 @@ sharding_configs:  How they are distributed.
   .stage = 1  1: optimizer states, 2: and gradients, 3: and parameters.
   .enable_tuning = false  Let Paddle choose.
   .use_calc_stream = false  Communicate in the computation stream.
-pipeline = false  Cut the model into stages on several devices.
+pipeline = false  Split the model into stages on several devices.
   dygraph: no effect: in dygraph Paddle reads hybrid_configs
   static: refused: Paddle stops unless the program names the device of each operator
 pipeline_configs:  How batches pass through the stages.
@@ -234,11 +234,11 @@ pipeline_configs:  How batches pass through the stages.
   .p2p_cache_shape = true  Send shapes only once.
   .enable_partial_send_recv = true  Send activations in parts.
   static: no effect: {makes_nothing} on its own
-tensor_parallel = false  Cut layers over several devices.
+tensor_parallel = false  Split layers across several devices.
   dygraph: no effect: in dygraph Paddle reads hybrid_configs
   static cpu: refused: over gloo, all ranks of static programs are in one group
   static: untested: {only_a_gpu}groups of ranks need NCCL communicators
-tensor_parallel_configs:  How layers are cut.
+tensor_parallel_configs:  How layers are split.
   .tensor_parallel_degree = 1 ranks  The number of ranks per layer.
   .tensor_init_seed = -1, -1..  The seed of the parameters; -1: any.
   static: no effect: {makes_nothing} on its own
@@ -251,28 +251,30 @@ hybrid_configs:  The degree of each kind of parallelism.
   .split_norm_comm = false  Sum the norm of gradients group by group (Paddle 3).
   .mp_configs.mp_async_allreduce = false  Model parallelism: send the gradient of a layer's input
       while that of its weight is computed; the input must need one.
-  .mp_configs.mp_skip_c_identity = false  With it: leave out an operator that only copies.
-  .mp_configs.mp_fused_linear_param_grad_add = false  With it: add to the gradient in the kernel
-      that computes it; needs CUDA or XPU.
+  .mp_configs.mp_skip_c_identity = false  With mp_async_allreduce: leave out an operator that only
+      copies.
+  .mp_configs.mp_fused_linear_param_grad_add = false  With mp_async_allreduce: add to the gradient
+      in the kernel that computes it; needs CUDA or XPU.
   .mp_configs.need_broadcast_data = true  Send the batch of the first rank to the others.
-  .mp_configs.sync_param = true  Send embeddings, norms and biases that all ranks have from the
-      first rank to the others after each step.
-  .mp_configs.sync_grad = false  Send their gradients so before it.
-  .mp_configs.sync_moment = false  Send their moments so after it.
-  .mp_configs.recompute_allgather = false  Layers of sequence parallelism: gather the input again
-      instead of keeping it; needs the next (Paddle 3).
-  .mp_configs.sp_async_reduce_scatter = false  Those: send the gradient of the input while that of
-      the weight is computed (Paddle 3).
+  .mp_configs.sync_param = true  After each step, send the embeddings, norms and biases that all
+      ranks have from the first rank to the others.
+  .mp_configs.sync_grad = false  Before each step, do the same for their gradients.
+  .mp_configs.sync_moment = false  After each step, do the same for their moments.
+  .mp_configs.recompute_allgather = false  Sequence-parallel layers: gather the input again instead
+      of keeping it; needs sp_async_reduce_scatter (Paddle 3).
+  .mp_configs.sp_async_reduce_scatter = false  Sequence-parallel layers: send the gradient of the
+      input while that of the weight is computed (Paddle 3).
   .pp_configs.overlap_p2p_comm = false  Pipelines with virtual stages: send activations during the
       computation (Paddle 3).
   .pp_configs.use_batch_p2p_comm = true  Pipelines: send and receive in one group (Paddle 3).
   .pp_configs.dp_comm_overlap = false  Pipelines: send dp's gradients during the backward pass.
-  .pp_configs.sharding_comm_overlap = false  Pipelines: send those of sharding during it.
+  .pp_configs.sharding_comm_overlap = false  Pipelines: send sharding's gradients during the
+      backward pass.
   .sharding_configs.comm_overlap = false  Send gradients during the backward pass; needs
       accumulate_steps.
   .sharding_configs.accumulate_steps = 1  The number of backward passes before an update.
   .sharding_configs.comm_buffer_size_MB = 256 MB  The size of a buffer (Paddle 3).
-  .sharding_configs.split_param = false  Cut each parameter up among the ranks.
+  .sharding_configs.split_param = false  Split each parameter among the ranks.
   .sharding_configs.tensor_fusion = false  Send gradients in buffers instead of one by one.
   .sharding_configs.use_reduce_avg = true  Let the collective average instead of dividing first;
       needs NCCL (Paddle 3).
