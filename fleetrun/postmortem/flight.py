@@ -74,7 +74,7 @@ class _OpenCollective(NamedTuple):
     missing: tuple[int, ...]
     # Whether its rank waits: an asynchronous one that all have entered may be done.
     holds_up: bool = True
-    # The ranks that have issued it behind another one, which their devices have not finished.
+    # Ranks that have issued it, but after another one that their devices have not finished.
     behind: tuple[int, ...] = ()
 
     @property
@@ -247,7 +247,7 @@ def _absent(
 def _behind(
     rank: int, collective: Collective, records: Mapping[int, FlightRecord]
 ) -> Iterator[int]:
-    """Yield the ranks that have issued COLLECTIVE, too, but after one that is still open."""
+    """Yield the ranks that have also issued COLLECTIVE, but after one that is still open."""
     members, channel = _peers(rank, collective.channel)
     for member in members:
         record = records.get(member)
@@ -255,7 +255,7 @@ def _behind(
         if record is None or first is None or first.state != ASYNCHRONOUS:
             continue
         if record.settled_at - first.issued_at <= _SETTLED_S:
-            # It may be done.
+            # It may have finished.
             continue
         later = record.collectives[record.collectives.index(first) + 1 :]
         if any((call.channel, call.sequence) == (channel, collective.sequence) for call in later):
@@ -372,7 +372,7 @@ def _cycle(waits: Sequence[_OpenCollective]) -> list[_OpenCollective]:
 
 
 def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecord]) -> list[int]:
-    """Return the ranks of CYCLE that left the order of their earlier calls where they wait.
+    """Return the ranks of CYCLE that deviate from the order of their earlier calls.
 
     If that is not one rank: those that left it anywhere before.
     """
@@ -391,7 +391,7 @@ def _strayed(cycle: Sequence[_OpenCollective], records: Mapping[int, FlightRecor
 
 
 def _leaves_order(steps: Sequence[tuple[object, object]]) -> bool:
-    """Whether a call is followed by another one than ever before.
+    """Whether a call is followed by one that has never followed it before.
 
     >>> _leaves_order([(1, 2), (2, 1), (1, 2)]), _leaves_order([(1, 2), (2, 1), (1, 3)])
     (False, True)

@@ -22,14 +22,14 @@ _STEAL = 8
 class Delays(NamedTuple):
     """Seconds since the start of a process, or of its host; None: the kernel does not tell."""
 
-    # Of the main thread: on a processor, and ready to run but waiting for one.
+    # The main thread on a processor, and ready to run but waiting for one.
     main_s: float | None
     queued_s: float | None
-    # By which the limits of its cgroups have held it back.
+    # Held back by the limits of its cgroups.
     throttled_s: float
-    # That the hypervisor gave to others of each of its processors, on average.
+    # Taken by the hypervisor for others, on average over its processors.
     stolen_s: float | None
-    # The processors that it may use, as the kernel lists them: `0-3,8`.
+    # The processors it may use, as the kernel lists them: `0-3,8`.
     processors: str
 
 

@@ -53,15 +53,15 @@ class RankUse(NamedTuple):
     written_bytes: int | None
     step: int | None
     loss: float | None
-    # Of its main thread: on a processor, and waiting for one. By which limits of its cgroups have
-    # held it back, and that the hypervisor gave to others of each of its processors.
+    # Its main thread on a processor, and waiting for one; held back by the limits of its cgroups;
+    # taken by the hypervisor for others, on average over its processors.
     main_s: float | None = None
     queued_s: float | None = None
     throttled_s: float | None = None
     stolen_s: float | None = None
     # In collectives for which its main thread waits, if they are recorded.
     collectives_s: float | None = None
-    # That it may use: `0-3,8`.
+    # The processors it may use: `0-3,8`.
     processors: str = ""
 
 
@@ -96,10 +96,10 @@ class LinkUse(NamedTuple):
     """The TCP connections of this host's ranks to one other host."""
 
     peer: str
-    # The least smoothed round trip of those that have moved bytes since the last record.
+    # The shortest smoothed round trip among connections that moved bytes since the last record.
     rtt_s: float | None
-    # Since they were opened: bytes that the other end has acknowledged, the seconds in which some
-    # were under way, segments with data that were sent, and sent again.
+    # Since they were opened: bytes that the other end has acknowledged, seconds with bytes under
+    # way, segments of data that were sent, and those that were sent again.
     acked_bytes: int
     busy_s: float
     segments: int

@@ -100,10 +100,10 @@ class PackedCollectives(NamedTuple):
 
 
 class RankConditions(NamedTuple):
-    """What a rank did in the last seconds, as shares of that time; -1: not known."""
+    """What a rank did in the last seconds, as shares of that time; -1: unknown."""
 
     process: int
-    # Its main thread: waiting for a processor, running, and in collectives.
+    # Its main thread waiting for a processor, running, and in collectives.
     queued: float
     running: float
     collectives: float
@@ -111,12 +111,12 @@ class RankConditions(NamedTuple):
     throttled: float
     stolen: float
     read_bytes_per_s: float
-    # That it may use: `0-3,8`.
+    # The processors it may use: `0-3,8`.
     processors: str
 
 
 class GpuConditions(NamedTuple):
-    """The state of a GPU of PROCESSES; -1: not known."""
+    """The state of the GPU of `processes`; -1: unknown."""
 
     number: int
     processes: tuple[int, ...]
@@ -130,7 +130,7 @@ class GpuConditions(NamedTuple):
 
 
 class LinkConditions(NamedTuple):
-    """The connections of a host's ranks to the host NODE in the last seconds; -1: not known."""
+    """The connections of a host's ranks to the host `node` in the last seconds; -1: unknown."""
 
     node: int
     rtt_s: float

@@ -1,8 +1,8 @@
 """Finds the ranks that are slower than the others, and why, from what their hosts measure; pure.
 
-A rank that spends less time in collectives than the others keeps them waiting. What slows it down
-is what holds it back more than the others: its processors, its GPU, its link, or else its data or
-its own work. Without records of collectives, ranks that are held back are named for that.
+A rank that spends less time in collectives than the others keeps them waiting. The cause is what
+holds it back more than the others: its processors, GPU or link, or else its data or its own work.
+Without records of collectives, a rank is named if something holds it back.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
     from fleetrun.records.metricsfile import GpuUsage, MetricsRecord
 
-# How much more of its time than the others a rank must be held back, and how many times as long.
+# A rank is held back if its share of time exceeds the others' by this much and by this factor.
 _SHARE, _TIMES = 0.15, 1.5
-# How much less of its time than the others a rank must be in collectives.
+# A rank is late if its share of time in collectives is this much smaller than the others'.
 _LATE = 0.15
-# A rank whose main thread runs for less of the time that it has mostly waits.
+# A rank waits if its main thread runs for less than this share of its time outside collectives.
 _RUNS = 0.5
-# A rank that reads more waits for a disk, not for a lock.
+# Bytes a second; a rank that reads more waits for a disk rather than for a lock.
 _READS = 1 << 20
-# How many times as slow as the others a link must be; its least additional round trip.
+# A bad link is this many times as slow as the others; its round trip is longer by at least this.
 _LINK_TIMES, _RTT_S = 3.0, 0.002
 # The least share of segments that are lost on a bad link.
 _LOSS = 0.01
-# Fewer say nothing about a link.
+# Fewer bytes or segments say nothing about a link.
 _LEAST_BYTES, _LEAST_SEGMENTS = 1 << 20, 100
 # The clock of a GPU that is slowed down, as a share of the others'.
 _CLOCK = 0.9
@@ -53,7 +53,7 @@ _HOLDS: Mapping[str, Callable[[RankConditions], float]] = {
 
 
 class Slowness(NamedTuple):
-    """RANKS, places among all ranks of the job, are slow; TEXT says why, without an end."""
+    """Slow ranks, as places among all ranks, and why: a sentence without its full stop."""
 
     ranks: tuple[int, ...]
     # queued, throttled, stolen, gpu, link, data or work.
@@ -67,9 +67,9 @@ class Slowness(NamedTuple):
 def measured(
     records: Sequence[MetricsRecord], plan: LaunchPlan, node_of: Callable[[str], int | None]
 ) -> HostConditions | None:
-    """Return what RECORDS of one host, oldest first, say of the time from first to last.
+    """Return the conditions on one host between the first and the last of RECORDS.
 
-    None: they do not say it of the same ranks. NODE_OF returns the host of an address.
+    None if the two are about different ranks. NODE_OF returns the host with a given address.
     """
     first, last = records[0], records[-1]
     seconds = last.monotonic - first.monotonic
@@ -102,7 +102,7 @@ def measured(
     )
     own = {spec.rank: place for place, spec in enumerate(plan.ranks) if spec.is_trainer}
     gpus = tuple(
-        _gpu(gpu, [one for record in records for one in record.gpus if one.uuid == gpu.uuid], own)
+        _gpu(gpu, [use for record in records for use in record.gpus if use.uuid == gpu.uuid], own)
         for gpu in last.gpus
         if gpu.ranks
     )
@@ -134,8 +134,8 @@ def _links(
         node, past = node_of(link.peer), before.get(link.peer)
         if node is None or past is None:
             continue
-        looks = [one.rtt_s for each in records[1:] for one in each.links if one.peer == link.peer]
-        trips = [rtt_s for rtt_s in looks if rtt_s is not None]
+        same = [use for record in records[1:] for use in record.links if use.peer == link.peer]
+        trips = [use.rtt_s for use in same if use.rtt_s is not None]
         acked, busy_s = link.acked_bytes - past.acked_bytes, link.busy_s - past.busy_s
         segments = link.segments - past.segments
         yield LinkConditions(
@@ -166,7 +166,7 @@ def compare(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> tuple[Slow
         known = {rank for cause in causes for rank in cause.ranks}
         causes += [_own_work(ranks[rank], plan) for rank in sorted(late.keys() - known)]
         causes = [_with_waits(cause, late) for cause in causes if _matters(cause, late)]
-    # If they name most ranks, those are not slower than the others.
+    # A cause that names most of the ranks does not make them slower than the others.
     return tuple(cause for cause in causes if len(cause.ranks) <= len(ranks) // 2)
 
 
@@ -184,7 +184,7 @@ def _with_waits(cause: Slowness, late: Mapping[int, float]) -> Slowness:
 
 
 def _late(ranks: Mapping[int, RankConditions]) -> dict[int, float] | None:
-    """Return the ranks that others wait for, and how much less they wait; None: not known."""
+    """Return the ranks that others wait for, with how much less they wait; None if unknown."""
     shares = {place: rank.collectives for place, rank in ranks.items()}
     if min(shares.values()) < 0:
         return None
@@ -208,17 +208,17 @@ def _label(places: Iterable[int], plan: LaunchPlan) -> str:
 def _of_processors(
     hosts: Mapping[int, HostConditions], ranks: Mapping[int, RankConditions], plan: LaunchPlan
 ) -> Iterator[Slowness]:
-    """Yield the ranks that wait for their processors longer than the others."""
+    """Yield the ranks that do not get their processors as much as the others do."""
     shares = {
         cause: {place: min(1.0, max(0.0, share(rank))) for place, rank in ranks.items()}
         for cause, share in _HOLDS.items()
     }
     for host in hosts.values():
-        # Those on the same processors for the same reason.
+        # Ranks on the same processors with the same cause are reported together.
         groups: dict[tuple[str, str], list[int]] = {}
         for rank in host.ranks:
             place = rank.process
-            cause = next((one for one in shares if _stands_out(shares[one], place)), "")
+            cause = next((hold for hold in shares if _stands_out(shares[hold], place)), "")
             if cause:
                 groups.setdefault((cause, rank.processors), []).append(place)
         for (cause, processors), places in groups.items():
@@ -244,7 +244,7 @@ def _stands_out(shares: Mapping[int, float], place: int) -> bool:
 def _contended(
     processors: str, places: Sequence[int], host: HostConditions, plan: LaunchPlan
 ) -> str:
-    """Name PROCESSORS, and who else uses them."""
+    """Return PROCESSORS as text, with who else uses them."""
     own = set(numbers(processors))
     which = f"processor{'s' * (len(own) > 1)} {ranges(own, ',')}" if own else "a processor"
     sharing = [rank.process for rank in host.ranks if own & set(numbers(rank.processors))]
@@ -296,7 +296,7 @@ def _of_links(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> Iterator
         yield from _of_only_link(hosts, pairs, plan)
         return
 
-    # By host: the best of its links, each of which is as bad as its worse direction.
+    # The best link of each host; a link counts as bad as the worse of its two directions.
     def best(value: Callable[[LinkConditions], float]) -> dict[int, float]:
         worst = {
             pair: max(known)
@@ -310,7 +310,7 @@ def _of_links(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> Iterator
         }
 
     trips = best(lambda link: link.rtt_s)
-    # Seconds for a byte: less is better here, too.
+    # In seconds a byte, so that less is better, as above.
     speeds = best(lambda link: 1 / link.bytes_per_s if link.bytes_per_s > 0 else -1.0)
     losses = best(lambda link: link.resent)
     for node in nodes:
@@ -341,7 +341,7 @@ def _of_only_link(
     pairs: Mapping[frozenset[int], Sequence[LinkConditions]],
     plan: LaunchPlan,
 ) -> Iterator[Slowness]:
-    """Yield the link of two hosts if it loses much; nothing tells which end is the cause."""
+    """Yield the link between two hosts if it loses segments; which end is at fault is unknown."""
     for pair, links in pairs.items():
         loss = max(link.resent for link in links)
         if loss >= _LOSS and hosts:
@@ -351,7 +351,7 @@ def _of_only_link(
 
 
 def _own_work(rank: RankConditions, plan: LaunchPlan) -> Slowness:
-    """Return what a rank does that is late without being held back."""
+    """Return what keeps RANK busy, as it is late although nothing holds it back."""
     who = _label((rank.process,), plan)
     left = 1.0 - max(rank.collectives, 0.0)
     if rank.running < 0:

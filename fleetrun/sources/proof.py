@@ -40,7 +40,7 @@ _SLOWER = 1.2
 _SLOWEST_S = 2.0
 # How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
-# How long a rank may have Paddle without our code: only a tool may run that way, before it trains.
+# How long a rank may run Paddle without our code: a tool may do so before the rank trains.
 _DEAF_S = 20.0
 _DEAF = "its Python ignores PYTHONPATH (-I, -E, -S), so Paddle was imported without the strategy"
 # A record of evidence has a few thousand bytes; one from another host may have more.
@@ -67,7 +67,7 @@ class _Trainer:
         self.seen: tuple[int, ...] = ()
         self.record: Mapping[str, object] | None = None
         self.has_ended = False
-        # On this host, while it runs; and since when its Pythons are known to be deaf.
+        # Its process on this host while it runs, and since when no Python of it has our code.
         self.pid: int | None = None
         self.deaf_since: float | None = None
         self._path = path
@@ -94,9 +94,9 @@ class _Trainer:
         return True
 
     def is_deaf(self, pids: Sequence[int], now: float) -> bool:
-        """Whether its processes PIDS have had Paddle for a while, and none has loaded our code.
+        """Whether Paddle has been loaded in its processes PIDS for a while, and our code in none.
 
-        Ranks that have would wait for it.
+        The ranks that apply the strategy would wait for it forever.
         """
         if any(map(_hears, pids)) or not any(map(proc.has_paddle, pids)):
             self.deaf_since = None
@@ -246,7 +246,7 @@ class Proof(Source):
         self._find_deaf(time.monotonic())
 
     def _find_deaf(self, now: float) -> None:
-        """Leave evidence in place of ranks that cannot, as their Python has not loaded our code."""
+        """Record in place of ranks whose Python has not loaded our code that they have not."""
         silent = {
             trainer.pid: place
             for place, trainer in self._trainers.items()

@@ -1,7 +1,7 @@
 """Reports which ranks are slower than the others, and why, while the job runs.
 
-The process that writes metrics.jsonl measures. Each host tells the coordinator's host what it has
-seen of its ranks in the last seconds, and that compares.
+The process that writes metrics.jsonl measures. Each host sends what it measured of its ranks in the
+last seconds to the coordinator's host, which compares the ranks of all hosts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
     from fleetrun.sources.conditions import Slowness
 
-# Over so many measurements ranks are compared.
+# The number of measurements over which ranks are compared.
 _SPANS = 6
-# A rank that reports no steps is compared when it has run for this long: its imports are over.
+# Ranks that report no steps are compared after this time, when their imports should be over.
 _STEPLESS_S = 60.0
 # The same line is repeated no sooner than this; the pause doubles each time.
 _AGAIN_S = 60.0
@@ -36,16 +36,16 @@ _MOST_LINES = 4
 
 
 class SlowRanks:
-    """Compares the ranks of JOB by what their hosts measure."""
+    """Compares the ranks of a job by what their hosts measure."""
 
     def __init__(self, job: ObservedJob, session: Session | None) -> None:
         self._job = job
         self._session = session
         self._period_s = job.request.metrics_period_s
         self._begin()
-        # What other hosts have told, and when.
+        # By host: the last message, and when it arrived.
         self._received: dict[int, tuple[HostConditions, float]] = {}
-        # When a line about these ranks may come again, and how long after that the next one.
+        # By ranks and cause: when the line may be repeated, and the pause after that.
         self._reported: dict[tuple[tuple[int, ...], str], tuple[float, float]] = {}
         self._newest: tuple[Slowness, ...] = ()
         self._file = reading.GrowingFile(os.path.join(job.folder.path, names.METRICS))
@@ -58,7 +58,7 @@ class SlowRanks:
         self._wait()
 
     def restart(self) -> None:
-        """Start over: the ranks are new."""
+        """Forget all measurements, as new ranks have started."""
         self._begin()
         self._received.clear()
         self._newest = ()
@@ -68,7 +68,7 @@ class SlowRanks:
         plan = self._job.plan
         ranks = [plan.processes[process].rank for process in processes]
         places = {plan.ranks.index(rank) for rank in ranks if rank is not None}
-        return next((one.text for one in self._newest if places & set(one.ranks)), "")
+        return next((cause.text for cause in self._newest if places & set(cause.ranks)), "")
 
     def _begin(self) -> None:
         self._records: deque[MetricsRecord] = deque(maxlen=_SPANS + 1)
@@ -90,7 +90,7 @@ class SlowRanks:
             return
         node_of = {spec.endpoint.host: spec.node_rank for spec in self._job.plan.ranks}.get
         measured = conditions.measured(tuple(self._records), self._job.plan, node_of)
-        # What is compared next overlaps with this by half.
+        # Half of these measurements are part of the next comparison, too.
         for _ in range(_SPANS // 2):
             self._records.popleft()
         if measured is None:
@@ -101,20 +101,20 @@ class SlowRanks:
             self._session.to_coordinator(measured)
 
     def _take(self, node_rank: int, message: HostConditions) -> None:
-        """Take what a host has measured, and compare once all have told."""
+        """Store what a host has measured; compare once every host has reported."""
         plan, now = self._job.plan, time.monotonic()
         if message.generation != plan.generation or not _is_sound(message, node_rank, self._job):
             return
         self._received[node_rank] = message, now
         nodes = {spec.node_rank for spec in plan.ranks if spec.is_trainer}
         oldest = now - 2 * _SPANS * self._period_s
-        fresh = {node: told for node, (told, at) in self._received.items() if at >= oldest}
+        fresh = {node: sent for node, (sent, at) in self._received.items() if at >= oldest}
         if nodes - fresh.keys():
             return
         self._received.clear()
         self._newest = conditions.compare(fresh, plan)
-        for one in self._newest[:_MOST_LINES]:
-            self._report(one, now)
+        for cause in self._newest[:_MOST_LINES]:
+            self._report(cause, now)
 
     def _report(self, finding: Slowness, now: float) -> None:
         key = finding.ranks, finding.cause
@@ -135,10 +135,10 @@ def _trains(record: MetricsRecord, first_at: float) -> bool:
 
 
 def _is_sound(message: HostConditions, node_rank: int, job: ObservedJob) -> bool:
-    """Whether MESSAGE tells only of the ranks of its host, as a launcher does."""
+    """Whether MESSAGE is only about ranks of its own host, as every launcher's is."""
     ranks = job.plan.ranks
-    told = [rank.process for rank in message.ranks]
-    told += [place for gpu in message.gpus for place in gpu.processes]
-    return all(0 <= n < len(ranks) and ranks[n].node_rank == node_rank for n in told) and all(
+    places = [rank.process for rank in message.ranks]
+    places += [place for gpu in message.gpus for place in gpu.processes]
+    return all(0 <= n < len(ranks) and ranks[n].node_rank == node_rank for n in places) and all(
         0 <= link.node < len(job.plan.nodes) for link in message.links
     )

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 _SOCK_DIAG, _BY_FAMILY = 4, 20
 # Family, protocol, extensions, padding, states; then an identity, of which nothing is asked.
 _REQUEST = struct.Struct("=BBBxI48x")
-# Where in `struct inet_diag_msg` both ends' addresses and the inode are, and where its attributes
-# begin.
+# Offsets in `struct inet_diag_msg`: both ends' addresses, the inode, and the first attribute.
 _OWN_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 8, 24, 68, 72
 _INODE = struct.Struct("=I")
 # The attribute that is a `struct tcp_info`, and where in it tcpi_bytes_acked and
@@ -26,8 +25,8 @@ _INODE = struct.Struct("=I")
 _INFO = 2
 _BYTES_AT = 120
 _BYTES = struct.Struct("=QQ")
-# Where in it tcpi_rtt (microseconds), tcpi_total_retrans, tcpi_data_segs_out and tcpi_busy_time
-# (microseconds) are (Linux 4.10).
+# Offsets in it (Linux 4.10): tcpi_rtt (microseconds), tcpi_total_retrans, tcpi_data_segs_out,
+# tcpi_busy_time (microseconds).
 _RTT_AT, _RESENT_AT, _SEGMENTS_AT, _BUSY_AT = 68, 100, 156, 168
 _US = 1e6
 # All states but LISTEN (10), TIME_WAIT (6) and those of connections that are being made.

@@ -90,7 +90,7 @@ def refusal(capability: str) -> str:
 
 
 def split_by(capability: str) -> str:
-    """Return why this rank, maybe alone, has not CAPABILITY; empty if it has or ranks `agree`."""
+    """Return why this rank, perhaps alone, lacks CAPABILITY; empty if not, or if ranks `agree`."""
     is_agreed = capability in self_tests.ON_DEVICE and self_tests.are_on_device()
     return "" if is_agreed else refusal(capability)
 

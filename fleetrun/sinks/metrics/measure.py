@@ -149,7 +149,7 @@ class Meter:
         )
 
     def _collectives_s(self, log: runs.LogRecord) -> float | None:
-        """Return how long the rank of LOG has been in collectives; None: they are not recorded."""
+        """Return how long the rank of LOG has been in collectives; None if none is recorded."""
         pid = log.pid or 0
         path = os.path.join(self.run.path, names.collectives(log.file_key))
         if reading.size(path) < 0:
@@ -202,7 +202,7 @@ class Meter:
             ranks = ranks_of.get(f"gpu:{gpu.number}", ranks_of.get(f"gpu:{gpu.uuid}"))
             if ranks is not None:
                 own = {process.pid for family in _families(used).values() for process in family}
-                # In a container the driver may tell the numbers of another namespace.
+                # In a container the driver may report pids of another namespace.
                 strangers = set(gpu.pids) - own if own & set(gpu.pids) else ()
                 uses.append(
                     gpu._replace(
@@ -230,7 +230,7 @@ class CollectiveClock:
         self._total_s = 0.0
 
     def look(self, record: flightfile.FlightRecord, at: float) -> float | None:
-        """Return the seconds up to AT (wall clock); None: it does not wait for any itself.
+        """Return the seconds up to AT (wall clock); None if its main thread waits for none.
 
         >>> from fleetrun.records.flightfile import Collective, CollectiveChannel, FlightRecord
         >>> channel = CollectiveChannel((0, 1))
@@ -241,7 +241,7 @@ class CollectiveClock:
         calls = [call for call in record.collectives if call.state == flightfile.BLOCKING]
         if not calls:
             return None
-        # The ring may have dropped some since the last look: they were as those that it has.
+        # The ring may have dropped some since the last look: assume that they took as long.
         begin = max(self._until, calls[0].issued_at)
         waited = sum(
             max(0.0, min(at, call.done_at or at) - max(begin, call.issued_at)) for call in calls
