@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +17,9 @@ from fleetrun.commands.tune import candidates, halving, scaling, summary, trials
 from fleetrun.errors import EnvironmentFault
 from fleetrun.printing import say
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.make has them
     """Return 0, or 1 if no candidate works; UsageError if it cannot be tuned."""
@@ -23,9 +28,11 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     sizes = scaling.sizes(own["scaling"], study) if own["scaling"] else ()
     study = candidates.settle(study, os.environ)
 
-    make_folder(study.out)
-    if sizes:
-        return scaling.run(study, sizes, say, tables.width())
+    with held_folder(study.out):
+        return scaling.run(study, sizes, say, tables.width()) if sizes else _search(study)
+
+
+def _search(study: candidates.TuneSpec) -> int:
     say(f"fleetrun tune: {len(study.candidates)} candidates; everything is kept in {study.out}")
     results = halving.run(study, partial(trials.run, study), log=say)
     say(summary.table(results, tables.width()))
@@ -39,17 +46,40 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     return 0
 
 
-def make_folder(folder: str) -> None:
-    """Create FOLDER; EnvironmentFault if it is not writable."""
+@contextmanager
+def held_folder(folder: str) -> Iterator[None]:
+    """Create FOLDER and hold it, as another command would delete what this one has there.
+
+    EnvironmentFault if it is not writable, or if another command holds it.
+    """
     try:
         os.makedirs(folder, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         why = error.strerror
     else:
-        if os.access(folder, os.W_OK | os.X_OK):
-            return
+        try:
+            if os.access(folder, os.W_OK | os.X_OK):
+                _hold(fd, folder)
+                yield
+                return
+        finally:
+            os.close(fd)
         why = os.strerror(errno.EACCES)
     raise EnvironmentFault(f"{folder} cannot be written ({why}); see --out.")
+
+
+def _hold(fd: int, folder: str) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise EnvironmentFault(
+            f"Another fleetrun tune or verify is using {folder}: wait until it has ended, or "
+            "choose another folder with --out."
+        ) from None
+    except OSError:
+        # Some network file systems have no locks.
+        return
 
 
 TIMEOUT = parser.option(

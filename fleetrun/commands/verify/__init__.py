@@ -29,13 +29,13 @@ def _verify(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as `mak
     """Return 0 if the strategy trains as plain Paddle does, 5 if not, 1 where a run fails."""
     probe.current_folder()
     spec = make(launch, dict(os.environ), **own)
-    tune.make_folder(spec.out)
-    say(
-        f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in turns; "
-        f"everything is kept in {spec.out}"
-    )
-    result = equivalence.prove(spec, training_runs.run, say)
-    equivalence.write(spec, result)
+    with tune.held_folder(spec.out):
+        say(
+            f"fleetrun verify: {spec.updates} updates as plain Paddle and with {spec.name}, in "
+            f"turns; everything is kept in {spec.out}"
+        )
+        result = equivalence.prove(spec, training_runs.run, say)
+        equivalence.write(spec, result)
     say(equivalence.text(spec, result))
     return 1 if result.fault else 0 if result.is_equal else _UNEQUAL
 

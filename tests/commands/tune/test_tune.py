@@ -12,7 +12,7 @@ import yaml
 from commandline import fleetrun
 from processes import MARKER, assert_no_survivors
 
-from fleetrun.commands.tune import trials
+from fleetrun.commands.tune import held_folder, trials
 
 if TYPE_CHECKING:
     import subprocess
@@ -219,3 +219,15 @@ def test_what_cannot_be_scaled_is_refused(tmp_path: Path, words: list[str], says
     assert done.returncode == 2
     assert says in done.stderr
     assert not (tmp_path / "tune").exists()
+
+
+def test_a_folder_of_another_command_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "tune"
+    folder.mkdir()
+    with held_folder(str(folder)):
+        done = tune(tmp_path, "--vary=fuse_grad_size_in_MB=1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "Another fleetrun tune or verify is using tune: " in done.stderr
+    assert list(folder.iterdir()) == []
+    with held_folder(str(folder)):
+        pass
