@@ -213,15 +213,13 @@ def is_digits(text: str) -> bool:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of TEXT, as the kernel lists processors.
+    r"""Return the numbers of TEXT, as the kernel lists processors.
 
-    >>> numbers("0-2,8"), numbers("")
+    >>> numbers("0-2,8\n"), numbers("")
     ((0, 1, 2, 8), ())
     """
-    spans = [part.partition("-") for part in text.split(",") if part]
-    return tuple(
-        number for low, _, high in spans for number in range(int(low), int(high or low) + 1)
-    )
+    spans = map(parse_range, text.split(","))
+    return tuple(number for span in spans for number in span or ())
 
 
 def parse_range(text: str) -> range | None:

@@ -43,26 +43,14 @@ def processors(root: str, near: Mapping[str, int]) -> Processors:
     for name in files.names(os.path.join(base, "node")):
         if name.startswith("node") and name[4:].isdigit():
             listed = files.text(os.path.join(base, "node", name, "cpulist"))
-            node_of |= dict.fromkeys(_cpus(listed), int(name[4:]))
+            node_of |= dict.fromkeys(conversion.numbers(listed), int(name[4:]))
     cores: list[tuple[int, ...]] = []
     left = set(allowed)
     for cpu in sorted(allowed):
         path = os.path.join(base, "cpu", f"cpu{cpu}", "topology/thread_siblings_list")
-        core = tuple(sorted({cpu, *_cpus(files.text(path))} & left))
+        core = tuple(sorted({cpu, *conversion.numbers(files.text(path))} & left))
         if cpu in left:
             cores.append(core)
             left.difference_update(core)
     nodes = tuple(node_of.get(core[0], 0) for core in cores)
     return Processors(tuple(cores), nodes, near)
-
-
-def _cpus(text: str) -> list[int]:
-    r"""Read a list of CPUs as the kernel writes it.
-
-    >>> _cpus("0-2,8\n"), _cpus("")
-    ([0, 1, 2, 8], [])
-    """
-    numbers: list[int] = []
-    for piece in text.strip().split(","):
-        numbers += conversion.parse_range(piece) or ()
-    return numbers

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.probe import netlink
 from fleetrun.run import proc
+from fleetrun.run.tcpconnect import plain_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -100,7 +101,7 @@ def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
             yield (
                 inode,
                 TcpLink(
-                    peer=_address(socket.inet_ntop(family, peer)),
+                    peer=plain_address((socket.inet_ntop(family, peer),)),
                     rtt_s=number(_RTT_AT) / _US,
                     received=received,
                     acked=acked,
@@ -111,22 +112,13 @@ def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
             )
 
 
-def _address(address: str) -> str:
-    """Return ADDRESS; IPv4 as such, even on a socket for both.
-
-    >>> _address("::ffff:10.0.0.1"), _address("fd00::1")
-    ('10.0.0.1', 'fd00::1')
-    """
-    return address[7:] if address.startswith("::ffff:") and "." in address else address
-
-
 def _endpoint(address: str, port: int) -> str:
     """Return ADDRESS:PORT; IPv4 as such, even on a socket for both.
 
     >>> _endpoint("::ffff:10.0.0.1", 80), _endpoint("fd00::1", 80)
     ('10.0.0.1:80', '[fd00::1]:80')
     """
-    address = _address(address)
+    address = plain_address((address,))
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
