@@ -22,7 +22,12 @@ class Usage(NamedTuple):
     cpu_s: float
     resident_bytes: int
     threads: int
-    processes: int
+    pids: tuple[int, ...]
+
+    @property
+    def processes(self) -> int:
+        """How many they are."""
+        return len(self.pids)
 
 
 def of(leaders: Iterable[int]) -> dict[int, Usage]:
@@ -38,7 +43,7 @@ def of(leaders: Iterable[int]) -> dict[int, Usage]:
             cpu_s=sum(process.cpu_s for process in members),
             resident_bytes=sum(process.resident_pages for process in members) * _PAGE,
             threads=sum(process.threads for process in members),
-            processes=len(members),
+            pids=tuple(process.pid for process in members),
         )
         for leader, members in proc.families(everybody, wanted).items()
         if leader in states

@@ -167,8 +167,7 @@ class Meter:
             links = sockets.links()
         except OSError:
             return ()
-        pids = [process.pid for family in _families(used).values() for process in family]
-        own = {inode: links[inode] for inode in sockets.inodes(pids) & links.keys()}
+        own = {inode: links[inode] for inode in sockets.inodes(_pids(used)) & links.keys()}
         moved = {inode: link.acked + link.received for inode, link in own.items()}
         active = {inode for inode in moved if moved[inode] != self._moved.get(inode, 0)}
         self._moved = moved
@@ -198,10 +197,10 @@ class Meter:
         if self._gpus is None:
             self._gpus = GpuMeter(self._period_s)
         uses = []
+        own = _pids(used)
         for gpu in self._gpus.newest():
             ranks = ranks_of.get(f"gpu:{gpu.number}", ranks_of.get(f"gpu:{gpu.uuid}"))
             if ranks is not None:
-                own = {process.pid for family in _families(used).values() for process in family}
                 # In a container the driver may report pids of another namespace.
                 strangers = set(gpu.pids) - own if own & set(gpu.pids) else ()
                 uses.append(
@@ -253,8 +252,8 @@ class CollectiveClock:
         return self._total_s
 
 
-def _families(used: Mapping[int, usage.Usage]) -> dict[int, list[proc.Stat]]:
-    return proc.families(proc.all_processes(), used)
+def _pids(used: Mapping[int, usage.Usage]) -> set[int]:
+    return {pid for use in used.values() for pid in use.pids}
 
 
 def _rounded(seconds: float | None) -> float | None:
