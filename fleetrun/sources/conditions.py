@@ -7,7 +7,9 @@ Without records of collectives, a rank is named if something holds it back.
 
 from __future__ import annotations
 
-from statistics import fmean, median_low
+from functools import reduce
+from operator import and_
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.conversion import numbers, ranges, size
@@ -188,7 +190,7 @@ def _late(ranks: Mapping[int, RankConditions]) -> dict[int, float] | None:
     shares = {place: rank.collectives for place, rank in ranks.items()}
     if min(shares.values()) < 0:
         return None
-    others = {place: _others(shares, place) for place in shares}
+    others = _others(shares)
     return {
         place: others[place] - share
         for place, share in shares.items()
@@ -196,9 +198,18 @@ def _late(ranks: Mapping[int, RankConditions]) -> dict[int, float] | None:
     }
 
 
-def _others(values: Mapping[int, float], place: int) -> float:
-    """Return the median of the VALUES of others than PLACE."""
-    return median_low(value for other, value in values.items() if other != place)
+def _others(values: Mapping[int, float]) -> dict[int, float]:
+    """Return for each place the lower median of the other VALUES, of two or more.
+
+    Sorted once: for each of thousands of ranks by itself it would hold up the launcher.
+
+    >>> _others({0: 5.0, 1: 1.0, 2: 3.0, 3: 2.0})
+    {0: 2.0, 1: 3.0, 2: 2.0, 3: 3.0}
+    """
+    ordered = sorted(values.values())
+    middle = (len(ordered) - 2) // 2
+    # Without a value up to the middle, the next one takes its place.
+    return {place: ordered[middle + (value <= ordered[middle])] for place, value in values.items()}
 
 
 def _label(places: Iterable[int], plan: LaunchPlan) -> str:
@@ -213,12 +224,16 @@ def _of_processors(
         cause: {place: min(1.0, max(0.0, share(rank))) for place, rank in ranks.items()}
         for cause, share in _HOLDS.items()
     }
+    others = {cause: _others(shares[cause]) for cause in shares}
     for host in hosts.values():
         # Ranks on the same processors with the same cause are reported together.
         groups: dict[tuple[str, str], list[int]] = {}
         for rank in host.ranks:
             place = rank.process
-            cause = next((hold for hold in shares if _stands_out(shares[hold], place)), "")
+            held = (
+                hold for hold in shares if _stands_out(shares[hold][place], others[hold][place])
+            )
+            cause = next(held, "")
             if cause:
                 groups.setdefault((cause, rank.processors), []).append(place)
         for (cause, processors), places in groups.items():
@@ -236,9 +251,8 @@ def _of_processors(
             yield Slowness(tuple(places), cause, text)
 
 
-def _stands_out(shares: Mapping[int, float], place: int) -> bool:
-    others = _others(shares, place)
-    return shares[place] >= max(others + _SHARE, others * _TIMES)
+def _stands_out(share: float, others: float) -> bool:
+    return share >= max(others + _SHARE, others * _TIMES)
 
 
 def _contended(
@@ -261,17 +275,15 @@ def _contended(
 def _of_gpus(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> Iterator[Slowness]:
     """Yield the ranks whose GPUs are slower than the others'."""
     gpus = [gpu for host in hosts.values() for gpu in host.gpus if gpu.processes]
-    for gpu in gpus:
-        others = [other for other in gpus if other is not gpu]
-        clocks = [other.clock_mhz for other in others if other.clock_mhz > 0]
-        slow = [
-            text
-            for bit, text in THROTTLES.items()
-            if gpu.throttle & bit and not all(other.throttle & bit for other in others)
-        ]
+    # Bits that all have, or a GPU without others.
+    common = reduce(and_, (gpu.throttle for gpu in gpus), -1)
+    clocks = {place: gpu.clock_mhz for place, gpu in enumerate(gpus) if gpu.clock_mhz > 0}
+    usual = _others(clocks) if len(clocks) > 1 else {}
+    for place, gpu in enumerate(gpus):
+        slow = [text for bit, text in THROTTLES.items() if gpu.throttle & ~common & bit]
         parts = [f"is slowed down: {', '.join(slow)}"] if slow else []
-        if clocks and 0 < gpu.clock_mhz < median_low(clocks) * _CLOCK:
-            parts.append(f"runs at {gpu.clock_mhz} MHz, the others at {median_low(clocks)}")
+        if place in usual and gpu.clock_mhz < usual[place] * _CLOCK:
+            parts.append(f"runs at {gpu.clock_mhz} MHz, the others at {usual[place]}")
         if parts and gpu.temperature_c > 0:
             parts[-1] += f" ({gpu.temperature_c:.0f} °C)"
         if gpu.strangers:
@@ -291,49 +303,52 @@ def _of_links(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> Iterator
     for node, host in hosts.items():
         for link in host.links:
             pairs.setdefault(frozenset((node, link.node)), []).append(link)
-    nodes = sorted({node for pair in pairs for node in pair})
-    if len(nodes) < 3:
+    if len({node for pair in pairs for node in pair}) < 3:
         yield from _of_only_link(hosts, pairs, plan)
         return
 
-    # The best link of each host; a link counts as bad as the worse of its two directions.
-    def best(value: Callable[[LinkConditions], float]) -> dict[int, float]:
-        worst = {
-            pair: max(known)
-            for pair, links in pairs.items()
-            if (known := [value(link) for link in links if value(link) >= 0])
-        }
-        return {
-            node: min(of)
-            for node in nodes
-            if (of := [seconds for pair, seconds in worst.items() if node in pair])
-        }
-
-    trips = best(lambda link: link.rtt_s)
+    trips = _best(pairs, lambda link: link.rtt_s)
     # In seconds a byte, so that less is better, as above.
-    speeds = best(lambda link: 1 / link.bytes_per_s if link.bytes_per_s > 0 else -1.0)
-    losses = best(lambda link: link.resent)
-    for node in nodes:
-        parts = []
-        if _is_worse(trips, node, _RTT_S):
-            trip, usual = f"{trips[node] * 1e3:.1f} ms", _others(trips, node) * 1e3
-            parts.append(f"round trips take {trip}, elsewhere {usual:.1f}")
-        if _is_worse(speeds, node, 0.0):
-            speed, faster = size(1 / speeds[node]), size(1 / _others(speeds, node))
-            parts.append(f"it carries {speed} a second, others {faster}")
-        if _is_worse(losses, node, _LOSS):
-            parts.append(f"{losses[node]:.1%} of the segments are lost")
+    speeds = _best(pairs, lambda link: 1 / link.bytes_per_s if link.bytes_per_s > 0 else -1.0)
+    losses = _best(pairs, lambda link: link.resent)
+    parts: dict[int, list[str]] = {}
+    for node, usual in _worse(trips, _RTT_S).items():
+        text = f"round trips take {trips[node] * 1e3:.1f} ms, elsewhere {usual * 1e3:.1f}"
+        parts.setdefault(node, []).append(text)
+    for node, usual in _worse(speeds, 0.0).items():
+        text = f"it carries {size(1 / speeds[node])} a second, others {size(1 / usual)}"
+        parts.setdefault(node, []).append(text)
+    for node in _worse(losses, _LOSS):
+        parts.setdefault(node, []).append(f"{losses[node]:.1%} of the segments are lost")
+    for node in sorted(parts):
         places = [place for place, spec in enumerate(plan.ranks) if spec.node_rank == node]
-        if parts and places:
+        if places:
             text = f"the link of {plan.nodes[node]} ({_label(places, plan)}) is slow"
-            yield Slowness(tuple(places), "link", f"{text}: {', '.join(parts)}")
+            yield Slowness(tuple(places), "link", f"{text}: {', '.join(parts[node])}")
 
 
-def _is_worse(values: Mapping[int, float], node: int, least: float) -> bool:
-    if node not in values or len(values) < 3:
-        return False
-    others = _others(values, node)
-    return values[node] >= max(others * _LINK_TIMES, others + least) and values[node] > 0
+def _best(
+    pairs: Mapping[frozenset[int], Sequence[LinkConditions]],
+    value: Callable[[LinkConditions], float],
+) -> dict[int, float]:
+    """Return the least VALUE of each host's links, which are as bad as their worse direction."""
+    least: dict[int, float] = {}
+    for pair, links in pairs.items():
+        worse = max(map(value, links))
+        for node in pair if worse >= 0 else ():
+            least[node] = min(worse, least.get(node, worse))
+    return least
+
+
+def _worse(values: Mapping[int, float], least: float) -> dict[int, float]:
+    """Return the nodes whose VALUES are much worse than the others', each with the others'."""
+    if len(values) < 3:
+        return {}
+    return {
+        node: usual
+        for node, usual in _others(values).items()
+        if values[node] >= max(usual * _LINK_TIMES, usual + least) and values[node] > 0
+    }
 
 
 def _of_only_link(

@@ -71,6 +71,9 @@ class SlowRanks:
         return next((cause.text for cause in self._newest if places & set(cause.ranks)), "")
 
     def _begin(self) -> None:
+        ranks = self._job.plan.ranks
+        self._nodes = {spec.node_rank for spec in ranks if spec.is_trainer}
+        self._node_of = {spec.endpoint.host: spec.node_rank for spec in ranks}.get
         self._records: deque[MetricsRecord] = deque(maxlen=_SPANS + 1)
         self._first_at: float | None = None
 
@@ -88,8 +91,7 @@ class SlowRanks:
                     self._records.append(record)
         if len(self._records) <= _SPANS:
             return
-        node_of = {spec.endpoint.host: spec.node_rank for spec in self._job.plan.ranks}.get
-        measured = conditions.measured(tuple(self._records), self._job.plan, node_of)
+        measured = conditions.measured(tuple(self._records), self._job.plan, self._node_of)
         # Half of these measurements are part of the next comparison, too.
         for _ in range(_SPANS // 2):
             self._records.popleft()
@@ -106,10 +108,11 @@ class SlowRanks:
         if message.generation != plan.generation or not _is_sound(message, node_rank, self._job):
             return
         self._received[node_rank] = message, now
-        nodes = {spec.node_rank for spec in plan.ranks if spec.is_trainer}
+        if len(self._received) < len(self._nodes):
+            return
         oldest = now - 2 * _SPANS * self._period_s
         fresh = {node: sent for node, (sent, at) in self._received.items() if at >= oldest}
-        if nodes - fresh.keys():
+        if self._nodes - fresh.keys():
             return
         self._received.clear()
         self._newest = conditions.compare(fresh, plan)
