@@ -55,18 +55,17 @@ def held_folder(folder: str) -> Iterator[None]:
     try:
         os.makedirs(folder, exist_ok=True)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            os.close(fd)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         why = error.strerror
-    else:
-        try:
-            if os.access(folder, os.W_OK | os.X_OK):
-                _hold(fd, folder)
-                yield
-                return
-        finally:
-            os.close(fd)
-        why = os.strerror(errno.EACCES)
-    raise EnvironmentFault(f"{folder} cannot be written ({why}); see --out.")
+        raise EnvironmentFault(f"{folder} cannot be written ({why}); see --out.") from None
+    try:
+        _hold(fd, folder)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _hold(fd: int, folder: str) -> None:
