@@ -96,7 +96,8 @@ class LinkUse(NamedTuple):
     """The TCP connections of this host's ranks to one other host."""
 
     peer: str
-    # The shortest smoothed round trip among connections that moved bytes since the last record.
+    # The least round trip of the last minutes (net.ipv4.tcp_min_rtt_wlen) among connections that
+    # moved bytes since the last record.
     rtt_s: float | None
     # Since they were opened: bytes that the other end has acknowledged, seconds with bytes under
     # way, segments of data that were sent, and those that were sent again.

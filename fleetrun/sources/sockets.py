@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from itertools import chain, islice
@@ -26,10 +27,13 @@ _INODE = struct.Struct("=I")
 _INFO = 2
 _BYTES_AT = 120
 _BYTES = struct.Struct("=QQ")
-# Offsets in it (Linux 4.10): tcpi_rtt (microseconds), tcpi_total_retrans, tcpi_data_segs_out,
-# tcpi_busy_time (microseconds).
-_RTT_AT, _RESENT_AT, _SEGMENTS_AT, _BUSY_AT = 68, 100, 156, 168
+# Offsets in it (Linux 4.10): tcpi_total_retrans, tcpi_min_rtt (microseconds), tcpi_data_segs_out,
+# tcpi_busy_time (microseconds). A smoothed round trip has the receiver's delay in it, which grows
+# with its own waits.
+_RESENT_AT, _RTT_AT, _SEGMENTS_AT, _BUSY_AT = 100, 148, 156, 168
 _US = 1e6
+# The kernel's word for no round trip yet.
+_UNKNOWN = 0xFFFFFFFF
 # All states but LISTEN (10), TIME_WAIT (6) and those of connections that are being made.
 _STATES = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
 _SYN_SENT = 2
@@ -97,12 +101,13 @@ def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
             def number(at: int, length: int = 4, value: bytes = value) -> int:
                 return int.from_bytes(value[at : at + length], sys.byteorder)
 
+            rtt_us = number(_RTT_AT)
             acked, received = _BYTES.unpack_from(value, _BYTES_AT)
             yield (
                 inode,
                 TcpLink(
                     peer=plain_address((socket.inet_ntop(family, peer),)),
-                    rtt_s=number(_RTT_AT) / _US,
+                    rtt_s=math.inf if rtt_us == _UNKNOWN else rtt_us / _US,
                     received=received,
                     acked=acked,
                     busy_s=number(_BUSY_AT, 8) / _US,
