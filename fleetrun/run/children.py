@@ -17,7 +17,7 @@ from fleetrun.run.loop import poll
 from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
 _KILL = 9
@@ -107,8 +107,9 @@ def become_subreaper() -> None:
 def children() -> list[int]:
     """Return the ids of this process's children, zombies included."""
     try:
-        with open("/proc/thread-self/children", encoding="ascii") as file:
-            return [int(pid) for pid in file.read().split()]
+        # As bytes: the codec of a text file costs an import at the end of each launch.
+        with open("/proc/thread-self/children", "rb", buffering=0) as file:
+            return list(map(int, file.readall().split()))
     except FileNotFoundError:
         # A kernel without CONFIG_PROC_CHILDREN.
         us = b"%d" % os.getpid()
@@ -205,9 +206,17 @@ def has_succeeded(pid: int) -> bool:
 def end(pid: int, status: WaitStatus | None = None) -> Ended:
     """Reap PID, a child that has ended, and kill what is left of its process group."""
     status = status or wait_status(pid)
-    left: tuple[Leftover, ...] = ()
-    if status == WELL:
-        left = tuple(Leftover(member, proc.argv(member)) for member in _members(pid))
+    return _end(pid, status, _members((pid,)) if status == WELL else ())
+
+
+def end_well(pids: Collection[int]) -> list[Ended]:
+    """Do the same for PIDS, which have succeeded, with one look at all children."""
+    members = list(_members(set(pids)))
+    return [_end(pid, WELL, members) for pid in pids]
+
+
+def _end(pid: int, status: WaitStatus, members: Iterable[tuple[int, int]]) -> Ended:
+    left = tuple(Leftover(member, proc.argv(member)) for group, member in members if group == pid)
     # The zombie still pins the group id.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         # A set-user-id program may not be signalled.
@@ -224,14 +233,15 @@ def left_in(group: int) -> int | None:
     """Return a living member of GROUP, whose leader has ended; None if there is none."""
     # Orphans are our children now. SIGTERM kills a wrapper shell, while the Python that it runs
     # still saves a checkpoint.
-    return next(iter(_members(group)), None)
+    return next((member for _, member in _members((group,))), None)
 
 
-def _members(group: int) -> Iterator[int]:
-    """Yield the living children in GROUP, except its leader."""
+def _members(leaders: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the living children in the groups of LEADERS, except these: group and process."""
     for pid in children():
-        if pid != group and _group(pid) == group and not _reap_if_ended(pid):
-            yield pid
+        group = _group(pid)
+        if group and group in leaders and pid != group and not _reap_if_ended(pid):
+            yield group, pid
 
 
 def _group(pid: int) -> int | None:

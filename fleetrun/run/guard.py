@@ -150,7 +150,7 @@ class Guard:
             parts = self._answer()
         except _GuardLost:
             # The guard was killed between the two parts of its answer.
-            return [children.end(pid, children.WELL) for pid in pids[:count]]
+            return children.end_well(pids[:count])
         return [
             children.Ended(children.WELL, peak, tuple(map(children.Leftover._make, left)))
             for peak, left in parts
@@ -512,7 +512,7 @@ class _Service:
             case "end well", [pids]:
                 well = list(takewhile(children.has_succeeded, pids))
                 self._say((len(well),))
-                ended_well = [children.end(pid, children.WELL) for pid in well]
+                ended_well = children.end_well(well)
                 self.ranks.difference_update(well)
                 self._say(
                     [
