@@ -369,9 +369,11 @@ def test_a_chinese_page_has_the_headings_commands_tables_and_links(name: str) ->
         assert not anchor or anchor in anchors(to.read_text(encoding="utf-8")), target
 
 
-def test_no_cell_of_a_page_is_the_header_of_its_catalogue() -> None:
-    for page in (ROOT / "docs").glob("*.md"):
-        assert "charset=" not in page.read_text(encoding="utf-8"), page
+def test_no_page_has_the_header_of_its_catalogue_or_both_sides_of_a_merge() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert "charset=" not in text, page
+        assert not re.search(r"(?m)^(<{7}|>{7}) ", text), page
 
 
 def test_the_pages_use_the_words_of_the_glossary() -> None:
