@@ -21,7 +21,7 @@ import os
 import signal
 import sys
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -305,12 +305,13 @@ class Loaded:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        # Variables that Python code has read during its import.
+        # Variables that Python code reads during its import.
         self._read: set[str] = set()
         self._modules: dict[str, ModuleType] = {}
         # Root packages that bring all other modules.
         self._whole: set[str] = set()
         self._start: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = []
+        # Calls of `atexit.register`, which ranks make in their own order.
         self._at_exit: list[tuple[Any, ...]] = []
         # The warning filters before and after.
         self._filters: tuple[list[Any], list[Any]] = [], []
@@ -318,7 +319,7 @@ class Loaded:
         # What imports have added to the path: setuptools, the folder of its own needs.
         self._folders: list[str] = []
         self._changed: dict[str, str] = {}
-        self._printed = b"", b""
+        self._printed: list[bytes] = []
         # The environment that the rank was started with.
         self._given: Mapping[bytes, bytes] = {}
 
@@ -333,13 +334,26 @@ class Loaded:
                 0, os.getcwd() if script == "-m" else os.path.dirname(os.path.abspath(script))
             )
         known = set(sys.path)
-        with _noted_reads(self._read), _kept_at_exit(self._at_exit), _kept_output() as printed:
+        read, register = type(os.environ).__getitem__, atexit.register
+
+        def noting(environ: Any, name: str) -> Any:
+            self._read.add(name)
+            return read(environ, name)
+
+        def at_exit(function: Any, /, *words: Any, **named: Any) -> Any:
+            self._at_exit.append((register, (function, *words), named))
+            return function
+
+        with (
+            _replaced(type(os.environ), "__getitem__", noting),
+            _replaced(atexit, "register", at_exit),
+            _kept_output(self._printed),
+        ):
             sys.meta_path.insert(0, _CoreFinder(self._put_off_start))
             self._import("numpy", _openblas_threads)
             self._import("paddle", _paddle_threads)
             for name in modules:
                 self._import_unchanged(name)
-        self._printed = printed()
         held = _open_devices()
         if held:
             raise Unfit(f"importing {', '.join(('paddle', *modules))} opens {held}")
@@ -521,66 +535,33 @@ class _CoreFinder:
         return spec
 
 
-class _noted_reads:  # noqa: N801 - a context, like the functions below
-    """Records the variables that Python code reads."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-        self._kind = type(os.environ)
-        self._real = self._kind.__getitem__
-
-    def __enter__(self) -> None:
-        real, names = self._real, self._names
-
-        def noting(environ: Any, name: str) -> str:
-            names.add(name)
-            return real(environ, name)
-
-        self._kind.__getitem__ = noting  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        self._kind.__getitem__ = self._real  # type: ignore[method-assign]
+@contextmanager
+def _replaced(owner: Any, name: str, replacement: object) -> Iterator[None]:
+    """Let OWNER have REPLACEMENT as NAME."""
+    real = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
 
 
-class _kept_at_exit:  # noqa: N801 - as above
-    """Records calls of `atexit.register`, so that ranks make them in their own order."""
-
-    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
-        self._calls = calls
-        self._real = atexit.register
-
-    def __enter__(self) -> None:
-        real, calls = self._real, self._calls
-
-        def register(function: Any, /, *words: Any, **named: Any) -> Any:
-            calls.append((real, (function, *words), named))
-            return function
-
-        atexit.register = register
-
-    def __exit__(self, *_: object) -> None:
-        atexit.register = self._real
-
-
-class _kept_output:  # noqa: N801 - as above
-    """Captures output; the context's value is a function that returns it."""
-
-    def __enter__(self) -> Callable[[], tuple[bytes, bytes]]:
-        self._before = [os.dup(fd) for fd in (1, 2)]
-        self._files = [os.memfd_create("printed") for _ in (1, 2)]
-        for fd, file in enumerate(self._files, 1):
-            os.dup2(file, fd)
-        self._texts = b"", b""
-        return lambda: self._texts
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def _kept_output(printed: list[bytes]) -> Iterator[None]:
+    """Capture output in PRINTED."""
+    before = [os.dup(fd) for fd in (1, 2)]
+    files = [os.memfd_create("printed") for _ in (1, 2)]
+    for fd, file in enumerate(files, 1):
+        os.dup2(file, fd)
+    try:
+        yield
+    finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        out, err = (os.pread(file, os.fstat(file).st_size, 0) for file in self._files)
-        self._texts = out, err
-        for fd, before in enumerate(self._before, 1):
-            os.dup2(before, fd)
-        _close((*self._before, *self._files))
+        printed += (os.pread(file, os.fstat(file).st_size, 0) for file in files)
+        for fd, saved in enumerate(before, 1):
+            os.dup2(saved, fd)
+        _close((*before, *files))
 
 
 def _threads() -> int:
