@@ -107,10 +107,10 @@ class DriverQuery:
                 "look at `ulimit -u`, `ulimit -n` and the limits of the container."
             ) from None
 
-    def result(self, say: Callable[[str], None], *, timeout_s: float) -> Survey:
+    def result(self, log: Callable[[str], None], *, timeout_s: float) -> Survey:
         """Return the answer; without one after TIMEOUT_S seconds, the survey is stuck."""
         what = "the NVIDIA driver to answer"
-        answer = self._question.result(timeout_s, log=say, awaited=what, log_after_s=REMARK_S)
+        answer = self._question.result(timeout_s, log=log, awaited=what, log_after_s=REMARK_S)
         if answer.trouble:
             return Survey(trouble=answer.trouble, is_stuck=answer.is_late)
         gpus, barred, lost = cast("_Found", answer.value)
