@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import engines, modes, planner, printing, probe
+from fleetrun import conversion, engines, modes, planner, printing, probe
 from fleetrun.doctor import (
     findings,
     gpus,
@@ -213,7 +213,7 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
         return _JobChecks(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
     ranks = [process.rank for process in plan.processes if process.rank is not None]
     on_hosts = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
-    count = f"{len(plan.ranks)} process{'es' * (len(plan.ranks) > 1)}"
+    count = conversion.counted(len(plan.ranks), "process")
     seen = f"{count}{on_hosts}, {len(plan.processes)} here"
     return _JobChecks(
         roster=roster,

@@ -134,12 +134,13 @@ def parse_size(text: str) -> int | None:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return COUNT and NOUN, with an `s` unless COUNT is 1.
+    """Return COUNT and NOUN, in the plural unless COUNT is 1.
 
-    >>> counted(1, "host"), counted(2, "host")
-    ('1 host', '2 hosts')
+    >>> counted(1, "host"), counted(2, "host"), counted(0, "process")
+    ('1 host', '2 hosts', '0 processes')
     """
-    return f"{count} {noun}{'s' * (count != 1)}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending * (count != 1)}"
 
 
 def duration(seconds: float, *, is_short: bool = False) -> str:

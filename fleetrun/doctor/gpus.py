@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.conversion import size
+from fleetrun.conversion import counted, size
 from fleetrun.doctor.findings import Finding, error, ok, warning
 from fleetrun.plan import kinds
 
@@ -140,7 +140,7 @@ def _cuda(start: CudaStart, gpus: Gpus) -> Iterator[Finding]:
             "ls -l /dev/nvidia*; nvidia-smi -q | grep -i -A2 'compute mode'; sudo dmesg | tail",
         )
     else:
-        yield ok(check, f"it starts, with {start.gpus} GPU{'s' * (start.gpus != 1)}")
+        yield ok(check, f"it starts, with {counted(start.gpus, 'GPU')}")
 
 
 def _silent(gpus: Gpus) -> Finding:

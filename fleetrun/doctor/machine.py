@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.conversion import size
+from fleetrun.conversion import counted, size
 from fleetrun.doctor.findings import Finding, error, ok, warning
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _open_files(limits: ResourceLimits, ranks: int) -> Finding:
         means = f"a rank may need {FILES_PER_RANK}: libraries, sockets to its peers, its data"
         return warning(check, seen, means, "ulimit -n 65536")
     if hard is not None and hard < FILES_PER_RANK + 8 * ranks:
-        means = f"fleetrun itself needs some for {_ranks(ranks)}"
+        means = f"fleetrun itself needs some for {counted(ranks, 'rank')}"
         return error(check, seen, means, "ulimit -Hn 65536  # by root; or in limits.conf")
     return ok(check, seen)
 
@@ -102,7 +102,9 @@ def _open_files(limits: ResourceLimits, ranks: int) -> Finding:
 def _processes(limits: ResourceLimits, group: CgroupLimits, ranks: int) -> Finding:
     check = "processes"
     needed = _BASE_THREADS + THREADS_PER_RANK * ranks
-    means = f"{_ranks(ranks)} may have {needed} threads; one that cannot start ends the job"
+    means = (
+        f"{counted(ranks, 'rank')} may have {needed} threads; one that cannot start ends the job"
+    )
     if group.processes is not None and group.processes - group.processes_used < needed:
         return warning(
             check,
@@ -114,7 +116,7 @@ def _processes(limits: ResourceLimits, group: CgroupLimits, ranks: int) -> Findi
     if not limits.is_root and soft is not None and soft - limits.threads < needed:
         seen = f"`ulimit -u` is {soft} (at most {_limit(hard)}), and {limits.threads} threads run"
         return warning(check, seen, means, "ulimit -u unlimited")
-    return ok(check, f"room for the {needed} threads that {_ranks(ranks)} may have")
+    return ok(check, f"room for the {needed} threads that {counted(ranks, 'rank')} may have")
 
 
 def _memory_limits(limits: ResourceLimits, *, has_rdma: bool) -> Iterator[Finding]:
@@ -152,7 +154,7 @@ def _memory(machine: Machine, ranks: int) -> Finding:
         seen += f"; the kernel has killed {group.kills} of its processes"
     fix = "docker run --memory=...  # or memory.max; or fewer ranks: --nproc_per_node"
     if free < needed:
-        means = f"{_ranks(ranks)} may take {size(needed)} before they load anything"
+        means = f"{counted(ranks, 'rank')} may take {size(needed)} before they load anything"
         return warning(check, seen, means, fix)
     if group.kills:
         return warning(check, seen, "the memory of the control group has been too small", fix)
@@ -169,7 +171,7 @@ def _cpus(machine: Machine, ranks: int) -> Finding:
         return warning(
             "CPUs",
             seen,
-            f"{_ranks(ranks)} share them, so each is slow",
+            f"{counted(ranks, 'rank')} share them, so each is slow",
             "docker run --cpus=...  # or cpu.max, taskset; or fewer ranks: --nproc_per_node",
         )
     return ok("CPUs", seen)
@@ -198,10 +200,6 @@ def _clock(machine: Machine, *, has_peers: bool) -> Finding:
         None: "whether it is synchronised is unknown",
     }
     return ok("clock", state[clock.is_synchronised])
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number != 1)}"
 
 
 def _limit(number: int | None) -> str:

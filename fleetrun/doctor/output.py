@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fleetrun.conversion import counted
 from fleetrun.doctor import transfers
 from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code
 from fleetrun.plan.visible import wrapped
@@ -63,7 +64,7 @@ def text(
         lines += [f"  {size:>9}  {latency:>10}  {rate:>10}" for size, latency, rate in rows]
     counts = {level: sum(finding.level == level for finding in findings) for level in _COLORS}
     lines.append(
-        f"{counts[OK]} ok, {_counted(counts[WARNING], WARNING)}, {_counted(counts[ERROR], ERROR)}"
+        f"{counts[OK]} ok, {counted(counts[WARNING], WARNING)}, {counted(counts[ERROR], ERROR)}"
     )
     return "\n".join(lines) + "\n"
 
@@ -105,7 +106,3 @@ def document(
 def _record(finding: Finding) -> dict[str, str]:
     """Return FINDING in schema 1, where `fix` is called `mend`."""
     return dict(zip(KEYS, finding, strict=True))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

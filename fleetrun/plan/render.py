@@ -134,7 +134,7 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
         "",
         (
             f"Job {first.job_id}: {first.mode} mode, {first.engine} engine, "
-            f"{_count(world, 'process', 'processes')} on {_count(len(plans), 'node', 'nodes')}"
+            f"{conversion.counted(world, 'process')} on {conversion.counted(len(plans), 'node')}"
         ),
     ]
     for note in first.notes:
@@ -184,7 +184,7 @@ def _node_lines(
         *_hanging("  run", visible(plan.run_dir), 12),
     ]
     lines += [
-        f"  file      {visible(path)}: {_count(len(text), 'character', 'characters')}"
+        f"  file      {visible(path)}: {conversion.counted(len(text), 'character')}"
         for path, text in sorted(plan.files.items())
     ]
     lines += [f"  link      {path} to {target}" for path, target in sorted(plan.links.items())]
@@ -352,7 +352,3 @@ def _devices(devices: tuple[Device, ...]) -> str:
 
 def _under(folder: str, name: str) -> str:
     return name if name.startswith("/") else f"{folder}/{name}"
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number} {singular if number == 1 else plural}"

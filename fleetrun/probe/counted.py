@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import kinds, masks
 from fleetrun.plan.kinds import label
@@ -132,7 +133,7 @@ def _unmasked(
 
 def _without_plugin(kind: str, count: int, paddle: str) -> str:
     """Describe a host that has COUNT devices of KIND, and PADDLE without their plug-in."""
-    number = f"{count} {label(kind)}{'s' * (count > 1)}"
+    number = conversion.counted(count, label(kind))
     package = kinds.VENDORS[kind].package
     install = f" (pip install {package})" if package else ""
     return f"this host has {number}, and {paddle} has no plug-in for {label(kind)}s{install}"

@@ -3,6 +3,7 @@
 `policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
+from fleetrun.conversion import counted
 from fleetrun.model import ExitStatus, FieldVerdict, LaunchPlan
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple, NoReturn, TypeAlias
 
@@ -254,8 +255,7 @@ def spent(phases: tuple[tuple[str, float], ...], lost_steps: int | None) -> str:
     'detected 0.01, first step 1.20 s; 1 step lost'
     """
     told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases)
-    steps = f"{lost_steps} step{'s' * (lost_steps != 1)}"
-    return f"{told} s" if lost_steps is None else f"{told} s; {steps} lost"
+    return f"{told} s" if lost_steps is None else f"{told} s; {counted(lost_steps, 'step')} lost"
 
 
 class StrategyReport(NamedTuple):

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from fleetrun.conversion import counted
 from fleetrun.run.tcpconnect import literal
 from fleetrun.session import member, messages, state
 from fleetrun.session.callers import Callers
@@ -238,7 +239,7 @@ class ElectedSession(Session):
         known = self._coordinator
         if known is not None and state.is_below_minimum(known):
             present, least = len(known.here), known.config.least
-            reached = f"{present} host{'s' * (present > 1)}"
+            reached = counted(present, "host")
             self._election.give_way(f"it reaches {reached}, and the job needs {least}")
 
     def _send(self, number: int, message: FromCoordinator) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.conversion import counted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -143,13 +145,13 @@ def missing(config: RendezvousConfig, hosts: Sequence[Host]) -> str:
         more = config.most - len(hosts)
         if more <= 0:
             return f"the ranks of lost hosts, which may still run ({_here(hosts)})"
-        return f"up to {more} more host{'s' * (more != 1)} ({_here(hosts)})"
+        return f"up to {counted(more, 'more host')} ({_here(hosts)})"
     if hosts and all(host.request.rank is not None for host in hosts):
         known = {host.request.rank for host in hosts}
         absent = [f"rank {rank}" for rank in range(config.least) if rank not in known]
         absentees = listed(absent[:lacking])
     else:
-        absentees = f"{lacking} host{'s' * (lacking != 1)}"
+        absentees = counted(lacking, "host")
     if not hosts:
         return f"{absentees} of {config.least}"
     return f"{absentees} of {config.least} ({_here(hosts)})"

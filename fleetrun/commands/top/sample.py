@@ -525,7 +525,7 @@ def totals(rows: Sequence[RankRow]) -> list[RankRow]:
                 rank=None,
                 # The label names the host.
                 host="",
-                state=f"{len(own)} {'process' if len(own) == 1 else 'processes'}",
+                state=conversion.counted(len(own), "process"),
                 device="",
                 pid=None,
                 cpu_percent=_total(row.cpu_percent for row in own),

@@ -229,7 +229,7 @@ def _counts(snapshot: Snapshot) -> Text:
     if not snapshot.rows:
         return Text("no process has been started yet", _DIM)
     count = len(snapshot.rows)
-    line = Text(f"{count} {'process' if count == 1 else 'processes'}: {_described(snapshot.rows)}")
+    line = Text(f"{conversion.counted(count, 'process')}: {_described(snapshot.rows)}")
     speeds = [row.steps_per_s for row in snapshot.rows if row.steps_per_s is not None]
     if speeds:
         line.append(f"; {_rate(min(speeds))} steps/s")
