@@ -130,6 +130,11 @@ def count() -> int:
     return _count
 
 
+def is_under_way() -> bool:
+    """Whether an optimizer of Paddle's updates now; LBFGS runs backwards then."""
+    return bool(_depth)
+
+
 def record(source: Any) -> None:
     """Record that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # one process, one training

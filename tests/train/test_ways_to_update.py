@@ -65,7 +65,7 @@ def fitted():
     model.prepare(made.SGD(0.01, parameters=own), paddle.nn.MSELoss())
     model.train_batch([paddle.ones([2, 4])], [paddle.ones([2, 4])])
 def closed():
-    made.LBFGS(0.01, max_iter=1, parameters=own).step(again)
+    made.LBFGS(0.01, max_iter=4, parameters=own).step(again)
 def again():
     for each in own:
         each.clear_gradient()

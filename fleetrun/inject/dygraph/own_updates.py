@@ -106,7 +106,7 @@ class OwnUpdates:
 
     def begin(self) -> None:
         """Record an update if the weights have changed since the last backward."""
-        if self._own != updates.count() or self.has_stepped():
+        if self._own != updates.count() or updates.is_under_way() or self.has_stepped():
             self._made, self._optimizers = [], []
             parameter_history.end_record(self._written)
             self._end_kernels()
