@@ -50,6 +50,7 @@ class IsolatedCall:
 
     # Whether the child still runs although it was sent SIGKILL.
     is_left = False
+    _is_closed = False
     _waiting: Waiting | None = None
 
     def __init__(self, call: Callable[[], object], *, is_program: bool = False) -> None:
@@ -148,6 +149,9 @@ class IsolatedCall:
         Wait no longer than SIGKILL takes; if the call is watched, the loop does that, and calls
         ON_LEFT with the state if the child is left behind.
         """
+        if self._is_closed:
+            # It answered, but its end was awaited before the loop told.
+            return f"process {self.pid}, which has ended"
         standing = self._kill()
         if on_left is not None:
             self._at_end = lambda _: on_left(self._told(standing)) if self.is_left else None
@@ -185,6 +189,7 @@ class IsolatedCall:
             self._waiting.unwatch(self.fd)
             self._waiting.unwatch(self._pidfd)
             self._waiting.timer((IsolatedCall, self.pid), None, nothing)
+        self._is_closed = True
         os.close(self._pidfd)
         os.close(self.fd)
 

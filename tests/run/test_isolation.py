@@ -103,3 +103,16 @@ def test_a_child_is_waited_for_whose_loop_is_closed() -> None:
     children.wait_for_ending()
     assert not is_there(call)
     assert not children.ending
+
+
+def test_a_call_that_has_answered_may_be_abandoned_after_its_end_was_awaited() -> None:
+    loop = Loop()
+    call = IsolatedCall(int)
+    call.watch(loop, lambda _: nothing())
+    while not children.ending:
+        loop.turn()
+    # As the supervisor does before it closes whoever has asked.
+    children.wait_for_ending()
+    assert call.abandon().endswith("has ended")
+    assert not children.ending
+    loop.close()
