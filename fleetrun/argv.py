@@ -21,7 +21,8 @@ _ENDING = ("help", "version")
 # a Ctrl-C in that moment becomes a SyntaxError.
 _LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 # Those that a shell does not remove: typographic ones, and straight ones within others.
-_QUOTES = "'\"\u2018\u2019\u201c\u201d"
+_TYPOGRAPHIC = ("\u2018", "\u2019", "\u201c", "\u201d")
+_QUOTES = "'\"" + "".join(_TYPOGRAPHIC)
 
 
 class ParsedCommand(NamedTuple):
@@ -129,10 +130,20 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
                 )
             else:
                 raw = option.bare
-        settings.append(RawOption(option, raw, typed))
+        settings.append(RawOption(option, _unquoted(typed, raw), typed))
         if option.name in _ENDING:
             break
     return ParsedOptions(tuple(settings), tuple(notes), None)
+
+
+def _unquoted(typed: str, raw: str) -> str:
+    """Return RAW, the value of TYPED; UsageError if it is quoted as on a page."""
+    if raw.startswith(_TYPOGRAPHIC):
+        raise UsageError(
+            f"{typed}={raw}: the quotation marks are part of the value, because a shell removes "
+            f"only straight ones: write {typed}={raw.strip(_QUOTES)}."
+        )
+    return raw
 
 
 def _unfound(option: Option) -> str:
