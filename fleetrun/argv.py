@@ -13,6 +13,8 @@ from fleetrun.typehints import NamedTuple
 
 # Fewer letters are more likely a typing error than an abbreviation.
 _SHORTEST_PREFIX = 4
+# How alike to an alias a name is that is no kind of device.
+_LIKE_AN_ALIAS = 0.85
 # Options that no script of Paddle's suites has itself.
 _OF_LAUNCHERS = ("__nproc_per_node", "__nnodes", "__ips", "__max_restart", "__hang_timeout")
 # Options that end the command line: nothing after them is read.
@@ -270,9 +272,15 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         raise UsageError(f"no such option: {typed}; {hint}")
     of_kind = options.of_kind(name, value)
     if of_kind is not None and typed.startswith("--"):
-        from fleetrun import hints  # only for what the table does not have
+        from fleetrun import hints, suggestions  # only for what the table does not have
 
-        if hints.find(typed, value) is None:
+        # `--cluter_node_ips=1` is no kind; names that plan/devices knows are compared there.
+        aliases = (
+            known
+            for known, option in names.items()
+            if known != option.name and not known.startswith("selected_")
+        )
+        if not (hints.find(typed, value) or suggestions.closest(name, aliases, _LIKE_AN_ALIAS)):
             return of_kind
     raise UsageError(f"no such option: {typed}{suggest(typed, names, value=value)}")
 

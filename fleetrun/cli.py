@@ -33,12 +33,14 @@ _SLIP, _ALIKE = 1, 0.7
 _COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("run", "launch", "start"), ""),
     **dict.fromkeys(("list", "ls", "status", "jobs"), "ps"),
-    **dict.fromkeys(("kill", "cancel", "abort"), "stop"),
+    **dict.fromkeys(("kill", "pkill", "killall", "halt", "shutdown", "quit"), "stop"),
+    **dict.fromkeys(("cancel", "abort", "terminate"), "stop"),
     **dict.fromkeys(("watch", "monitor"), "top"),
     **dict.fromkeys(("dashboard", "web"), "ui"),
     **dict.fromkeys(("check", "diagnose"), "doctor"),
     **dict.fromkeys(("strategies", "presets"), "strategy list"),
     "tail": "logs",
+    "test": "run_check",
     "help": "--help",
     "version": "--version",
 }
@@ -331,6 +333,8 @@ def _check_command(word: str, rest: Sequence[str]) -> None:
     if meant is not None:
         if word == "help":
             meant, rest = (rest[0] if rest and rest[0] in COMMANDS else ""), ("--help",)
+        elif meant == "stop":
+            rest = [name for name in rest if not name.startswith("-")]  # as in `kill -9`
         instead = " ".join(("fleetrun", *([meant, *rest] if meant else rest or ["train.py"])))
         raise UsageError(
             f"there is no command {word}; did you mean `{instead}`? "

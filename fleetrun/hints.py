@@ -17,10 +17,10 @@ class Hint(NamedTuple):
     says: str = ""
 
 
-_PER_HOST = Hint(_PROCESSES, "it counts the processes of this host")
+_PER_HOST = Hint(_PROCESSES, "the number of processes on this host")
 _IPS = "name the hosts with --ips=A,B and run the same command on each"
 _NEEDLESS = "leave it out: "
-_SCRIPTS_OWN = "the script decides that itself"
+_SCRIPTS_OWN = "your script decides that"
 
 _ROWS: tuple[tuple[str, Hint], ...] = (
     # How many processes: mpirun, horovodrun, torchrun, accelerate, deepspeed, srun.
@@ -39,12 +39,12 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ("cpu use_cpu", Hint(says="write --backend=gloo to train on the CPU.")),
     (
         "tpu",
-        Hint(says="fleetrun knows what Paddle has: GPUs, XPUs, and devices of plug-ins (--npus)."),
+        Hint(says="Paddle supports GPUs, XPUs, and the devices of plug-ins (--npus)."),
     ),
     # Which hosts, and which of them this is.
     (
         "node_rank machine_rank noderank",
-        Hint("rank", "it is this host's place among those of --ips"),
+        Hint("rank", "this host's place in --ips"),
     ),
     (
         "num_nodes num_machines nodes N nnode host_num num_hosts",
@@ -60,9 +60,9 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ("rdzv_id run_id", Hint("job_id")),
     (
         "master_port main_process_port",
-        Hint("start_port", "free ports are found without it on one host"),
+        Hint("start_port", "on one host, fleetrun finds free ports itself"),
     ),
-    ("local_addr node_addr", Hint("host", "it is this host's own address")),
+    ("local_addr node_addr", Hint("host", "this host's own address")),
     ("standalone", Hint(says=f"{_NEEDLESS}a job is on this host alone unless --ips names others.")),
     (
         "network_interface network_interfaces nics",
@@ -76,24 +76,27 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         force_multi
         """,
         Hint(
-            says=f"{_NEEDLESS}--hosts=A:8,B:8 starts hosts by ssh; below srun or mpirun hosts "
-            f"are found; else {_IPS}."
+            says=f"{_NEEDLESS}--hosts=A:8,B:8 starts hosts by ssh; under srun or mpirun, "
+            f"fleetrun finds the hosts; else {_IPS}."
         ),
     ),
     # What is run.
-    ("module", Hint(says="write -m package.module in the script's place.")),
+    ("module", Hint(says="write -m package.module instead of the script.")),
     (
         "no_python no_local_rank",
-        Hint(says=f"{_NEEDLESS}what is no .py file is executed as it is."),
+        Hint(says=f"{_NEEDLESS}any program that is not a .py file is executed directly."),
     ),
     (
         "x genv genvlist export",
-        Hint(says="write --env NAME=VALUE; what you export reaches every rank without it."),
+        Hint(says="write --env NAME=VALUE; every rank gets your exported variables anyway."),
     ),
-    ("wdir workdir chdir D", Hint(says=f"{_NEEDLESS}ranks start in the current folder; cd there.")),
+    (
+        "wdir workdir chdir D",
+        Hint(says=f"{_NEEDLESS}ranks start in your current folder; cd there first."),
+    ),
     (
         "num_cpu_threads_per_process",
-        Hint(says="write --env OMP_NUM_THREADS=N; --bind=cores shares the cores out."),
+        Hint(says="write --env OMP_NUM_THREADS=N; --bind=cores gives each rank its cores."),
     ),
     ("main_training_function role main", Hint(says=f"{_NEEDLESS}each rank runs the script.")),
     # How it goes.
@@ -103,7 +106,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ("start_method", Hint(says=f"{_NEEDLESS}every rank is a program of its own.")),
     (
         "start_timeout elastic_launch_timeout timeout",
-        Hint("hang_timeout", "it ends a job in which nothing happens for so many seconds"),
+        Hint("hang_timeout", "it ends a job after that many seconds without progress"),
     ),
     (
         """
@@ -115,7 +118,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     (
         "host_discovery_script",
         Hint(
-            says="hosts come by themselves: start fleetrun on each with --nnodes=MIN:MAX and "
+            says="hosts join by themselves: start fleetrun on each with --nnodes=MIN:MAX and "
             "--master=HOST:PORT."
         ),
     ),
@@ -124,7 +127,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ("local_ranks_filter", Hint("tee", "it takes ranks of the whole job, or all")),
     (
         "t tag_output l prepend_rank label",
-        Hint(says="write --tee=all, or --tee=0,3: each line has its rank before it."),
+        Hint(says="write --tee=all, or --tee=0,3: each line starts with its rank."),
     ),
     (
         "output_filename output o enable_each_rank_log",
@@ -134,12 +137,12 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         "event_log_handler logs_specs save_pid use_agent_store",
         Hint(says=f"{_NEEDLESS}log/latest has events.jsonl, and `fleetrun ps` the processes."),
     ),
-    ("r", Hint(says="write --redirects: standard error of all ranks has files of its own.")),
+    ("r", Hint(says="write --redirects: each rank's standard error goes to its own file.")),
     (
         "duplicate_stdout_filters duplicate_stderr_filters",
         Hint(
             says="write --tee=all --log_filter=PATTERN, or `fleetrun logs -f --grep=PATTERN`: they "
-            "merge all ranks' lines that match."
+            "merge the matching lines of all ranks."
         ),
     ),
     ("timeline_filename", Hint("profile", "as RANK:STEPS")),
@@ -162,11 +165,11 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ),
     (
         "use_deepspeed deepspeed deepspeed_config use_fsdp use_megatron_lm zero_stage",
-        Hint(says=f"{_SCRIPTS_OWN}; --strategy has what Paddle's fleet.DistributedStrategy has."),
+        Hint(says=f"{_SCRIPTS_OWN}; --strategy takes the fields of fleet.DistributedStrategy."),
     ),
     (
         "allow_run_as_root use_hwthread_cpus mpi gloo nccl_backend mca mpi_version",
-        Hint(says=f"{_NEEDLESS}fleetrun needs none of it."),
+        Hint(says=f"{_NEEDLESS}fleetrun works without it."),
     ),
 )
 
@@ -213,7 +216,7 @@ def find(typed: str, value: str = "") -> str | None:
     """Return the equivalent of TYPED, an option of another launcher, given VALUE.
 
     >>> find("-np", "4")
-    'here that is --nproc_per_node=4: it counts the processes of this host.'
+    'use --nproc_per_node=4: the number of processes on this host.'
     >>> find("-n4") == find("-np", "4"), find("--standalone")[:13], find("--nonsense")
     (True, 'leave it out:', None)
     """
@@ -233,4 +236,4 @@ def find(typed: str, value: str = "") -> str | None:
     number = value if value[:1].isdigit() and not value.strip("0123456789,.") else ""
     is_fit = number.isdigit() or (number and hint.option != _PROCESSES)
     written = f"--{hint.option}={number}" if is_fit else f"--{hint.option}"
-    return f"here that is {written}" + (f": {hint.says}." if hint.says else ".")
+    return f"use {written}" + (f": {hint.says}." if hint.says else ".")

@@ -492,11 +492,11 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
     if text is None:
         # mpirun's --np has another meaning.
         is_np = nnodes.option.name == "np"
-        hint = "it counts hosts, and --nproc_per_node processes: " if is_np else ""
+        hint = "it is the number of hosts (--nproc_per_node: of processes); " if is_np else ""
         raise UsageError(
             nnodes.blame(
-                f"{hint}name the hosts with --ips, or where they meet with --master=HOST:PORT, a "
-                "host that takes part and a port that is free there; the same on each host."
+                f"{hint}name the hosts with --ips, or give --master=HOST:PORT, a host of the job "
+                "and a free port on it, the same on every host."
             )
         )
     if text.startswith("etcd"):
@@ -508,15 +508,14 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
     if point is None:
         raise UsageError(
             master.given.blame(
-                "give HOST:PORT, a host that takes part and a port that is free there, such as "
-                "10.0.0.1:6170."
+                "give HOST:PORT, a host of the job and a free port on it, such as 10.0.0.1:6170."
             )
         )
     if ":" in point.host and not has_address:
         raise UsageError(
             master.given.blame(
-                f"{NO_IPV6}, and ranks get the addresses by which hosts reach this one: give an "
-                "IPv4 address, or beside it --network=10.0.0.0/16, a network of IPv4."
+                f"{NO_IPV6}, and ranks get the address by which other hosts reach this one: give "
+                "an IPv4 address, or add --network=10.0.0.0/16, an IPv4 network."
             )
         )
 

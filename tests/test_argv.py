@@ -121,7 +121,7 @@ def test_devices_of_any_kind_are_named_by_the_rule(words: list[str], name: str, 
         ("--foos=x", "no such option: --foos; `fleetrun --help=all` lists them all."),
         ("--foos=", "no such option: --foos; "),
         ("--mlu=0", "no such option: --mlu; did you mean --mlus?"),
-        ("--ngpus=4", "no such option: --ngpus; here that is --nproc_per_node=4"),
+        ("--ngpus=4", "no such option: --ngpus; use --nproc_per_node=4"),
         ("-mlus=0", "no such option: -mlus; "),
         ("--mlu=0", "no such option: --mlu; "),
     ],
@@ -148,6 +148,10 @@ def test_an_abbreviation_is_read_and_said() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--cluter_node_ips=1", "t.py"],
+            "no such option: --cluter_node_ips; did you mean --cluster_node_ips?",
+        ),
         (
             ["--nporc_per_node=4", "t.py"],
             "no such option: --nporc_per_node; did you mean --nproc_per_node?",

@@ -92,13 +92,14 @@ def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str
         (["--gpu=0", "train.py"], "no such option: --gpu; did you mean --gpus?"),
         (["--nporc_per_node=4", "train.py"], "did you mean --nproc_per_node?"),
         (["--gpus", "0", "1", "train.py"], "write --gpus=0,1."),
-        (["--np=2", "train.py"], "it counts hosts, and --nproc_per_node processes"),
+        (["--np=2", "train.py"], "it is the number of hosts (--nproc_per_node: of processes)"),
         (["--config=nowhere.yaml", "train.py"], "nowhere.yaml: No such file"),
         (["doctr", "--json"], "there is no command doctr; did you mean `fleetrun doctor --json`?"),
         (["submmit", "slurm"], "did you mean `fleetrun submit slurm`?"),
         (["log"], "did you mean `fleetrun logs`?"),
         (["list"], "did you mean `fleetrun ps`?"),
         (["kill", "4711"], "did you mean `fleetrun stop 4711`? `fleetrun -- kill` runs"),
+        (["kill", "-9", "4711"], "did you mean `fleetrun stop 4711`?"),
         (["run", "train.py"], "did you mean `fleetrun train.py`?"),
         (["run"], "did you mean `fleetrun train.py`?"),
         (
@@ -128,7 +129,9 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("word", ["log", "list", "ls", "status", "run", "help", "watch", "kill"])
+@pytest.mark.parametrize(
+    "word", ["log", "list", "ls", "status", "run", "help", "watch", "kill", "halt", "pkill", "test"]
+)
 def test_a_word_that_is_nearly_a_command_asks_back_though_a_file_has_its_name(
     word: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,22 +22,22 @@ def refusal(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-n", "4"], "no such option: -n; here that is --nproc_per_node=4: it counts the "),
-        (["-n4"], "no such option: -n4; here that is --nproc_per_node=4: it counts the "),
-        (["-np", "2"], "no such option: -np; here that is --nproc_per_node=2: it counts the "),
+        (["-n", "4"], "no such option: -n; use --nproc_per_node=4: the number of "),
+        (["-n4"], "no such option: -n4; use --nproc_per_node=4: the number of "),
+        (["-np", "2"], "no such option: -np; use --nproc_per_node=2: the number of "),
         (["--num_processes=8"], "--nproc_per_node=8"),
         (["--num-processes", "8"], "--nproc_per_node=8"),
         (["--num_gpus=2"], "--nproc_per_node=2"),
-        (["--ascend_npus=0,1"], "here that is --npus=0,1."),
-        (["--host_num", "2"], "here that is --nnodes=2"),
+        (["--ascend_npus=0,1"], "use --npus=0,1."),
+        (["--host_num", "2"], "use --nnodes=2"),
         (["--node_rank=1"], "--rank=1"),
         (["--node-rank", "1"], "--rank=1"),
-        (["-H", "a:4,b:4"], "here that is --hosts"),
-        (["--hostlist=10.0.0.1,10.0.0.2"], "here that is --hosts"),
-        (["--machinefile=hosts"], "here that is --hostfile"),
+        (["-H", "a:4,b:4"], "use --hosts"),
+        (["--hostlist=10.0.0.1,10.0.0.2"], "use --hosts"),
+        (["--machinefile=hosts"], "use --hostfile"),
         (["-x", "API_TOKEN=hunter2"], "write --env NAME=VALUE"),
         (["--module", "pkg.train"], "write -m package.module"),
-        (["--no-python"], "leave it out: what is no .py file is executed"),
+        (["--no-python"], "leave it out: any program that is not a .py"),
         (["--no_python"], "leave it out"),
         (["--standalone"], "leave it out: a job is on this host alone"),
         (["--rdzv-backend=c10d"], "write --master=HOST:PORT and --nnodes=N, or name the hosts"),
@@ -61,7 +61,7 @@ def test_a_word_of_another_launcher_is_answered_with_ours(words: list[str], says
 def test_what_counts_processes_elsewhere_and_hosts_in_paddle_is_told_apart() -> None:
     """Paddle's --np is the number of hosts of an elastic job; mpirun's that of processes."""
     assert "hosts" in options.find("np").help
-    assert "here that is --nproc_per_node=4" in refusal("-np", "4")
+    assert "use --nproc_per_node=4" in refusal("-np", "4")
 
 
 def test_spellings_of_our_own_need_no_hint() -> None:
@@ -122,7 +122,7 @@ def test_what_a_hint_tells_to_write_can_be_written() -> None:
         (["--role=trainer"], "leave it out"),
         (["-r", "3"], "write --redirects"),
         (["-t", "3"], "write --tee=all, or --tee=0,3"),
-        (["--local-ranks-filter=0,1"], "here that is --tee=0,1"),
+        (["--local-ranks-filter=0,1"], "use --tee=0,1"),
         (["--duplicate-stdout-filters=loss"], "--tee=all --log_filter=PATTERN"),
         (["--enable_each_rank_log=logs"], "--log_dir"),
         (["--slots-per-host=8"], "--nproc_per_node=8"),

@@ -92,7 +92,7 @@ def test_what_is_no_launch_is_an_exception_and_nothing_is_printed(
 ) -> None:
     cases: tuple[tuple[dict[str, Any], type[FleetrunError], str], ...] = (
         ({"nproc_per_node": "x"}, UsageError, "--nproc_per_node=x: give a whole number"),
-        ({"num_processes": 2}, UsageError, "no such option: num_processes; here that is --nproc"),
+        ({"num_processes": 2}, UsageError, "no such option: num_processes; use --nproc"),
         ({"detach": True}, UsageError, "has no detach: use wait=False"),
         ({"grace": [1, 2]}, UsageError, r"grace=\[1, 2\]: give a number of seconds"),
         ({"master": True}, UsageError, "master=True: give HOST:PORT"),

@@ -431,12 +431,12 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("--nnodes=3:4", {TRAINERS: ENDPOINTS}, "names 2 hosts"),
     ("--ips=a,b --nnodes=3", {}, "--nnodes=3: --ips names 2 hosts; omit one of them."),
     ("", {"PADDLE_NNODES": "2", "PADDLE_IPS": "a"}, "names 1 host;"),
-    ("--nnodes=2 --rank=1", {}, "or where they meet with --master=HOST:PORT"),
-    ("--np=2", {}, "or where they meet with --master=HOST:PORT"),
+    ("--nnodes=2 --rank=1", {}, "or give --master=HOST:PORT"),
+    ("--np=2", {}, "or give --master=HOST:PORT"),
     ("--nnodes=2 --master=:many", {}, "--master=:many: give HOST:PORT"),
     ("--nnodes=2 --master=a", {}, "--master=a: give HOST:PORT"),
     ("--nnodes=2 --master=fd00::1:80", {}, "such as 10.0.0.1:6170."),
-    ("--nnodes=2 --master=[fd00::1]:80", {}, "Paddle reads no IPv6, and ranks get the addresses"),
+    ("--nnodes=2 --master=[fd00::1]:80", {}, "Paddle reads no IPv6, and ranks get the address"),
     ("--host=fd00::1", {}, "Paddle reads no IPv6; give this host's IPv4 address."),
     ("--ips=10.0.0.1,10.0.0.2 --host=[fd00::1]", {}, "Paddle reads no IPv6; give this host's"),
     ("--nnodes=4:2 --master=a:1", {}, "give the smaller number of hosts first"),
@@ -495,7 +495,7 @@ def test_incomplete_variables_of_a_cluster_are_leftovers() -> None:
 
 
 def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
-    with pytest.raises(UsageError, match="where they meet"):
+    with pytest.raises(UsageError, match="give --master=HOST:PORT"):
         request.resolve(
             argv.split(["--nnodes=2", "train.py"]), {}, None, {}, lambda: Detected("Slurm")
         )
@@ -582,7 +582,7 @@ def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
     assert (found.nnodes, found.master, found.rank) == ("1", None, None)
     assert len(found.notes) == 1
     assert "$PADDLE_NNODES" in found.notes[0]
-    assert "where they meet" in refusal(environ={"PADDLE_NNODES": "2"})
+    assert "give --master=HOST:PORT" in refusal(environ={"PADDLE_NNODES": "2"})
 
 
 # -- later, and without effect --
@@ -666,7 +666,10 @@ def test_a_bad_file_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: it counts hosts, and --nproc_per_node processes"),
+        (
+            "\nnp: 2\n",
+            "fleetrun.yaml:2: np=2: it is the number of hosts (--nproc_per_node: of processes)",
+        ),
         ("env: [A]\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("env: A\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("\nenv:\n  1A: 2\n", "fleetrun.yaml:3: env=1A=***: give KEY=VALUE"),
