@@ -252,9 +252,11 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
 def _figures(spec: VerifySpec, proof: Equivalence) -> list[tuple[str, str]]:
     plain, strategy = (proof.of(has_strategy=kind) for kind in (False, True))
     first = plain[0].snapshots
-    made = [run.updates for run in (*plain, *strategy)]
+    made = min(run.updates for run in (*plain, *strategy))
     compared = [update for update in first.updates() if update]
-    named = f"{', '.join(map(str, compared))}; timed: {spec.snapshots + 1} to {min(made)}"
+    timed = f"timed: {spec.snapshots + 1} to {made}" if made > spec.snapshots else "none timed"
+    short = f"; the script ended after {made}" if made < spec.updates else ""
+    named = f"{', '.join(map(str, compared))}; {timed}{short}"
     whole = all(
         len(parameter.values) == parameter.size
         for rank in first.parameters.values()

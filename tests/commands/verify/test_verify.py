@@ -25,6 +25,7 @@ SCRIPT = """
 import array, base64, json, os, sys
 asked = json.loads(os.environ["FLEETRUN_VERIFY"])
 rank, case = os.environ["PADDLE_TRAINER_ID"], sys.argv[1]
+made = 2 if case == "early" else asked["updates"]
 is_plain = "FLEETRUN_STRATEGY_FILE" not in os.environ
 assert not case.endswith("fails") or is_plain == (case != "plain fails"), "alas"
 if is_plain and case == "noisy":
@@ -40,7 +41,7 @@ off = {
     "ranks": int(rank),
 }.get(case, 0)
 with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
-    for update in (*range(asked["snapshots"] + 1), asked["updates"]):
+    for update in sorted({*range(min(asked["snapshots"], made) + 1), made}):
         last = 3.0 + off * (update > 2) + noise * (update > 0) + other
         values = [[1.0, float(update)], [2.0, last]]
         record = {
@@ -58,7 +59,7 @@ if case != "no record":
         if case == "wrong loss":
             axes = {"schema": 1, "kind": "topology", "axes": {"dp": 1, "mp": 2}}
             print(json.dumps(axes), file=file)
-        for number in range(1, asked["updates"] + 1):
+        for number in range(1, made + 1):
             first = {"wrong": 4, "wrong loss": 2}.get(case, 99)
             loss = 1 / number + (off if number >= first else 0)
             at = 100 + number / (1 if is_plain else 2)
@@ -68,6 +69,7 @@ if case != "no record":
 PLAIN = "Two runs of plain Paddle differ themselves"
 CASES = {
     "equal": (0, "Equal: the weights and losses are those of plain Paddle to the last bit, on 2"),
+    "early": (0, "1, 2; none timed; the script ended after 2"),
     "wrong": (
         5,
         "comm_fusion and plain Paddle part at update 3: b.weight of rank 0 differs by 0.001 (",
@@ -112,7 +114,8 @@ def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path
     kept = json.loads((tmp_path / "verify" / "verify.json").read_text())
     assert kept["equal"] == (None if words.startswith("Nothing is proved") else code == 0)
     if code == 0:
-        assert "speed                      2.000 times that of plain" in done.stdout
+        speed = "too few updates to time" if case == "early" else "2.000 times that of plain"
+        assert f"speed                      {speed}" in done.stdout
         results = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
         assert results[-1].startswith("Equal: ")
     if case == "unseeded":
