@@ -368,11 +368,11 @@ def test_neither_the_plan_nor_an_engine_asks_for_the_mode() -> None:
 def test_every_tool_is_told_the_oldest_python_that_we_promise() -> None:
     # Else what only newer ones have, such as typing.assert_never, goes unseen.
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    told = {
+    versions = {
         name: re.findall(rf'(?m)^{name} = "\D*(\d)\.?(\d+)"', project)
         for name in ("requires-python", "target-version", "python_version", "pythonVersion")
     }
-    assert told == {key: [("3", "10")] for key in told}
+    assert versions == {key: [("3", "10")] for key in versions}
 
 
 def loaded_by(code: str) -> set[str]:

@@ -24,7 +24,7 @@ def tensor(*values: float) -> Any:
 def collectives() -> dict[str, Any]:
     """Do each collective once; rank r begins with [r + 1, r + 2]."""
     dist.init_parallel_env()
-    found: dict[str, Any] = {"place": str(tensor(0).place)}
+    results: dict[str, Any] = {"place": str(tensor(0).place)}
 
     def own() -> Any:
         return tensor(rank + 1, rank + 2)
@@ -32,24 +32,24 @@ def collectives() -> dict[str, Any]:
     for name, how in (("sum", "SUM"), ("max", "MAX"), ("min", "MIN"), ("product", "PROD")):
         value = own()
         dist.all_reduce(value, op=getattr(dist.ReduceOp, how))
-        found[name] = value.tolist()
+        results[name] = value.tolist()
     value = own()
     dist.broadcast(value, 1)
-    found["broadcast"] = value.tolist()
+    results["broadcast"] = value.tolist()
     value = own()
     dist.reduce(value, 1)
-    found["reduce"] = value.tolist() if rank == 1 else None
+    results["reduce"] = value.tolist() if rank == 1 else None
     parts: list[Any] = []
     dist.all_gather(parts, own())
-    found["all_gather"] = [part.tolist() for part in parts]
+    results["all_gather"] = [part.tolist() for part in parts]
     value = paddle.zeros([2])
     dist.reduce_scatter(value, [own() * (peer + 1) for peer in range(world)])
-    found["reduce_scatter"] = value.tolist()
+    results["reduce_scatter"] = value.tolist()
     parts = []
     dist.alltoall(
         out_tensor_list=parts, in_tensor_list=[own() * (peer + 1) for peer in range(world)]
     )
-    found["all_to_all"] = [part.tolist() for part in parts]
+    results["all_to_all"] = [part.tolist() for part in parts]
     # Each sends to the next, and receives from the last.
     value = paddle.zeros([2])
     sent = dist.isend(own(), (rank + 1) % world)
@@ -58,15 +58,15 @@ def collectives() -> dict[str, Any]:
     assert received is not None
     sent.wait()
     received.wait()
-    found["ring"] = value.tolist()
+    results["ring"] = value.tolist()
     objects: list[Any] = []
     dist.all_gather_object(objects, {"rank": rank})
-    found["objects"] = objects
+    results["objects"] = objects
     # Paddle 2.6 has no such sums on plug-ins.
     halves = own().astype("float32" if full_version < "3" else "bfloat16")
     dist.all_reduce(halves)
-    found["halves"] = halves.astype("float32").tolist()
-    return found
+    results["halves"] = halves.astype("float32").tolist()
+    return results
 
 
 def training() -> dict[str, Any]:
@@ -113,7 +113,7 @@ def ahead() -> dict[str, Any]:
 def unordered() -> dict[str, Any]:
     """Add 1 to a sum of all ranks: when it is there, and without waiting for it."""
     dist.init_parallel_env()
-    found = {}
+    results = {}
     for name in ("waited", "not waited"):
         value = paddle.full([1000], rank + 1.0)
         task = dist.all_reduce(value, sync_op=False)
@@ -122,22 +122,22 @@ def unordered() -> dict[str, Any]:
         more = value + 1
         task.wait()
         paddle.device.synchronize()
-        found[name] = more[0].item()
-    return found
+        results[name] = more[0].item()
+    return results
 
 
 def gathers() -> dict[str, Any]:
     """Gather rank + 1 of all ranks: to a list, and into one tensor; the first time kernels wait."""
     dist.init_parallel_env()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for _ in range(3):
         parts: list[Any] = []
         dist.all_gather(parts, tensor(rank + 1))
-        found["list"] = [part.item() for part in parts]
+        results["list"] = [part.item() for part in parts]
         whole = paddle.zeros([world])
         stream.all_gather(whole, tensor(rank + 1))
-        found["tensor"] = whole.tolist()
-    return found
+        results["tensor"] = whole.tolist()
+    return results
 
 
 def memory() -> dict[str, Any]:
@@ -153,15 +153,15 @@ def memory() -> dict[str, Any]:
 
 def strided() -> dict[str, Any]:
     """Add a strided gradient to one that is not, on the device and on the CPU, without fleetrun."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for place in ("cpu", f"{os.environ['TESTDEVICE_KIND']}:0"):
         paddle.device.set_device(place)
         weight = paddle.to_tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], stop_gradient=False)
         (weight * weight).sum().backward()
         (paddle.to_tensor([[1.0, 2.0, 4.0]]) @ weight.T).square().sum().backward()
         assert weight.grad is not None
-        found[place.partition(":")[0]] = weight.grad.tolist()
-    return found
+        results[place.partition(":")[0]] = weight.grad.tolist()
+    return results
 
 
 def sparse() -> dict[str, Any]:
@@ -220,12 +220,12 @@ def static() -> dict[str, Any]:
 def sums() -> dict[str, Any]:
     """Sum five times."""
     dist.init_parallel_env()
-    found = []
+    totals = []
     for number in range(5):
         value = tensor(rank + number)
         dist.all_reduce(value)
-        found.append(value.item())
-    return {"sums": found}
+        totals.append(value.item())
+    return {"sums": totals}
 
 
 if __name__ == "__main__":

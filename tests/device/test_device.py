@@ -34,20 +34,20 @@ def test_collectives_of_three_late_ranks_are_right_and_witnessed(
 ) -> None:
     with devices.on("mlu", **LATE, witness=tmp_path):
         ranks = reports(tmp_path, "collectives", 3, version)
-    for rank, found in enumerate(ranks):
-        assert found["place"] == f"Place(mlu:{rank})"
-        assert found["sum"] == [6, 9]
-        assert found["max"] == [3, 4]
-        assert found["min"] == [1, 2]
-        assert found["product"] == [6, 24]
-        assert found["broadcast"] == [2, 3]
-        assert found["reduce"] == ([6, 9] if rank == 1 else None)
-        assert found["all_gather"] == [[1, 2], [2, 3], [3, 4]]
-        assert found["reduce_scatter"] == [6 * (rank + 1), 9 * (rank + 1)]
-        assert found["all_to_all"] == [[n * (rank + 1), (n + 1) * (rank + 1)] for n in (1, 2, 3)]
-        assert found["ring"] == [(rank - 1) % 3 + 1, (rank - 1) % 3 + 2]
-        assert found["objects"] == [{"rank": number} for number in range(3)]
-        assert found["halves"] == [6, 9]
+    for rank, results in enumerate(ranks):
+        assert results["place"] == f"Place(mlu:{rank})"
+        assert results["sum"] == [6, 9]
+        assert results["max"] == [3, 4]
+        assert results["min"] == [1, 2]
+        assert results["product"] == [6, 24]
+        assert results["broadcast"] == [2, 3]
+        assert results["reduce"] == ([6, 9] if rank == 1 else None)
+        assert results["all_gather"] == [[1, 2], [2, 3], [3, 4]]
+        assert results["reduce_scatter"] == [6 * (rank + 1), 9 * (rank + 1)]
+        assert results["all_to_all"] == [[n * (rank + 1), (n + 1) * (rank + 1)] for n in (1, 2, 3)]
+        assert results["ring"] == [(rank - 1) % 3 + 1, (rank - 1) % 3 + 2]
+        assert results["objects"] == [{"rank": number} for number in range(3)]
+        assert results["halves"] == [6, 9]
         seen = devices.witnessed(tmp_path, rank)
         assert [one.order for one in seen] == list(range(1, len(seen) + 1))
         assert [(one.operation, one.bytes) for one in seen][:9] == [
@@ -130,8 +130,8 @@ def test_the_third_collective_of_a_rank_fails_as_ordered(
     fault: str, codes: list[int], tmp_path: Path
 ) -> None:
     with devices.on("npu", fault=fault):
-        ended, outputs, found = run_program(tmp_path, "sums", 2)
+        ended, outputs, results = run_program(tmp_path, "sums", 2)
     assert ended == codes, outputs
     if codes == [0, 0]:
-        assert found[0]["sums"] == [1, 3, 5, 7, 9]
-        assert (found[1] == found[0]) == fault.startswith("late")
+        assert results[0]["sums"] == [1, 3, 5, 7, 9]
+        assert (results[1] == results[0]) == fault.startswith("late")

@@ -94,12 +94,12 @@ def test_optimizers_are_fused_where_it_changes_nothing_and_children_leave_the_pr
     version: str, tmp_path: Path
 ) -> None:
     asked = {"build_strategy": {"fuse_all_optimizer_ops": True}}
-    told, said = alone(version, tmp_path, SCRIPT, asked, "--flag")
+    proof, output = alone(version, tmp_path, SCRIPT, asked, "--flag")
     script = str(tmp_path / "train.py")
-    assert f"PID {told['pid']} [{script!r}, '--flag'] __main__" in said
+    assert f"PID {proof['pid']} [{script!r}, '--flag'] __main__" in output
     # 6 trainings with both kinds, 2 with sparse gradients, AdamW and SGD, of 6 updates each.
-    assert told["updates"] == 60
-    assert told["knobs"] == [
+    assert proof["updates"] == 60
+    assert proof["knobs"] == [
         {
             "name": "fuse_all_optimizer_ops",
             "asked": True,
@@ -109,4 +109,4 @@ def test_optimizers_are_fused_where_it_changes_nothing_and_children_leave_the_pr
             "evidence": "7 parameters in 1 kernel call",
         }
     ]
-    assert told["notes"] == []
+    assert proof["notes"] == []

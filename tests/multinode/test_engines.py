@@ -128,11 +128,11 @@ def strike_task(job: Job, command: list[str], number: int) -> int:
         assert tasks
         for pid in tasks:
             os.kill(pid, signal.SIGKILL)
-        said = process.communicate(timeout=LONG_S)[1].decode()
+        errors = process.communicate(timeout=LONG_S)[1].decode()
     assert_no_survivors(job.marker)
     # Hydra kills all others at once, and says so itself.
     if number and command[0] != "mpirun.mpich":
-        assert f"The engine's task of rank {number} is gone (kill -9?)" in said, said
+        assert f"The engine's task of rank {number} is gone (kill -9?)" in errors, errors
     return process.returncode
 
 

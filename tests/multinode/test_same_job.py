@@ -155,17 +155,17 @@ def hosts_for(way: Way, hosts: tuple[Host, Host], folder: Path) -> Hosts:
 
 def environments(folder: Path) -> dict[int, dict[str, str]]:
     """Return what each rank was told, but for ports, names of hosts and paths of the run."""
-    found = {}
+    by_rank = {}
     for path in sorted(folder.glob("env.*")):
         text = re.sub(r"10\.88\.0\.(\d)|node-(\d)", r"host\1\2", path.read_text())
         text = re.sub(r"(?<=host\d:)\d+", "PORT", text)
         pairs = (line.partition("=") for line in text.splitlines())
-        found[int(path.suffix[1:])] = {
+        by_rank[int(path.suffix[1:])] = {
             name: value
             for name, _, value in pairs
             if name.startswith(TOLD) and not name.endswith(OWN)
         }
-    return found
+    return by_rank
 
 
 @pytest.mark.parametrize("way", SOME)

@@ -65,13 +65,13 @@ def launch(hosts: Pair, script: str, *options: str) -> None:
 
 def dumps(hosts: Pair, per_host: int = 1) -> list[dict[str, str]]:
     """Return the environments of all ranks, each found on the host that must have it."""
-    found = []
+    documents = []
     for rank in range(2 * per_host):
         host = hosts[rank // per_host]
         dump = json.loads((host.folder / f"rank-{rank}.json").read_text())
         assert dump["host"] == host.name
-        found.append(dump["env"])
-    return found
+        documents.append(dump["env"])
+    return documents
 
 
 def test_every_host_finds_its_place(two_hosts: Pair) -> None:

@@ -368,12 +368,12 @@ def test_sh_form_of_two_hosts_starts_the_ranks_of_this_one(tmp_path: Path) -> No
             for at, process in enumerate(made.processes)
         ),
     )
-    mine = made._replace(nodes=("127.0.0.1", "127.0.0.2"))
-    text = render.as_sh([mine, other], request())
+    first = made._replace(nodes=("127.0.0.1", "127.0.0.2"))
+    text = render.as_sh([first, other], request())
     assert "'train.py' on node 1, host 127.0.0.2\n# Not for this host" in text
     assert subprocess.run(["sh", "-c", text], env=INHERITED, check=False).returncode == 0
     assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == ["0", "1"]
-    there = render.as_sh([mine, other], request(), here=1)
+    there = render.as_sh([first, other], request(), here=1)
     assert subprocess.run(["sh", "-c", there], env=INHERITED, check=False).returncode == 9
     assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == ["0", "1", "2", "3"]
 

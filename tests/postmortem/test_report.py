@@ -157,11 +157,11 @@ def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
     hung = Hung(8.0, 1.0, where, ("rank 1",), "/stacks", unreached=unreached)
     held = [(Device("mlu", f"{n + 4}", n),) for n in range(9)]
     ranks = [RankSpec("TRAINER", n, n, 0, held[n], Endpoint("h", 1)) for n in range(9)]
-    told = report.verdict(Outcome(hung), Investigation(), [], frozenset(), ranks)
-    assert "Rank 1 (MLU 5) stands in wait (net.py:7), unlike the rest.\n" in told
-    assert "Ranks 0, 2 (MLU 4, MLU 6) stand in step (train.py:9)." in told
-    assert "Ranks 3-8 stand in save (net.py:8)." in told
-    assert "Rank 7 does not reach h:1.\n    1 more." in told
+    verdict = report.verdict(Outcome(hung), Investigation(), [], frozenset(), ranks)
+    assert "Rank 1 (MLU 5) stands in wait (net.py:7), unlike the rest.\n" in verdict
+    assert "Ranks 0, 2 (MLU 4, MLU 6) stand in step (train.py:9)." in verdict
+    assert "Ranks 3-8 stand in save (net.py:8)." in verdict
+    assert "Rank 7 does not reach h:1.\n    1 more." in verdict
     assert "Rank 1 stands in" in report.verdict(Outcome(hung), Investigation(), [], frozenset())
 
 

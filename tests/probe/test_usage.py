@@ -35,11 +35,11 @@ def test_a_family_is_counted_as_one() -> None:
             return usage.of([leader.pid, 2**22 + 1])[leader.pid]
 
         until(lambda: used().resident_bytes > 64 << 20)
-        found = used()
-        assert found.processes == 2
-        assert found.threads >= 2
-        assert found.cpu_s > 0
-        assert found.state in "RS"
+        family = used()
+        assert family.processes == 2
+        assert family.threads >= 2
+        assert family.cpu_s > 0
+        assert family.state in "RS"
     finally:
         leader.communicate(b"\n")
     assert usage.of([leader.pid]) == {}

@@ -33,20 +33,20 @@ def shown(job: Command, ranks: int, allowed: set[int]) -> list[tuple[set[int], s
     (job.folder / "go").touch()
     ended = job.finish(launcher)
     assert ended.code == 0, ended.said
-    found = []
+    lines = []
     for rank in range(ranks):
         own, child, threads = (job.folder / f"shown{rank}").read_text().split()
-        found.append((numbers(own), numbers(child), threads))
-    return found
+        lines.append((numbers(own), numbers(child), threads))
+    return lines
 
 
 def numbers(listed: str) -> set[int]:
     """Read a list of CPUs."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for piece in listed.split(","):
         low, _, high = piece.partition("-")
-        found |= set(range(int(low), int(high or low) + 1))
-    return found
+        cpus |= set(range(int(low), int(high or low) + 1))
+    return cpus
 
 
 @pytest.mark.skipif(len(ALLOWED) < 2, reason="one CPU cannot be divided")

@@ -118,12 +118,12 @@ def test_a_child_that_not_even_sigkill_ends_is_left_behind_with_a_line(
     until(lambda: Path(f"/proc/{left}").stat().st_uid == NOBODY)
     try:
         launcher.send_signal(signal.SIGTERM)
-        _, said = launcher.communicate(timeout=LONG_S)
+        _, errors = launcher.communicate(timeout=LONG_S)
         assert Path(f"/proc/{left}").exists()
     finally:
         launcher.kill()
         os.kill(left, signal.SIGKILL)
         assert_no_survivors(job.marker)
     assert launcher.returncode == 143
-    assert f"The NVIDIA driver does not answer (process {left}, state S" in said.decode()
-    assert "left behind as SIGKILL does not end it" in said.decode()
+    assert f"The NVIDIA driver does not answer (process {left}, state S" in errors.decode()
+    assert "left behind as SIGKILL does not end it" in errors.decode()

@@ -109,13 +109,13 @@ def test_a_command_and_an_address_are_told_the_same(hook: Hook, tmp_path: Path) 
     ended = Command(tmp_path, "[ $R = 0 ] || exit 7; sleep 60", *options).run()
     assert ended.code == 7
     assert "told" in ended.said
-    told = json.loads((tmp_path / "ended.json").read_text())
-    assert hook.taken == [told]
-    assert (told["schema"], told["event"], told["job_id"]) == (1, "ended", "night")
-    assert (told["exit_code"], told["rank"], told["signal"]) == (7, 1, None)
-    assert (told["nodes"], told["processes"], told["attempts"]) == (1, 2, 1)
-    assert told["verdict"] == "rank 1 exited with 7"
-    assert told["log"] == str((tmp_path / "log" / "latest").resolve())
+    document = json.loads((tmp_path / "ended.json").read_text())
+    assert hook.taken == [document]
+    assert (document["schema"], document["event"], document["job_id"]) == (1, "ended", "night")
+    assert (document["exit_code"], document["rank"], document["signal"]) == (7, 1, None)
+    assert (document["nodes"], document["processes"], document["attempts"]) == (1, 2, 1)
+    assert document["verdict"] == "rank 1 exited with 7"
+    assert document["log"] == str((tmp_path / "log" / "latest").resolve())
 
 
 def test_no_secret_is_told_and_the_address_is_one(hook: Hook, tmp_path: Path) -> None:

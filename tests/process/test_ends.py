@@ -216,14 +216,14 @@ def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_
 
 def pidfds(pid: int) -> set[str]:
     """Return the processes that PID holds descriptors of."""
-    found = set()
+    descriptors = set()
     for name in os.listdir(f"/proc/{pid}/fdinfo"):
         with (
             suppress(OSError),
             open(f"/proc/{pid}/fdinfo/{name}") as file,
         ):
-            found |= {line.split()[1] for line in file if line.startswith("Pid:")}
-    return found
+            descriptors |= {line.split()[1] for line in file if line.startswith("Pid:")}
+    return descriptors
 
 
 def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
@@ -315,15 +315,15 @@ def test_s29_who_forks_away_all_the_time_is_caught_too(
 
 
 def commands() -> bytes:
-    found = b""
+    lines = b""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/cmdline", "rb") as file:
-                    found += file.read()
+                    lines += file.read()
             except OSError:
                 continue
-    return found
+    return lines
 
 
 def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
@@ -547,11 +547,11 @@ def test_who_kills_the_guard_and_then_the_launcher_still_leaves_nobody(tmp_path:
 
 def names(parent: int) -> bytes:
     """Return the names of PARENT's children."""
-    found = b""
+    texts = b""
     for pid in children(parent):
         with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
-            found += file.read()
-    return found
+            texts += file.read()
+    return texts
 
 
 def test_a_guard_that_was_stopped_is_told_to_go_on(tmp_path: Path) -> None:

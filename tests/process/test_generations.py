@@ -78,11 +78,11 @@ def waiting(
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_host_that_comes_later_is_waited_for(tmp_path: Path, attempt: int) -> None:
-    one, process = waiting(tmp_path, "later", attempt)
+    job, process = waiting(tmp_path, "later", attempt)
     with (tmp_path / "hosts").open("wb") as host:
         host.write(b"!")
         host.flush()
-        done = one.finish(process)
+        done = job.finish(process)
     assert (done.returncode, done.stdout) == (0, b"trained\n"), done.stderr
     assert not (tmp_path / "cancelled").exists()
 
@@ -111,13 +111,13 @@ def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> 
 def test_a_job_without_a_plan_ends_with_the_reason(
     tmp_path: Path, how: str, code: int, words: bytes, attempt: int
 ) -> None:
-    one, process = waiting(tmp_path, how, attempt, timeout_s=0.2, progress_s=0.05)
-    done = one.finish(process)
+    job, process = waiting(tmp_path, how, attempt, timeout_s=0.2, progress_s=0.05)
+    done = job.finish(process)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert (b" s for 10.0.0.2." in done.stderr) == (how == "never")
     assert done.stdout == b""
     if attempt:
-        events: list[dict[str, Any]] = one.events()
+        events: list[dict[str, Any]] = job.events()
         assert [event["event"] for event in events][-2:] == ["start_failed", "finished"]
         assert b"The job could not be started again: " in done.stderr

@@ -242,16 +242,16 @@ while time.monotonic() < begin + 2.5 or not os.path.exists('go'):
     time.sleep(0.1)
 """
         job = Command.python(tmp_path, code, "--log_max_size=1M", ranks=1)
-        out, said = tmp_path / "out", tmp_path / "said"
-        with out.open("wb") as stdout, said.open("wb") as stderr:
+        out, errors = tmp_path / "out", tmp_path / "said"
+        with out.open("wb") as stdout, errors.open("wb") as stderr:
             launcher = job.start(stdout=stdout, stderr=stderr)
-        until(said.read_bytes)
+        until(errors.read_bytes)
         (tmp_path / "go").touch()
         assert job.finish(launcher).code == 0
         assert job.log(0).stat().st_size == 2_400_000
         assert not list(job.log(0).resolve().parent.glob("*.part"))
     assert out.stat().st_size == 2_400_000
-    assert said.read_text().count("could not be rotated (No space left on device)") == 1
+    assert errors.read_text().count("could not be rotated (No space left on device)") == 1
 
 
 def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -82,14 +82,14 @@ def test_the_loop_does_not_wait_for_a_child_but_the_end_of_the_launcher_does() -
 
 def test_who_did_not_answer_is_told_when_the_child_has_ended() -> None:
     loop = Loop()
-    told: list[CallResult] = []
+    results: list[CallResult] = []
     call = IsolatedCall(signal.pause)
-    call.watch(loop, told.append, 0.0, callee="the driver")
-    while not told:
+    call.watch(loop, results.append, 0.0, callee="the driver")
+    while not results:
         loop.turn()
     assert not is_there(call)
-    assert told[0].is_late
-    assert told[0].trouble.startswith("the driver has not answered within 0 s (process ")
+    assert results[0].is_late
+    assert results[0].trouble.startswith("the driver has not answered within 0 s (process ")
     assert not children.ending
     loop.close()
 

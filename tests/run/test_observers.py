@@ -138,15 +138,15 @@ def test_a_sink_that_fails_at_the_end_keeps_no_job_going(room: _Room) -> None:
 def test_sinks_are_told_first_and_nobody_of_what_was_before_they_were_prepared(
     room: _Room,
 ) -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     class First(Sink):
         def on_event(self, happening: Happening) -> None:
-            told.append("sink")
+            calls.append("sink")
 
     class Second(Source):
         def on_event(self, happening: Happening) -> None:
-            told.append("source")
+            calls.append("source")
 
     job = _ObservedByTests(plans.request(), {}, log=plans.refuse)
     job.early, job.late = [Second()], [First()]
@@ -155,7 +155,7 @@ def test_sinks_are_told_first_and_nobody_of_what_was_before_they_were_prepared(
     observers.prepare(plans.plan())
     observers.on_event(NEWS)
     observers.open(room.loop)
-    assert told == ["sink", "source"]
+    assert calls == ["sink", "source"]
 
 
 def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:

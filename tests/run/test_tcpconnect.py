@@ -24,13 +24,13 @@ HERE = "127.0.0.1"
 def connected(port: int, within_s: float = 60.0) -> tuple[Link | None, int]:
     """Return what an attempt to connect to PORT is told."""
     loop = Loop()
-    told: list[tuple[Link | None, int]] = []
+    results: list[tuple[Link | None, int]] = []
     (place,) = tcpconnect.literal(HERE, port)
-    tcpconnect.TcpConnect(place, loop, lambda *said: told.append(said), within_s)
-    assert not told
-    turn_until(loop, lambda: told)
+    tcpconnect.TcpConnect(place, loop, lambda *said: results.append(said), within_s)
+    assert not results
+    turn_until(loop, lambda: results)
     loop.close()
-    return told[0]
+    return results[0]
 
 
 def test_who_listens_is_reached_at_its_address() -> None:

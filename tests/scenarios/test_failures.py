@@ -134,12 +134,12 @@ def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) 
         write(f"{cgroup}/cgroup.procs", (tmp_path / "pid1").read_text())
         write(f"{cgroup}/freezer.state", "FROZEN")
         launcher.terminate()
-        _, said = launcher.communicate(timeout=LONG_S)
+        _, errors = launcher.communicate(timeout=LONG_S)
         # Nothing more can be done than to say so.
         assert launcher.returncode == 143
-        assert b"Even SIGKILL did not end rank 1" in said
+        assert b"Even SIGKILL did not end rank 1" in errors
         pid = (tmp_path / "pid1").read_text().strip()
-        assert f"rank 1, pid {pid}, is still there: state D".encode() in said
+        assert f"rank 1, pid {pid}, is still there: state D".encode() in errors
         assert int((tmp_path / "pid1").read_text()) in survivors(job.marker)
     finally:
         write(f"{cgroup}/freezer.state", "THAWED")

@@ -173,11 +173,11 @@ def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> 
     # Another attempt would wait for the stop, however late that comes.
     fails = COUNT + "[ $PADDLE_RESTART_COUNT = 0 ] && exit 3; exec sleep 60"
     job = Command(tmp_path, fails, "--max_restart=5")
-    said = tmp_path / "said"
-    with said.open("wb") as file:
+    errors = tmp_path / "said"
+    with errors.open("wb") as file:
         launcher = job.start(stderr=file)
     # What fails first counts, so the attempt has to be over.
-    until(lambda: b"Attempt 1 of 5" in said.read_bytes())
+    until(lambda: b"Attempt 1 of 5" in errors.read_bytes())
     launcher.terminate()
     done = job.finish(launcher)
     assert done.code == 143
@@ -185,12 +185,12 @@ def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> 
 
 def logs_open_in(launcher: subprocess.Popen[bytes]) -> list[str]:
     """Return the names of the log files that LAUNCHER has open."""
-    found = []
+    logs = []
     for link in Path(f"/proc/{launcher.pid}/fd").iterdir():
         # One that was closed since it was listed is none.
         with suppress(FileNotFoundError):
-            found.append(link.readlink().name)
-    return sorted(name for name in found if "log." in name)
+            logs.append(link.readlink().name)
+    return sorted(name for name in logs if "log." in name)
 
 
 def test_an_attempts_output_is_shown_whole_and_closed_before_the_next_ones(tmp_path: Path) -> None:

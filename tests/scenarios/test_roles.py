@@ -325,12 +325,12 @@ CLUSTER = {
 def test_what_a_cluster_says_is_this_nodes_one_process(
     tmp_path: Path, role: str, more: dict[str, str], log: str
 ) -> None:
-    told = {**CLUSTER, **more, "TRAINING_ROLE": role}
-    names = " ".join(f"${name}" for name in told)
+    variables = {**CLUSTER, **more, "TRAINING_ROLE": role}
+    names = " ".join(f"${name}" for name in variables)
     job = Command(tmp_path, f"echo {names}; exit 7", ranks=1)
-    done = job.run(env=told)
+    done = job.run(env=variables)
     assert done.code == 7
-    assert (tmp_path / "log" / log).read_text() == " ".join(told.values()) + "\n"
+    assert (tmp_path / "log" / log).read_text() == " ".join(variables.values()) + "\n"
 
 
 # -- the Paddle that is here ---------------------------------------------------------------------

@@ -70,13 +70,13 @@ until [ -e ../host1/out/checkpoint-4/trainer_state.json ]; do sleep 0.01; done; 
     torn.write_text("")
     ended = job.start_all().finish()
     assert codes(ended) == [0, 0]
-    for command, one in zip(job.commands, ended, strict=True):
+    for command, launcher in zip(job.commands, ended, strict=True):
         out = command.folder / "out"
         expected = [f"got --resume={out}/checkpoint-{number}" for number in (2, 4)]
         assert (command.folder / "got").read_text().splitlines() == expected
         partial = f"{out}/checkpoint-3 (trainer_state.json is empty on 127.0.0.2)"
         said = f"Resuming from {out}/checkpoint-2. Not whole, and left alone: {partial}."
-        assert said in one.said
+        assert said in launcher.said
     assert torn.exists()
 
 

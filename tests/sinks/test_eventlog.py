@@ -156,7 +156,7 @@ def test_s71_events_say_what_people_ask_for(tmp_path: Path) -> None:
 def test_s71_every_event_and_key_is_documented(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "events.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, flags=re.MULTILINE)
-    told = {name: set(re.findall(r"`(\w+)`", keys)) for name, keys in rows}
+    documented = {name: set(re.findall(r"`(\w+)`", keys)) for name, keys in rows}
     keys_of: dict[str, set[str]] = {}
     for event in write(tmp_path):
         assert event["schema"] == eventfile.SCHEMA == 2
@@ -164,7 +164,7 @@ def test_s71_every_event_and_key_is_documented(tmp_path: Path) -> None:
         assert isinstance(event["monotonic"], float)
         keys = set(event) - {"schema", "time", "monotonic", "event"}
         keys_of.setdefault(str(event["event"]), set()).update(keys)
-    assert keys_of == told
+    assert keys_of == documented
 
 
 @pytest.mark.parametrize("begin", [b"", b'{"schema": 1}\n'])

@@ -403,20 +403,20 @@ MALLORY, VICTIM = 61001, 61002
 
 @needs_root
 def test_a_link_of_another_user_is_not_followed(shared: Path) -> None:
-    mine = shared.parent / "mine"
-    mine.mkdir()
-    os.chown(mine, VICTIM, VICTIM)
+    target = shared.parent / "mine"
+    target.mkdir()
+    os.chown(target, VICTIM, VICTIM)
     for name in ("log", "log/runs"):
         shutil.rmtree(shared / "log", ignore_errors=True)
         (shared / "log").unlink(missing_ok=True)
         if "/" in name:
             (shared / "log").mkdir()
             (shared / "log").chmod(0o777)
-        assert not as_user(MALLORY, lambda name=name: (shared / name).symlink_to(mine))  # type: ignore[misc]
+        assert not as_user(MALLORY, lambda name=name: (shared / name).symlink_to(target))  # type: ignore[misc]
         said = as_user(VICTIM, lambda: launch(plan(shared, "1")))
         assert "is a link that another user has put there" in said
         assert "choose another folder with --log_dir" in said
-        assert list(mine.iterdir()) == []
+        assert list(target.iterdir()) == []
 
 
 @needs_root

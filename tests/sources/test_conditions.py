@@ -255,13 +255,13 @@ def test_what_a_host_measures_becomes_shares_of_the_time() -> None:
         LinkUse("b", 0.001, 25 << 20, 3.0, 2000, 13),
         hot._replace(strangers=(8,), ecc_errors=3),
     )
-    told = measured(first, middle, last)
-    assert told is not None
-    assert told.ranks[0] == RankConditions(0, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0, "0-1")
+    shares = measured(first, middle, last)
+    assert shares is not None
+    assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0, "0-1")
     # The read bytes of rank 1 are not known.
-    assert [one.read_bytes_per_s for one in told.ranks] == [0.0, -1.0]
-    assert told.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)
-    assert told.gpus == (GpuConditions(0, (0,), 0x04, 61.0, 1500, 2, (8,)),)
+    assert [one.read_bytes_per_s for one in shares.ranks] == [0.0, -1.0]
+    assert shares.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)
+    assert shares.gpus == (GpuConditions(0, (0,), 0x04, 61.0, 1500, 2, (8,)),)
 
 
 def test_other_ranks_and_other_peers_are_not_compared() -> None:

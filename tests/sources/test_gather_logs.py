@@ -133,11 +133,11 @@ def test_who_does_not_answer_is_left_out_and_named(tmp_path: Path) -> None:
     job.servers[2].complete()
     job.gone.add(1)
     while job.gatherer.is_busy:
-        mine = [message for node, message in job.asked if node == 2]
+        requests = [message for node, message in job.asked if node == 2]
         job.asked.clear()
-        for message in mine:
+        for message in requests:
             job.servers[2].asked(message)
-        if not mine:
+        if not requests:
             job.timers.elapse_all()
     assert job.gathered(4) == b"four"
     assert "Those of ranks 2-3 could not be gathered" in job.said[0]

@@ -137,11 +137,11 @@ def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
 
 def test_two_hosts_train_on_their_own_devices(tmp_path: Path, weights: list[float]) -> None:
     port = f"--start_port={ports.free(1)[0]}"
-    told = {"PADDLE_XCCL_BACKEND": "mlu"}
+    variables = {"PADDLE_XCCL_BACKEND": "mlu"}
 
     def begin(host: str) -> subprocess.CompletedProcess[str]:
         words = ["--ips=127.0.0.1,127.0.0.2", f"--host={host}", port, "--devices=0,1"]
-        return launch(tmp_path, "training", *words, f"--log_dir=log-{host}", **told)
+        return launch(tmp_path, "training", *words, f"--log_dir=log-{host}", **variables)
 
     with devices.on("mlu", count=4), ThreadPoolExecutor() as pool:
         ended = list(pool.map(begin, ("127.0.0.1", "127.0.0.2")))

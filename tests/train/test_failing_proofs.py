@@ -276,7 +276,7 @@ for _ in range(3):
 def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     what: str, ranks: str, tmp_path: Path
 ) -> None:
-    spoil, told = SPLITS[what]
+    spoil, sentence = SPLITS[what]
     (tmp_path / "train.py").write_text(SPLIT)
     words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
     # Our code and Paddle's are there when its import has come so far; warm ranks would not import.
@@ -285,7 +285,7 @@ def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     done = run(PYTHONS["3.3.1"], words, tmp_path, PYTHONPATH="", **spoiler)
     # If no rank can, all train as without.
     assert done.returncode == (5 if ranks == "1" else 0), done.stdout
-    assert (f"Rank 1: {told}" in done.stdout) is (ranks == "1"), done.stdout
+    assert (f"Rank 1: {sentence}" in done.stdout) is (ranks == "1"), done.stdout
 
 
 DEAF = """

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.train
 def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: str) -> None:
     script = [str(MODELS / "state.py")] if form == "file" else ["-m", "state"]
     words = (str(PYTHONS[version]), "-u", *script, "--lr=0.1", "two words")
-    found: dict[tuple[bool, int], dict[str, Any]] = {}
+    states: dict[tuple[bool, int], dict[str, Any]] = {}
     parent = guard.Guard("marker", FileLimit(1))
     try:
         for is_forked in (False, True):
@@ -47,14 +47,14 @@ def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: 
                 assert started.is_forked == is_forked, started.why_not
                 assert ended.status == (os.CLD_EXITED, rank + 5), (tmp_path / "log.0").read_text()
                 assert ended.left == ()
-                found[is_forked, rank] = json.loads(file.read_text())
+                states[is_forked, rank] = json.loads(file.read_text())
     finally:
         parent.dismiss()
-    drawn = [each.pop("drawn") for each in found.values()]
+    drawn = [each.pop("drawn") for each in states.values()]
     # No two ranks draw the same where nothing is seeded.
     assert all(len({each[at] for each in drawn}) == len(drawn) for at in range(len(drawn[0])))
     for rank in (0, 1):
-        new, forked = found[False, rank], found[True, rank]
+        new, forked = states[False, rank], states[True, rank]
         for when in ("before", "after"):
             for what in new[when]:
                 assert forked[when][what] == new[when][what], (when, what, rank)

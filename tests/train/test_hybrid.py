@@ -149,8 +149,8 @@ def test_a_hybrid_job_trains_as_one_process(
     asked = resolved(STRATEGIES[strategy])
     if name in REPAIRED and asked is None:
         asked = {}
-    told = TOLD[name][strategy == "merged"]
-    if told == "merged":
+    expected = TOLD[name][strategy == "merged"]
+    if expected == "merged":
         layout = {**layout, "merge": 2}
     python = PYTHONS["3.3.1" if place == "npu" else place]
     whole = {key: value for key, value in layout.items() if key in ("merge", "accumulate")}
@@ -175,17 +175,17 @@ def test_a_hybrid_job_trains_as_one_process(
     proofs = [evidence(tmp_path / "ours", rank) for rank in range(nranks)]
     assert [proof["failures"] for proof in proofs] == [[]] * nranks
     assert [report["updates"] for report in ranks] == [UPDATES] * nranks
-    status, words = SAID[told]
+    status, words = SAID[expected]
     for knobs in (proof["knobs"] for proof in proofs):
         assert any(words in knob["reason"] + knob["evidence"] for knob in knobs), knobs
         for knob in knobs:
             # But for what is handed to Paddle, or makes no difference.
             is_paddles = knob["evidence"].startswith("by Paddle's own")
             assert is_paddles or knob["status"] in (status, "no_difference"), knob
-    if told == "merged":
+    if expected == "merged":
         # One communication a round, in fewer parts than Paddle's.
         assert_sent(sent, ranks[0]["group"], witness, place, is_most=True)
-    if told == "at the step" and place == "npu" and strategy not in _SOME:
+    if expected == "at the step" and place == "npu" and strategy not in _SOME:
         assert_counted(proofs[0], witness, nranks)
 
 

@@ -228,11 +228,11 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     end = "fail" if is_plain else end
     done = run(PYTHONS[version], [*words, end], tmp_path, **cold)
     where = "mp 1, NPU 1" if devices.kind() else "mp 1"
-    said = {
+    sentences = {
         "fail": "fleetrun: rank 1 (mp 1) exited with 1.",
         "hang": f"Rank 1 ({where}) stands in <module> (train.py:",
     }
-    assert said[end] in done.stdout, done.stdout
+    assert sentences[end] in done.stdout, done.stdout
     # The last heartbeat was written, though a signal may have ended the rank.
     assert is_plain or re.search(r"Failed after .* and 6 steps", done.stdout), done.stdout
     assert "this is rank 1 (mp 1)" in (tmp_path / "log" / "workerlog.1").read_text()

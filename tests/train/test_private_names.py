@@ -156,16 +156,16 @@ def fault(
     if any(each != first for each in others):
         return "the ranks differ"
     heads = ("lacks here what fleetrun needs", "differs from the versions")
-    told = [note for note in result["proof"]["notes"] if any(head in note for head in heads)]
-    if bool(told) is not is_asked or any(
-        not any(text in note for text in FALLBACKS.values()) for note in told
+    notes = [note for note in result["proof"]["notes"] if any(head in note for head in heads)]
+    if bool(notes) is not is_asked or any(
+        not any(text in note for text in FALLBACKS.values()) for note in notes
     ):
-        return f"the notes are {told}"
+        return f"the notes are {notes}"
     knobs = {each["name"]: each for each in result["proof"]["knobs"]}
     is_merged = knobs["gradient_merge"]["status"] == "effective"
     if not is_merged and not knobs["gradient_merge"]["reason"].startswith("in this Paddle "):
         return f"the table says {knobs}"
-    if is_static and not any(FALLBACKS[STRATEGY] in note for note in told):
+    if is_static and not any(FALLBACKS[STRATEGY] in note for note in notes):
         # Paddle's own merging; where programs cannot be looked at, nobody has counted it.
         is_merged = True
     expected = merged if is_merged else plain

@@ -65,15 +65,15 @@ def part(known: dict[str, Any], name: str) -> Any:
 
 
 def test_paddle_knows_each_field_and_part(paddle: tuple[str, dict[str, Any]]) -> None:
-    version, found = paddle
-    assert {*ours(version, "strategy")} <= found.keys()
+    version, fields = paddle
+    assert {*ours(version, "strategy")} <= fields.keys()
     for name, field in ours(version, "strategy").items():
         if field.keys:
-            assert all(part(found[name], key.name) is not None for key in keys(version, field)), (
+            assert all(part(fields[name], key.name) is not None for key in keys(version, field)), (
                 name
             )
     for section in _SECTIONS:
-        assert {*ours(version, section)} <= found.get(section, {}).keys()
+        assert {*ours(version, section)} <= fields.get(section, {}).keys()
 
 
 def test_no_field_of_paddle_s_build_or_execution_strategy_is_missing(

@@ -74,13 +74,13 @@ def kinds(plain: list[dict[str, Any]]) -> list[str]:
 def assert_same(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
     """Compare each kind of OURS with PLAIN, rank by rank, and the ranks with each other."""
     for rank, report in enumerate(ours):
-        for name, found in report.items():
+        for name, kind in report.items():
             expected = plain[min(rank, 1)][TWINS.get(name, name)]
-            assert found["weights"] == ours[0][name]["weights"], (rank, name)
+            assert kind["weights"] == ours[0][name]["weights"], (rank, name)
             for what in ("weights", "running", "averaged", "scale", "updates"):
                 if what in expected:
                     near = pytest.approx(expected[what], abs=1e-6)
-                    assert found[what] == near, (rank, name, what)
+                    assert kind[what] == near, (rank, name, what)
 
 
 def dense(report: dict[str, Any], name: str) -> list[int]:
@@ -166,15 +166,15 @@ build_strategy: {fuse_all_optimizer_ops: true}
     # These Paddle's own reducer cannot train: they are compared with one process.
     train_kinds.assert_as_alone(trained[0], ranks, chosen)
     ranks = [
-        {name: found for name, found in report.items() if name not in chosen} for report in ranks
+        {name: kind for name, kind in report.items() if name not in chosen} for report in ranks
     ]
     assert ranks[0].keys() == {*plain[0], *TWINS}
     assert_same(plain, ranks)
-    for name, found in ranks[0].items():
+    for name, kind in ranks[0].items():
         if name == "fitted":
             # Nobody comes in between Paddle's own loop and its backward.
             continue
-        sizes, last = dense(ranks[0], name), found["summed"][-1]
+        sizes, last = dense(ranks[0], name), kind["summed"][-1]
         if not last and len(sizes) <= 3:
             # One bucket is Paddle's own, too, and its reducer may stay.
             continue
@@ -206,14 +206,14 @@ strategy:
         # One gradient in each.
         buckets = dense(ranks[0], name)
         for rank, report in enumerate(ranks):
-            found, leads = report[name], rank in {0, 2}
+            kind, leads = report[name], rank in {0, 2}
             # The communicators take turns, and none waits for the other.
-            assert sorted(found["summed"][-1]) == (sorted(buckets) if leads else []), name
-            assert found["groups"] == (2 if leads else 0)
-            steps = len(found["summed"])
-            assert found["reduced"] == found["broadcast"] == steps * len(buckets), name
+            assert sorted(kind["summed"][-1]) == (sorted(buckets) if leads else []), name
+            assert kind["groups"] == (2 if leads else 0)
+            steps = len(kind["summed"])
+            assert kind["reduced"] == kind["broadcast"] == steps * len(buckets), name
             # On devices it is streams that wait.
-            assert found["waited"] == 0 or devices.kind()
+            assert kind["waited"] == 0 or devices.kind()
 
 
 def test_an_incomplete_group_and_one_allreduce_at_a_time_sum_merged_gradients(
@@ -234,13 +234,13 @@ strategy:
     assert_same(plain, ranks)
     for name in ranks[0]:
         for rank, report in enumerate(ranks):
-            found, leads = report[name], rank in {0, 3}
-            made = [sizes for sizes in found["summed"] if sizes]
+            kind, leads = report[name], rank in {0, 3}
+            made = [sizes for sizes in kind["summed"] if sizes]
             # Three updates; who leads no group takes no part in the second level.
             assert len(made) == (3 if leads else 0)
             # The last rank is a group by itself.
-            assert (found["reduced"] == found["broadcast"] == 0) is (rank == 3)
-            assert found["waited"] == sum(map(len, made)) + found["reduced"] + found["broadcast"]
+            assert (kind["reduced"] == kind["broadcast"] == 0) is (rank == 3)
+            assert kind["waited"] == sum(map(len, made)) + kind["reduced"] + kind["broadcast"]
             if leads:
                 sizes = dense(report, name)
                 # The gradients that fit into it; or the last one, which alone is larger.

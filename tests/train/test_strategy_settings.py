@@ -173,9 +173,9 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     assert proof["ranks_equal"] is other["ranks_equal"] is True
     assert proof["counts"]["parameters_compared"] == 5
 
-    told = knobs(proof)
-    assert set(told) == {*ASKED, *BUILD}, "everything that was asked for is answered"
-    own = {name for name, knob in told.items() if knob["status"] == "script"}
+    verdicts = knobs(proof)
+    assert set(verdicts) == {*ASKED, *BUILD}, "everything that was asked for is answered"
+    own = {name for name, knob in verdicts.items() if knob["status"] == "script"}
     assert own == {
         "fuse_grad_size_in_MB",
         "fuse_grad_size_in_num",
@@ -188,13 +188,13 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         "recompute_configs": {"checkpoints": ["mine"]},
         "fuse_relu_depthwise_conv": False,
     }
-    assert told["fuse_grad_size_in_MB"]["in_effect"] == 4
-    assert told["asp"]["status"] == "refused"
-    assert told["find_unused_parameters"]["status"] == "effective"
-    assert told["localsgd"]["status"] == "no_difference"
-    assert told["lars"]["status"] == told["amp_configs"]["status"] == "no_effect"
-    assert "auto_cast" in told["amp"]["reason"]
-    assert "dygraph" in told["fuse_elewise_add_act_ops"]["reason"]
+    assert verdicts["fuse_grad_size_in_MB"]["in_effect"] == 4
+    assert verdicts["asp"]["status"] == "refused"
+    assert verdicts["find_unused_parameters"]["status"] == "effective"
+    assert verdicts["localsgd"]["status"] == "no_difference"
+    assert verdicts["lars"]["status"] == verdicts["amp_configs"]["status"] == "no_effect"
+    assert "auto_cast" in verdicts["amp"]["reason"]
+    assert "dygraph" in verdicts["fuse_elewise_add_act_ops"]["reason"]
 
     # A subclass that calls its base, and minimize, count once; the stop comes at the fourth.
     assert proof["updates"] == other["updates"] == 4

@@ -186,7 +186,7 @@ def test_a_killed_trainer_resumes_from_its_last_whole_checkpoint(
     library: str, option: str, word: str, tmp_path: Path
 ) -> None:
     options = ["--max_restart=1", "--nproc_per_node=2", option, "--strategy=recommended"]
-    found = []
+    endings = []
     for name, kill_at in (("undisturbed", 0), ("killed", 7)):
         folder = tmp_path / name
         folder.mkdir()
@@ -198,10 +198,10 @@ def test_a_killed_trainer_resumes_from_its_last_whole_checkpoint(
         script = words(library, "--save_steps=3", word, f"--kill_at={kill_at}")
         done = launched(library, folder, *options, *script)
         assert done.returncode == 0, done.stdout + done.stderr
-        found.append(weights(done.stdout))
+        endings.append(weights(done.stdout))
         begins = re.findall(r"^begins with (?:\S*/)?(\S+)", done.stdout, re.MULTILINE)
         assert begins == (["None", "checkpoint-6"] if kill_at else ["None"])
-    assert found[0] == found[1]
+    assert endings[0] == endings[1]
 
 
 CONFIG = """

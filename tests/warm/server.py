@@ -111,20 +111,20 @@ class _Server:
             finally:
                 for pidfd in exits:
                     os.close(pidfd)
-            for one in ready:
-                if one == 0:
+            for descriptor in ready:
+                if descriptor == 0:
                     self._end()
                     return None
-                if one == source:
+                if descriptor == source:
                     wanted = self._receive()
                     if wanted is not None and not self._fork(wanted):
                         return wanted
-                elif one in exits:
-                    self._tell(exits[one])
-                elif callers[one] in self._children:
+                elif descriptor in exits:
+                    self._tell(exits[descriptor])
+                elif callers[descriptor] in self._children:
                     # The process that stands for the rank is gone; the rank goes, too.
-                    os.kill(callers[one], signal.SIGKILL)
-                    self._tell(callers[one])
+                    os.kill(callers[descriptor], signal.SIGKILL)
+                    self._tell(callers[descriptor])
 
     def _fork(self, wanted: Wanted) -> int:
         """Fork a rank; return its pid, 0 in itself."""
@@ -263,12 +263,12 @@ def main() -> None:
         flags = _flags(wanted)
         if flags not in _SETTINGS:
             return wanted
-        found = [each for each in importers if each.flags == flags]
-        if not found:
+        importer = [each for each in importers if each.flags == flags]
+        if not importer:
             # Some test runs need none.
-            found = [_Importer(flags)]
-            importers.extend(found)
-        found[0].fork(text, wanted)
+            importer = [_Importer(flags)]
+            importers.extend(importer)
+        importer[0].fork(text, wanted)
         return None
 
     wanted = _Server(listener, receive).serve()

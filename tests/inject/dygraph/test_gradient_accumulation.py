@@ -188,12 +188,12 @@ def test_a_bad_batch_may_be_read_and_cleared_before_gradients_are_clipped(
     version: str, way: str, weights: list[float] | None, tmp_path: Path
 ) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    told, said = alone(version, tmp_path, SKIPPING, {"strategy": asked}, way)
+    proof, output = alone(version, tmp_path, SKIPPING, {"strategy": asked}, way)
     # What is added, or scaled in each step, may be another batch's.
-    assert ("gradients that are put together from several backwards" in said) is (weights is None)
+    assert ("gradients that are put together from several backwards" in output) is (weights is None)
     if weights is not None:
-        assert json.loads(said.split("weight ")[1]) == pytest.approx(weights, abs=1e-3)
-        assert told["updates"] == 2
+        assert json.loads(output.split("weight ")[1]) == pytest.approx(weights, abs=1e-3)
+        assert proof["updates"] == 2
 
 
 TWO_OPTIMIZERS = """
@@ -252,11 +252,11 @@ def test_what_a_script_does_to_gradients_counts_once_in_each_update(
 @pytest.mark.parametrize("version", PYTHONS)
 def test_what_is_done_behind_the_parameters_is_seen(version: str, way: str, tmp_path: Path) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    told, said = alone(version, tmp_path, BY_HAND, {"strategy": asked}, way)
-    changes = [note for note in told["notes"] if "changes gradients between" in note]
+    proof, output = alone(version, tmp_path, BY_HAND, {"strategy": asked}, way)
+    changes = [note for note in proof["notes"] if "changes gradients between" in note]
     assert bool(changes) == (way == "held")
-    assert ("merged gradients have changed after a step" in said) == (way == "zero_held")
-    assert told["updates"] == (0 if way == "zero_held" else 2)
+    assert ("merged gradients have changed after a step" in output) == (way == "zero_held")
+    assert proof["updates"] == (0 if way == "zero_held" else 2)
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -86,19 +86,19 @@ def model(group: Any, copies: Any) -> Any:
     own = EXPERTS // SHARES
     first = own * (group.rank if group else 0)
     experts = nn.LayerList([Expert(first + number) for number in range(own)])
-    for each in experts.parameters():
+    for parameter in experts.parameters():
         if copies:
-            each.color = {"color": "moe_expert", "group": copies}
+            parameter.color = {"color": "moe_expert", "group": copies}
         # Else fleet gives all ranks the first one's.
-        each.no_sync = group is not None
+        parameter.no_sync = group is not None
         # Of each rank's loss, which is the mean of its own rows.
-        each.register_hook(lambda gradient: gradient / SHARES)
+        parameter.register_hook(lambda gradient: gradient / SHARES)
     layer = moe.MoELayer(WIDTH, experts, gate={"type": "naive", "top_k": 2}, moe_group=group)
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2))
     fixed = np.random.RandomState(99)
-    for name, each in net.named_parameters():
+    for name, parameter in net.named_parameters():
         if "experts" not in name:
-            each.set_value((fixed.randn(*each.shape) * 0.3).astype("float32"))
+            parameter.set_value((fixed.randn(*parameter.shape) * 0.3).astype("float32"))
     return net
 
 

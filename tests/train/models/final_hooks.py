@@ -80,27 +80,27 @@ def train(model: Any, ranks: list[int]) -> dict[str, Any]:
     own_steps = MICRO if merges and is_alone else 1
     dtypes = set()
     # No optimizer of CPUs has 16 bits.
-    by_hand = [each.astype("float32").numpy() for each in parameters]
+    by_hand = [parameter.astype("float32").numpy() for parameter in parameters]
     for number, batch in enumerate(batches(ranks), 1):
         eager._add_backward_final_hook(lambda: replaced(parameters))
         out = model(batch)
         # Where 16 bits hold it exactly.
         loss = out.sum() / len(batch) if is_half else (out**2).mean()
         (loss / own_steps).backward()
-        dtypes |= {str(each.grad.dtype).rpartition(".")[2] for each in parameters}
+        dtypes |= {str(parameter.grad.dtype).rpartition(".")[2] for parameter in parameters}
         if number % own_steps:
             continue
         if not (is_half or is_alone):
             optimizer.step()
             optimizer.clear_grad()
             continue
-        for place, each in enumerate(parameters):
-            by_hand[place] = by_hand[place] - 0.125 * each.grad.numpy()
+        for place, parameter in enumerate(parameters):
+            by_hand[place] = by_hand[place] - 0.125 * parameter.grad.numpy()
             if not is_half:
-                each.set_value(by_hand[place])
-            each.clear_gradient(set_to_zero=False)
-    found = by_hand if is_half else [each.numpy() for each in parameters]
-    weights = [float(value) for each in found for value in each.ravel()]
+                parameter.set_value(by_hand[place])
+            parameter.clear_gradient(set_to_zero=False)
+    found = by_hand if is_half else [parameter.numpy() for parameter in parameters]
+    weights = [float(value) for array in found for value in array.ravel()]
     return {"weights": weights, "dtypes": sorted(name.lower() for name in dtypes)}
 
 

@@ -62,15 +62,15 @@ def layers(*, parallel: bool) -> list[Any]:
 
 def fill(made: list[Any], mp_rank: int | None) -> dict[str, Any]:
     """Give the parameters of MADE, all layers with None for those elsewhere, their values."""
-    found = {}
+    drawn = {}
     for prefix, layer in zip(("up", "", "down", "norm", "", "head"), made, strict=True):
         if layer is None or not prefix:
             continue
         for end, each in (("w", layer.weight), ("b", layer.bias)):
             name = f"{prefix}.{end}"
             each.set_value(part(name, WHOLE[name], mp_rank))
-            found[name] = each
-    return found
+            drawn[name] = each
+    return drawn
 
 
 def optimizer_of(parameters: Any) -> Any:

@@ -254,12 +254,12 @@ def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
     def spoil(_optimizer: Any, number: int) -> None:
         counts.append(number)
         if len(counts) == 2 and rank == int(bad_rank):
-            found = [each for known, each in model.named_parameters() if known.endswith(name)]
-            each = getattr(found[0], "fw_storage", found[0])
+            found = [value for known, value in model.named_parameters() if known.endswith(name)]
+            parameter = getattr(found[0], "fw_storage", found[0])
             if waits:
-                waiting.append(lambda: each.set_value(each.numpy() + 1e-2))
+                waiting.append(lambda: parameter.set_value(parameter.numpy() + 1e-2))
             else:
-                each.set_value(each.numpy() + 1e-2)
+                parameter.set_value(parameter.numpy() + 1e-2)
 
     # Before the comparison, which comes after the updates 1 and 3, and 2 with `auto`.
     counted._after.insert(0, spoil)

@@ -297,15 +297,15 @@ def sharpness() -> None:
         parts.append(batch)
         if not is_due(number):
             continue
-        for each in parts:
-            share(square(model(each))).backward()
+        for part in parts:
+            share(square(model(part))).backward()
         with paddle.no_grad():
             moves = [0.05 * parameter.grad for parameter in net.parameters()]
             for parameter, move in zip(net.parameters(), moves, strict=True):
                 parameter.set_value(parameter + move)
         optimizer.clear_grad()
-        for each in parts:
-            share(square(model(each))).backward()
+        for part in parts:
+            share(square(model(part))).backward()
         with paddle.no_grad():
             for parameter, move in zip(net.parameters(), moves, strict=True):
                 parameter.set_value(parameter - move)
@@ -569,17 +569,17 @@ def thinned() -> None:
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
     masks = [(paddle.arange(each.size) % 3 != 0).reshape(each.shape) for each in net.parameters()]
-    masks = [each.astype("float32") for each in masks]
+    masks = [mask.astype("float32") for mask in masks]
     for number, batch in enumerate(batches(6)):
         share(square(model(batch))).backward()
         if is_due(number):
             with paddle.no_grad():
-                for each, mask in zip(net.parameters(), masks, strict=True):
-                    each.grad.multiply_(mask)
+                for parameter, mask in zip(net.parameters(), masks, strict=True):
+                    parameter.grad.multiply_(mask)
             step(optimizer)
             with paddle.no_grad():
-                for each, mask in zip(net.parameters(), masks, strict=True):
-                    each.multiply_(mask)
+                for parameter, mask in zip(net.parameters(), masks, strict=True):
+                    parameter.multiply_(mask)
     say("thinned", [net], Meter())
 
 

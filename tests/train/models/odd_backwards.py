@@ -73,13 +73,13 @@ def train(way: str, net: Any, model: Any, ranks: list[int], *, is_odd: Callable[
             odd = ""
         if way == "frozen":
             # As the other model of a GAN does for a while.
-            for each in net.parameters():
-                each.stop_gradient = True
+            for parameter in net.parameters():
+                parameter.stop_gradient = True
             model(batch)
             batch.stop_gradient = False
             (model(batch) ** 2).mean().backward()
-            for each in net.parameters():
-                each.stop_gradient = False
+            for parameter in net.parameters():
+                parameter.stop_gradient = False
         with meter.running():
             (model(batch.detach(), odd) ** 2).mean().backward()
         optimizer.step()

@@ -26,23 +26,23 @@ class Descent:
 
     def step(self) -> None:
         """Update the parameters."""
-        for each in self.parameters:
+        for parameter in self.parameters:
             if os.environ.get("KERNELS"):
-                kernels.sgd_(each, paddle.to_tensor([0.1]), each.grad, None, False)  # noqa: FBT003
+                kernels.sgd_(parameter, paddle.to_tensor([0.1]), parameter.grad, None, False)  # noqa: FBT003
             else:
-                each.set_value(each - 0.1 * each.grad)
-            each.clear_gradient()
+                parameter.set_value(parameter - 0.1 * parameter.grad)
+            parameter.clear_gradient()
 
 
 def train(net: Any, model: Any, ranks: list[int]) -> list[bool]:
     """Train; return whether there was evidence after each backward."""
-    optimizer, told = Descent(net.parameters()), []
+    optimizer, were_complete = Descent(net.parameters()), []
     for _, batch in zip(range(4), batches(ranks, 4, 8), strict=False):
         (model(batch) ** 2).mean().backward()
         path = Path(os.environ["FLEETRUN_RECORDS"])
-        told.append(path.exists() and '"complete": true' in path.read_text())
+        were_complete.append(path.exists() and '"complete": true' in path.read_text())
         optimizer.step()
-    return told
+    return were_complete
 
 
 net, alone = twins(lambda: nn.Linear(8, 4))

@@ -47,11 +47,11 @@ def wgan_gp(
         optimizers[1].clear_grad()
         if number % 3:
             continue
-        for each in critic.parameters() if freezes else ():
-            each.stop_gradient = True
+        for parameter in critic.parameters() if freezes else ():
+            parameter.stop_gradient = True
         (-critic(maker(draw())).mean()).backward()
-        for each in critic.parameters() if freezes else ():
-            each.stop_gradient = False
+        for parameter in critic.parameters() if freezes else ():
+            parameter.stop_gradient = False
         optimizers[0].step()
         optimizers[0].clear_grad()
         optimizers[1].clear_grad()

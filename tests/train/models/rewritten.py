@@ -102,13 +102,13 @@ def swapped(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> No
     once(model, batch)
     optimizer.step()
     optimizer.clear_grad()
-    kept = [each.detach().clone() for each in parameters]
-    for each in parameters:
-        each.set_value(0.5 * each)
+    kept = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.set_value(0.5 * parameter)
     with paddle.no_grad():
         model(batch)
-    for each, weight in zip(parameters, kept, strict=True):
-        each.set_value(weight)
+    for parameter, weight in zip(parameters, kept, strict=True):
+        parameter.set_value(weight)
 
 
 def frozen(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
@@ -116,13 +116,13 @@ def frozen(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> Non
     once(model, batch)
     optimizer.step()
     optimizer.clear_grad()
-    for each in parameters:
-        each.stop_gradient = True
+    for parameter in parameters:
+        parameter.stop_gradient = True
     batch.stop_gradient = False
     once(model, batch)
     batch.stop_gradient = True
-    for each in parameters:
-        each.stop_gradient = False
+    for parameter in parameters:
+        parameter.stop_gradient = False
 
 
 def train(

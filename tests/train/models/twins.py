@@ -95,11 +95,11 @@ class ByHand:
     def step(self) -> None:
         """Add up the gradients; update with the last ones."""
         self.steps += 1
-        for place, each in enumerate(self.parameters):
-            if each.grad is not None:
-                self.sums[place] = self.sums[place] + each.grad.numpy()
+        for place, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                self.sums[place] = self.sums[place] + parameter.grad.numpy()
             if self.steps % self.merged == 0:
-                each.set_value(each.numpy() - self.rate * self.sums[place])
+                parameter.set_value(parameter.numpy() - self.rate * self.sums[place])
                 self.sums[place] = 0.0
 
     def clear_grad(self) -> None:

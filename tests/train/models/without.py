@@ -34,11 +34,11 @@ AT_ONCE = 6
 
 def owner_of(name: Any) -> tuple[Any, str]:
     """Return what holds the private NAME, and its last part."""
-    found: Any = sys.modules[name.module]
+    owner: Any = sys.modules[name.module]
     *path, last = name.path.split(".")
     for part in path:
-        found = next(getattr(found, one) for one in part.split("|") if hasattr(found, one))
-    kinds = found.__mro__ if isinstance(found, type) else [found]
+        owner = next(getattr(owner, one) for one in part.split("|") if hasattr(owner, one))
+    kinds = owner.__mro__ if isinstance(owner, type) else [owner]
     return next(kind for kind in kinds if last in vars(kind)), last
 
 
@@ -190,38 +190,38 @@ def end(pids: list[int], folder: Path) -> dict[str, Any]:
     """Wait for PIDS; return how they have ended, and what the ranks report."""
     codes = wait(pids)
     first = folder / "0"
-    found: dict[str, Any] = {"codes": codes, "said": (first / "stderr").read_text()}
+    result: dict[str, Any] = {"codes": codes, "said": (first / "stderr").read_text()}
     if not any(codes):
-        found["numbers"] = [
+        result["numbers"] = [
             json.loads((folder / str(rank) / "numbers").read_text()) for rank in range(len(pids))
         ]
     if (first / "proof").exists():
-        found["proof"] = rankfile.last(str(first / "proof"), rankfile.STRATEGY, 0)
-    return found
+        result["proof"] = rankfile.last(str(first / "proof"), rankfile.STRATEGY, 0)
+    return result
 
 
 def run(cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """Train all CASES, some at a time: they mostly wait for connections."""
-    found = []
+    results = []
     for start in range(0, len(cases), AT_ONCE):
         begun = [
             (folder / str(place), begin(case, folder / str(place)))
             for place, case in enumerate(cases[start : start + AT_ONCE], start)
         ]
-        found += [end(pids, each) for each, pids in begun]
-    return found
+        results += [end(pids, each) for each, pids in begun]
+    return results
 
 
 def main() -> None:
     """Run all cases of the file that is named first; write to the one that is named second."""
     source, target = map(Path, sys.argv[1:])
     cases = json.loads(source.read_text())
-    found = run(cases, target.parent / "armed")
-    failed = [place for place, each in enumerate(found) if any(each["codes"])]
+    results = run(cases, target.parent / "armed")
+    failed = [place for place, each in enumerate(results) if any(each["codes"])]
     alone = run([{**cases[place], "is_armed": False} for place in failed], target.parent / "alone")
     for place, each in zip(failed, alone, strict=True):
-        found[place]["alone"] = each["codes"]
-    target.write_text(json.dumps(found))
+        results[place]["alone"] = each["codes"]
+    target.write_text(json.dumps(results))
 
 
 main()
