@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from checkout import environ
-from processes import MARKER, Job, assert_no_survivors, piped
+from checkout import ROOT, environ
+from processes import MARKER, Job, assert_no_survivors
 from waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
+DRIVER = str(ROOT / "tests" / "process" / "driver.py")
 
 
 def fleetrun(
@@ -39,7 +41,61 @@ def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess
     return subprocess.Popen(argv, cwd=folder, **{**pipes, **popen})  # pyright: ignore[reportReturnType]
 
 
-class Command(Job):
+class Ended(NamedTuple):
+    """How a launcher ended: its code, what ranks showed, and what it said itself."""
+
+    code: int
+    out: bytes
+    said: str
+
+
+class Launcher(Job):
+    """What starts the launcher `argv` in FOLDER, and waits for its end."""
+
+    argv: list[str]
+    # How long what a job that fails leaves may live on.
+    leeway_s = 5.0
+
+    def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment of the launcher."""
+        return environ(**{MARKER: self.marker, **(env or {})})
+
+    def start(
+        self,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        **popen: Any,
+    ) -> subprocess.Popen[bytes]:
+        """Start the launcher; its standard output and error are pipes unless POPEN says else."""
+        usual = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "env": self.environ(env),
+            "cwd": self.folder,
+        }
+        return subprocess.Popen([*prefix, *self.argv], **{**usual, **popen})  # pyright: ignore[reportReturnType] - nobody asks for text
+
+    def run(self, **popen: Any) -> Ended:
+        """Run the launcher to its end; nobody may be left."""
+        return self.finish(self.start(**popen))
+
+    def finish(self, process: subprocess.Popen[bytes], seconds: float = LONG_S) -> Ended:
+        """Wait for the end of a started launcher; nobody may be left."""
+        try:
+            out, err = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+            process.wait()
+            # Where a signal has ended the launcher itself, the guard or an orphan needs a moment.
+            if process.returncode < 0:
+                assert_no_survivors(self.marker)
+            else:
+                assert_no_survivors(self.marker, self.leeway_s if process.returncode else 0.0)
+        return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
+
+
+class Command(Launcher):
     """`fleetrun --nproc_per_node=RANKS OPTIONS script` in FOLDER.
 
     The script is shell text; a rank knows its number as $PADDLE_TRAINER_ID, which is $R for short.
@@ -63,19 +119,6 @@ class Command(Job):
         made.argv[-1] = str(script)
         return made
 
-    def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of the launcher."""
-        return environ(**{MARKER: self.marker, **(env or {})})
-
-    def start(
-        self,
-        prefix: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        **popen: Any,
-    ) -> subprocess.Popen[bytes]:
-        """Start the launcher; its standard output and error are pipes unless POPEN says else."""
-        return piped([*prefix, *self.argv], self.environ(env), self.folder, **popen)
-
     def detach(self) -> subprocess.CompletedProcess[str]:
         """Start the launcher in the background, and return what it has said in front."""
         self.argv.insert(len(FLEETRUN), "--detach")
@@ -89,33 +132,20 @@ class Command(Job):
             timeout=LONG_S,
         )
 
-    def run(self, **popen: Any) -> Ended:
-        """Run the launcher to its end; nobody may be left."""
-        return self.finish(self.start(**popen))
 
-    def finish(self, process: subprocess.Popen[bytes], seconds: float = LONG_S) -> Ended:
-        """Wait for the end of a started launcher; nobody may be left."""
-        try:
-            out, err = process.communicate(timeout=seconds)
-        finally:
-            process.kill()
-            process.wait()
-            # Where a signal has ended the launcher itself, the guard or an orphan needs a moment.
-            if process.returncode < 0:
-                assert_no_survivors(self.marker)
-            else:
-                assert_no_survivors(self.marker, 5.0 if process.returncode else 0.0)
-        return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
+class Driven(Launcher):
+    """The supervisor alone, with shell COMMANDS as ranks, and what else driver.py may be told."""
+
+    leeway_s = 0.0
+
+    def __init__(self, folder: Path, *commands: str | list[str], **wanted: object) -> None:
+        super().__init__(folder)
+        argvs = [["sh", "-c", one] if isinstance(one, str) else one for one in commands]
+        spec = folder / f"{self.marker}.json"
+        spec.write_text(json.dumps({"commands": argvs, "folder": str(folder), **wanted}))
+        self.argv = [sys.executable, DRIVER, str(spec)]
 
 
 def process_in_background(said: str) -> int:
     """Return the process that the job is SAID to be."""
     return int(said.partition("in the background as process ")[2].partition(":")[0])
-
-
-class Ended(NamedTuple):
-    """How a launcher ended: its code, what ranks showed, and what it said itself."""
-
-    code: int
-    out: bytes
-    said: str

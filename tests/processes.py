@@ -6,16 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from waiting import LONG_S, until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from waiting import until
 
 MARKER = "FLEETRUN_TEST_MARKER"
 # Less than the minute for which ranks of tests sleep: what ends by itself would not be noticed.
@@ -77,26 +73,6 @@ def assert_no_survivors(marker: str, seconds: float = _GONE_S) -> None:
         raise AssertionError(message) from None
 
 
-DRIVER = Path(__file__).parent / "process" / "driver.py"
-
-
-def piped(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    folder: Path,
-    **popen: Any,
-) -> subprocess.Popen[bytes]:
-    """Start ARGV in FOLDER; its standard output and error are pipes unless POPEN says else."""
-    usual: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-    }
-    return subprocess.Popen(  # pyright: ignore[reportReturnType] - nobody asks for text
-        argv, env=env, cwd=folder, **{**usual, **popen}
-    )
-
-
 class Job:
     """What the launches in a folder leave there; their processes are under a fresh marker."""
 
@@ -120,40 +96,3 @@ class Job:
             return []
         # While it is written, a reader may see half of the last line, which is none.
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
-
-
-class Launch(Job):
-    """A launcher in a process of its own, running shell commands as ranks."""
-
-    def __init__(self, folder: Path, *commands: str | list[str], **wanted: object) -> None:
-        super().__init__(folder)
-        argvs = [["sh", "-c", one] if isinstance(one, str) else one for one in commands]
-        document = {"commands": argvs, "folder": str(folder), **wanted}
-        self._spec = folder / f"{self.marker}.json"
-        self._spec.write_text(json.dumps(document))
-
-    def start(
-        self,
-        prefix: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        **popen: Any,
-    ) -> subprocess.Popen[bytes]:
-        """Start the launcher; its standard output and error are pipes unless POPEN says else."""
-        argv = [*prefix, sys.executable, str(DRIVER), str(self._spec)]
-        whole = {**os.environ, MARKER: self.marker, **(env or {})}
-        return piped(argv, whole, self.folder, **popen)
-
-    def run(self, **popen: Any) -> subprocess.CompletedProcess[bytes]:
-        """Run the launcher to its end; nobody may be left."""
-        return self.finish(self.start(**popen))
-
-    def finish(
-        self, process: subprocess.Popen[bytes], seconds: float = LONG_S
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Wait for the end of a started launcher; nobody may be left."""
-        try:
-            out, err = process.communicate(timeout=seconds)
-        finally:
-            process.kill()
-        assert_no_survivors(self.marker, 0.0)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)

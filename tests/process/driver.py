@@ -2,7 +2,7 @@
 
 SPEC: {"commands": [[argv...], ...], "folder": "...", "grace_s": 1, "max_restarts": 0,
 "essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "...",
-"strategy": {...}, "generations": [[[argv...], ...], ...], "gathering": "later"}
+"strategy": {...}, "generations": [[[argv...], ...], ...], "gathering": "later", "patience_s": 10}
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
 from fleetrun.run.gathering import Gathering
 from fleetrun.run.observers import ObservedJob, Sink, Source
+from fleetrun.sinks import console
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.rundir import RunDirectory
@@ -221,6 +222,7 @@ class DrivenJob(ObservedJob):
 def main(path: str) -> int:
     """Run the plan of the file PATH and return its exit code."""
     wanted = json.loads(Path(path).read_text())
+    console._TIMEOUT_S = wanted.get("patience_s", console._TIMEOUT_S)
     supervisor = Supervisor(Hosts(partial(plan, wanted), wanted), DrivenJob(wanted))
     try:
         return supervisor.run().exit_code

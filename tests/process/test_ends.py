@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from processes import Launch, assert_no_survivors, survivors
+from commandline import Driven
+from processes import assert_no_survivors, survivors
 from waiting import LONG_S, until
 
 from fleetrun.run.policy import REPEAT_S
@@ -22,34 +23,30 @@ if TYPE_CHECKING:
 IGNORE_TERM = "trap '' TERM INT HUP; touch ready{rank}; while :; do sleep 60; done"
 
 
-def text(output: bytes) -> str:
-    return output.decode(errors="replace")
-
-
 def test_s12_success_is_0_and_leaves_nothing(tmp_path: Path) -> None:
-    done = Launch(tmp_path, "echo hi", "echo ho").run()
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"hi\n", b"")
+    done = Driven(tmp_path, "echo hi", "echo ho").run()
+    assert (done.code, done.out, done.said) == (0, b"hi\n", "")
 
 
 def test_s13_the_culprits_code_comes_back_and_the_rest_die(tmp_path: Path) -> None:
-    done = Launch(tmp_path, "sleep 60", "sleep 60", "exit 17", "sleep 60").run()
-    assert done.returncode == 17
-    assert "rank 2 exited with 17" in text(done.stderr)
-    assert "ranks 0-1, 3 were stopped" in text(done.stderr)
+    done = Driven(tmp_path, "sleep 60", "sleep 60", "exit 17", "sleep 60").run()
+    assert done.code == 17
+    assert "rank 2 exited with 17" in done.said
+    assert "ranks 0-1, 3 were stopped" in done.said
 
 
 @pytest.mark.parametrize(("name", "code"), [("KILL", 137), ("SEGV", 139), ("ABRT", 134)])
 def test_s14_s15_death_by_signal_is_128_and_the_signal(
     tmp_path: Path, name: str, code: int
 ) -> None:
-    done = Launch(tmp_path, "sleep 60", f"ulimit -c 0; kill -{name} $$").run()
-    assert done.returncode == code
-    assert f"rank 1 was killed by SIG{name}" in text(done.stderr)
+    done = Driven(tmp_path, "sleep 60", f"ulimit -c 0; kill -{name} $$").run()
+    assert done.code == code
+    assert f"rank 1 was killed by SIG{name}" in done.said
 
 
 def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> None:
     # The launcher sleeps while both die, so it learns of both deaths in one moment.
-    job = Launch(
+    job = Driven(
         tmp_path,
         "touch ready0; until [ -e go0 ]; do sleep 0.01; done; exit 5",
         "touch ready1; until [ -e go1 ]; do sleep 0.01; done; exit 6",
@@ -63,11 +60,11 @@ def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> 
         until(lambda rank=rank: is_zombie(pids[rank]))  # type: ignore[misc]
     os.kill(launcher.pid, signal.SIGCONT)
     done = job.finish(launcher)
-    assert done.returncode == 6
-    assert re.search(r"rank 0 exited with 5 \d+\.\d s later", text(done.stderr))
+    assert done.code == 6
+    assert re.search(r"rank 0 exited with 5 \d+\.\d s later", done.said)
 
 
-def started(job: Launch, count: int) -> list[dict[str, object]]:
+def started(job: Driven, count: int) -> list[dict[str, object]]:
     def now() -> list[dict[str, object]]:
         try:
             return [event for event in job.events() if event["event"] == "started"]
@@ -85,25 +82,25 @@ def is_zombie(pid: object) -> bool:
 
 def test_s18_the_culprits_traceback_is_the_end_of_the_console(tmp_path: Path) -> None:
     script = "import time; print('x' * 50); raise ValueError('bad batch')"
-    done = Launch(tmp_path, "sleep 60", ["python3", "-c", script]).run()
-    assert done.returncode == 1
-    assert "Traceback (most recent call last)" in text(done.stderr)
-    assert "ValueError: bad batch" in text(done.stderr)
-    assert "workerlog.1" in text(done.stderr)
+    done = Driven(tmp_path, "sleep 60", ["python3", "-c", script]).run()
+    assert done.code == 1
+    assert "Traceback (most recent call last)" in done.said
+    assert "ValueError: bad batch" in done.said
+    assert "workerlog.1" in done.said
 
 
 def test_what_rank_0_said_is_not_said_twice(tmp_path: Path) -> None:
-    done = Launch(tmp_path, "echo alas; exit 3").run(stderr=subprocess.STDOUT)
-    assert done.returncode == 3
-    assert done.stdout.count(b"alas") == 1
+    done = Driven(tmp_path, "echo alas; exit 3").run(stderr=subprocess.STDOUT)
+    assert done.code == 3
+    assert done.out.count(b"alas") == 1
 
 
 def test_who_reads_errors_elsewhere_reads_there_what_rank_0_said(tmp_path: Path) -> None:
     """As with `fleetrun train.py > out.txt` at a terminal."""
     with open(tmp_path / "out.txt", "wb") as out:
-        done = Launch(tmp_path, "echo alas; exit 3").run(stdout=out)
+        done = Driven(tmp_path, "echo alas; exit 3").run(stdout=out)
     assert (tmp_path / "out.txt").read_bytes() == b"alas\n"
-    assert b"which ends with\n    alas\n" in done.stderr
+    assert "which ends with\n    alas\n" in done.said
 
 
 @pytest.mark.parametrize(
@@ -126,16 +123,16 @@ def test_s19_what_cannot_be_started_says_why(
     ):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(mode)
-    done = Launch(tmp_path, "sleep 60", [program], "sleep 60", max_restarts=2).run()
-    assert done.returncode == code
-    assert why in text(done.stderr)
-    assert "Traceback" not in text(done.stderr)
+    done = Driven(tmp_path, "sleep 60", [program], "sleep 60", max_restarts=2).run()
+    assert done.code == code
+    assert why in done.said
+    assert "Traceback" not in done.said
 
 
 def test_a_command_that_is_too_large_says_so(tmp_path: Path) -> None:
-    done = Launch(tmp_path, ["true", "x" * 200_000]).run()
-    assert done.returncode == 126
-    assert "exceed the system's limit" in text(done.stderr)
+    done = Driven(tmp_path, ["true", "x" * 200_000]).run()
+    assert done.code == 126
+    assert "exceed the system's limit" in done.said
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -144,37 +141,37 @@ def test_s24_a_signal_stops_everybody_politely(
 ) -> None:
     save = "trap 'echo saved; exit 0' {0}; touch ready{1}; while :; do sleep 0.02; done"
     name = signum.name[3:]
-    job = Launch(tmp_path, save.format(name, 0), save.format(name, 1), tee=[0, 1])
+    job = Driven(tmp_path, save.format(name, 0), save.format(name, 1), tee=[0, 1])
     launcher = job.start()
     job.wait_for("ready0", "ready1")
     launcher.send_signal(signum)
     done = job.finish(launcher)
-    assert done.returncode == code
+    assert done.code == code
     # Each once; the shell has a word to say about its sleep, too.
-    saved = sorted(line for line in done.stdout.splitlines() if b"saved" in line)
+    saved = sorted(line for line in done.out.splitlines() if b"saved" in line)
     assert saved == [b"[rank 0] saved", b"[rank 1] saved"]
-    assert f"SIG{name}: asked ranks 0-1 to stop" in text(done.stderr)
+    assert f"SIG{name}: asked ranks 0-1 to stop" in done.said
 
 
 def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
-    job = Launch(tmp_path, IGNORE_TERM.format(rank=0), "touch ready1; sleep 60", grace_s=0.3)
+    job = Driven(tmp_path, IGNORE_TERM.format(rank=0), "touch ready1; sleep 60", grace_s=0.3)
     launcher = job.start()
     job.wait_for("ready0", "ready1")
     launcher.terminate()
     done = job.finish(launcher)
-    assert done.returncode == 143
+    assert done.code == 143
     # Not before the grace is over; how long after is the machine's.
     named = [one for one in job.events() if one["event"] in {"signalled", "timer"}]
     steps = [one.get("signal", "timer") for one in named]
     assert steps == ["SIGTERM", "timer", "SIGKILL"]
-    assert "Rank 0 had to be killed" in text(done.stderr)
+    assert "Rank 0 had to be killed" in done.said
 
 
 def test_a_stop_that_comes_with_a_death_reaches_the_other_ranks(tmp_path: Path) -> None:
     # The signal comes between the deaths of ranks 1 and 2, of which one turn of the loop tells.
     # Rank 2 leaves a process in its group, which is waited for.
     wait = "until [ -e go{} ]; do sleep 0.01; done"
-    job = Launch(
+    job = Driven(
         tmp_path,
         "until [ -e ready3 ]; do sleep 0.01; done",
         wait.format(1),
@@ -183,7 +180,7 @@ def test_a_stop_that_comes_with_a_death_reaches_the_other_ranks(tmp_path: Path) 
         grace_s=60,
         interrupt_between_deaths=True,
     )
-    assert job.run().returncode == 143
+    assert job.run().code == 143
     assert (tmp_path / "saved").exists()
 
 
@@ -203,7 +200,7 @@ time.sleep(60)
 def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_end_up(
     tmp_path: Path,
 ) -> None:
-    job = Launch(tmp_path, ["python3", "-c", LEAVES_THE_GROUP], grace_s=60)
+    job = Driven(tmp_path, ["python3", "-c", LEAVES_THE_GROUP], grace_s=60)
     launcher = job.start()
     job.wait_for("ready0")
     until(lambda: (tmp_path / "ready0").read_text().endswith("\n"))
@@ -211,7 +208,7 @@ def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_
     launcher.terminate()
     until(lambda: child in pidfds(launcher.pid))
     (tmp_path / "go").touch()
-    assert job.finish(launcher).returncode == 143
+    assert job.finish(launcher).code == 143
 
 
 def pidfds(pid: int) -> set[str]:
@@ -227,7 +224,7 @@ def pidfds(pid: int) -> set[str]:
 
 
 def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
-    job = Launch(tmp_path, IGNORE_TERM.format(rank=0), grace_s=60)
+    job = Driven(tmp_path, IGNORE_TERM.format(rank=0), grace_s=60)
     launcher = job.start()
     job.wait_for("ready0")
     launcher.send_signal(signal.SIGINT)
@@ -236,11 +233,11 @@ def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     until(lambda: time.monotonic() > began + REPEAT_S)
     launcher.send_signal(signal.SIGINT)
-    assert job.finish(launcher).returncode == 130
+    assert job.finish(launcher).code == 130
 
 
 def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
-    job = Launch(
+    job = Driven(
         tmp_path,
         "setsid sleep 60 & touch ready0; sleep 60",
         # No marker in the environment any more, in a session of its own.
@@ -264,7 +261,7 @@ def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: P
     save = (
         "trap 'sleep 0.2; touch saved{0}; exit' TERM; touch ready{0}; while :; do sleep 0.01; done"
     )
-    job = Launch(tmp_path, save.format(0), save.format(1), grace_s=60)
+    job = Driven(tmp_path, save.format(0), save.format(1), grace_s=60)
     launcher = job.start(stdout=None, stderr=None)
     job.wait_for("ready0", "ready1")
     launcher.kill()
@@ -277,7 +274,7 @@ def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: P
 def test_a_guard_that_was_stopped_ends_the_ranks_of_a_launcher_that_is_killed(
     tmp_path: Path,
 ) -> None:
-    job = Launch(tmp_path, "touch ready0; exec sleep 1000")
+    job = Driven(tmp_path, "touch ready0; exec sleep 1000")
     launcher = job.start(stdout=None, stderr=None)
     job.wait_for("ready0")
     os.kill(the_guard(launcher.pid), signal.SIGSTOP)
@@ -304,7 +301,7 @@ time.sleep(60)
 def test_s29_who_forks_away_all_the_time_is_caught_too(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
-    job = Launch(tmp_path, ["python3", "-c", HOPPER])
+    job = Driven(tmp_path, ["python3", "-c", HOPPER])
     launcher = job.start(stdout=None, stderr=None)
     job.wait_for("ready0")
     launcher.send_signal(signum)
@@ -327,7 +324,7 @@ def commands() -> bytes:
 
 
 def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "touch ready0; sleep 60")
+    job = Driven(tmp_path, "touch ready0; sleep 60")
     launcher = job.start()
     job.wait_for("ready0")
     launcher.kill()
@@ -339,14 +336,12 @@ def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$", "sleep 60"])
 def test_s29_grandchildren_die_however_it_ends(tmp_path: Path, end: str) -> None:
     brood = "sleep 60 & setsid sleep 60 & (setsid sh -c 'sleep 60 & sleep 60' &) ; touch ready0; "
-    job = Launch(tmp_path, brood + end)
+    job = Driven(tmp_path, brood + end)
     launcher = job.start()
     job.wait_for("ready0")
     if end == "sleep 60":
         launcher.terminate()
-    assert job.finish(launcher).returncode == {"exit 0": 0, "exit 3": 3, "sleep 60": 143}.get(
-        end, 137
-    )
+    assert job.finish(launcher).code == {"exit 0": 0, "exit 3": 3, "sleep 60": 143}.get(end, 137)
 
 
 def until_it_is(command: str) -> str:
@@ -360,29 +355,29 @@ def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
 ) -> None:
     daemon = "setsid sh -c 'touch up; sleep 60.25; : --password=hush' & until [ -e up ]; do :; done"
     # Bare machines have no pgrep.
-    done = Launch(
+    done = Driven(
         tmp_path,
         f"({daemon}); exit 0",
         f"sleep 60.5 & {until_it_is('sleep 60.5')}; exit 0",
     ).run()
-    assert done.returncode == 0
-    assert "ended processes that it had left running: pid " in text(done.stderr)
-    assert "sleep 60.25; : --password=***)" in text(done.stderr)
-    assert "(sleep 60.5)" in text(done.stderr)
-    assert b"hush" not in done.stderr
+    assert done.code == 0
+    assert "ended processes that it had left running: pid " in done.said
+    assert "sleep 60.25; : --password=***)" in done.said
+    assert "(sleep 60.5)" in done.said
+    assert "hush" not in done.said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a PID namespace")
 def test_a_proc_of_another_pid_namespace_is_a_sentence(tmp_path: Path) -> None:
     # Its numbers are those of other processes here.
-    job = Launch(tmp_path, "sleep 60 & touch ready0")
+    job = Driven(tmp_path, "sleep 60 & touch ready0")
     done = job.finish(job.start(prefix=["unshare", "--pid", "--fork"]))
-    assert done.returncode == 3
-    assert "/proc shows the processes of another PID namespace" in text(done.stderr)
+    assert done.code == 3
+    assert "/proc shows the processes of another PID namespace" in done.said
     assert not (tmp_path / "ready0").exists()
-    own = Launch(tmp_path, "sleep 60.5 & exit 0")
+    own = Driven(tmp_path, "sleep 60.5 & exit 0")
     launcher = own.start(prefix=["unshare", "--pid", "--fork", "--mount-proc"])
-    assert own.finish(launcher).returncode == 0
+    assert own.finish(launcher).code == 0
 
 
 def can_make_cgroups() -> bool:
@@ -397,56 +392,56 @@ def test_who_may_not_be_signalled_is_killed_by_a_cgroup(tmp_path: Path) -> None:
     # As a set-user-id program is for an ordinary user: another user's, and we have no CAP_KILL.
     # Not a group leader, so setsid becomes the program itself, and $! is its pid.
     stranger = "setsid setpriv --reuid=65534 --clear-groups sleep 60.25 & "
-    job = Launch(tmp_path, stranger + until_it_is("sleep 60.25"))
+    job = Driven(tmp_path, stranger + until_it_is("sleep 60.25"))
     launcher = job.start(prefix=["setpriv", "--bounding-set=-kill"])
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
         assert not [name for name in os.listdir(root) if name.startswith("fleetrun-")]
 
 
 def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
     inner = "trap 'touch told; exit 0' TERM; touch ready0; while :; do sleep 0.02; done"
-    job = Launch(tmp_path, f'sh -c "{inner}"; true')
+    job = Driven(tmp_path, f'sh -c "{inner}"; true')
     launcher = job.start()
     job.wait_for("ready0")
     launcher.terminate()
-    assert job.finish(launcher).returncode == 143
+    assert job.finish(launcher).code == 143
     assert (tmp_path / "told").exists()
 
 
 def test_s31_nohup_survives_the_terminal(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
+    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
     launcher = job.start(prefix=["nohup"])
     job.wait_for("ready0")
     launcher.send_signal(signal.SIGHUP)
     (tmp_path / "go").touch()
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
 
 
 def test_s31_without_nohup_a_lost_terminal_stops_the_job(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "touch ready0; sleep 60")
+    job = Driven(tmp_path, "touch ready0; sleep 60")
     # The tests themselves may run under nohup, whose children ignore HUP.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     launcher = job.start()
     signal.signal(signal.SIGHUP, before)
     job.wait_for("ready0")
     launcher.send_signal(signal.SIGHUP)
-    assert job.finish(launcher).returncode == 129
+    assert job.finish(launcher).code == 129
 
 
 def test_s32_users_signals_reach_every_rank(tmp_path: Path) -> None:
     code = "trap 'exit 0' USR1; touch ready{0}; while :; do sleep 0.02; done"
-    job = Launch(tmp_path, code.format(0), code.format(1))
+    job = Driven(tmp_path, code.format(0), code.format(1))
     launcher = job.start()
     job.wait_for("ready0", "ready1")
     launcher.send_signal(signal.SIGUSR1)
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
 
 
 def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> None:
     # A shell that starts a program just then would be in state D, waiting for the stopped child.
     os.mkfifo(tmp_path / "go")
-    job = Launch(tmp_path, "touch ready0; read line < go")
+    job = Driven(tmp_path, "touch ready0; read line < go")
     launcher = job.start()
     job.wait_for("ready0")
     (event,) = started(job, 1)
@@ -455,7 +450,7 @@ def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> N
         until(lambda pid=pid: state(pid) == "T")  # type: ignore[misc]
     launcher.send_signal(signal.SIGCONT)
     (tmp_path / "go").write_text("go\n")
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
 
 
 def state(pid: object) -> str:
@@ -464,31 +459,31 @@ def state(pid: object) -> str:
 
 
 def test_s35_a_stop_while_starting_is_clean(tmp_path: Path) -> None:
-    job = Launch(tmp_path, *["touch born; sleep 60"] * 200, tee=[])
+    job = Driven(tmp_path, *["touch born; sleep 60"] * 200, tee=[])
     launcher = job.start()
     job.wait_for("born")
     launcher.terminate()
-    assert job.finish(launcher).returncode == 143
+    assert job.finish(launcher).code == 143
 
 
 def test_s36_two_jobs_do_not_touch_each_other(tmp_path: Path) -> None:
-    stay = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done", run="a")
+    stay = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done", run="a")
     staying = stay.start()
-    leave = Launch(tmp_path, "touch ready1; exec sleep 60", run="b")
+    leave = Driven(tmp_path, "touch ready1; exec sleep 60", run="b")
     leaving = leave.start()
     stay.wait_for("ready0", "ready1")
     leaving.send_signal(signal.SIGINT)
-    assert leave.finish(leaving).returncode == 130
+    assert leave.finish(leaving).code == 130
     assert survivors(stay.marker)
     (tmp_path / "go").touch()
-    assert stay.finish(staying).returncode == 0
+    assert stay.finish(staying).code == 0
 
 
 def test_restart_begins_when_all_are_dead_and_keeps_the_logs(tmp_path: Path) -> None:
     script = "echo try; [ -e again ] && exit 0; touch again; exit 9"
-    job = Launch(tmp_path, script, "[ -e again ] && sleep 0.05 || sleep 60", max_restarts=1)
+    job = Driven(tmp_path, script, "[ -e again ] && sleep 0.05 || sleep 60", max_restarts=1)
     done = job.run()
-    assert (done.returncode, done.stdout) == (0, b"try\ntry\n")
+    assert (done.code, done.out) == (0, b"try\ntry\n")
     folder = tmp_path / "log" / "latest"
     assert (folder / "workerlog.0").read_text() == "try\n"
     assert (folder / "workerlog.0.attempt1").read_text() == "try\n"
@@ -496,7 +491,7 @@ def test_restart_begins_when_all_are_dead_and_keeps_the_logs(tmp_path: Path) -> 
 
 def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
     orphans = "for i in 1 2 3; do (sh -c 'exit 0' &); done; touch ready0; "
-    job = Launch(tmp_path, orphans + "until [ -e go ]; do sleep 0.01; done")
+    job = Driven(tmp_path, orphans + "until [ -e go ]; do sleep 0.01; done")
     launcher = job.start()
     job.wait_for("ready0")
     (event,) = started(job, 1)
@@ -504,35 +499,35 @@ def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
     guard = the_guard(launcher.pid)
     until(lambda: children(guard) == {event["pid"]})
     (tmp_path / "go").touch()
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
 
 
 def test_the_guard_may_be_killed(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
+    job = Driven(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
     launcher = job.start()
     job.wait_for("ready0")
     started(job, 1)
     os.kill(the_guard(launcher.pid), signal.SIGKILL)
     (tmp_path / "go").touch()
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
 
 
 def test_who_kills_the_guard_changes_nothing_of_how_the_job_ends(tmp_path: Path) -> None:
     # Another attempt, what is left of the first one, and codes all come through the launcher then.
     script = "(setsid sleep 60 &); touch ready0; until [ -e go ]; do sleep 0.01; done; exit 7"
-    job = Launch(tmp_path, script, max_restarts=1)
+    job = Driven(tmp_path, script, max_restarts=1)
     launcher = job.start()
     job.wait_for("ready0")
     started(job, 1)
     os.kill(the_guard(launcher.pid), signal.SIGKILL)
     (tmp_path / "go").touch()
     done = job.finish(launcher)
-    assert done.returncode == 7
+    assert done.code == 7
     assert (tmp_path / "log" / "latest" / "workerlog.0.attempt1").exists()
 
 
 def test_who_kills_the_guard_and_then_the_launcher_still_leaves_nobody(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "setsid sleep 60 & touch ready0; sleep 60", IGNORE_TERM.format(rank=1))
+    job = Driven(tmp_path, "setsid sleep 60 & touch ready0; sleep 60", IGNORE_TERM.format(rank=1))
     launcher = job.start(stdout=None, stderr=None)
     job.wait_for("ready0", "ready1")
     started(job, 2)
@@ -555,14 +550,14 @@ def names(parent: int) -> bytes:
 
 
 def test_a_guard_that_was_stopped_is_told_to_go_on(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "(setsid sleep 60 &); touch ready0; sleep 60")
+    job = Driven(tmp_path, "(setsid sleep 60 &); touch ready0; sleep 60")
     launcher = job.start()
     job.wait_for("ready0")
     guard = the_guard(launcher.pid)
     os.kill(guard, signal.SIGSTOP)
     until(lambda: state(guard) == "T")
     launcher.terminate()
-    assert job.finish(launcher).returncode == 143
+    assert job.finish(launcher).code == 143
 
 
 def the_guard(launcher: int) -> int:
@@ -576,7 +571,7 @@ def children(pid: int) -> set[int]:
 
 
 def test_s28_sigkill_while_starting_leaves_nobody(tmp_path: Path) -> None:
-    job = Launch(tmp_path, *["touch born; sleep 60"] * 100, tee=[])
+    job = Driven(tmp_path, *["touch born; sleep 60"] * 100, tee=[])
     launcher = job.start()
     job.wait_for("born")
     launcher.kill()

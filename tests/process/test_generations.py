@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from processes import Launch
+from commandline import Driven
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,7 +22,7 @@ def sh(*lines: str) -> list[list[str]]:
 
 def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) -> None:
     last = 'echo "I am $PADDLE_TRAINER_ID of one"; exec sleep 600'
-    launch = Launch(
+    launch = Driven(
         tmp_path,
         generations=[
             sh("echo first; exit 3", "exec sleep 600"),
@@ -36,11 +36,11 @@ def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) ->
     )
     done = launch.run()
     # The watch over the last generation knows its one rank.
-    assert done.returncode == 124, done.stderr
-    assert b"/stacks.0.txt." in done.stderr
+    assert done.code == 124, done.said
+    assert "/stacks.0.txt." in done.said
     # Prefixes as each generation needs them.
-    assert done.stdout.splitlines() == [b"[rank 0] first", b"[rank 2] third", b"I am 0 of one"]
-    assert b"rank 2 exited with 4" in done.stderr
+    assert done.out.splitlines() == [b"[rank 0] first", b"[rank 2] third", b"I am 0 of one"]
+    assert "rank 2 exited with 4" in done.said
     started = [(e["attempt"], e["process"]) for e in launch.events() if e["event"] == "started"]
     assert started == [
         (0, "trainer.0"),
@@ -59,10 +59,10 @@ def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) ->
 
 def waiting(
     folder: Path, how: str, attempt: int, **wanted: object
-) -> tuple[Launch, subprocess.Popen[bytes]]:
+) -> tuple[Driven, subprocess.Popen[bytes]]:
     """Start a job whose ATTEMPT has to wait for a host."""
     os.mkfifo(folder / "hosts")
-    launch = Launch(
+    launch = Driven(
         folder,
         generations=[sh("exit 3"), sh("echo trained")] if attempt else [sh("echo trained")],
         gathering=how,
@@ -83,7 +83,7 @@ def test_a_host_that_comes_later_is_waited_for(tmp_path: Path, attempt: int) -> 
         host.write(b"!")
         host.flush()
         done = job.finish(process)
-    assert (done.returncode, done.stdout) == (0, b"trained\n"), done.stderr
+    assert (done.code, done.out) == (0, b"trained\n"), done.said
     assert not (tmp_path / "cancelled").exists()
 
 
@@ -92,8 +92,8 @@ def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> 
     one, process = waiting(tmp_path, "never", attempt)
     process.send_signal(signal.SIGTERM)
     done = one.finish(process)
-    assert done.returncode == 143, done.stderr
-    assert b"SIGTERM" in done.stderr
+    assert done.code == 143, done.said
+    assert "SIGTERM" in done.said
     assert (tmp_path / "cancelled").exists()
     # Before there is a plan there is no run directory.
     assert (tmp_path / "log").exists() == bool(attempt)
@@ -102,22 +102,22 @@ def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> 
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [
-        ("never", 4, b"10.0.0.2 did not come within 0.2 s."),
-        ("fails", 3, b"Port 6070 is taken."),
-        ("breaks", 1, b"Bad file descriptor"),
+        ("never", 4, "10.0.0.2 did not come within 0.2 s."),
+        ("fails", 3, "Port 6070 is taken."),
+        ("breaks", 1, "Bad file descriptor"),
     ],
 )
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_job_without_a_plan_ends_with_the_reason(
-    tmp_path: Path, how: str, code: int, words: bytes, attempt: int
+    tmp_path: Path, how: str, code: int, words: str, attempt: int
 ) -> None:
     job, process = waiting(tmp_path, how, attempt, timeout_s=0.2, progress_s=0.05)
     done = job.finish(process)
-    assert done.returncode == code, done.stderr
-    assert words in done.stderr
-    assert (b" s for 10.0.0.2." in done.stderr) == (how == "never")
-    assert done.stdout == b""
+    assert done.code == code, done.said
+    assert words in done.said
+    assert (" s for 10.0.0.2." in done.said) == (how == "never")
+    assert done.out == b""
     if attempt:
         events: list[dict[str, Any]] = job.events()
         assert [event["event"] for event in events][-2:] == ["start_failed", "finished"]
-        assert b"The job could not be started again: " in done.stderr
+        assert "The job could not be started again: " in done.said

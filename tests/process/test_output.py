@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from processes import Launch
+from commandline import Driven
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def python(code: str) -> list[str]:
 
 def test_one_rank_is_shown_byte_for_byte(tmp_path: Path) -> None:
     (tmp_path / "nasty").write_bytes(NASTY)
-    done = Launch(tmp_path, "cat nasty", "echo hidden").run()
-    assert done.stdout == NASTY
+    done = Driven(tmp_path, "cat nasty", "echo hidden").run()
+    assert done.out == NASTY
 
 
 def test_s65_lines_of_several_ranks_never_mix(tmp_path: Path) -> None:
@@ -56,29 +56,29 @@ for number in range(300):
         os.write(1, line[start:start + 7])
 os.write(1, rank + b" end")
 """
-    done = Launch(tmp_path, *[python(write)] * 3, tee=[0, 1, 2]).run()
+    done = Driven(tmp_path, *[python(write)] * 3, tee=[0, 1, 2]).run()
     for rank in range(3):
         prefix = b"[rank %d] " % rank
-        mine = [line for line in done.stdout.splitlines(keepends=True) if line.startswith(prefix)]
+        mine = [line for line in done.out.splitlines(keepends=True) if line.startswith(prefix)]
         shown = b"".join(line.removeprefix(prefix) for line in mine)
         assert shown == (tmp_path / "log" / f"workerlog.{rank}").read_bytes() + b"\n"
-    assert len(done.stdout.splitlines()) == 3 * 301
+    assert len(done.out.splitlines()) == 3 * 301
 
 
 def test_long_lines_and_progress_bars_come_through_with_a_prefix(tmp_path: Path) -> None:
     (tmp_path / "nasty").write_bytes(NASTY)
-    done = Launch(tmp_path, "cat nasty", "true", tee=[0, 1]).run()
-    assert done.stdout.replace(b"[rank 0] ", b"") == NASTY + b"\n"
+    done = Driven(tmp_path, "cat nasty", "true", tee=[0, 1]).run()
+    assert done.out.replace(b"[rank 0] ", b"") == NASTY + b"\n"
 
 
 def test_s66_many_lines_are_as_many_lines(tmp_path: Path) -> None:
-    done = Launch(tmp_path, python("for i in range(100_000): print(i, 'loss')")).run()
-    assert done.stdout.count(b"\n") == 100_000
-    assert done.stdout == (tmp_path / "log" / "workerlog.0").read_bytes()
+    done = Driven(tmp_path, python("for i in range(100_000): print(i, 'loss')")).run()
+    assert done.out.count(b"\n") == 100_000
+    assert done.out == (tmp_path / "log" / "workerlog.0").read_bytes()
 
 
 def test_output_is_live(tmp_path: Path) -> None:
-    job = Launch(
+    job = Driven(
         tmp_path, "for i in 1 2 3; do echo $i; until [ -e go$i ]; do sleep 0.01; done; done"
     )
     launcher = job.start()
@@ -86,17 +86,17 @@ def test_output_is_live(tmp_path: Path) -> None:
     for number in (b"1", b"2", b"3"):
         assert launcher.stdout.readline() == number + b"\n"
         (tmp_path / f"go{number.decode()}").touch()
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
 
 
 def test_the_preface_comes_before_the_launchers_own_words(tmp_path: Path) -> None:
-    done = Launch(tmp_path, "echo hi; exit 3", preface="banner\n").run()
-    assert done.stdout == b"hi\n"
-    assert done.stderr.startswith(b"banner\nfleetrun: rank 0 exited with 3")
+    done = Driven(tmp_path, "echo hi; exit 3", preface="banner\n").run()
+    assert done.out == b"hi\n"
+    assert done.said.startswith("banner\nfleetrun: rank 0 exited with 3")
 
 
 def test_s37_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
-    job = Launch(
+    job = Driven(
         tmp_path, "echo first; until [ -e go ]; do echo more; sleep 0.01; done; touch done0; exit 4"
     )
     launcher = job.start()
@@ -110,34 +110,34 @@ def test_s37_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
     done = job.finish(launcher)
     assert b"standard output was closed" in warning
     assert b"workerlog.0" in warning
-    assert done.returncode == 4
+    assert done.code == 4
     assert (tmp_path / "done0").exists()
 
 
 def test_s37_a_reader_that_left_before_the_start_ends_nothing(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "echo lost")
+    job = Driven(tmp_path, "echo lost")
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     launcher = job.start(stdout=write_fd)
     os.close(write_fd)
     done = job.finish(launcher)
-    assert done.returncode == 0
-    assert b"standard output was closed" in done.stderr
+    assert done.code == 0
+    assert "standard output was closed" in done.said
 
 
 def test_s37_a_closed_stdout_ends_nothing(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "echo lost; exit 0")
+    job = Driven(tmp_path, "echo lost; exit 0")
     closed = ["sh", "-c", 'exec "$@" >&-', "sh"]
     done = job.finish(job.start(prefix=closed))
-    assert done.returncode == 0
-    assert b"standard output is closed" in done.stderr
+    assert done.code == 0
+    assert "standard output is closed" in done.said
     assert job.log(0).read_bytes() == b"lost\n"
 
 
 def test_closed_standard_files_never_become_somebody_elses(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "cat; echo fine")
+    job = Driven(tmp_path, "cat; echo fine")
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
-    assert job.finish(job.start(prefix=closed)).returncode == 0
+    assert job.finish(job.start(prefix=closed)).code == 0
     assert job.log(0).read_bytes() == b"fine\n"
 
 
@@ -145,7 +145,7 @@ def test_closed_standard_files_never_become_somebody_elses(tmp_path: Path) -> No
 def test_a_file_gets_everything_and_keeps_what_it_had(tmp_path: Path, mode: str) -> None:
     target = tmp_path / "out.txt"
     target.write_bytes(b"before\n")
-    job = Launch(tmp_path, "echo hello; exit 3")
+    job = Driven(tmp_path, "echo hello; exit 3")
     with target.open(mode) as out:
         launcher = job.start(stdout=out, stderr=subprocess.STDOUT)
         job.finish(launcher)
@@ -157,26 +157,26 @@ def test_a_socket_gets_everything(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     (tmp_path / "nasty").write_bytes(NASTY)
     with ours, theirs:
-        job = Launch(tmp_path, "cat nasty")
+        job = Driven(tmp_path, "cat nasty")
         launcher = job.start(stdout=theirs)
         theirs.close()
         got = b""
         while part := ours.recv(65536):
             got += part
-        assert job.finish(launcher).returncode == 0
+        assert job.finish(launcher).code == 0
     assert got == NASTY
 
 
 def test_a_terminal_gets_everything_and_stays_as_it_was(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
-    job = Launch(tmp_path, python("for i in range(5000): print(i)"))
+    job = Driven(tmp_path, python("for i in range(5000): print(i)"))
     launcher = job.start(stdout=follower)
     before = os.get_blocking(follower)
     got = b""
     # Until nothing comes any more: a lost line shall fail this, not hold it up.
     while not got.endswith(b"4999\r\n") and select.select([leader], [], [], 20.0)[0]:
         got += os.read(leader, 65536)
-    assert job.finish(launcher).returncode == 0
+    assert job.finish(launcher).code == 0
     assert os.get_blocking(follower) == before
     os.close(follower)
     os.close(leader)
@@ -187,7 +187,7 @@ def test_a_reader_that_stops_reading_holds_nobody_up(tmp_path: Path) -> None:
     write = (
         "import sys; sys.stdout.write('y' * 999 + '\\n') ; [print('x' * 99) for _ in range(9999)]"
     )
-    job = Launch(
+    job = Driven(
         tmp_path,
         python(f"{write}; open('wrote', 'w')"),
         "until [ -e go ]; do sleep 0.01; done; exit 6",
@@ -200,23 +200,23 @@ def test_a_reader_that_stops_reading_holds_nobody_up(tmp_path: Path) -> None:
     events = tmp_path / "log" / "latest" / "events.jsonl"
     until(lambda: events.exists() and b'"finished"' in events.read_bytes())
     done = job.finish(launcher)
-    assert done.returncode == 6
-    assert len(done.stdout) == 1000 + 100 * 9999
+    assert done.code == 6
+    assert len(done.out) == 1000 + 100 * 9999
 
 
 def test_a_pipe_that_was_full_holds_more_from_then_on(tmp_path: Path) -> None:
-    job = Launch(tmp_path, python("print('x' * 300_000)"))
+    job = Driven(tmp_path, python("print('x' * 300_000)"))
     launcher = job.start()
     assert launcher.stdout is not None
     read_fd = launcher.stdout.fileno()
     before = fcntl.fcntl(read_fd, fcntl.F_GETPIPE_SZ)
     # Nobody reads, so it is full.
     until(lambda: fcntl.fcntl(read_fd, fcntl.F_GETPIPE_SZ) > before)
-    assert len(job.finish(launcher).stdout) == 300_001
+    assert len(job.finish(launcher).out) == 300_001
 
 
 def test_a_signal_ends_the_wait_for_a_stuck_reader(tmp_path: Path) -> None:
-    job = Launch(tmp_path, python("print('x' * 999_999)"))
+    job = Driven(tmp_path, python("print('x' * 999_999)"))
     launcher = job.start()
     events = tmp_path / "log" / "latest" / "events.jsonl"
     until(lambda: events.exists() and b'"finished"' in events.read_bytes())
@@ -225,32 +225,41 @@ def test_a_signal_ends_the_wait_for_a_stuck_reader(tmp_path: Path) -> None:
     job.finish(launcher)
 
 
+def test_a_reader_that_never_reads_again_is_left(tmp_path: Path) -> None:
+    job = Driven(tmp_path, python("print('x' * 999_999)"), patience_s=0.2)
+    launcher = job.start()
+    assert launcher.wait(LONG_S) == 0
+    assert (
+        "standard output accepted nothing for 0.2 s; all output is in" in job.finish(launcher).said
+    )
+
+
 def test_s64_each_rank_has_its_own_file(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "echo out; echo err >&2", "printf two")
-    assert job.run().returncode == 0
+    job = Driven(tmp_path, "echo out; echo err >&2", "printf two")
+    assert job.run().code == 0
     assert job.log(0).read_bytes() == b"out\nerr\n"
     assert job.log(1).read_bytes() == b"two"
 
 
 def test_rank_0_alone_reads_what_is_piped_in(tmp_path: Path) -> None:
-    job = Launch(tmp_path, "cat", "cat; echo nothing", tee=[0, 1])
+    job = Driven(tmp_path, "cat", "cat; echo nothing", tee=[0, 1])
     launcher = job.start(stdin=subprocess.PIPE)
     assert launcher.stdin is not None
     launcher.stdin.write(b"typed\n")
     launcher.stdin.close()
     launcher.stdin = None
     done = job.finish(launcher)
-    assert sorted(done.stdout.splitlines()) == [b"[rank 0] typed", b"[rank 1] nothing"]
+    assert sorted(done.out.splitlines()) == [b"[rank 0] typed", b"[rank 1] nothing"]
 
 
 def test_ranks_find_signals_limits_and_variables_as_the_user_left_them(tmp_path: Path) -> None:
     look = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ulimit -n; echo \"${DROP_ME-gone} $KEEP\""
-    job = Launch(tmp_path, look, *["true"] * 40)
+    job = Driven(tmp_path, look, *["true"] * 40)
     limited = ["sh", "-c", 'ulimit -Sn 60; exec "$@"', "sh"]
     env = {"DROP_ME": "1", "KEEP": "a b=c\n'\"$x"}
     done = job.finish(job.start(prefix=limited, env=env))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.decode().splitlines()
+    assert done.code == 0, done.said
+    lines = done.out.decode().splitlines()
     masks = {line.split(":")[0]: int(line.split()[1], 16) for line in lines if ":\t" in line}
     assert masks["SigBlk"] == 0
     for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD):
@@ -274,11 +283,11 @@ def test_s37_a_full_or_read_only_log_folder_is_said_before_anything_starts(
                 pass
         if "ro" in options.split(","):
             subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-        done = Launch(tmp_path, f"touch {tmp_path}/born").run()
+        done = Driven(tmp_path, f"touch {tmp_path}/born").run()
     finally:
         subprocess.run(["umount", "-l", small], check=True)
-    assert done.returncode == 3
-    assert re.search(rb"cannot be written .* \(.*\): make room or choose", done.stderr)
+    assert done.code == 3
+    assert re.search(r"cannot be written .* \(.*\): make room or choose", done.said)
     assert not (tmp_path / "born").exists()
 
 
@@ -298,7 +307,7 @@ def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
         fill = "head -c 400000 /dev/zero > log/filler 2>/dev/null; touch full"
         wait = "until [ -e full ]; do sleep 0.01; done; exit 0"
         # The ends of forty ranks are more than the rest of a page, which a full disk still takes.
-        job = Launch(tmp_path, f"until [ -e go ]; do sleep 0.01; done; {fill}", *[wait] * 40)
+        job = Driven(tmp_path, f"until [ -e go ]; do sleep 0.01; done; {fill}", *[wait] * 40)
         launcher = job.start()
         # It appears when it is whole, and is the last that anybody but the events has to write.
         until((small / "latest" / "plan.json").exists)
@@ -306,6 +315,6 @@ def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
         done = job.finish(launcher)
     finally:
         subprocess.run(["umount", "-l", small], check=True)
-    assert done.returncode == 0
-    assert done.stderr.count(b"The event log failed (No space left on device)") == 1
-    assert done.stderr.count(b" failed (") == 1
+    assert done.code == 0
+    assert done.said.count("The event log failed (No space left on device)") == 1
+    assert done.said.count(" failed (") == 1

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from processes import Launch
+from commandline import Driven
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_a_job_whose_session_fails_ends_with_a_sentence(tmp_path: Path) -> None:
-    one = Launch(tmp_path, "touch break; exec sleep 600", "exec sleep 600", broken_source=True)
-    done = one.run()
-    assert done.returncode == 1
+    job = Driven(tmp_path, "touch break; exec sleep 600", "exec sleep 600", broken_source=True)
+    done = job.run()
+    assert done.code == 1
     assert (
-        b"The session with the other hosts failed (KeyError('no such message')), and the job "
-        b"cannot go on without contact to the other hosts."
-    ) in done.stderr
-    (failed,) = [event for event in one.events() if event["event"] == "source_failed"]
+        "The session with the other hosts failed (KeyError('no such message')), and the job "
+        "cannot go on without contact to the other hosts."
+    ) in done.said
+    (failed,) = [event for event in job.events() if event["event"] == "source_failed"]
     assert (failed["source"], failed["is_required"]) == ("the session with the other hosts", True)
-    (last,) = [event for event in one.events() if event["event"] == "finished"]
+    (last,) = [event for event in job.events() if event["event"] == "finished"]
     assert last["exit_code"] == 1

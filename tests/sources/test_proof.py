@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import plans
 import pytest
-from commandline import Command
-from processes import Launch
+from commandline import Command, Driven
 from waiting import LONG_S
 
 from fleetrun.model import ExitStatus, ProcessSpec
@@ -585,10 +584,10 @@ def rank(what: object, seconds: float = 0.0) -> list[str]:
 
 
 def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
-    job = Launch(tmp_path, rank(evidence(GOOD)), rank(evidence(IDLE)), strategy=ASKED)
+    job = Driven(tmp_path, rank(evidence(GOOD)), rank(evidence(IDLE)), strategy=ASKED)
     ended = job.run()
-    assert ended.returncode == 0
-    said = ended.stderr.decode()
+    assert ended.code == 0
+    said = ended.said
     assert "161 gradients in 6 allreduces" in said
     rest = "fuse_bn_act_ops has no effect: dygraph has no such ops."
     assert f"Rank 1 differs from rank 0: {rest}" in said
@@ -600,10 +599,10 @@ def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
 def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
     ranks = [rank(evidence(one), seconds) for one in (GOOD, IDLE)]
-    job = Launch(tmp_path, *ranks, strategy=strict(), max_restarts=2)
+    job = Driven(tmp_path, *ranks, strategy=strict(), max_restarts=2)
     ended = job.run()
-    assert ended.returncode == 5
-    said = ended.stderr.decode()
+    assert ended.code == 5
+    said = ended.said
     assert "The strategy is not in effect as asked, and --strategy_strict requires it:" in said
     assert "    Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in said
     assert [one["event"] for one in job.events()].count("strategy_rejected") == 1
@@ -619,10 +618,10 @@ def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
     tmp_path: Path,
 ) -> None:
     ranks = [rank(one, 60.0) for one in (IMPORTED, UNABLE, IMPORTED)]
-    job = Launch(tmp_path, *ranks, strategy=ASKED, max_restarts=2)
+    job = Driven(tmp_path, *ranks, strategy=ASKED, max_restarts=2)
     ended = job.run()
-    assert ended.returncode == 5
-    shown = ended.stderr.decode()
+    assert ended.code == 5
+    shown = ended.said
     assert (
         "Some ranks apply the strategy and others cannot: they would wait for each other." in shown
     )
@@ -665,16 +664,16 @@ def test_a_rank_that_has_paddle_without_our_code_is_found(
 
 
 def test_ranks_none_of_which_can_apply_the_strategy_train_as_paddle_does(tmp_path: Path) -> None:
-    ended = Launch(tmp_path, *[rank(UNABLE)] * 2, strategy=ASKED).run()
-    assert ended.returncode == 0
-    said = ended.stderr.decode()
+    ended = Driven(tmp_path, *[rank(UNABLE)] * 2, strategy=ASKED).run()
+    assert ended.code == 0
+    said = ended.said
     assert "has no strategy: the strategy cannot be applied: ImportError('no')" in said
 
 
 def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
-    ended = Launch(tmp_path, "true", strategy=strict()).run()
-    assert ended.returncode == 5
-    assert "Rank 0 left no evidence: it never imported Paddle, or" in ended.stderr.decode()
+    ended = Driven(tmp_path, "true", strategy=strict()).run()
+    assert ended.code == 5
+    assert "Rank 0 left no evidence: it never imported Paddle, or" in ended.said
 
 
 # A rank that leaves the evidence of a real one, where a real one leaves it.
