@@ -178,8 +178,8 @@ def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
     ranks = train(PYTHONS[version], "successive.py", tmp_path / "ours", asked)
     for rank in ranks:
         assert rank["are_gone"]
-        # A model may be made before the one that it takes the place of has gone.
-        assert len(set(rank["seen"][1:])) == 1, rank["seen"]
+        # A model may be made before the one that it takes the place of has gone, or after it.
+        assert max(rank["seen"][3:]) <= max(rank["seen"][:3]), rank["seen"]
         # What was left is right for another model.
         assert all(each == rank["weights"][0] for each in rank["weights"])
     assert ranks[0]["weights"] == ranks[1]["weights"]
