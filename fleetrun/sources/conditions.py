@@ -16,6 +16,7 @@ from fleetrun.conversion import numbers, ranges, size
 from fleetrun.doctor.gpus import THROTTLES
 from fleetrun.records import names
 from fleetrun.session.exchange import (
+    LONGEST_LIST,
     GpuConditions,
     HostConditions,
     LinkConditions,
@@ -96,7 +97,7 @@ def measured(
             throttled=share(use.throttled_s, past.throttled_s),
             stolen=share(use.stolen_s, past.stolen_s),
             read_bytes_per_s=share(use.read_bytes, past.read_bytes),
-            processors=use.processors[:200],
+            processors=use.processors[:LONGEST_LIST],
         )
         for use in last.ranks
         for past in [before[use.pid]]

@@ -9,6 +9,8 @@ import pytest
 from metricsrecords import a_record
 
 from fleetrun.records.metricsfile import GpuUsage, LinkUse, MetricsRecord
+from fleetrun.session.codec import Malformed
+from fleetrun.session.driver import CODEC
 from fleetrun.session.exchange import (
     GpuConditions,
     HostConditions,
@@ -273,3 +275,27 @@ def test_other_ranks_and_other_peers_are_not_compared() -> None:
     assert told.links == ()
     assert measured(first, last._replace(ranks=last.ranks[:1])) is None
     assert measured(first, first) is None
+
+
+@pytest.mark.parametrize(
+    ("processors", "is_read"),
+    [
+        ("", True),
+        ("0-3,8", True),
+        ("0-8191", True),
+        # A list that was cut off.
+        ("0-3,8-", True),
+        # Ranges are written out where ranks are compared.
+        ("0-999999999", False),
+        ("1," * 101, False),
+        ("all", False),
+    ],
+)
+def test_another_host_cannot_make_this_one_count_for_ever(processors: str, is_read: bool) -> None:
+    message = host(rank(0, processors=processors))
+    sent = CODEC.write(message)
+    if is_read:
+        assert CODEC.read(sent) == message
+        return
+    with pytest.raises(Malformed, match="processors is not what it must be"):
+        CODEC.read(sent)
