@@ -63,6 +63,9 @@ class Evidence:
         self.failures: list[str] = []
         # What should change the training and could not be put in place.
         self.unapplied: list[str] = []
+        # By capability that this Paddle lacks, why; and those that are used and others may lack.
+        self.lacking: dict[str, str] = {}
+        self._used: list[str] = []
         # None: the ranks were not compared.
         self.ranks_equal: bool | None = None
         # The update after which they were last compared.
@@ -111,6 +114,12 @@ class Evidence:
             if is_here and line.get("paddle", version)[:1] == version:
                 return line
         return {}
+
+    def use(self, capability: str) -> None:
+        """Report CAPABILITY before it is used: a rank that lacks it would keep this one waiting."""
+        if capability not in self._used:
+            self._used.append(capability)
+            self.write()
 
     def note(self, text: str) -> None:
         """Add the sentence TEXT for the user, once."""
@@ -176,6 +185,8 @@ class Evidence:
             "notes": self._notes,
             "failures": self.failures,
             "unapplied": self.unapplied,
+            "lacking": self.lacking,
+            "used": self._used,
             "ranks_equal": self.ranks_equal,
             "compared_after": self.compared_after,
         }

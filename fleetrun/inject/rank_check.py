@@ -13,12 +13,21 @@ import weakref
 from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads it
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import border, comparison, hybrid_models, process_meshes, settings, updates
+from . import (
+    border,
+    comparison,
+    hybrid_models,
+    paddle_api,
+    process_meshes,
+    settings,
+    store,
+    updates,
+)
 from .check_schedule import NEVER, Pace, is_due, next_due
 from .comparison import FAILED, WHAT
 from .dygraph.reducer import Reducer
 from .import_hooks import after_import, watch_method
-from .paddle_api import tensors
+from .paddle_api import private_names, tensors
 from .parameter_history import ParameterHistory, watch_writes
 from .replicas import KINDS, GroupRanks, Part, StaticRanks, world_size
 from .static import program as programs
@@ -41,6 +50,8 @@ _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
 _WATCHED_UPDATES = 3
 # Ranks send times in microseconds.
 _MICRO = 1e6
+# In the job's store: how many ranks cannot compare.
+_REFUSALS = "fleetrun/check/refusals"
 _COUNTED = ("ranks_compared", "parameters_compared")
 _watching = border.watching(WHAT)
 
@@ -48,6 +59,10 @@ _watching = border.watching(WHAT)
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Compare after the first updates, and after later ones as `check_ranks` says."""
     if spec.check_ranks == NEVER:
+        return
+    if not paddle_api.has(private_names.CHECK):
+        # Before an update for which the others need this rank, and before they compare.
+        store.when_connected(_watching(_refuse))
         return
     check = _Check(spec, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
@@ -57,6 +72,11 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     # Ranks that have skipped an update still compare with those that have not.
     updates.on_skipped(check.after_update, WHAT)
     atexit.register(_watching(check.report_unchanged))
+
+
+def _refuse() -> None:
+    """Tell the other ranks that this one compares nothing."""
+    store.job_store().add(_REFUSALS, 1)
 
 
 def barrier(source: Any) -> None:
@@ -104,6 +124,7 @@ class _Check:
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
         # Tables that differ in a few rows.
         self._tables: set[str] = set()
+        self._has_asked = False
 
     def watch_models(self, module: ModuleType) -> None:
         """Keep a history of the parameters of every DataParallel model."""
@@ -275,6 +296,8 @@ class _Check:
         known: ParameterHistory | None,
     ) -> None:
         """Compare the parameters that FIND returns for TRAINED, a model, program or optimizer."""
+        if not self._has_asked and self._is_refused(ranks):
+            return
         pace = self._paces.setdefault(trained, Pace())
         outcome = None
         with pace.measured(), contextlib.ExitStack() as placed:
@@ -301,6 +324,17 @@ class _Check:
         pace.end(self._updates)
         if outcome is not None and not outcome.are_all_exact:
             pace.interval = None
+
+    def _is_refused(self, ranks: GroupRanks | StaticRanks) -> bool:
+        """Whether a rank, perhaps none of RANKS, cannot compare; then none does from now on."""
+        self._has_asked = True
+        if isinstance(ranks, StaticRanks):
+            # `_refuse` is not called there, as they are connected in another way.
+            self._proof.use(private_names.CHECK)
+        elif store.job_store().add(_REFUSALS, 0):
+            self._every = NEVER
+            self._proof.note("the ranks are not compared, as not all of them can do it")
+        return self._every == NEVER
 
     def _report(self, trained: Any, outcome: Differences, *, is_begun: bool) -> None:
         """Report the OUTCOME of a comparison; IS_BEGUN: no update has changed what was compared.

@@ -5,12 +5,17 @@ Keys are used once: the store keeps every value until the job ends.
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from .import_hooks import after_import, in_place_of
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
 
 # How long `gather_arrived` waits for a rank, and how often it looks, in seconds.
 _ARRIVAL_TIMEOUT_S, _POLL_S = 600.0, 0.005
@@ -21,6 +26,27 @@ def job_store() -> Any:
     from paddle.base import core
 
     return core.create_or_get_global_tcp_store()
+
+
+def when_connected(callback: Callable[[], None]) -> None:
+    """Call CALLBACK as soon as the ranks of a dynamic graph are connected."""
+    after_import("paddle.distributed.parallel", functools.partial(_await_ranks, callback))
+
+
+def _await_ranks(callback: Callable[[], None], module: ModuleType) -> None:
+    package: Any = sys.modules["paddle.distributed"]
+    is_called = False
+
+    def init_parallel_env(init: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_called
+        group = init(*args, **kwargs)
+        if not is_called and package.get_world_size() > 1:
+            is_called = True
+            callback()
+        return group
+
+    for owner in (package, module):
+        in_place_of(owner, "init_parallel_env")(init_parallel_env)
 
 
 def all_gather(key: str, value: Any, rank: int, ranks: Sequence[int]) -> list[Any]:

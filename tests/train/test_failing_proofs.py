@@ -12,6 +12,7 @@ from training import MODELS, PYTHONS, ROOT, SITE, evidence, run, told, train
 from warming import WARM
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -245,6 +246,7 @@ sys.modules["paddle.base.framework"]._dygraph_place_guard = renamed
 }
 SPLIT = """
 import os, sys, time
+import numpy
 
 class Spoiler:
     def find_spec(self, name, path=None, target=None):
@@ -254,20 +256,48 @@ class Spoiler:
             ours = "_fleetrun_inject.dygraph.data_parallel"
             exec(os.environ["SPOIL"], {"sys": sys, "__name__": ours})
 
+def wait(where):
+    # Gloo may abort where ranks differ in what they send.
+    if (os.environ["WAITS"], os.environ["WHERE"]) == (where, os.environ["PADDLE_TRAINER_ID"]):
+        time.sleep(60)
+
 if os.environ["PADDLE_TRAINER_ID"] in os.environ["WHERE"]:
     sys.meta_path.insert(0, Spoiler())
 import paddle
-if os.environ["WHERE"] == os.environ["PADDLE_TRAINER_ID"]:
-    # Gloo may abort where ranks differ in what they send.
-    time.sleep(60)
-paddle.distributed.init_parallel_env()
-model = paddle.DataParallel(paddle.nn.Linear(4, 4))
-optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-for _ in range(3):
-    model(paddle.ones([2, 4])).sum().backward()
-    optimizer.step()
-    optimizer.clear_grad()
+from paddle.distributed import fleet
+wait("to connect")
+if os.environ["MODEL"] == "static":
+    paddle.enable_static()
+    fleet.init(is_collective=True)
+    wait("to train")
+    loss = paddle.static.nn.fc(paddle.static.data("x", [2, 4]), 1).mean()
+    fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(loss)
+    executor = paddle.static.Executor()
+    executor.run(paddle.static.default_startup_program())
+    for _ in range(3):
+        executor.run(feed={"x": numpy.ones([2, 4], "float32")}, fetch_list=[loss])
+else:
+    fleet.init(is_collective=True)
+    sparse = paddle.nn.Embedding(4, 4, sparse=True)
+    layer = sparse if os.environ["MODEL"] == "sparse" else paddle.nn.Linear(4, 4)
+    model = paddle.DataParallel(layer)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    wait("to train")
+    inputs = paddle.ones([2, 4], "int64" if layer is sparse else "float32")
+    for _ in range(3):
+        model(inputs).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
 """
+
+
+def split(folder: Path, spoil: str, **how: str) -> subprocess.CompletedProcess[str]:
+    """Train on two ranks, of which those in WHERE do SPOIL."""
+    (folder / "train.py").write_text(SPLIT)
+    words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
+    usual = {"WHEN": "paddle.hapi", "MODEL": "dense", "WAITS": "to connect"}
+    more = {**usual, **how, "SPOIL": spoil, "PYTHONPATH": "", "FLAGS_enable_pir_api": "0"}
+    return run(PYTHONS["3.3.1"], words, folder, **more)
 
 
 @pytest.mark.parametrize(
@@ -277,15 +307,45 @@ def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     what: str, ranks: str, tmp_path: Path
 ) -> None:
     spoil, sentence = SPLITS[what]
-    (tmp_path / "train.py").write_text(SPLIT)
-    words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
     # Our code and Paddle's are there when its import has come so far; warm ranks would not import.
     when = "paddle" if what == "no code" else "paddle.hapi"
-    spoiler = {"SPOIL": spoil, "WHERE": ranks, "WHEN": when}
-    done = run(PYTHONS["3.3.1"], words, tmp_path, PYTHONPATH="", **spoiler)
+    done = split(tmp_path, spoil, WHERE=ranks, WHEN=when)
     # If no rank can, all train as without.
     assert done.returncode == (5 if ranks == "1" else 0), done.stdout
     assert (f"Rank 1: {sentence}" in done.stdout) is (ranks == "1"), done.stdout
+
+
+# Names that not every training uses: what lacks them, and what trains without.
+LACKING = {
+    "SelectedRows.set_rows": ("sparse", ("dense", "static")),
+    "get_pass": ("static", ("dense", "sparse")),
+    "ProcessGroup.all_gather_into_tensor": ("", ("dense",)),
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        (name, model)
+        for name, (ends, trains) in LACKING.items()
+        for model in (ends, *trains)
+        if model
+    ],
+)
+def test_a_rank_that_lacks_what_the_others_do_not_use_ends_no_job(
+    name: str, model: str, tmp_path: Path
+) -> None:
+    owner, _, attribute = f"core.{name}".rpartition(".")
+    spoil = f'core = sys.modules["paddle.base.core"]\ndel {owner}.{attribute}'
+    is_used = LACKING[name][0] == model
+    waits = "to train" if is_used else ""
+    done = split(tmp_path, spoil, WHERE="1", MODEL=model, WAITS=waits)
+    assert done.returncode == (5 if is_used else 0), done.stdout
+    sentence = f"Rank 1: in this Paddle paddle.base.core.{name} is missing: "
+    assert (sentence in done.stdout) is is_used, done.stdout
+    if name.startswith("ProcessGroup"):
+        assert "the ranks are not compared, as not all of them can do it" in done.stdout
 
 
 DEAF = """

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import hybrid_settings, paddle_api, store
-from ..import_hooks import after_import, in_place_of
+from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import (
     amp,
@@ -23,8 +23,6 @@ from .gradient_accumulation import GradientMerge
 from .own_updates import OwnUpdates
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from ..evidence import Evidence
     from ..spec import StrategySpec
 
@@ -43,7 +41,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         if paddle_api.has(private_names.REDUCER):
             _install_reducers(spec, proof, merge, own if merges else None)
         if spec.topology.nranks > 1 and paddle_api.are_on_device():
-            after_import(f"{_DISTRIBUTED}.parallel", lambda module: _agree(module, merge, proof))
+            store.when_connected(lambda: _agree(merge, proof))
     if spec.builds(multi_tensor.KNOB) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
     if spec.get(amp.KNOB) and paddle_api.has(private_names.AMP):
@@ -71,24 +69,13 @@ def _install_reducers(
     after_import("paddle.base.framework", changes.patch_parameters)
 
 
-def _agree(module: ModuleType, merge: GradientMerge, proof: Evidence) -> None:
-    """Make the ranks agree on the capabilities of their devices as soon as they are connected."""
+def _agree(merge: GradientMerge, proof: Evidence) -> None:
+    """Make the ranks, which are connected now, agree on the capabilities of their devices."""
     package: Any = sys.modules[_DISTRIBUTED]
-    is_agreed = False
-
-    def init_parallel_env(init: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_agreed
-        group = init(*args, **kwargs)
-        rank, ranks = package.get_rank(), package.get_world_size()
-        if ranks > 1 and not is_agreed:
-            is_agreed = True
-            paddle_api.agree(
-                lambda faults: store.all_gather(_KEY, faults, rank, range(ranks)),
-                lambda clause: proof.note(paddle_api.sentence([clause])),
-            )
-            if merge.is_installed and not paddle_api.has(private_names.MERGE):
-                merge.withdraw()
-        return group
-
-    for owner in (package, module):
-        in_place_of(owner, "init_parallel_env")(init_parallel_env)
+    rank, ranks = package.get_rank(), range(package.get_world_size())
+    paddle_api.agree(
+        lambda faults: store.all_gather(_KEY, faults, rank, ranks),
+        lambda clause: proof.note(paddle_api.sentence([clause])),
+    )
+    if merge.is_installed and not paddle_api.has(private_names.MERGE):
+        merge.withdraw()

@@ -90,9 +90,15 @@ def refusal(capability: str) -> str:
 
 
 def split_by(capability: str) -> str:
-    """Return why this rank, perhaps alone, lacks CAPABILITY; empty if not, or if ranks `agree`."""
-    is_agreed = capability in self_tests.ON_DEVICE and self_tests.are_on_device()
-    return "" if is_agreed else refusal(capability)
+    """Return why this rank, perhaps alone, lacks CAPABILITY; empty if not, or if ranks `agree`.
+
+    Only a test that was run already counts.
+    """
+    if capability in self_tests.ON_DEVICE and self_tests.are_on_device():
+        return ""
+    faults = map(_faults.get, (capability, *BUILDS_ON.get(capability, ())))
+    fault = next(filter(None, faults), "")
+    return fault and f"in this Paddle {fault}: {FALLBACKS[capability]}"
 
 
 def _works(capability: str) -> bool:

@@ -59,8 +59,10 @@ BUILDS_ON = {
     CHECK: (COUNTING,),
     FUSED: (COUNTING,),
 }
-# A rank without one of these communicates otherwise than the others, which would wait for it.
-COMMUNICATING = (STRATEGY, GROUPS, REDUCER, MERGE, STATIC, STATIC_CPU, CHECK, ARGUMENTS)
+# A rank without one of these communicates otherwise than the others, which would wait for it: in
+# most jobs, or once another rank uses it.
+COMMUNICATING = (STRATEGY, GROUPS, REDUCER, MERGE, ARGUMENTS)
+USED_BY_SOME = (SPARSE, STATIC, STATIC_CPU, CHECK)
 
 
 class PrivateName(NamedTuple):
