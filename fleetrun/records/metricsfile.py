@@ -95,6 +95,7 @@ class GpuUsage(NamedTuple):
 class LinkUse(NamedTuple):
     """The TCP connections of this host's ranks to one other host."""
 
+    # As the plan calls it, else an address.
     peer: str
     # The least round trip of the last minutes (net.ipv4.tcp_min_rtt_wlen) among connections that
     # moved bytes since the last record.

@@ -57,7 +57,9 @@ def test_the_host_with_the_slow_link_is_named(slow_hosts: Network) -> None:
     slow_hosts.delay(slow, 200)
     for host in hosts:
         (host.folder / "job.py").write_text(TALK)
-    options = (f"--ips={','.join(host.ip for host in hosts)}", "--nproc_per_node=1")
+    # Some by address, some by name.
+    ips = [first.ip, *(host.name for host in hosts[1:])]
+    options = (f"--ips={','.join(ips)}", "--nproc_per_node=1")
     launchers = [host.fleetrun(*options, "--metrics_period=0.5", "job.py") for host in hosts]
     run = first.folder / "log" / "latest"
 
@@ -71,6 +73,6 @@ def test_the_host_with_the_slow_link_is_named(slow_hosts: Network) -> None:
     assert ends(launchers, TRAINING_S) == [0] * 4
     (remark,) = remarks()
     assert (remark.more["what"], remark.more["who"]) == ("straggler", ["rank 3"])
-    text = f"The link of {slow.ip} (rank 3) is slow: round trips take "
+    text = f"The link of {slow.name} (rank 3) is slow: round trips take "
     assert remark.more["text"].startswith(text)
     assert text in first.said

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fleetrun.probe import delays, usage
+from fleetrun.probe import addresses, delays, usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.probe.ticks import ticks
 from fleetrun.records import (
@@ -81,6 +81,9 @@ class Meter:
         self._scalars_at = 0.0
         # By inode, the bytes that connections to other hosts had moved at the last measurement.
         self._moved: dict[int, int] = {}
+        # The hosts of the job, and by address what the plan calls them.
+        self._nodes: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}
         self._collectives: dict[int, CollectiveClock] = {}
         # Discard the first value, which has nothing to compare with.
         system()
@@ -167,13 +170,16 @@ class Meter:
             links = sockets.links()
         except OSError:
             return ()
+        if self._nodes != self.run.plan.nodes:
+            self._nodes = self.run.plan.nodes
+            self._names = {ip: node for node in self._nodes for ip in addresses.resolve(node)}
         own = {inode: links[inode] for inode in sockets.inodes(_pids(used)) & links.keys()}
         moved = {inode: link.acked + link.received for inode, link in own.items()}
         active = {inode for inode in moved if moved[inode] != self._moved.get(inode, 0)}
         self._moved = moved
         by_peer: dict[str, list[int]] = {}
         for inode, link in own.items():
-            by_peer.setdefault(link.peer, []).append(inode)
+            by_peer.setdefault(self._names.get(link.peer, link.peer), []).append(inode)
         return tuple(
             LinkUse(
                 peer=peer,
