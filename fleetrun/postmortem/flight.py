@@ -439,12 +439,43 @@ def _unfinished(
         return ()
     first, waiting_ranks = _oldest([wait for wait in entered if wait.holds_up] or entered)
     verb = "waits" if len(waiting_ranks) == 1 else "wait"
+    reason = "no rank is missing, so the network or a device holds it up"
+    places = _places(first, records)
+    if first.state == BLOCKING and len(places) > 1:
+        calls = ", ".join(f"call {place} of {_who(places[place], job)}" for place in places)
+        reason = (
+            "Paddle pairs the calls of a gloo group by their number, sends and recvs included, "
+            f"and it is {calls}; a group of its own for each pair of ranks avoids that"
+        )
     text = (
         f"all its ranks have entered {_named(first, job)}, and {_who(waiting_ranks, job)} {verb} "
-        f"there{_at(first)} since {_since(first)}: no rank is missing, so the network or a device "
-        "holds it up"
+        f"there{_at(first)} since {_since(first)}: {reason}"
     )
     return (FlightFinding(UNFINISHED, (), text),)
+
+
+def _places(call: Collective, records: Mapping[int, FlightRecord]) -> dict[int, list[int]]:
+    """Return which call of its group CALL is, barriers left out, and for which ranks."""
+    channel = call.channel
+    ends = {channel.source: "send", channel.target: "recv"} if channel.is_pair else {}
+    places: dict[int, list[int]] = {}
+    for rank in sorted(ends) or channel.ranks:
+        own = channel._replace(operation=ends.get(rank, channel.operation))
+        last = records[rank].last
+        issued = sum(last[other] for other in last if _is_counted(other, channel))
+        calls = [other for other in records[rank].collectives if _is_counted(other.channel, channel)]
+        while calls and (calls[-1].channel, calls[-1].sequence) != (own, call.sequence):
+            calls.pop()
+            issued -= 1
+        issued -= sum(other.operation == "barrier" for other in calls)
+        places.setdefault(issued, []).append(rank)
+    return places
+
+
+def _is_counted(channel: CollectiveChannel, like: CollectiveChannel) -> bool:
+    """Whether calls on CHANNEL are of the group of LIKE; backwards are not single calls."""
+    same_group = (channel.ranks, channel.number) == (like.ranks, like.number)
+    return same_group and channel.operation in {"", *_OTHER}
 
 
 def _all_known(wait: _OpenCollective, records: Mapping[int, FlightRecord]) -> bool:

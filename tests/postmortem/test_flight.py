@@ -107,6 +107,44 @@ def _is_whole(
     return entered[channel, collective.sequence] == members and not is_cut
 
 
+@pytest.mark.parametrize("is_blocking", [True, False], ids=["gloo", "a device"])
+def test_messages_that_shift_the_calls_of_a_gloo_group_are_not_blamed_on_the_network(
+    is_blocking: bool,
+) -> None:
+    whole = CollectiveChannel((0, 1, 2))
+    end = [Call(whole, "barrier"), Call(whole, "all_reduce")]
+    scripts = {
+        0: [p2p("send", 0, 1, 3), *end],
+        1: [p2p("recv", 0, 1, 3), *end, Call(CollectiveChannel((1,)), "all_reduce")],
+        2: end,
+    }
+    records = play(scripts, is_blocking=is_blocking)
+    # Paddle's barriers are not counted; the next call is not paired.
+    for rank, record in records.items():
+        *done, last = [call for call in record.collectives if len(call.channel.ranks) > 1]
+        unfinished = last._replace(done_at=None)
+        records[rank] = record._replace(collectives=(*done, unfinished), settled_at=99.0)
+    (found,) = flight.verdict(records, JobRanks(3))
+    assert (found.kind, found.ranks) == (UNFINISHED, ())
+    assert ("call 2 of ranks 0-1, call 1 of rank 2" in found.text) == is_blocking
+    assert ("the network or a device" in found.text) != is_blocking
+
+
+def test_a_send_and_a_recv_are_paired_by_gloo_only_as_the_same_call_of_both_ranks() -> None:
+    scripts = {
+        0: [p2p("recv", 2, 0, 3), p2p("send", 0, 1, 3)],
+        1: [p2p("send", 1, 2, 3)],
+        2: [p2p("send", 2, 0, 3), p2p("recv", 1, 2, 3)],
+    }
+    records = play(scripts)
+    (shifted,) = records[1].collectives
+    records[1] = records[1]._replace(collectives=(shifted._replace(done_at=None),))
+    *done, last = records[2].collectives
+    records[2] = records[2]._replace(collectives=(*done, last._replace(done_at=None)))
+    (found,) = flight.verdict(records, JobRanks(3))
+    assert "call 1 of rank 1, call 2 of rank 2" in found.text
+
+
 def scripts_of(draw: random.Random, ranks: int) -> dict[int, list[Call]]:
     """Return a script for each of RANKS: the same collectives of the same groups in one order."""
     groups = [CollectiveChannel(tuple(range(ranks)))]
