@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DESYNC, MISSING, CYCLE, UNFINISHED = "desync", "missing", "cycle", "unfinished"
 # Collectives in which all ranks must have tensors of one size.
 _SAME_SIZE = frozenset(("all_reduce", "reduce", "broadcast", "all_gather"))
+# Collectives whose root receives from all others.
+_FROM_ALL = frozenset(("gather", "reduce"))
 _OTHER = {"send": "recv", "recv": "send"}
 _WAY = {"send": "to", "recv": "from"}
 # In a running job, a collective that is open for longer is reported.
@@ -101,6 +103,7 @@ def verdict(
     desync = desyncs(known, job)
     if desync:
         return desync
+    known = _without_early_ends(known)
     waits = _waits(known, until)
     culprits = _culprits(waits)
     if culprits:
@@ -117,6 +120,65 @@ def _reopened(record: FlightRecord) -> FlightRecord:
     if final is None or final.state != RAISED:
         return record
     return record._replace(collectives=(*earlier, final._replace(state=BLOCKING)))
+
+
+def _without_early_ends(records: Mapping[int, FlightRecord]) -> dict[int, FlightRecord]:
+    """Return RECORDS, with calls open that need a rank which has not reached them.
+
+    Paddle calls complete at once what runs in the stream of computation, as in pipelines; and what
+    a device is given after such a call waits for it.
+    """
+    # The last call of each channel that each rank's device may have begun.
+    reached = {rank: dict(record.last) for rank, record in records.items()}
+    first_open: dict[int, int] = {}
+    while True:
+        begun_by_all: dict[CollectiveChannel, int] = {}
+        for last in reached.values():
+            for channel in last.keys() - begun_by_all.keys():
+                members = (reached[member] for member in channel.ranks if member in reached)
+                begun_by_all[channel] = min(other.get(channel, 0) for other in members)
+        found = {}
+        for rank, record in records.items():
+            for place, call in enumerate(record.collectives[: first_open.get(rank)]):
+                if (
+                    call.state == ASYNCHRONOUS
+                    and call.done_at is not None
+                    and (call.channel.is_pair or call.sequence > begun_by_all[call.channel])
+                    and _is_needed(rank, call, tuple(_absent(rank, call, reached)))
+                ):
+                    found[rank] = place
+                    break
+        if not found:
+            break
+        first_open |= found
+        for rank, place in found.items():
+            for call in reversed(records[rank].collectives[place:]):
+                reached[rank][call.channel] = call.sequence - 1
+    return {
+        **records,
+        **{rank: _opened(records[rank], place) for rank, place in first_open.items()},
+    }
+
+
+def _opened(record: FlightRecord, first: int) -> FlightRecord:
+    """Return RECORD as if its rank had just seen that nothing is done from its call FIRST on."""
+    calls = (
+        call._replace(done_at=None) if call.state == ASYNCHRONOUS else call
+        for call in record.collectives[first:]
+    )
+    collectives = (*record.collectives[:first], *calls)
+    return record._replace(collectives=collectives, settled_at=math.inf)
+
+
+def _is_needed(rank: int, call: Collective, absent: Sequence[int]) -> bool:
+    """Whether RANK cannot complete CALL without the ranks ABSENT."""
+    operation = call.operation.partition(" ")[0]
+    if operation == "send":
+        # A buffer may have taken it.
+        return False
+    if operation in _FROM_ALL:
+        return rank == call.root and bool(absent)
+    return call.root in absent if call.root >= 0 else bool(absent)
 
 
 # A desync -----------------------------------------------------------------------------------------
@@ -214,6 +276,7 @@ def _waits(records: Mapping[int, FlightRecord], until: float) -> list[_OpenColle
         for collective in record.collectives
         if collective.is_open and record.settled_at - collective.issued_at > _SETTLED_S
     }
+    last = {rank: record.last for rank, record in records.items()}
     waits = []
     for rank, record in sorted(records.items()):
         seen: set[tuple[CollectiveChannel, bool]] = set()
@@ -221,7 +284,7 @@ def _waits(records: Mapping[int, FlightRecord], until: float) -> list[_OpenColle
             channel = collective.channel
             if not collective.is_open or collective.issued_at > until or (channel, True) in seen:
                 continue
-            missing = tuple(_absent(rank, collective, records))
+            missing = tuple(_absent(rank, collective, last))
             if (channel, bool(missing)) not in seen:
                 seen.add((channel, bool(missing)))
                 holds_up = (
@@ -236,11 +299,12 @@ def _waits(records: Mapping[int, FlightRecord], until: float) -> list[_OpenColle
 
 
 def _absent(
-    rank: int, collective: Collective, records: Mapping[int, FlightRecord]
+    rank: int, collective: Collective, last: Mapping[int, Mapping[CollectiveChannel, int]]
 ) -> Iterator[int]:
+    """Yield the ranks whose LAST call of the same channel came before COLLECTIVE."""
     members, channel = _peers(rank, collective.channel)
     for member in members:
-        if member in records and records[member].last.get(channel, 0) < collective.sequence:
+        if member in last and last[member].get(channel, 0) < collective.sequence:
             yield member
 
 
@@ -294,6 +358,7 @@ def waiting(
     A collective that was issued after UNTIL may be in progress.
     """
     known = {rank: record for rank, record in records.items() if not record.has_failed}
+    known = _without_early_ends(known)
     waiting: dict[int, tuple[Collective, tuple[int, ...]]] = {}
     for wait in sorted(_waits(known, until), key=lambda wait: wait.collective.issued_at):
         if wait.holds_up:
@@ -454,20 +519,20 @@ def _unfinished(
     return (FlightFinding(UNFINISHED, (), text),)
 
 
-def _places(call: Collective, records: Mapping[int, FlightRecord]) -> dict[int, list[int]]:
-    """Return which call of its group CALL is, barriers left out, and for which ranks."""
-    channel = call.channel
+def _places(entered: Collective, records: Mapping[int, FlightRecord]) -> dict[int, list[int]]:
+    """Return which call of its group ENTERED is, barriers left out, and for which ranks."""
+    channel = entered.channel
     ends = {channel.source: "send", channel.target: "recv"} if channel.is_pair else {}
     places: dict[int, list[int]] = {}
     for rank in sorted(ends) or channel.ranks:
         own = channel._replace(operation=ends.get(rank, channel.operation))
-        last = records[rank].last
-        issued = sum(last[other] for other in last if _is_counted(other, channel))
-        calls = [other for other in records[rank].collectives if _is_counted(other.channel, channel)]
-        while calls and (calls[-1].channel, calls[-1].sequence) != (own, call.sequence):
+        record = records[rank]
+        issued = sum(record.last[other] for other in record.last if _is_counted(other, channel))
+        calls = [call for call in record.collectives if _is_counted(call.channel, channel)]
+        while calls and (calls[-1].channel, calls[-1].sequence) != (own, entered.sequence):
             calls.pop()
             issued -= 1
-        issued -= sum(other.operation == "barrier" for other in calls)
+        issued -= sum(call.operation == "barrier" for call in calls)
         places.setdefault(issued, []).append(rank)
     return places
 

@@ -145,6 +145,70 @@ def test_a_send_and_a_recv_are_paired_by_gloo_only_as_the_same_call_of_both_rank
     assert "call 1 of rank 1, call 2 of rank 2" in found.text
 
 
+def test_a_recv_without_its_send_is_open_whatever_paddle_says() -> None:
+    whole = CollectiveChannel((0, 1, 2), 2)
+    scripts = {
+        # The second rank stops within its work.
+        0: [p2p("send", 0, 1, 3), Call(whole, "broadcast")],
+        1: [p2p("recv", 0, 1, 3)],
+        2: [p2p("recv", 1, 2, 3)],
+    }
+    records = play(scripts, is_blocking=False)
+    # What runs in the stream of computation.
+    (recv,) = records[2].collectives
+    records[2] = records[2]._replace(collectives=(recv._replace(done_at=99.0),))
+    (found,) = flight.verdict(records, JobRanks(3))
+    assert (found.kind, found.ranks) == (MISSING, (1,))
+
+
+def test_a_rank_waits_whose_pipeline_seems_done_behind_a_stage_that_waits() -> None:
+    whole = CollectiveChannel((0, 1, 2, 3), 2)
+    end = Call(whole, "broadcast")
+    scripts = {
+        0: [end],
+        1: [],
+        2: [p2p("recv", 1, 2, 4), p2p("send", 2, 3, 4), end],
+        3: [p2p("recv", 2, 3, 4)],
+    }
+    records = play(scripts, is_blocking=False)
+    for rank, calls in ((2, 2), (3, 1)):
+        # All are issued at once, and nothing of the stream of computation is seen to wait.
+        script = scripts[rank][:calls]
+        issued = tuple(
+            Collective(call.channel, 1, call.operation, 5.0, 5.1, state=ASYNCHRONOUS)
+            for call in script
+        )
+        last = {call.channel: 1 for call in script}
+        records[rank] = records[rank]._replace(collectives=issued, last=last)
+    (found,) = flight.verdict(records, JobRanks(4))
+    assert (found.kind, found.ranks) == (MISSING, (1,))
+
+
+@pytest.mark.parametrize(
+    ("operation", "root", "rank", "holds"),
+    [
+        ("all_reduce (max)", -1, 0, True),
+        ("send", -1, 0, False),
+        ("broadcast", 0, 0, False),
+        ("broadcast", 1, 0, True),
+        ("broadcast", 2, 0, False),
+        ("reduce", 0, 0, True),
+        ("gather", 1, 0, False),
+    ],
+)
+def test_a_call_is_complete_only_if_nobody_whom_it_needs_is_absent(
+    operation: str, root: int, rank: int, holds: bool
+) -> None:
+    channel = CollectiveChannel((0, 1, 2))
+    if operation == "send":
+        channel = CollectiveChannel((0, 1, 2), 1, "send", 0, 1)
+    call = Collective(channel, 1, operation, 1.0, 2.0, root=root, state=ASYNCHRONOUS)
+    here = FlightRecord(rank, 100, 0, (call,), {channel: 1})
+    there = {1: FlightRecord(1, 101, 0), 2: FlightRecord(2, 102, 0, (), {channel: 1})}
+    waiting = flight.waiting({rank: here, **there}, 99.0)
+    assert (rank in waiting) == holds
+
+
 def scripts_of(draw: random.Random, ranks: int) -> dict[int, list[Call]]:
     """Return a script for each of RANKS: the same collectives of the same groups in one order."""
     groups = [CollectiveChannel(tuple(range(ranks)))]
