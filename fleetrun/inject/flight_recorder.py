@@ -95,6 +95,9 @@ _POINT_TO_POINT = ("send", "recv")
 # A backward in which Paddle's own reducer sums gradients, invisible to our hooks.
 BACKWARD = "backward"
 _BACKWARD = _Operation(BACKWARD, None)
+# A group whose members wait for each other to make it.
+NEW_GROUP = "new_group"
+_NEW_GROUP = _Operation(NEW_GROUP, None)
 _ON_STREAM = "{}_on_calc_stream"
 # The index of the ProcessGroup among the arguments of Paddle's reducer.
 _REDUCERS_GROUP = 3
@@ -248,6 +251,24 @@ class FlightRecorder:
         number = self._made[members] = self._made.get(members, 0) + 1
         self._groups[id(process_group)] = _Group(self._ring, process_group, members, number)
 
+    def begin_group(self, ranks: Sequence[int] | None) -> int:
+        """Record that this rank makes a group of RANKS, by default of all."""
+        world = next(iter(self._groups.values()), None)
+        if world is None or not self.is_on:
+            return 0
+        members = world.ranks if ranks is None else tuple(sorted(int(rank) for rank in ranks))
+        if len(members) < 2 or _number("PADDLE_TRAINER_ID") not in members:
+            return 0
+        assert self._ring is not None
+        number = self._made.get(members, 0) + 1
+        group = _Group(self._ring, world.process_group, members, number)
+        return self._begin(group, self._ring, _NEW_GROUP, ())
+
+    def end_group(self, number: int) -> None:
+        """Record that the group of the call NUMBER has been made."""
+        if self._ring is not None and self.is_on:
+            self._ring.end(number)
+
     def begin(self, process_group: Any, operation: _Operation, args: Sequence[Any]) -> int:
         """Record that OPERATION is called with ARGS; return its number, 0 if it is not recorded."""
         group = self._groups.get(id(process_group))
@@ -256,12 +277,15 @@ class FlightRecorder:
             return 0
         if self._pending:
             self.settle()
+        return self._begin(group, ring, operation, args)
+
+    def _begin(self, group: _Group, ring: Ring, operation: _Operation, args: Sequence[Any]) -> int:
         name, place, peer_place, reduction = operation
         peer = -1
         if peer_place is not None and peer_place < len(args):
             peer = int(args[peer_place])
         channel, counter = group.collectives
-        if name in _POINT_TO_POINT or operation is _BACKWARD:
+        if name in _POINT_TO_POINT or operation in {_BACKWARD, _NEW_GROUP}:
             channel, counter = group.channel(name, peer)
         if reduction is not None and reduction < len(args):
             name = _sum_name(name, args[reduction])
@@ -280,7 +304,8 @@ class FlightRecorder:
         lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
         site = self._site(ring, sys._getframe(1))
         code = ring.name("operation", name)
-        state = BLOCKING if group.is_blocking or name == BACKWARD else ASYNCHRONOUS
+        is_blocking = group.is_blocking or name in {BACKWARD, NEW_GROUP}
+        state = BLOCKING if is_blocking else ASYNCHRONOUS
         return ring.begin(
             *(next(counter), channel, size, site, code, dtype, dimensions, state, peer), *lengths
         )
@@ -383,6 +408,9 @@ def watch() -> None:
         os.register_at_fork(after_in_child=_recorder.leave)
         after_import("paddle.base.core", functools.partial(_patch_methods, _recorder))
         after_import("paddle.distributed.communication.group", _patch_groups)
+        after_import(
+            "paddle.distributed.collective", functools.partial(_patch_new_group, _recorder)
+        )
 
 
 def add_group(process_group: Any, ranks: Sequence[int]) -> None:
@@ -409,6 +437,29 @@ def _patch_groups(module: Any) -> None:
         add_group(group.process_group, group.ranks)
 
     watch_method(module.Group, "__init__", after=add)
+
+
+def _patch_new_group(recorder: FlightRecorder, collective: Any) -> None:
+    new_group = collective.new_group
+    begin, end, raised = (
+        _watching(recorder, hook)
+        for hook in (recorder.begin_group, recorder.end_group, recorder.raised)
+    )
+
+    @functools.wraps(new_group)
+    def recorded(ranks: Sequence[int] | None = None, *args: Any, **options: Any) -> Any:
+        number = begin(ranks)
+        try:
+            group = new_group(ranks, *args, **options)
+        except BaseException:
+            if number:
+                raised(number)
+            raise
+        if number:
+            end(number)
+        return group
+
+    collective.new_group = recorded
 
 
 def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:

@@ -17,7 +17,9 @@ _MEETING = frozenset(_MEETINGS.split())
 # Code that the user did not write.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 # Our wrappers of Paddle's calls, which are in every stack.
-_OURS = ("/inject/flight_recorder.py", "/inject/border.py", "/inject/store_wait.py")
+_OURS = tuple(
+    f"/inject/{name}.py" for name in ("flight_recorder", "border", "store_wait", "gloo_stores")
+)
 
 
 class Frame(NamedTuple):

@@ -163,9 +163,12 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     missed = _MISSED.get(hang.sign, _MISSED["life"])
     lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
     lines += [f"    {sentence(text)}." for _, text in hang.collectives]
+    # Where all wait for each other, none is unlike the rest.
+    known = {label for labels, _ in hang.places for label in labels}
+    odd = set(hang.odd) if known - set(hang.odd) else set[str]()
     for labels, where in hang.places[:_PLACES]:
         stand = "stands" if len(labels) == 1 else "stand"
-        alone = ", unlike the rest" if set(labels) <= set(hang.odd) else ""
+        alone = ", unlike the rest" if set(labels) <= odd else ""
         held = [devices[label] for label in labels if devices.get(label)]
         # A place has commas, devices have none.
         on = (

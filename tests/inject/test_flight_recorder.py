@@ -93,6 +93,37 @@ def test_the_writer_and_the_reader_have_one_layout() -> None:
         assert getattr(flight_recorder, name).format == getattr(flightfile, name).format, name
 
 
+def test_a_group_is_there_while_its_members_wait_for_each_other_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "6")
+    made = recorder(tmp_path, process_group(), ranks=(4, 5, 6))
+    open_calls = []
+
+    def new_group(ranks: list[int] | None = None, backend: str = "gloo") -> None:
+        open_calls.append([call for call in seen(tmp_path).collectives if call.is_open])
+        if backend != "gloo":
+            raise ValueError(backend)
+        if ranks is not None:
+            made.add(process_group(), sorted(ranks))
+
+    collective = SimpleNamespace(new_group=new_group)
+    flight_recorder._patch_new_group(made, collective)
+    collective.new_group([6, 4])
+    collective.new_group(ranks=[6, 4])
+    # Without this rank, or alone, nobody waits.
+    collective.new_group([4, 5])
+    collective.new_group([6])
+    with pytest.raises(ValueError, match="nccl"):
+        collective.new_group(backend="nccl")
+    first, second, whole = seen(tmp_path).collectives
+    assert first.channel == CollectiveChannel((4, 6), 1, "new_group")
+    assert second.channel == CollectiveChannel((4, 6), 2, "new_group")
+    assert (first.sequence, second.sequence, whole.state) == (1, 1, RAISED)
+    assert whole.channel.ranks == (4, 5, 6)
+    assert [len(calls) for calls in open_calls] == [1, 1, 0, 0, 1]
+
+
 def test_each_collective_is_there_while_it_runs_and_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,9 @@ def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
     assert "Ranks 3-8 stand in save (net.py:8)." in verdict
     assert "Rank 7 does not reach h:1.\n    1 more." in verdict
     assert "Rank 1 stands in" in report.verdict(Outcome(hung), Investigation(), [], frozenset())
+    # In a circle, all are at fault.
+    circle = hung._replace(places=where[:1])
+    assert "unlike" not in report.verdict(Outcome(circle), Investigation(), [], frozenset())
 
 
 def test_why_there_is_no_other_attempt_is_said_once() -> None:
