@@ -48,6 +48,8 @@ class Sample(NamedTuple):
     output: int
     beat: int
     is_scripts: bool = True
+    # A number that changes with each recorded collective.
+    calls: int = 0
 
 
 class DeepSample(NamedTuple):
@@ -91,10 +93,10 @@ def works(load: GpuLoad) -> bool:
 class IdleClock:
     """Measures for how long no rank has shown activity.
 
-    There are two clocks. Heartbeats, bytes read or written, and waiting for a disk restart both,
-    and so does output until the first heartbeat. Processor time restarts only the clock of silence,
-    since ranks may spin while they wait for each other. The other clock runs as long as the Python
-    stacks of all ranks, where they can be sampled, stay the same.
+    There are two clocks. Heartbeats, new collectives, bytes read or written, and waiting for a disk
+    restart both, and so does output until the first heartbeat. Processor time restarts only the
+    clock of silence, since ranks may spin while they wait for each other. The other clock runs as
+    long as the Python stacks of all ranks, where they can be sampled, stay the same.
 
     Ranks that write heartbeats themselves are judged only by these and by heavy writing to a disk.
     """
@@ -153,6 +155,8 @@ class IdleClock:
             if past is None or now.beat != past.beat:
                 break
             if not self.has_beats and now.output != past.output:
+                break
+            if not self.has_promises and now.calls != past.calls:
                 break
             # A user or a debugger has stopped it on purpose.
             if now.state in "Tt":

@@ -62,18 +62,28 @@ class _Rank:
         "is_looked_inside",
         "is_seen_inside",
         "pid",
+        "ring",
         "since_ns",
         "started_at",
     )
 
     def __init__(
-        self, pid: int, logs: Sequence[str], heartbeat: str, since_ns: int, attempt: int = 0
+        self,
+        pid: int,
+        logs: Sequence[str],
+        heartbeat: str,
+        since_ns: int,
+        attempt: int = 0,
+        *,
+        ring: str = "",
     ) -> None:
         self.pid = pid
         self.attempt = attempt
         self.started_at = time.monotonic()
         self.is_looked_inside = self.is_seen_inside = False
         self.heartbeat = heartbeat
+        # Where it records its collectives.
+        self.ring = ring
         self.since_ns = since_ns
         self._sizes = dict.fromkeys(logs, 0)
         # The bytes of log lines that only report waiting.
@@ -190,7 +200,8 @@ class Watch(Source):
                 spec = self._job.plan.processes[process]
                 logs = names.log_paths(self._job.plan, spec, attempt)
                 beats = spec.env.get(variables.HEARTBEAT, "")
-                self._ranks[process] = _Rank(pid, logs, beats, self._since_ns, attempt)
+                ring = spec.env.get(variables.FLIGHT_RECORDER, "")
+                self._ranks[process] = _Rank(pid, logs, beats, self._since_ns, attempt, ring=ring)
             case Exited(process=process):
                 self._forget(process)
             case SignalAll() if happening.ends_ranks:
@@ -354,6 +365,7 @@ class Watch(Source):
     # Hangs ----------------------------------------------------------------------------------------
 
     def _sample(self) -> dict[int, hang.Sample]:
+        from fleetrun.records import flightfile
         from fleetrun.run import proc
         from fleetrun.sources import hang
 
@@ -363,8 +375,9 @@ class Watch(Source):
             if stat is not None:
                 beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
                 is_scripts = beat > 0 and heartbeat.is_scripts(rank.heartbeat)
-                output = rank.output()
-                samples[process] = hang.Sample(stat.state, stat.cpu_s, output, beat, is_scripts)
+                output, calls = rank.output(), flightfile.issued(rank.ring)
+                sample = hang.Sample(stat.state, stat.cpu_s, output, beat, is_scripts, calls)
+                samples[process] = sample
         return samples
 
     def _look_for_hang(self) -> None:

@@ -93,6 +93,20 @@ def test_the_writer_and_the_reader_have_one_layout() -> None:
         assert getattr(flight_recorder, name).format == getattr(flightfile, name).format, name
 
 
+def test_each_collective_changes_the_number_of_those_issued(tmp_path: Path) -> None:
+    group = process_group()
+    recorder(tmp_path, group)
+    ring = str(tmp_path / "ring")
+    numbers = [flightfile.issued(ring)]
+    group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
+    numbers.append(flightfile.issued(ring))
+    group.recv(Tensor(3), 0)
+    numbers.append(flightfile.issued(ring))
+    assert numbers == [0, 1, 2]
+    assert flightfile.issued("") == flightfile.issued(str(tmp_path / "none")) == 0
+    assert flightfile._HEADS.size == flight_recorder.CHANNELS * 8
+
+
 def test_a_group_is_there_while_its_members_wait_for_each_other_to_make_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

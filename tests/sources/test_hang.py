@@ -63,6 +63,7 @@ def test_s61_silence_of_all_is_a_hang() -> None:
                 {"output": 11},
                 {"output": 0},
                 {"beat": 3},
+                {"calls": 1},
                 {"cpu_s": 1.2},
                 {"state": "T"},
                 {"state": "t"},
@@ -102,6 +103,9 @@ def test_s62_any_sign_or_work_of_one_rank_is_life(sign: Sample, depth: DeepSampl
         (lambda n: {"beat": 1, "output": n * 50}, lambda n: {"written": n * 4096}, True),
         (lambda _: {"beat": 1}, lambda n: {"traffic": {9: n * 100_000}}, True),
         (lambda _: {"beat": 1}, lambda n: {"written": n * 10_000_000}, False),
+        (lambda n: {"beat": 1, "calls": n}, lambda _: {}, True),
+        # The updates are reported by us, and it evaluates.
+        (lambda n: {"beat": 1, "is_scripts": False, "calls": n}, lambda _: {}, False),
     ],
 )
 def test_what_goes_on_is_life_or_none(
