@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The seconds that a launcher has to stop.
 _GRACE_S = 60.0
 _LONGEST_FAULT = 300
-UNSEEN = "it succeeded, but no update was seen: does it train with Paddle?"
+UNSEEN = "it succeeded, but no update was seen (does it train with Paddle?)"
 
 
 def run(spec: TuneSpec, candidate: Candidate, steps: int, name: str) -> Trial:
@@ -146,8 +146,9 @@ def peak_bytes(events: Iterable[EventRecord]) -> int | None:
 
 def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) -> str:
     """Return why a run failed, in one line; its output is in FOLDER."""
-    verdict = reading.text(events[-1].more.get("verdict")) if events else ""
-    parts = [verdict] if verdict else []
+    end = events[-1].more if events else {}
+    verdict = reading.text(end.get("verdict"))
+    parts = [verdict] if verdict and end.get("exit_code") != 0 else []
     report = reportfile.read(str(run_dir / names.REPORT))
     if report is not None and report.culprit is not None:
         culprit = report.culprit
@@ -156,6 +157,8 @@ def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) 
     if not parts:
         output = (folder / "output.txt").read_text(errors="replace").split("\n")
         parts = [line for line in output if line.strip()][-1:] or [f"it exited with {code}"]
+        if verdict:
+            parts.insert(0, f"it exited with {code}, although a training succeeded")
     return " ".join(": ".join(parts).split())[:_LONGEST_FAULT]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from array import array
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from fleetrun.records.rankfile import RankAxes
 
 _MERGE = "gradient_merge_configs"
+# A command may launch several times: the optimizers of its next launch are numbered from here on.
+_NEXT_LAUNCH = 1000
 
 
 class VerifySpec(NamedTuple):
@@ -136,15 +139,18 @@ def _read(
 ) -> tuple[dict[int, dict[tuple[int, int], list[Parameter]]], list[str], int | None]:
     """Return the snapshots in FOLDER, the paths of the ranks' records, and their device memory."""
     snapshots: dict[int, dict[tuple[int, int], list[Parameter]]] = {}
-    paths = []
+    paths: list[str] = []
+    launches: dict[str, int] = {}
     device_bytes = None
     for path in sorted(folder.glob("*.jsonl"), key=lambda item: int(item.stem)):
         for line in reading.lines(str(path)):
-            key = reading.whole(line.get("optimizer")), reading.whole(line.get("update"))
-            with suppress(KeyError, ValueError, TypeError):
-                if None not in key:
-                    snapshots.setdefault(int(path.stem), {})[key] = _parameters(line)  # type: ignore[index]
             paths.append(reading.text(line.get("records")))
+            launches.setdefault(os.path.dirname(paths[-1]), len(launches) * _NEXT_LAUNCH)
+            optimizer, update = (reading.whole(line.get(key)) for key in ("optimizer", "update"))
+            with suppress(KeyError, ValueError, TypeError):
+                if optimizer is not None and update is not None:
+                    number = launches[os.path.dirname(paths[-1])] + optimizer
+                    snapshots.setdefault(int(path.stem), {})[number, update] = _parameters(line)
             device_bytes = (
                 max(device_bytes or 0, reading.whole(line.get("device_bytes")) or 0) or None
             )

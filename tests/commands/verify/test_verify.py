@@ -40,7 +40,7 @@ off = {
     "chaotic": 1e-3 if asked["moves"] or not is_plain else 0,
     "ranks": int(rank),
 }.get(case, 0)
-with open(os.path.join(asked["path"], rank + ".jsonl"), "w") as file:
+with open(os.path.join(asked["path"], rank + ".jsonl"), "a") as file:
     for update in sorted({*range(min(asked["snapshots"], made) + 1), made}):
         last = 3.0 + off * (update > 2) + noise * (update > 0) + other
         values = [[1.0, float(update)], [2.0, last]]
@@ -143,6 +143,24 @@ def test_a_command_that_launches_is_verified_with_its_own_log_folder(tmp_path: P
     done = verify(tmp_path, "--set=fuse_grad_size_in_MB=1", "exec", *command, "train.py", "equal")
     assert (done.returncode, done.stderr) == (0, "")
     assert "2.000 times that of plain Paddle" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("true", 5, "part at update 3: b.weight of rank 0 differs by 0.001 ("),
+        ("exit 3", 1, "plain Paddle: it exited with 3, although a training succeeded: "),
+    ],
+)
+def test_all_launches_of_a_command_and_its_own_end_count(
+    end: str, code: int, said: str, tmp_path: Path
+) -> None:
+    launch = "python3 -m paddle.distributed.launch --nproc_per_node=2"
+    command = f"{launch} train.py wrong && {launch} --log_dir=its train.py equal && {end}"
+    done = verify(tmp_path, "--set=fuse_grad_size_in_MB=1", "exec", "sh", "-c", command)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert said in done.stdout
 
 
 @pytest.mark.parametrize(
