@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,17 @@ def test_top_shows_how_their_ranks_ended(folder: Path) -> None:
     table = output(fleetrun("top", "--once", "failed", folder=folder, COLUMNS="160"))
     assert "rank 1 exited with 1" in table
     assert "exit 1" in table or "failed" in table
+
+
+def test_ps_shows_one_whose_launcher_still_runs(folder: Path) -> None:
+    (run,) = (folder / "log" / "runs").glob("*-restarted-*")
+    with (run / "lock").open():
+        # This process is its launcher, as it has the lock open.
+        shown = output(fleetrun("ps", run.name))
+    heads, row = shown.splitlines()
+    assert heads.split()[:2] == ["PID", "JOB"]
+    assert f"{os.getpid()}  restarted" in row
+    assert "0 of 2, attempt 1" in row
 
 
 def test_report_has_their_strategy_and_their_restart(folder: Path) -> None:
