@@ -315,6 +315,36 @@ def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     assert (f"Rank 1: {sentence}" in done.stdout) is (ranks == "1"), done.stdout
 
 
+# What waits for a later import, for only then can it fail on one rank and not on the others.
+LATER = """
+import sys
+import paddle
+print(*sorted(sys.modules["_fleetrun_inject.import_hooks"]._callbacks))
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_all_that_ranks_communicate_by_is_patched_when_paddle_is_imported(
+    version: str, tmp_path: Path
+) -> None:
+    asked = told({"strategy": {**BUCKETS, **MERGE}, "topology": {"nranks": 2}})
+    (tmp_path / "strategy.json").write_text(json.dumps(asked))
+    done = run(
+        PYTHONS[version],
+        ["-c", LATER],
+        tmp_path,
+        PYTHONPATH=str(SITE),
+        PADDLE_TRAINERS_NUM="2",
+        FLEETRUN_STRATEGY_FILE=str(tmp_path / "strategy.json"),
+        FLEETRUN_RECORDS=str(tmp_path / "rank.0.jsonl"),
+    )
+    later = set(done.stdout.splitlines()[-1].split())
+    # What only watches: layers of experts, and pipelines that Paddle 2 does not have.
+    parallel = "paddle.distributed.fleet.meta_parallel"
+    watched = {"paddle.incubate.distributed.models.moe.moe_layer", f"{parallel}.dualpipev"}
+    assert {name for name in later if name.startswith("paddle.")} <= watched, done.stdout
+
+
 # Names that not every training uses: what lacks them, and what trains without.
 LACKING = {
     "SelectedRows.set_rows": ("sparse", ("dense", "static")),
