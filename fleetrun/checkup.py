@@ -205,7 +205,7 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
             # A dry run accepts any place among the hosts.
             hosts.place(engine.hosts, request, facts, options=engine.places.options)
         guessed = engines.find(dry, environ, planner.places(dry))
-        roster = guessed.gather(guessed.ports(facts.pid), dry, facts, slots)
+        roster = guessed.assign(guessed.ports(facts.pid), dry, facts, slots)
         plan = planner.plan(request, facts, share, roster)
     except EnvironmentFault as fault:
         words = str(fault)

@@ -1,4 +1,4 @@
-"""Leads from a request to an exit code: probe, share, gather, plan, then show or run."""
+"""Leads from a request to an exit code: probe, share, assign, plan, then show or run."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ class _Attempts:
         self._share, self._slots = share, slots
         self._ports = engine.ports(facts.pid)
 
-    def gather(self, attempt: int = 0) -> Roster:
+    def assign(self, attempt: int = 0) -> Roster:
         """Return the hosts of ATTEMPT, as far as they are known on this one."""
         if attempt:
             self._ports.close()
             self._ports = self._engine.ports(self._facts.pid, attempt)
-        roster = self._engine.gather(self._ports, self.request, self._facts, self._slots)
+        roster = self._engine.assign(self._ports, self.request, self._facts, self._slots)
         return roster._replace(generation=attempt)
 
     def plan(self, roster: Roster) -> LaunchPlan:
@@ -146,7 +146,7 @@ class _Attempts:
 
     def alone(self, _: LaunchedJob) -> tuple[Gathering, Session | None]:
         """Gather a job without other hosts."""
-        return AtOnce(lambda attempt: self.plan(self.gather(attempt))), None
+        return AtOnce(lambda attempt: self.plan(self.assign(attempt))), None
 
     def join(self, job: LaunchedJob) -> tuple[Gathering, Session | None]:
         """Gather the other hosts."""
@@ -157,7 +157,7 @@ class _Attempts:
             self._facts,
             self._engine,
             self._slots,
-            gather=self.gather,
+            assign=self.assign,
             plan=self.plan,
             log=job.log,
             redact=job.redact,
@@ -223,7 +223,7 @@ def _show(attempts: _Attempts) -> int:
     from fleetrun.plan import render  # a plain launch shows only the banner
     from fleetrun.printing import put
 
-    request, roster = attempts.request, attempts.gather()
+    request, roster = attempts.request, attempts.assign()
     plans = [attempts.plan(roster._replace(me=node)) for node in range(len(roster.members))]
     # Notes quote values of options.
     plans = [plan._replace(notes=tuple(map(secrets.mask, plan.notes))) for plan in plans]

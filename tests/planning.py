@@ -75,7 +75,7 @@ def gathered(request: Request, facts: Facts, *, dry: bool = True) -> Roster:
     slots = planner.slots(request, facts, planner.share(request, facts))
     found = engines.find(request, facts.environ, planner.places(request))
     with closing(found.ports(facts.pid)) as ports:
-        return found.gather(ports, request, facts, slots)
+        return found.assign(ports, request, facts, slots)
 
 
 def planned(request: Request, facts: Facts, *, dry: bool = True) -> LaunchPlan:

@@ -22,7 +22,7 @@ class EngineFactory(Protocol):
         """Return the hosts known by name; None if this engine does not apply."""
 
     @abstractmethod
-    def gather(
+    def assign(
         self,
         engine: "SelectedEngine",
         held: Ports,
@@ -72,9 +72,9 @@ class SelectedEngine(NamedTuple):
         ports = GuessedPorts if self.dry else Ports
         return ports(pid + attempt, within=self.within)
 
-    def gather(self, held: Ports, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
+    def assign(self, held: Ports, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
         """Return the hosts with a port for each of SLOTS, once they are HELD, and our index."""
-        return self.factory.gather(self, held, request, facts, slots)
+        return self.factory.assign(self, held, request, facts, slots)
 
 
 def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:

@@ -46,7 +46,7 @@ def alone(
     return Roster((member,), 0, Endpoint(host, next(free) if has_master else ports[0]), engine=NAME)
 
 
-def gather(
+def assign(
     engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
 ) -> Roster:
     """Return this host alone, with free ports, or those from --start_port on."""

@@ -76,7 +76,7 @@ def invitation(request: Request) -> str:
     )
 
 
-def gather(
+def assign(
     engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
 ) -> Roster:
     """Return this host alone with its ports, free ones or those from --start_port on.

@@ -50,7 +50,7 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tup
     return read(environ).names
 
 
-def gather(
+def assign(
     _engine: "SelectedEngine", held: "Ports", request: Request, facts: "Facts", slots: Slots
 ) -> "Roster":
     """Return the hosts and ports that PaddleCloud's variables name."""

@@ -49,7 +49,7 @@ def find(
     return ()
 
 
-def gather(
+def assign(
     _engine: SelectedEngine, _held: Ports, _request: Request, facts: Facts, _slots: Slots
 ) -> Roster:
     """Return this host with its single process, whose role and port the cluster has chosen."""

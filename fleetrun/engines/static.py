@@ -26,7 +26,7 @@ def find(
     return names if len(names) > 1 else None
 
 
-def gather(
+def assign(
     engine: SelectedEngine, held: Ports, request: Request, facts: Facts, slots: Slots
 ) -> Roster:
     """Return all hosts with the same ports on each, and our place among them."""

@@ -55,7 +55,7 @@ def join(
     engine: SelectedEngine,
     slots: Slots,
     *,
-    gather: Callable[[int], Roster],
+    assign: Callable[[int], Roster],
     plan: Callable[[Roster], LaunchPlan],
     log: Callable[[str], None],
     redact: Callable[[str], str],
@@ -66,7 +66,7 @@ def join(
     whole roster. REDACT masks secrets in what the other hosts are told.
     """
     try:
-        local = gather(0)
+        local = assign(0)
     except FleetrunError as error:
         return tell(request, facts, engine, error, log=log, redact=redact)
     launcher = os.urandom(_NAME_BYTES).hex()
@@ -84,7 +84,7 @@ def join(
     def offer(attempt: int) -> JoinRequest:
         nonlocal local
         if attempt:
-            local = gather(attempt)
+            local = assign(attempt)
         own_member = local.members[local.me]
         if not attempt:
             # Before anybody can look for it.

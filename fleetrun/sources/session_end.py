@@ -1,4 +1,4 @@
-"""The end of a session: the coordinator's host records how each host ended, and gathers logs."""
+"""The end of a session: the coordinator's host records how each host ended, and collects logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Failure
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
-    from fleetrun.sources.gather import LogGatherer, LogServer
+    from fleetrun.sources.log_collection import LogCollector, LogServer
 
 _AGAIN_S = 0.5
 
@@ -43,11 +43,11 @@ class SessionEnd:
         self._redact = redact
         self._gather_logs = gather_logs
         self._server: LogServer | None = None
-        self._gatherer: LogGatherer | None = None
+        self._collector: LogCollector | None = None
         self._leave_later: Callable[[], None] | None = None
 
     def open(self, waiting: Waiting) -> None:
-        """Prepare to gather logs, or to serve those of this host."""
+        """Prepare to collect logs, or to serve those of this host."""
         self._waiting = waiting
         self._equip()
 
@@ -55,26 +55,26 @@ class SessionEnd:
         """Gather logs if this is the coordinator's host, else serve them."""
         if self._gather_logs is None:
             return
-        from fleetrun.sources import gather  # only with --gather_logs
+        from fleetrun.sources import log_collection  # only with --gather_logs
 
         session = self._session
-        if session.serves and self._gatherer is None:
+        if session.serves and self._collector is None:
             self._server = None
-            gatherer = self._gatherer = gather.LogGatherer(
+            collector = self._collector = log_collection.LogCollector(
                 self._plan,
                 self._folder,
                 waiting=self._waiting,
                 ask=session.to_member,
                 is_there=lambda node_rank: node_rank in session.connected(),
                 done=self._log,
-                everything=self._gather_logs == gather.ALL,
+                everything=self._gather_logs == log_collection.ALL,
             )
-            session.hearers[LogPart] = gatherer.take
+            session.hearers[LogPart] = collector.take
         elif not session.serves and self._server is None:
-            if self._gatherer is not None:
-                self._gatherer.close()
-                self._gatherer = None
-            server = self._server = gather.LogServer(self._plan, session.to_coordinator)
+            if self._collector is not None:
+                self._collector.close()
+                self._collector = None
+            server = self._server = log_collection.LogServer(self._plan, session.to_coordinator)
             session.hearers[SendLog] = lambda _, message: server.asked(message)
             session.hearers[Dismissed] = lambda _, __: self._leave()
 
@@ -84,14 +84,14 @@ class SessionEnd:
         self._equip()
         if self._server is not None:
             self._server.take(plan, attempt)
-        if self._gatherer is not None:
-            self._gatherer.plan = plan
+        if self._collector is not None:
+            self._collector.plan = plan
 
     @property
     def is_busy(self) -> bool:
         """Whether logs are still being copied."""
-        is_gathering = self._gatherer is not None and self._gatherer.is_busy
-        return is_gathering or self._leave_later is not None
+        is_collecting = self._collector is not None and self._collector.is_busy
+        return is_collecting or self._leave_later is not None
 
     def finish(self, left: Failure | None) -> None:
         """Leave the session because of LEFT, which is a failure if there is no verdict yet."""
@@ -100,8 +100,8 @@ class SessionEnd:
         if self._session.serves:
             self._write_ends()
             self._session.quit(left)
-            if self._gatherer is not None and not is_departure:
-                self._gatherer.begin(self._session.connected())
+            if self._collector is not None and not is_departure:
+                self._collector.begin(self._session.connected())
                 self._dismiss()
         elif self._server is not None and self._session.is_connected and not is_departure:
             self._server.complete()
@@ -112,8 +112,8 @@ class SessionEnd:
 
     def close(self) -> None:
         """Stop."""
-        if self._gatherer is not None:
-            self._gatherer.close()
+        if self._collector is not None:
+            self._collector.close()
 
     def _write_ends(self) -> None:
         try:
@@ -123,7 +123,7 @@ class SessionEnd:
 
     def _dismiss(self) -> None:
         """Dismiss hosts that connected after the requests began, or missed their dismissal."""
-        if self._gatherer is not None and not self._gatherer.is_busy:
+        if self._collector is not None and not self._collector.is_busy:
             for node_rank in self._session.connected():
                 self._session.to_member(node_rank, Dismissed())
         self._waiting.timer("dismiss", time.monotonic() + _AGAIN_S, self._dismiss)

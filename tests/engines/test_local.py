@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GROUPS = (gpus(0), gpus(1))
 
 
-def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
+def assign(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
     """Gather the hosts of a request with FIELDS, two ranks on this one."""
     roster = gathered(a_request(nproc_per_node=2, **fields), facts or some_facts(2), dry=dry)
     assert roster.engine == "local"
@@ -26,7 +26,7 @@ def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Ro
 
 @pytest.mark.parametrize("dry", [True, False])
 def test_every_rank_has_a_port_and_the_master_another(dry: bool) -> None:
-    roster = gather(dry=dry)
+    roster = assign(dry=dry)
     (member,) = roster.members
     assert (member.host, member.groups, roster.me, roster.engine) == (
         "127.0.0.1",
@@ -40,7 +40,7 @@ def test_every_rank_has_a_port_and_the_master_another(dry: bool) -> None:
 
 
 def test_ports_can_be_asked_for() -> None:
-    roster = gather(start_port=7000)
+    roster = assign(start_port=7000)
     assert roster.members[0].ports == (7000, 7001)
     assert roster.master.port not in {7000, 7001}
 
@@ -49,24 +49,24 @@ def test_ports_that_are_asked_for_are_checked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(EnvironmentFault, match=f"Port {port} is taken"):
-            gather(start_port=port, dry=False)
+            assign(start_port=port, dry=False)
 
 
 def test_a_single_host_in_the_list_has_free_ports_too() -> None:
-    roster = gather(ips=("10.0.0.1",))
+    roster = assign(ips=("10.0.0.1",))
     assert roster.members[0].host == roster.master.host == "10.0.0.1"
     assert 6070 not in roster.members[0].ports
-    assert gather(ips=("127.0.0.1",), start_port=7000).members[0].ports == (7000, 7001)
+    assert assign(ips=("127.0.0.1",), start_port=7000).members[0].ports == (7000, 7001)
 
 
 def test_a_single_host_that_is_not_this_one_is_a_fault() -> None:
     with pytest.raises(EnvironmentFault, match="none of them is this host"):
-        gather(ips=("10.0.0.9",), dry=False)
+        assign(ips=("10.0.0.9",), dry=False)
 
 
 def test_the_host_option_gives_the_address() -> None:
-    assert gather(host="10.0.0.1").master.host == "10.0.0.1"
-    roster = gather(host="10.0.0.9")
+    assert assign(host="10.0.0.1").master.host == "10.0.0.1"
+    roster = assign(host="10.0.0.9")
     assert roster.members[0].host == "127.0.0.1"
     assert roster.notes == (
         "--host=10.0.0.9 is not an address of this host: the ranks use 127.0.0.1.",
@@ -75,7 +75,7 @@ def test_the_host_option_gives_the_address() -> None:
 
 def test_hosts_that_nobody_names_cannot_come() -> None:
     with pytest.raises(UsageError, match="--nnodes=2 names no hosts"):
-        gather(nnodes="2")
+        assign(nnodes="2")
 
 
 def test_an_endpoint_is_written_as_paddle_reads_it() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, Roster
 
 
-def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
+def assign(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
     """Gather what a host with two ranks brings along."""
     wanted = {"nnodes": "2", "master": "10.0.0.1:6170", "nproc_per_node": 2, **fields}
     return gathered(a_request(**wanted), facts or some_facts(2), dry=dry)
@@ -21,7 +21,7 @@ def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Ro
 
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_host_brings_its_devices_and_held_ports(dry: bool) -> None:
-    roster = gather(dry=dry)
+    roster = assign(dry=dry)
     (member,) = roster.members
     # A dry run shows something that a reader can make sense of.
     assert (roster.engine, roster.me, member.host) == ("master", 0, "node1" if dry else "")
@@ -30,14 +30,14 @@ def test_a_host_brings_its_devices_and_held_ports(dry: bool) -> None:
 
 
 def test_its_address_is_known_where_somebody_says_it() -> None:
-    assert gather(host="10.0.0.2").members[0].host == "10.0.0.2"
+    assert assign(host="10.0.0.2").members[0].host == "10.0.0.2"
     facts = some_facts(2, network=Address("eth1", "10.1.0.2"))
-    assert gather(facts).members[0].host == "10.1.0.2"
+    assert assign(facts).members[0].host == "10.1.0.2"
 
 
 def test_ports_count_from_a_start_port() -> None:
-    assert gather(start_port=7000).members[0].ports == (7000, 7001)
+    assert assign(start_port=7000).members[0].ports == (7000, 7001)
 
 
 def test_one_host_does_not_meet() -> None:
-    assert gather(nnodes="1").engine == "local"
+    assert assign(nnodes="1").engine == "local"

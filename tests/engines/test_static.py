@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TWO = ("10.0.0.1", "10.0.0.2")
 
 
-def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
+def assign(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
     """Gather the hosts of a request with FIELDS, two ranks on each."""
     roster = gathered(a_request(nproc_per_node=2, **fields), facts or some_facts(2), dry=dry)
     assert roster.engine == "static"
@@ -25,7 +25,7 @@ def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Ro
 
 
 def test_every_host_has_the_same_ports() -> None:
-    roster = gather(ips=("10.0.0.2", "10.0.0.1"))
+    roster = assign(ips=("10.0.0.2", "10.0.0.1"))
     assert [member.host for member in roster.members] == ["10.0.0.2", "10.0.0.1"]
     assert {member.ports for member in roster.members} == {(6070, 6071)}
     assert {member.groups for member in roster.members} == {(gpus(0), gpus(1))}
@@ -34,7 +34,7 @@ def test_every_host_has_the_same_ports() -> None:
 
 
 def test_start_port_counts_on_every_host() -> None:
-    roster = gather(ips=TWO, start_port=7000)
+    roster = assign(ips=TWO, start_port=7000)
     assert {member.ports for member in roster.members} == {(7000, 7001)}
     assert roster.master.port == 7000
 
@@ -43,18 +43,18 @@ def test_only_our_own_ports_are_checked_and_on_all_addresses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(EnvironmentFault, match=f"Port {port} is taken by pid"):
-            gather(ips=TWO, start_port=port, dry=False)
+            assign(ips=TWO, start_port=port, dry=False)
 
 
 def test_several_hosts_on_loopback_share_this_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         ips = ("127.0.0.1", "127.0.0.2")
-        roster = gather(ips=ips, host="127.0.0.2", start_port=port, dry=False)
+        roster = assign(ips=ips, host="127.0.0.2", start_port=port, dry=False)
     assert roster.me == 1
 
 
 def test_a_stranger_is_refused_but_may_look() -> None:
     with pytest.raises(EnvironmentFault, match="none of them is this host"):
-        gather(ips=("10.0.0.8", "10.0.0.9"), dry=False)
-    assert gather(ips=("10.0.0.8", "10.0.0.9")).notes != ()
+        assign(ips=("10.0.0.8", "10.0.0.9"), dry=False)
+    assert assign(ips=("10.0.0.8", "10.0.0.9")).notes != ()

@@ -15,7 +15,7 @@ from fleetrun.modes import MODES, Mode
 def test_an_engine_finds_hosts_and_is_made(file: str) -> None:
     engine = import_module(file)
     assert callable(engine.find)
-    assert callable(engine.gather)
+    assert callable(engine.assign)
     assert engine.NAME
 
 

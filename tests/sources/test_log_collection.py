@@ -11,7 +11,7 @@ from timers import Timers
 
 from fleetrun.records.folder import Folder
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
-from fleetrun.sources.gather import LogGatherer, LogServer
+from fleetrun.sources.log_collection import LogCollector, LogServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ class Job:
         self.dismissed: list[int] = []
         self.gone: set[int] = set()
         self.asked: list[tuple[int, SendLog]] = []
-        self.gatherer = LogGatherer(
+        self.collector = LogCollector(
             plan(folder, 0, generation=generation, splits_logs=splits_logs),
             Folder(str(folder / "node0")),
             waiting=self.timers,
@@ -54,7 +54,7 @@ class Job:
         self.servers = {
             node: LogServer(
                 plan(folder, node, splits_logs=splits_logs),
-                lambda part, node=node: self.gatherer.take(node, part),  # type: ignore[misc]
+                lambda part, node=node: self.collector.take(node, part),  # type: ignore[misc]
             )
             for node in (1, 2)
         }
@@ -63,7 +63,7 @@ class Job:
                 server.take(plan(folder, node, generation=later), later)
 
     def ask(self, node: int, message: SendLog | Dismissed) -> None:
-        """Take note of what the gatherer asks."""
+        """Take note of what the collector asks."""
         if isinstance(message, Dismissed):
             self.dismissed.append(node)
         else:
@@ -76,8 +76,8 @@ class Job:
 
     def run(self) -> None:
         """Let the hosts answer until nobody asks."""
-        self.gatherer.begin([1, 2])
-        while self.gatherer.is_busy:
+        self.collector.begin([1, 2])
+        while self.collector.is_busy:
             if self.asked:
                 node, message = self.asked.pop(0)
                 self.servers[node].asked(message)
@@ -129,10 +129,10 @@ def test_whole_logs_come_with_those_of_earlier_attempts(tmp_path: Path) -> None:
 def test_who_does_not_answer_is_left_out_and_named(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.write(4, b"four")
-    job.gatherer.begin([1, 2])
+    job.collector.begin([1, 2])
     job.servers[2].complete()
     job.gone.add(1)
-    while job.gatherer.is_busy:
+    while job.collector.is_busy:
         requests = [message for node, message in job.asked if node == 2]
         job.asked.clear()
         for message in requests:
@@ -153,24 +153,24 @@ def test_who_does_not_answer_is_left_out_and_named(tmp_path: Path) -> None:
 )
 def test_a_host_that_says_nonsense_is_asked_no_more(part: LogPart, tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.gatherer.begin([1])
-    job.gatherer.take(1, part)
+    job.collector.begin([1])
+    job.collector.take(1, part)
     assert job.dismissed == [1]
-    assert not job.gatherer.is_busy
+    assert not job.collector.is_busy
 
 
 def test_what_was_not_asked_for_changes_nothing(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.gatherer.begin([1])
+    job.collector.begin([1])
     for part in (
         LogPart(0, 0, 0, 4, "aaaa"),
         LogPart(2, 7, 0, 4, "aaaa"),
         LogPart(-1, 0, 0, 1, ""),
     ):
-        job.gatherer.take(1, part)
-        job.gatherer.take(2, part)
+        job.collector.take(1, part)
+        job.collector.take(2, part)
     assert list((tmp_path / "node0" / "gathered").iterdir()) == []
-    job.gatherer.close()
+    job.collector.close()
 
 
 def test_a_host_answers_for_its_own_logs_alone(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class _HostLogs:
         self.fd = -1
 
 
-class LogGatherer:
+class LogCollector:
     """Writes the logs of other hosts into the folder `gathered` of FOLDER.
 
     ASK sends a message to the host of a node rank, which is connected if it IS_THERE; DONE is
