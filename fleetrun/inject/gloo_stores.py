@@ -38,8 +38,8 @@ _POLL_S = 0.002
 _FIRST_PORT, _LAST_PORT = 10240, 29999
 _report: Callable[[str], None] = print
 _SENTENCE = (
-    "each gloo group uses a store of its own: in the store that Paddle shares among groups,"
-    " ranks would read the addresses of other groups"
+    "each gloo group gets its own store while it connects, because in the store that Paddle shares"
+    " among groups, ranks may read the addresses of other groups (nothing to do)"
 )
 # The stores of groups that did not connect completely.
 _unfinished: list[Any] = []
@@ -117,8 +117,8 @@ def held_end(report: Callable[[str], None]) -> Iterator[tuple[str, int]]:
                 continue
             if planned and port != planned:
                 report(
-                    f"the port {planned} that is planned for this rank is in use in it: ranks of a"
-                    f" group meet at port {port}, which a firewall may block"
+                    f"port {planned}, which is planned for this rank, is already in use: ranks of"
+                    f" a group meet at port {port}, which a firewall may block"
                 )
             yield host, port
             return

@@ -88,7 +88,7 @@ def _lines(stories: Sequence[RunHistory], quantity: str) -> str | None:
     if not lines:
         return None
     is_stepped = all(curve.has_steps for run in stories for curve in run.curves)
-    below = "step" if is_stepped else "step, or number of the loss"
+    below = "step" if is_stepped else "step, or index of the loss"
     return svg.lines(
         lines, *((below, "loss") if quantity == "loss" else ("seconds since the start", "step"))
     )

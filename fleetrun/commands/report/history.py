@@ -55,9 +55,9 @@ _SHOWN = frozenset(
         *("restarting", "recovered", "start_failed"),
     )
 )
-_CPU, _MEMORY = ("Processor use", "% of one"), ("Memory", "GiB")
+_CPU, _MEMORY = ("CPU use", "% of one"), ("Memory", "GiB")
 _GPU, _GPU_MEMORY = ("GPU use", "%"), ("GPU memory", "GiB")
-_STEP = ("Time of a step", "s")
+_STEP = ("Step time", "s")
 _WAITING, _COLLECTIVES = "Waiting in profiled steps", "Time in collectives"
 # The columns of a heat map.
 _MOST_COLUMNS = 120

@@ -98,7 +98,7 @@ def sections(
         "origin": "".join(
             (
                 # Charts over time show the peak, too.
-                chart("Most memory held", "memory", None if run.uses else charts.memory(run)),
+                chart("Peak memory", "memory", None if run.uses else charts.memory(run)),
                 _strategy(run),
                 chart("Buckets of gradients", "buckets", charts.buckets(run)),
                 *traces,
@@ -157,14 +157,14 @@ def numbers(run: RunHistory) -> list[tuple[str, str]]:
         if count > 1
     ]
     if speeds:
-        figures.append(("steps a second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
+        figures.append(("steps per second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
     figures += [("last throughput", curve.throughput) for curve in run.curves if curve.throughput][
         :1
     ]
     if final:
         figures.append(("last loss", f"{final[0]:.4g}"))
     if peaks:
-        figures.append(("most memory of a process", f"{max(peaks) / (1 << 20):.0f} MiB"))
+        figures.append(("peak memory of a process", f"{max(peaks) / (1 << 20):.0f} MiB"))
     return figures
 
 

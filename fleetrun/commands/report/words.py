@@ -15,14 +15,14 @@ from fleetrun.commands.help import DOMAIN, LOCALES
 TEXTS = (
     # Of a run, in the order of the page.
     *("running", "its launcher was killed", "all processes finished", "{} (exit code {})"),
-    *("duration", "processes", "hosts", "attempts", "steps a second", "last throughput"),
-    *("last loss", "most memory of a process", "Cause", "Its log", "Its standard error"),
+    *("duration", "processes", "hosts", "attempts", "steps per second", "last throughput"),
+    *("last loss", "peak memory of a process", "Cause", "Its log", "Its standard error"),
     *("Loss", "Steps", "VisualDL and TensorBoard", "Events", "and {} more, in events.jsonl", "at"),
     *(
         "what",
         "Processes",
         "Where a step goes: {}",
-        "Most memory held",
+        "Peak memory",
         "Strategy",
         "field",
         "asked",
@@ -39,22 +39,28 @@ TEXTS = (
     ),
     *("Buckets of gradients", "Where it came from", "run", "command", "folder", "Logs"),
     *("What differs", "Loss of both", "Steps of both", "loss", "step", "seconds since the start"),
-    *("step, or number of the loss", "milliseconds since the step began", "data loading"),
+    *("step, or index of the loss", "milliseconds since the step began", "data loading"),
     *("forward", "program", "backward", "packing and sending", "waiting", "update"),
     *("allreduce in flight", "succeeded", "failed first", "stopped with it", "end unknown"),
-    *("Processor use", "Memory", "GPU use", "GPU memory", "Time of a step"),
+    *("CPU use", "Memory", "GPU use", "GPU memory", "Step time"),
     *("Waiting in profiled steps", "Time in collectives", "at {}: {}"),
     # Of `fleetrun ui`.
     *("1 process", "{} processes", "compare", "leave out", "Elsewhere on this host"),
     *("There is no run yet.", "Ranks over time", "not measured", "{}; a click shows its log"),
-    "Nothing was measured yet; it is every five seconds (--metrics_period).",
+    "No measurements yet; fleetrun takes one every five seconds (--metrics_period).",
     "{}: dark {} to bright {}, {} at the top, from {} to {}.",
     "{}: dark {} to bright {}, {} at the top, from {} to {}. Highest on average: {}; median {}.",
-    *("ranks", "lines matching", "all: 0,3-5", "regular expression", "only what failed first"),
+    *(
+        "ranks",
+        "lines matching",
+        "all: 0,3-5",
+        "regular expression",
+        "only the rank that failed first",
+    ),
     *("Search", "logs: {}", "logs: {}; the last lines of them", "Stacks and collectives"),
-    *("Take the stacks of all ranks now", "Asked; they appear here.", "{} and {} more"),
-    "None were taken: a hang (--hang_timeout) or the button does.",
-    "fleetrun ui does not answer: it has ended, or was started again.",
+    *("Take the stacks of all ranks now", "Requested; they will appear here.", "{} and {} more"),
+    "No stacks yet: a hang (--hang_timeout) or the button takes them.",
+    "fleetrun ui does not answer: it has ended or was restarted.",
 )
 
 

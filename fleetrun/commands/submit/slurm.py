@@ -31,9 +31,9 @@ _SCRIPT = Template("""\
 $directives
 
 ${modules}${setup}cd $folder || exit
-# One launcher on each host, which starts the ranks there and ends when the job does. The
-# exit code is that of the rank that failed first: Slurm must not replace it by
-# ending the rest itself, as the site's settings may have it.
+# One launcher per host starts the ranks there and ends with the job. The exit code is that of
+# the rank that failed first: these options keep Slurm from ending the other launchers
+# itself, which would hide that code.
 ${exec}srun $srun \\
     $command
 $again""")

@@ -86,7 +86,7 @@ function drawMaps() {
   canvas.hidden = !chosen;
   drawn = chosen || null;
   if (!chosen) {
-    byId("cell").textContent = "Nothing was measured yet; it is every five seconds (--metrics_period).";
+    byId("cell").textContent = "No measurements yet; fleetrun takes one every five seconds (--metrics_period).";
     return;
   }
   const [wide, high] = [chosen.at.length, chosen.rows.length];
@@ -122,7 +122,8 @@ function outliers(use, wide) {
 }
 
 const number = value => String(Number(value.toPrecision(4)));
-const time = seconds => seconds < 120 ? number(seconds) + " s" : number(seconds / 60) + " min";
+const time = seconds => seconds < 120 ? number(seconds) + " s" :
+  Math.floor(seconds / 60) + " min " + Math.floor(seconds % 60) + " s";
 
 function cellAt(event) {
   const box = event.target.getBoundingClientRect(), wide = drawn.at.length;
@@ -194,13 +195,13 @@ async function showStacks(run) {
     box.open = groups.length <= 2;
     return box;
   }));
-  if (!stacks.length) byId("stacks").textContent = "None were taken: a hang (--hang_timeout) or the button does.";
+  if (!stacks.length) byId("stacks").textContent = "No stacks yet: a hang (--hang_timeout) or the button takes them.";
 }
 
 byId("take").addEventListener("click", async () => {
   try {
     await ask("api/runs/" + address().get("run") + "/stacks", "POST");
-    byId("taken").textContent = "Asked; they appear here.";
+    byId("taken").textContent = "Requested; they will appear here.";
   } catch (error) {
     byId("taken").textContent = error.message;
   }
@@ -250,7 +251,7 @@ async function look() {
     problem("");
     document.body.dataset.ready = "yes";
   } catch (error) {
-    problem(error instanceof TypeError ? "fleetrun ui does not answer: it has ended, or was started again." : error.message);
+    problem(error instanceof TypeError ? "fleetrun ui does not answer: it has ended or was restarted." : error.message);
   }
   isBusy = false;
   // A page that takes long to make is asked for less often.

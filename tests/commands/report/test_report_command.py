@@ -130,7 +130,7 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     assert (run_dir / "report.html").stat().st_size < 1_500_000
     shown = OpenLog(dom)
     assert "rank 5 exited with 7 (exit code 7)" in shown.text
-    for title in ("Processor use", "Memory", "GPU use", "GPU memory"):
+    for title in ("CPU use", "Memory", "GPU use", "GPU memory"):
         assert title in shown.text
     for chart in range(4):
         assert drawn(dom, f"use-{chart}-A").count('class="map"') == 1
@@ -148,9 +148,9 @@ def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) ->
 def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
     told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
     uses = {used.title: used for used in told.uses}
-    assert list(uses) == ["Processor use", "Memory", "GPU use", "GPU memory"]
-    assert uses["Processor use"].rows == tuple(f"rank {rank}" for rank in range(8))
-    assert uses["Processor use"].at == (0.0, 5.0, 10.0)
+    assert list(uses) == ["CPU use", "Memory", "GPU use", "GPU memory"]
+    assert uses["CPU use"].rows == tuple(f"rank {rank}" for rank in range(8))
+    assert uses["CPU use"].at == (0.0, 5.0, 10.0)
     assert set(uses["Memory"].values) == {(1.0, 1.0, 1.0)}
     assert uses["GPU use"].rows == tuple(f"GPU {number}" for number in range(7))
     assert charts.use(uses["GPU use"]).count("data-name=") == 7
@@ -169,10 +169,10 @@ def test_what_hosts_measure_at_different_moments_of_an_interval_is_one_moment(
 
     story = history.read(hosts, measured=seen)
     uses = {used.title: used for used in story.uses}
-    assert uses["Processor use"].at == (0.0, 5.0, 10.0, 15.0)
-    assert uses["Processor use"].values == ((90.0,) * 4,) * 6
+    assert uses["CPU use"].at == (0.0, 5.0, 10.0, 15.0)
+    assert uses["CPU use"].values == ((90.0,) * 4,) * 6
     # Under way for 5 s at least; then 30 steps since the last one that was seen, 10 s before.
-    assert uses["Time of a step"].values == ((0.5, 5.0, 0.333333),) * 3
+    assert uses["Step time"].values == ((0.5, 5.0, 0.333333),) * 3
 
 
 def test_memory_of_less_than_a_gibibyte_is_in_mebibytes(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
     assert losses is not None
     assert re.findall('data-name="(.*?)"', steps) == ["rank 0", "rank 1"]
     assert re.findall('data-name="(.*?)"', losses) == ["rank 5"]
-    assert dict(page.numbers(story))["steps a second"] == "10"
+    assert dict(page.numbers(story))["steps per second"] == "10"
     assert dict(page.numbers(story))["last loss"] == "0.25"
 
 

@@ -33,9 +33,9 @@ SCRIPT = """\
 module load cuda/12.4 nccl || exit
 source env.sh
 cd '/work/my job' || exit
-# One launcher on each host, which starts the ranks there and ends when the job does. The
-# exit code is that of the rank that failed first: Slurm must not replace it by
-# ending the rest itself, as the site's settings may have it.
+# One launcher per host starts the ranks there and ends with the job. The exit code is that of
+# the rank that failed first: these options keep Slurm from ending the other launchers
+# itself, which would hide that code.
 srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=64 \\
     /usr/bin/python3 -m fleetrun --strategy=comm_fusion train.py --name 'a b'
 code=$?
