@@ -460,6 +460,10 @@ def _patch_new_group(recorder: FlightRecorder, collective: Any) -> None:
         return group
 
     collective.new_group = recorded
+    # Paddle may have been imported before.
+    for module in tuple(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("new_group") is new_group:
+            vars(module)["new_group"] = recorded
 
 
 def _patch_methods(recorder: FlightRecorder, core: ModuleType) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,7 +122,12 @@ def test_a_group_is_there_while_its_members_wait_for_each_other_to_make_it(
             made.add(process_group(), sorted(ranks))
 
     collective = SimpleNamespace(new_group=new_group)
+    # As paddle.distributed, which imports the name.
+    other: Any = ModuleType("other")
+    other.new_group = new_group
+    monkeypatch.setitem(sys.modules, "other", other)
     flight_recorder._patch_new_group(made, collective)
+    assert other.new_group is collective.new_group
     collective.new_group([6, 4])
     collective.new_group(ranks=[6, 4])
     # Without this rank, or alone, nobody waits.
