@@ -11,7 +11,15 @@ from fleetrun.conversion import counted
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import sentence
 from fleetrun.postmortem import causes, kernelfacts, lastlines
-from fleetrun.records import flightfile, names, rankfile, reportfile, variables
+from fleetrun.records import (
+    eventfile,
+    flightfile,
+    names,
+    rankfile,
+    reading,
+    reportfile,
+    variables,
+)
 from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.rankfile import ErrorReport
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
@@ -38,6 +46,9 @@ _SHARED = frozenset(("shared-memory", "shared-memory-full"))
 _CRASHES = frozenset((signal.SIGABRT, signal.SIGSEGV))
 _EARLY = (
     "This rank lost a peer that had ended early: all ranks must make the same number of updates."
+)
+_STOPPED = (
+    "This rank lost a peer that was stopped: by SIGSTOP, Ctrl-Z, a debugger, or a batch system."
 )
 # The most processes to list that had ended before; exits are noticed a little late.
 _MOST_EARLY = 4
@@ -85,10 +96,14 @@ def _explained(
     early = _early_ends(plan, outcome, exited, known)
     if early and known is not None:
         known = known._replace(sentence=_EARLY)
+    stopped = _still_stopped(plan, failed_at, known)
+    if stopped and known is not None:
+        known = known._replace(sentence=_STOPPED)
     evidence = (
         *kernelfacts.of(exited, before),
         *_shared_memory(exited, known),
         *early,
+        *stopped,
         *_slow_end(outcome, exited, failed_at),
         *_interpreter(spec.argv, known),
         *_collectives(plan, outcome, exited),
@@ -180,6 +195,26 @@ def _early_ends(
         f"{names.log_path(plan, plan.processes[ended.process], ended.attempt)}."
         for ended in outcome.exits
         if not ended.status.exit_code and ended.at - _SEEN_S <= failed_at
+    ][:_MOST_EARLY]
+
+
+def _still_stopped(plan: LaunchPlan, failed_at: float, known: KnownFailure | None) -> list[str]:
+    """Return which ranks of this host were stopped when a rank lost its peer, and since when."""
+    if known is None or known.name not in causes.LOST:
+        return []
+    since: dict[str, float] = {}
+    for event in eventfile.read(names.run_path(plan, names.EVENTS)):
+        if event.event == "restarting":
+            since.clear()
+        who = ", ".join(reading.items(event.more.get("who")))
+        if event.more.get("what") == "stopped":
+            since[who] = event.monotonic
+        elif event.more.get("what") == "continued":
+            since.pop(who, None)
+    return [
+        f"{sentence(who)} was stopped (T) {failed_at - at:.1f} s before and did not go on."
+        for who, at in since.items()
+        if at <= failed_at
     ][:_MOST_EARLY]
 
 

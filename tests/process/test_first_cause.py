@@ -60,6 +60,18 @@ UNCAUGHT = (
 )
 
 
+def test_s16_a_peer_that_is_stopped_is_told_to_who_lost_it(tmp_path: Path) -> None:
+    lose = "until [ -e gone ]; do sleep 0.02; done; echo Connection reset by peer; exit 1"
+    job = Command(tmp_path, f"if [ $R = 1 ]; then kill -STOP $$; fi; {lose}", "--grace=0.1")
+    launcher = job.start()
+    until(lambda: any(e.get("what") == "stopped" for e in job.events()))
+    (tmp_path / "gone").touch()
+    done = job.finish(launcher)
+    assert re.search(r"Rank 1 was stopped \(T\) \d+\.\d s before and did not go on\.", done.said)
+    assert "This rank lost a peer that was stopped: " in done.said
+    assert "other hosts" not in done.said
+
+
 @pytest.mark.parametrize(
     ("loss", "end"),
     [
