@@ -744,11 +744,10 @@ def _strategy(
     named = requested.names(given)
     unplaced = requested.strategy(named, sets, layers)
     notes.extend(unplaced.notes)
-    strategy = requested.settle(
-        unplaced,
+    strategy = unplaced.strategy._replace(
         mode=chosen["strategy_mode"].of(str) or "defaults",
         is_strict=chosen["strategy_strict"].value is True,
-        check_ranks=check_ranks,
+        check_ranks="auto" if check_ranks is None else check_ranks,
         merge_tail=chosen["merge_tail"].of(str) or "drop",
     )
     lines = requested.settings(named, sets)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Knob, Layer, Setting, Strategy
+from fleetrun.model import Knob, Layer, Setting
 from fleetrun.options import RawOption
 from fleetrun.strategy import load
 
@@ -58,20 +58,3 @@ def settings(requests: Sequence[NamedStrategy], sets: Iterable[RawOption]) -> li
         key, _, value = option.raw.partition("=")
         lines.append(Setting(f"set.{key.strip()}", value, option.source))
     return lines
-
-
-def settle(
-    asked: load.UnplacedStrategy,
-    *,
-    mode: str,
-    is_strict: bool,
-    check_ranks: int | str | None,
-    merge_tail: str,
-) -> Strategy:
-    """Return the requested strategy, with the options that apply to it."""
-    return asked.strategy._replace(
-        mode=mode,
-        is_strict=is_strict,
-        check_ranks="auto" if check_ranks is None else check_ranks,
-        merge_tail=merge_tail,
-    )
