@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,17 @@ def test_s63_the_rank_that_does_the_opposite_is_named_and_left_alone(
     assert (noticed.what, noticed.labels) == ("straggler", ("rank 1",))
     assert here.said[0].startswith(re.sub(" 1 s", f" {seconds(here.said[0])} s", words))
     assert all(child.poll() is None for child in here.children)
+
+
+def test_stacks_that_cannot_be_written_are_said_once(
+    room: Callable[..., Room], tmp_path: Path
+) -> None:
+    watched = room(IDLE, hang_timeout_s=60.0)
+    shutil.rmtree(tmp_path)
+    for _ in range(2):
+        watched.watch._sample_stacks()
+    (remark,) = watched.said
+    assert remark.startswith("Stacks cannot be sampled (No such file or directory)")
 
 
 def test_a_rank_whose_interpreter_ends_was_watched_from_inside(room: Callable[..., Room]) -> None:
