@@ -69,7 +69,7 @@ HEADINGS = {
 # What takes effect on CPUs, but by itself makes nothing of a step.
 UNMEASURED = {
     "hybrid_configs": "its groups are for what the script does with them (see fleetrun tune)",
-    "without_graph_optimization": "it is on by itself, and false is refused",
+    "without_graph_optimization": "it is always on: false is refused",
 }
 VARIABLES = """
 ## Variables: `flags:`, `nccl:`, `env:`
@@ -121,9 +121,10 @@ def section(field: Field, translate: Translate) -> str:
     lines = [f"\n### {field.name}\n", translate(schema.describe(field))]
     kinds = {key.name: translate(explanation.kind(key)) for key in (field, *field.keys)}
     if field.kind == "configs":
+        line = translate("* `{}`: {} {}")
         lines += [
             "",
-            *(f"* `{key.name}`: {translate(key.doc)} {kinds[key.name]}" for key in field.keys),
+            *(line.format(key.name, translate(key.doc), kinds[key.name]) for key in field.keys),
         ]
     else:
         values, _, default = kinds[field.name].removesuffix("]").partition(" [")
@@ -145,7 +146,7 @@ def section(field: Field, translate: Translate) -> str:
 
 def _translated(places: str, translate: Translate) -> str:
     """Return PLACES, as `shortly` writes them, with the words for kinds of graphs translated."""
-    return re.sub(r"dynamic|static|everywhere", lambda found: translate(found[0]), places)
+    return re.sub(r"dynamic|static|everywhere|, ", lambda found: translate(found[0]), places)
 
 
 def shortly(where: str) -> str:
@@ -196,7 +197,9 @@ def measured(field: Field, translate: Translate) -> str:
     rows = [
         [
             cell(translate(one["about"])),
-            "; ".join(filter(None, (translate(MODELS[one["model"]]), one["paddle"], one["link"]))),
+            translate("; ").join(
+                filter(None, (translate(MODELS[one["model"]]), one["paddle"], one["link"]))
+            ),
             cell(one.get("counted", "")),
             "{:.0f} MB, {:.0f} MB".format(*one["peak_mb"]) if "peak_mb" in one else "",
             f"{one['ms'][0]:g} ms, {one['ms'][1]:g} ms",

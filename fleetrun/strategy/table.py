@@ -58,10 +58,10 @@ nccl_comm_num = 1 communicators, 1..16  Communicators that allreduces use in tur
   auto: 1 on one host, 2 on several
   dygraph: effective: {ours}, over communicators in turn
   static 3.3.1 gpu: no effect: {one_communicator}
-  static: effective: {rewrites}, with one communicator each
+  static: effective: {rewrites}, over communicators in turn
 sync_nccl_allreduce = true  Wait for each allreduce before the next one is sent.
   dygraph: effective: {ours}, and waits for each
-  static cpu: effective: gloo is waited for, over several communicators by fleetrun
+  static cpu: effective: Paddle waits for gloo; over several communicators, fleetrun does
   static 2.6.2 gpu: effective: sets Paddle's flag
   static 3.3.1 gpu: untested: {only_a_gpu}its flag is for GPUs
   false dygraph: effective: {ours}, and continues meanwhile
@@ -175,12 +175,12 @@ localsgd_configs:  When parameters are averaged.
 adaptive_localsgd = false  The same, with an adaptive number of steps.
   dygraph: no effect: {static_only}
   static: effective: for Momentum and SGD; {passes}
-adaptive_localsgd_configs:  When parameters are averaged initially.
+adaptive_localsgd_configs:  How often parameters are averaged at first.
   .init_k_steps = 1 steps  The initial number of steps between two averages.
   .begin_step = 1 steps  The first step without averaging.
 dgc = false  Send only the largest gradients (DGC), for Momentum on GPUs.
   dygraph: no effect: {static_only}
-  static cpu: refused: Paddle has it for GPUs only
+  static cpu: refused: Paddle supports it on GPUs only
   static 2.6.2: effective: {passes}
   static 3.3.1: untested: {only_a_gpu}CPUs refuse it
 dgc_configs:  How many gradients are sent.
@@ -312,7 +312,7 @@ auto_search = false  Search for a partition of the model.
   as: auto
 asp = false  Train with half of the weights at 0 (2:4 sparsity).
   never true: {no_gradients}
-qat = false  Train for a quantized model.
+qat = false  Quantization-aware training.
   never true: {no_gradients}
 qat_configs:  How the model is quantized.
   .channel_wise_abs_max = true  Use one scale per channel.
@@ -324,7 +324,7 @@ qat_configs:  How the model is quantized.
 [build_strategy]
 fuse_elewise_add_act_ops = false  Fuse a sum and an activation into one operator.
   static: effective: where a sum is next to an activation; not with the bias of a convolution,
-      which Paddle reads wrongly
+      which Paddle misreads
 fuse_all_optimizer_ops = false  Update all parameters in one operator (Momentum, Adam).
   dygraph: effective: for Momentum and Adam; no other optimizer has a fused operator
   static: effective: {rewrites}, for Momentum and Adam
@@ -340,7 +340,7 @@ fuse_relu_depthwise_conv = false  Fuse ReLU and depthwise convolution.
 fuse_broadcast_ops = false  Broadcast many parameters at once.
   static: no effect: the program does not change
 fuse_gemm_epilogue = false  Fuse matrix product, bias and activation.
-  static cpu: no effect: Paddle has it for GPUs only
+  static cpu: no effect: Paddle supports it on GPUs only
   static: no effect: it does not match the operators of this Paddle
 fused_attention = false  Fuse attention.
   static cpu: no effect: nothing changes on CPUs
@@ -363,7 +363,7 @@ enable_backward_optimizer_op_deps = true  Update only after the whole backward p
   also: bwd_opt_deps
   as: fuse_broadcast_ops
 enable_auto_fusion = false  Generate fused operators.
-  static cpu: no effect: Paddle has it for GPUs only
+  static cpu: no effect: Paddle supports it on GPUs only
   static: refused: Paddle stops: its pass lacks an attribute
 enable_sequential_execution = false  Run operators in program order.
   only: 2.6.2

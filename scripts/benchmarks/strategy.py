@@ -236,7 +236,7 @@ COMPARISONS = {
         ("many-static", "tall-static"),
     ),
     "inplace": Comparison(
-        "operators that write over what they read, against those that do not",
+        "operators that overwrite their inputs, against those that do not",
         _set(**{"build_strategy.enable_inplace": True}),
         _set(**{"build_strategy.enable_inplace": False}),
         ("tall-static",),
@@ -256,13 +256,13 @@ COMPARISONS = {
         paddles=("3.3.1",),
     ),
     "lars": Comparison(
-        "LARS in the place of Momentum, against Momentum",
+        "LARS instead of Momentum, against Momentum",
         _set(**{"lars": True, "lars_configs.lars_coeff": 0.002}),
         _set(lars=False),
         ("momentum-static",),
     ),
     "lamb": Comparison(
-        "LAMB in the place of Adam, against Adam",
+        "LAMB instead of Adam, against Adam",
         _set(**{"lamb": True, "lamb_configs.lamb_weight_decay": 0.02}),
         _set(lamb=False),
         ("adam-static",),
@@ -275,7 +275,7 @@ COMPARISONS = {
         steps=4,
     ),
     "adaptive": Comparison(
-        "parameters averaged every so many steps as the loss falls, against gradients each step",
+        "parameters averaged at intervals that adapt to the loss, against gradients each step",
         _set(**{"adaptive_localsgd": True, "adaptive_localsgd_configs.init_k_steps": 4}),
         _set(adaptive_localsgd=False),
         ("many-static",),

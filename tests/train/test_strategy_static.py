@@ -143,7 +143,7 @@ def test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus(python: Path, tmp_p
 
     packed.assert_right("momentum")
     for name in ("fuse_gemm_epilogue", "enable_auto_fusion"):
-        assert packed.knob(name)["reason"] == "Paddle has it for GPUs only"
+        assert packed.knob(name)["reason"] == "Paddle supports it on GPUs only"
 
 
 @pytest.mark.parametrize(("version", "kind"), [("3.3.1", "npu"), ("2.6.2", "mlu")])

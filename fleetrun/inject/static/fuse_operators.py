@@ -54,7 +54,7 @@ def apply_tolerantly(
             missing[name] = "this build of Paddle has no such pass"
         is_for_gpus = name in _ON_GPUS and device.is_compiled_with_cuda()
         if is_for_gpus and device_kind() != "gpu":
-            missing[name] = "Paddle has it for GPUs only"
+            missing[name] = "Paddle supports it on GPUs only"
         if name in missing:
             setattr(strategy, name, False)
     if getattr(strategy, _SUMS, False) and _is_misread(main):
