@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,9 @@ SAME_FILES = {
     *("devices.py", "gpus.py", "machine.py", "network.py", "software.py"),
     "outputtimes.py",
 }
+
+# They do not tell what the value is.
+NO_NAMES = {"shall", "one", "each", "said", "found"}
 
 
 def section(title: str) -> str:
@@ -78,3 +82,17 @@ def test_no_class_name_means_two_things() -> None:
 def test_no_file_name_means_two_things() -> None:
     files = [path.name for path in HOUSE.rglob("*.py")]
     assert repeated(files) - {"__init__.py"} == SAME_FILES
+
+
+def test_names_in_the_package_tell_what_they_stand_for() -> None:
+    names = {
+        (path.relative_to(HOUSE).as_posix(), name)
+        for path in HOUSE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            getattr(node, "id", None),
+            getattr(node, "arg", None),
+            getattr(node, "name", None),
+        )
+    }
+    assert {(path, name) for path, name in names if name in NO_NAMES} == set()

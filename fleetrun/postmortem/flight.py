@@ -137,7 +137,7 @@ def _without_early_ends(records: Mapping[int, FlightRecord]) -> dict[int, Flight
             for channel in last.keys() - begun_by_all.keys():
                 members = (reached[member] for member in channel.ranks if member in reached)
                 begun_by_all[channel] = min(other.get(channel, 0) for other in members)
-        found = {}
+        places = {}
         for rank, record in records.items():
             for place, call in enumerate(record.collectives[: first_open.get(rank)]):
                 if (
@@ -146,12 +146,12 @@ def _without_early_ends(records: Mapping[int, FlightRecord]) -> dict[int, Flight
                     and (call.channel.is_pair or call.sequence > begun_by_all[call.channel])
                     and _is_needed(rank, call, tuple(_absent(rank, call, reached)))
                 ):
-                    found[rank] = place
+                    places[rank] = place
                     break
-        if not found:
+        if not places:
             break
-        first_open |= found
-        for rank, place in found.items():
+        first_open |= places
+        for rank, place in places.items():
             for call in reversed(records[rank].collectives[place:]):
                 reached[rank][call.channel] = call.sequence - 1
     return {

@@ -30,7 +30,7 @@ _CONTAINER, _MOST_CONTAINERS, _PTX = 0xBA55ED50, 200, 1
 _HEADER_BYTES = 64
 
 
-def found(path: Sequence[str]) -> tuple[str, str]:
+def installed(path: Sequence[str]) -> tuple[str, str]:
     """Return the folder of the Paddle on PATH and its version file; both empty if there is none."""
     for folder in path:
         root = os.path.join(folder, "paddle")
@@ -42,26 +42,26 @@ def found(path: Sequence[str]) -> tuple[str, str]:
 
 def without(symbol: bytes, path: Sequence[str]) -> str | None:
     """Return the version of the Paddle on PATH if its library certainly lacks the text SYMBOL."""
-    root, _ = found(path)
+    root, _ = installed(path)
     texts = constants(root) if root else None
     return None if texts is None or symbol in texts else version(path)
 
 
 def version(path: Sequence[str]) -> str:
     """Return the version of the Paddle on PATH; empty if there is none."""
-    _, text = found(path)
+    _, text = installed(path)
     told = _VERSION.search(text)
     return told[1] if told else "?" if text else ""
 
 
 def is_for_rocm(path: Sequence[str]) -> bool:
     """Whether the Paddle on PATH says that it is built for AMD's GPUs."""
-    return _HIP.search(found(path)[1]) is not None
+    return _HIP.search(installed(path)[1]) is not None
 
 
 def lacks_xpus(path: Sequence[str]) -> bool:
     """Whether the Paddle on PATH says that it is not built for XPUs."""
-    return _NO_XPU.search(found(path)[1]) is not None
+    return _NO_XPU.search(installed(path)[1]) is not None
 
 
 def constants(root: str) -> bytes | None:

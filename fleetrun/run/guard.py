@@ -516,8 +516,8 @@ class _Service:
                 self.ranks.difference_update(well)
                 self._say(
                     [
-                        (each.peak_bytes, [tuple(process) for process in each.left])
-                        for each in ended_well
+                        (ended.peak_bytes, [tuple(process) for process in ended.left])
+                        for ended in ended_well
                     ]
                 )
             case "kill at", [at]:

@@ -51,7 +51,9 @@ class RaisedRanks:
         from fleetrun.postmortem import failures
 
         now = time.monotonic()
-        at, process = min((failures.moment(report, now), each) for each, report in raised.items())
+        at, process = min(
+            (failures.moment(report, now), process) for process, report in raised.items()
+        )
         report, label = raised[process], names.label(self._plan.processes[process])
         self._job.log(
             f"{sentence(label)} {_what(report)} {now - at:.0f} s ago and has not ended; the job "

@@ -335,7 +335,9 @@ class Watch(Source):
         }
         if clock.look(samples, now):
             depths = self._depths().items()
-            clock.look_closer({each: depth for each, depth in depths if each in samples}, now)
+            clock.look_closer(
+                {process: depth for process, depth in depths if process in samples}, now
+            )
         return clock.still_s(now) >= allowed_s
 
     def _report_stopped(

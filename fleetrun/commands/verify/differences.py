@@ -232,9 +232,9 @@ def _typical(known: Noise, runs: RunSnapshots, update: int) -> float:
     return noisy[count // 2] if count // 2 < len(noisy) else 0.0
 
 
-def largest(found: Iterable[Difference]) -> Difference | None:
+def largest(differences: Iterable[Difference]) -> Difference | None:
     """Return the largest difference, in the numbers themselves."""
-    return max(found, key=lambda difference: difference.apart, default=None)
+    return max(differences, key=lambda difference: difference.apart, default=None)
 
 
 def ranks_apart(runs: RunSnapshots, axes: RankAxes | None) -> Difference | None:

@@ -95,7 +95,7 @@ def _put_back(buffer: Any, parameter: Any) -> bool:
     with paddle.no_grad():
         if not getattr(buffer, _IS_BEGUN, False):
             setattr(buffer, _IS_BEGUN, True)
-            if not any(_is_in(views[id(each)], each.grad) for each in buffer._params):
+            if not any(_is_in(views[id(param)], param.grad) for param in buffer._params):
                 buffer.grad_storage.zero_()
         if gradient is None:
             view.zero_()

@@ -67,7 +67,7 @@ def _commands(path: str) -> Iterable[Command]:
 
 def _build(path: Sequence[str]) -> Build | None:
     """Return the Paddle that `import paddle` would find on PATH."""
-    root, text = paddles.found(path)
+    root, text = paddles.installed(path)
     if not root:
         return None
     reported = {
