@@ -91,13 +91,15 @@ OPERATIONS = {
     "send_partial": _Operation("send", 0, 1),
     "recv_partial": _Operation("recv", 0, 1),
 }
-_POINT_TO_POINT = ("send", "recv")
 # A backward in which Paddle's own reducer sums gradients, invisible to our hooks.
 BACKWARD = "backward"
 _BACKWARD = _Operation(BACKWARD, None)
 # A group whose members wait for each other to make it.
 NEW_GROUP = "new_group"
 _NEW_GROUP = _Operation(NEW_GROUP, None)
+# Those in which a rank waits whatever the backend, and those that are counted by themselves.
+_WAITS = (BACKWARD, NEW_GROUP)
+_OWN_CHANNELS = ("send", "recv", *_WAITS)
 _ON_STREAM = "{}_on_calc_stream"
 # The index of the ProcessGroup among the arguments of Paddle's reducer.
 _REDUCERS_GROUP = 3
@@ -262,7 +264,11 @@ class FlightRecorder:
         assert self._ring is not None
         number = self._made.get(members, 0) + 1
         group = _Group(self._ring, world.process_group, members, number)
-        return self._begin(group, self._ring, _NEW_GROUP, ())
+        self._groups[id(group)] = group
+        try:
+            return self.begin(group, _NEW_GROUP, ())
+        finally:
+            del self._groups[id(group)]
 
     def end_group(self, number: int) -> None:
         """Record that the group of the call NUMBER has been made."""
@@ -277,15 +283,12 @@ class FlightRecorder:
             return 0
         if self._pending:
             self.settle()
-        return self._begin(group, ring, operation, args)
-
-    def _begin(self, group: _Group, ring: Ring, operation: _Operation, args: Sequence[Any]) -> int:
         name, place, peer_place, reduction = operation
         peer = -1
         if peer_place is not None and peer_place < len(args):
             peer = int(args[peer_place])
         channel, counter = group.collectives
-        if name in _POINT_TO_POINT or operation in {_BACKWARD, _NEW_GROUP}:
+        if name in _OWN_CHANNELS:
             channel, counter = group.channel(name, peer)
         if reduction is not None and reduction < len(args):
             name = _sum_name(name, args[reduction])
@@ -304,7 +307,7 @@ class FlightRecorder:
         lengths += [0] * (_MOST_DIMENSIONS - len(lengths))
         site = self._site(ring, sys._getframe(1))
         code = ring.name("operation", name)
-        is_blocking = group.is_blocking or name in {BACKWARD, NEW_GROUP}
+        is_blocking = group.is_blocking or name in _WAITS
         state = BLOCKING if is_blocking else ASYNCHRONOUS
         return ring.begin(
             *(next(counter), channel, size, site, code, dtype, dimensions, state, peer), *lengths
