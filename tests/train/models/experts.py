@@ -1,9 +1,9 @@
 """A model with Paddle's layer of experts, spread over the ranks as `LAYOUT` (JSON) says.
 
 One rank has all experts and all data. The layout has the micro-steps of an update (`merge`) and, if
-parameters are sharded, how many ranks share the experts (`ep`), of which others have copies; else
-all ranks are data-parallel and share them. `SPOIL` is `RANK:PARAMETER`, whose value that rank alone
-changes after its second update.
+parameters are sharded, how many ranks share the experts (`ep`), of which others have copies, and
+how many have the same data (`mp`); else all ranks are data-parallel and share them. `SPOIL` is
+`RANK:PARAMETER`, whose value that rank alone changes after its second update.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ layout = json.loads(os.environ["LAYOUT"])
 rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
 UPDATES, ROWS, LENGTH, WIDTH, EXPERTS = 4, 8, 3, 8, 4
 STEPS, SHARES = layout.get("merge", 1), min(layout.get("ep", world), world)
+MP = min(layout.get("mp", 1), world)
 numbers = np.random.RandomState(11)
 DATA = [numbers.randn(ROWS, LENGTH, WIDTH).astype("float32") for _ in range(UPDATES * STEPS)]
 moe: Any = importlib.import_module("paddle.incubate.distributed.models.moe.moe_layer")
@@ -91,6 +92,8 @@ def model(group: Any, copies: Any) -> Any:
             parameter.color = {"color": "moe_expert", "group": copies}
         # Else fleet gives all ranks the first one's.
         parameter.no_sync = group is not None
+        # Else fleet sends its bias along mp.
+        parameter.is_distributed = MP > 1
         # Of each rank's loss, which is the mean of its own rows.
         parameter.register_hook(lambda gradient: gradient / SHARES)
     layer = moe.MoELayer(WIDTH, experts, gate={"type": "naive", "top_k": 2}, moe_group=group)
@@ -121,7 +124,7 @@ def main() -> dict[str, Any]:
     strategy = fleet.DistributedStrategy()
     degrees: dict[str, Any] = {"dp_degree": world}
     if "ep" in layout:
-        degrees = {"dp_degree": 1, "sharding_degree": world}
+        degrees = {"dp_degree": 1, "sharding_degree": world // MP, "mp_degree": MP}
         degrees |= {"ep_degree": SHARES, "moe_sharding_degree": world // SHARES}
         degrees |= {"order": ["dp", "moe_sharding", "sharding", "pp", "sep", "ep", "mp"]}
         strategy.strategy.hybrid_configs.sharding_configs.split_param = True
@@ -141,7 +144,7 @@ def main() -> dict[str, Any]:
     if world > 1 and os.environ.get("SPOIL"):
         spoil(net)
     for number, batch in enumerate(DATA, 1):
-        loss = (trained(paddle.to_tensor(np.split(batch, world)[rank])) ** 2).mean()
+        loss = (trained(paddle.to_tensor(np.split(batch, world // MP)[rank // MP])) ** 2).mean()
         is_whole = world == 1
         (loss / STEPS if is_whole else loss).backward()
         if world > 1 or number % STEPS == 0:
