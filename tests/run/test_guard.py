@@ -86,7 +86,9 @@ def test_ranks_that_have_succeeded_are_reaped_at_once_up_to_the_first_that_faile
     made = guard.Guard("marker", FileLimit(1))
     null = os.open(os.devnull, os.O_WRONLY)
     try:
-        scripts = ("sleep 1000 & exit 0", "exit 0", "exit 3", "exit 0")
+        # The rank ends when the process that it leaves has become `sleep`.
+        leaves = 'sleep 1000 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done'
+        scripts = (leaves, "exit 0", "exit 3", "exit 0")
         pids = [_started(made, script, null) for script in scripts]
         for pid in pids:
             pidfd = os.pidfd_open(pid)
