@@ -28,6 +28,7 @@ GATHERED = "gathered"
 GATHERED_BYTES = 64 * 1024
 HOSTS = "hosts.json"
 OUTPUT_TIMES = "output.times"
+NCCL_RAS = "nccl-ras.txt"
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
 STRATEGY = "strategy.json"
@@ -83,6 +84,7 @@ FILES = (
     File("error.{rank}.json.attempt{attempt}", "rank", "launcher", 1, "That of a later attempt."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the last step."),
     File("collectives.{rank}", "rank", "launcher, logs", None, "Its last collectives, in a ring."),
+    File(NCCL_RAS, "launcher", "people", None, "NCCL's report on its communicators, in a hang."),
     File("stacks.{rank}.txt", "launcher", "people", None, "The stacks of all threads."),
     File("{log}", "rank", "launcher", None, "The output of the first attempt."),
     File("{log}.attempt{attempt}", "rank", "launcher", None, "The output of a later attempt."),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.session.driver import Session
     from fleetrun.sources.flightrecords import FlightRecords
+    from fleetrun.sources.ras import Ras
 
 # A report counts for this many samples of its host, which repeats it at each sample.
 _LOOKS = 3
@@ -33,6 +34,8 @@ _STACKS_S = 20.0
 # Limits on the stacks of a host, which must fit into one message.
 _MOST_FRAMES, _MOST_LETTERS, _LONGEST_FRAME = 40, 150_000, 200
 _MOST_UNREACHED = 256
+# NCCL's RAS among the hosts that answer.
+_RAS = -1
 
 
 class Silence:
@@ -83,9 +86,11 @@ class HangJudge:
         *,
         period_s: float,
         records: FlightRecords | None = None,
+        ras: Ras | None = None,
     ) -> None:
         self._job = job
         self._records = records
+        self._ras = ras
         self._session = session
         self._silence = Silence(_LOOKS * period_s + _SLACK_S)
         # The hosts whose stacks are awaited (None: no host was asked), and those that came.
@@ -114,6 +119,8 @@ class HangJudge:
         """Start over: the ranks are new, or are ending."""
         self._silence.forget()
         self._awaited = None
+        if self._ras is not None:
+            self._ras.abandon()
         self._waiting.timer("stacks", None, self._conclude)
         self._has_reported_silence = False
 
@@ -196,6 +203,8 @@ class HangJudge:
         if self._silent_s:
             self._awaited, self._stacks = set(nodes), {}
             self._waiting.timer("stacks", now + _STACKS_S, self._conclude)
+            if self._ras is not None and self._ras.ask(self._waiting, self._take_ras):
+                self._awaited.add(_RAS)
             if session is None:
                 self._collect(self._silent_s)
                 return
@@ -206,7 +215,15 @@ class HangJudge:
         if self._awaited is None or message.generation != self._job.plan.generation:
             return
         self._stacks[node_rank] = message
-        self._awaited.discard(node_rank)
+        self._answered(node_rank)
+
+    def _take_ras(self) -> None:
+        if self._awaited is not None:
+            self._answered(_RAS)
+
+    def _answered(self, who: int) -> None:
+        assert self._awaited is not None
+        self._awaited.discard(who)
         if not self._awaited:
             self._conclude()
 
@@ -253,10 +270,17 @@ class HangJudge:
         self._write(stacks)
         states = self._states(stacks)
         culprits = () if self._records is None else self._records.verdict(states)
+        collectives = tuple(
+            (tuple(f"rank {rank}" for rank in culprit.ranks), culprit.text) for culprit in culprits
+        )
+        if self._ras is not None and not any(labels for labels, _ in collectives):
+            # NCCL also counts what Paddle's own reducer has begun.
+            collectives = (*self._ras.findings(), *collectives)
         finding = places.compare(stacks)
         # A rank that is late for a collective is better evidence than one that stands elsewhere.
+        # Records without a culprit blame the network; NCCL may only not list who lags.
         odd = next(
-            (tuple(f"rank {rank}" for rank in culprit.ranks) for culprit in culprits),
+            (labels for labels, _ in collectives if labels or culprits),
             tuple(self._label(process) for process in finding.odd),
         )
         signs = {answer.sign for answer in self._stacks.values()}
@@ -273,10 +297,7 @@ class HangJudge:
                 sign=next((sign for sign in ("steps", "stacks") if sign in signs), "life"),
                 deadlocked=tuple(deadlocked),
                 unreached=tuple(unreached),
-                collectives=tuple(
-                    (tuple(f"rank {rank}" for rank in culprit.ranks), culprit.text)
-                    for culprit in culprits
-                ),
+                collectives=collectives,
             )
         )
 

@@ -36,7 +36,7 @@ _US = 1e6
 _UNKNOWN = 0xFFFFFFFF
 # All states but LISTEN (10), TIME_WAIT (6) and those of connections that are being made.
 _STATES = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
-_SYN_SENT = 2
+_SYN_SENT, _LISTEN = 2, 10
 # For processes with very many open files, the first ones suffice.
 _MOST_FILES = 16384
 
@@ -84,6 +84,20 @@ def connecting() -> dict[int, str]:
                 address = socket.inet_ntop(family, packed)
                 endpoints[int(words[9])] = _endpoint(address, int(port, 16))
     return endpoints
+
+
+def listening(port: int) -> set[int]:
+    """Return the inodes of the sockets that listen on PORT."""
+    lines = (
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in proc.content(f"/proc/net/{name}").splitlines()[1:]
+    )
+    return {
+        int(words[9])
+        for words in lines
+        if int(words[3], 16) == _LISTEN and int(words[1].rpartition(b":")[2], 16) == port
+    }
 
 
 def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:

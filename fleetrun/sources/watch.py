@@ -177,10 +177,12 @@ class Watch(Source):
         if self._timeout_s:
             from fleetrun.sources import hang
             from fleetrun.sources.hang_judge import HangJudge  # only with --hang_timeout
+            from fleetrun.sources.ras import Ras
 
+            ras = None if self._ask_gpus is None else Ras(self._job, self._labels_of_pids)
             period_s = hang.IdleClock(self._timeout_s).period_s
             self._judge = HangJudge(
-                self._job, self._session, period_s=period_s, records=self._records
+                self._job, self._session, period_s=period_s, records=self._records, ras=ras
             )
             self._judge.open(waiting, collect=self._collect_for_all, declare=self._declare)
             waiting.timer("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
@@ -529,6 +531,13 @@ class Watch(Source):
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
         families = proc.families(proc.all_processes(), leaders)
         return {leaders[pid]: family for pid, family in families.items()}
+
+    def _labels_of_pids(self) -> dict[int, str]:
+        return {
+            member.pid: self._labels[process]
+            for process, family in self._families().items()
+            for member in family
+        }
 
     def _depths(self) -> dict[int, hang.DeepSample]:
         from fleetrun.run import proc

@@ -1,0 +1,228 @@
+"""What NCCL's RAS tells of ranks that lag; a fake plays it, which refuses what it does not know."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import plans
+from waiting import LONG_S
+
+from fleetrun.run import children
+from fleetrun.run.loop import Loop
+from fleetrun.sources.hang_judge import HangJudge
+from fleetrun.sources.ras import Ras, differences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from fleetrun.run.events import Hung
+
+# In the form of NCCL 2.27 and, for the second communicator, of 2.24, which counts all together.
+STATUS = """\
+Job summary
+===========
+Communicators... (0.00s)
+=============
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         4         4         4   RUNNING  MISMATCH
+
+Errors
+======
+
+#1-1 (77) ERROR
+  Asynchronous error on 1 rank
+  Rank 1 reported System error -- GPU 1 managed by process 8 on node 10.0.0.1
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  3 ranks have launched up to operation 6650
+  Rank 3 has launched up to operation 6649 -- GPU 3 (NVML 7) managed by process 703 on node 10.0.0.1
+
+#1-0 (5eb1) MISMATCH
+  Communicator ranks have different operation counts
+  2 ranks have launched up to operation 12
+  Rank 0 -- GPU 0 managed by process 700 on node 10.0.0.1
+  Rank 2 -- [process information not found]
+  Rank 1 has not launched any operations -- GPU 1 managed by process 701 on node 10.0.0.1
+
+#2-0 (abc) MISMATCH
+  Communicator ranks have different AllGather operation counts
+  3 ranks have launched up to operation 3
+  1 ranks have launched up to operation 4
+"""
+PIDS = {os.getpid(): "rank 0", 701: "rank 2"}
+
+
+class FakeRas:
+    """Listens as NCCL does, and answers STATUS to who speaks its protocol."""
+
+    def __init__(self, status: str = STATUS, hello: str = "SERVER PROTOCOL 2") -> None:
+        self._status, self._hello = status, hello
+        self.said: list[str] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.environ = {"NCCL_RAS_ADDR": f"127.0.0.1:{self._socket.getsockname()[1]}"}
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with self._socket, self._socket.accept()[0] as client:
+            for line in client.makefile("r"):
+                self.said.append(line.rstrip("\n"))
+                if line == "CLIENT PROTOCOL 2\n":
+                    client.sendall(f"{self._hello}\n".encode())
+                elif line.startswith("TIMEOUT ") and float(line.split()[1]) > 0:
+                    client.sendall(b"OK\n")
+                elif line == "VERBOSE STATUS\n":
+                    client.sendall(self._status.encode())
+                    return
+                else:
+                    raise AssertionError(line)
+
+    def close(self) -> None:
+        """Wait for the end."""
+        self._thread.join(LONG_S)
+        assert not self._thread.is_alive()
+
+
+def ras(
+    folder: Path,
+    environ: Mapping[str, str],
+    pids: Mapping[int, str] = PIDS,
+    log: Callable[[str], None] = plans.refuse,
+) -> Ras:
+    made = plans.plan(per_node=4, cwd=str(folder), run_dir=".")
+    job = plans.job(made, log=log)
+    job.environ = environ
+    return Ras(job, lambda: pids)
+
+
+def answered(asked: Ras) -> bool:
+    loop, done = Loop(), []
+    try:
+        if not asked.ask(loop, lambda: done.append(True)):
+            return False
+        until = time.monotonic() + LONG_S
+        while not done and time.monotonic() < until:
+            loop.turn()
+    finally:
+        loop.close()
+    return bool(done)
+
+
+def test_ranks_that_lag_are_named_by_their_number_or_process(tmp_path: Path) -> None:
+    fake = FakeRas()
+    asked = ras(tmp_path, fake.environ)
+    assert answered(asked)
+    fake.close()
+    assert asked.findings() == (
+        (
+            ("rank 3",),
+            (
+                "rank 3 has launched 6649 AllReduce operations on NCCL's communicator "
+                "27a079b828ff1a75, 3 others 6650"
+            ),
+        ),
+        (
+            ("rank 2",),
+            "rank 2 has launched 0 operations on NCCL's communicator 5eb1, 2 others 12",
+        ),
+        # NCCL lists no ranks that are the most.
+        ((), "3 ranks have launched 3 AllGather operations on NCCL's communicator abc, 1 other 4"),
+    )
+    assert (tmp_path / "nccl-ras.txt").read_text() == STATUS
+    assert fake.said == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "VERBOSE STATUS"]
+
+
+def test_ranks_of_other_hosts_are_named_by_process_and_node(tmp_path: Path) -> None:
+    fake = FakeRas()
+    made = plans.plan(hosts=("10.0.0.1", "10.0.0.2"), cwd=str(tmp_path), run_dir=".")
+    job = plans.job(made)
+    job.environ = fake.environ
+    asked = Ras(job, lambda: PIDS)
+    assert answered(asked)
+    fake.close()
+    # The process of another host may have the number of one of ours.
+    assert [labels for labels, _ in asked.findings()] == [
+        ("rank 3",),
+        ("process 701 on 10.0.0.1",),
+        (),
+    ]
+
+
+def test_a_port_of_another_job_or_of_nobody_is_not_asked(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        environ = {"NCCL_RAS_ADDR": f"127.0.0.1:{port}"}
+        assert not answered(ras(tmp_path, environ, {os.getppid(): "rank 0"}))
+    assert not answered(ras(tmp_path, environ))
+    assert not answered(ras(tmp_path, {"NCCL_RAS_ADDR": "nonsense"}))
+
+
+def test_a_port_that_speaks_otherwise_is_a_remark(tmp_path: Path) -> None:
+    fake, logged = FakeRas(hello="HTTP/1.1 400"), list[str]()
+    asked = ras(tmp_path, fake.environ, log=logged.append)
+    assert answered(asked)
+    fake.close()
+    assert asked.findings() == ()
+    (line,) = logged
+    assert "NCCL's RAS did not tell which ranks lag" in line
+    assert "HTTP/1.1 400" in line
+
+
+def test_the_judge_waits_for_it_and_names_who_lags(tmp_path: Path) -> None:
+    fake, found, loop = FakeRas(), list["Hung"](), Loop()
+    made = plans.plan(per_node=4, cwd=str(tmp_path), run_dir=".")
+    job = plans.job(made)
+    job.environ = fake.environ
+    judge = HangJudge(job, None, period_s=5.0, ras=Ras(job, lambda: PIDS))
+    waiting = (("all_reduce", "/job/train.py", 4), ("<module>", "/job/train.py", 9))
+
+    def collect(_seconds: float) -> None:
+        judge.collected(
+            dict.fromkeys(range(4), waiting),
+            went_on=None,
+            sign="life",
+            deadlocked=(),
+            unreached=(),
+        )
+
+    judge.open(loop, collect=collect, declare=found.append)
+    judge.report(30.0)
+    assert found == []
+    until = time.monotonic() + LONG_S
+    while not found and time.monotonic() < until:
+        loop.turn()
+    loop.close()
+    fake.close()
+    (hung,) = found
+    assert hung.odd == ("rank 3",)
+    assert hung.collectives[0][1].startswith("rank 3 has launched 6649 AllReduce")
+
+
+def test_an_answer_that_is_awaited_no_more_leaves_no_process(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        environ = {"NCCL_RAS_ADDR": f"127.0.0.1:{listener.getsockname()[1]}"}
+        loop, before = Loop(), children.children()
+        asked = ras(tmp_path, environ)
+        assert asked.ask(loop, lambda: plans.refuse("an answer"))
+        assert children.children() != before
+        asked.abandon()
+        children.wait_for_ending()
+        assert children.children() == before
+        loop.close()
+
+
+def test_other_text_tells_nothing() -> None:
+    for text in ("", "No communicator data collected!\n", STATUS[: STATUS.index("Warnings")]):
+        assert differences(text) == []
+    cut = STATUS[: STATUS.index("  3 ranks have")]
+    assert differences(cut) == []
