@@ -75,29 +75,31 @@ def connecting() -> dict[int, str]:
 
     endpoints: dict[int, str] = {}
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for words in map(bytes.split, proc.content(f"/proc/net/{name}").splitlines()[1:]):
-            if int(words[3], 16) == _SYN_SENT:
-                digits, _, port = words[2].partition(b":")
-                # Each four bytes are a number of this machine.
-                parts = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
-                packed = struct.pack(f"={len(parts)}I", *parts)
-                address = socket.inet_ntop(family, packed)
-                endpoints[int(words[9])] = _endpoint(address, int(port, 16))
+        for words in _rows(name, _SYN_SENT):
+            digits, _, port = words[2].partition(b":")
+            # Each four bytes are a number of this machine.
+            parts = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+            packed = struct.pack(f"={len(parts)}I", *parts)
+            address = socket.inet_ntop(family, packed)
+            endpoints[int(words[9])] = _endpoint(address, int(port, 16))
     return endpoints
 
 
 def listening(port: int) -> set[int]:
     """Return the inodes of the sockets that listen on PORT."""
-    lines = (
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in proc.content(f"/proc/net/{name}").splitlines()[1:]
-    )
     return {
         int(words[9])
-        for words in lines
-        if int(words[3], 16) == _LISTEN and int(words[1].rpartition(b":")[2], 16) == port
+        for name in ("tcp", "tcp6")
+        for words in _rows(name, _LISTEN)
+        if int(words[1].partition(b":")[2], 16) == port
     }
+
+
+def _rows(name: str, state: int) -> Iterator[list[bytes]]:
+    """Yield the words of each socket in STATE in /proc/net/NAME."""
+    for words in map(bytes.split, proc.content(f"/proc/net/{name}").splitlines()[1:]):
+        if int(words[3], 16) == state:
+            yield words
 
 
 def _link(family: int, message: bytes) -> Iterator[tuple[int, TcpLink]]:
