@@ -145,12 +145,13 @@ def _read(
     for path in sorted(folder.glob("*.jsonl"), key=lambda item: int(item.stem)):
         for line in reading.lines(str(path)):
             paths.append(reading.text(line.get("records")))
-            launches.setdefault(os.path.dirname(paths[-1]), len(launches) * _NEXT_LAUNCH)
-            optimizer, update = (reading.whole(line.get(key)) for key in ("optimizer", "update"))
+            run_dir = os.path.dirname(paths[-1])
+            first = launches.setdefault(run_dir, len(launches) * _NEXT_LAUNCH)
+            optimizer, update = (reading.whole(line.get(name)) for name in ("optimizer", "update"))
             with suppress(KeyError, ValueError, TypeError):
                 if optimizer is not None and update is not None:
-                    number = launches[os.path.dirname(paths[-1])] + optimizer
-                    snapshots.setdefault(int(path.stem), {})[number, update] = _parameters(line)
+                    key = first + optimizer, update
+                    snapshots.setdefault(int(path.stem), {})[key] = _parameters(line)
             device_bytes = (
                 max(device_bytes or 0, reading.whole(line.get("device_bytes")) or 0) or None
             )
