@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import plans
 from waiting import LONG_S
+from wire import turn_until
 
 from fleetrun.run import children
 from fleetrun.run.loop import Loop
@@ -110,9 +110,7 @@ def answered(asked: Ras) -> bool:
     try:
         if not asked.ask(loop, lambda: done.append(True)):
             return False
-        until = time.monotonic() + LONG_S
-        while not done and time.monotonic() < until:
-            loop.turn()
+        turn_until(loop, lambda: done)
     finally:
         loop.close()
     return bool(done)
@@ -198,9 +196,7 @@ def test_the_judge_waits_for_it_and_names_who_lags(tmp_path: Path) -> None:
     judge.open(loop, collect=collect, declare=found.append)
     judge.report(30.0)
     assert found == []
-    until = time.monotonic() + LONG_S
-    while not found and time.monotonic() < until:
-        loop.turn()
+    turn_until(loop, lambda: found)
     loop.close()
     fake.close()
     (hung,) = found
