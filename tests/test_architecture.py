@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     """They are files and not a package: pytest would refuse to collect both."""
     found = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name in found if found.count(name) > 1] == []
+
+
+def test_no_helper_of_tests_hides_a_module_of_python() -> None:
+    """Tests put the folders of their helpers in front of Python's own on sys.path."""
+    helpers = {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    assert "running_statistics" in helpers
+    assert helpers & sys.stdlib_module_names == set()
 
 
 def repeated(names: list[str]) -> set[str]:

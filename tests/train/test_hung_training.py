@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 MODELS = Path(__file__).parent / "models"
-sys.path.insert(0, str(MODELS))
+sys.path.append(str(MODELS))
 import hanging  # type: ignore[import-not-found]  # noqa: E402
 
 GLOO = """

@@ -28,7 +28,7 @@ def proofs(folder: Path) -> list[dict[str, Any]]:
 def test_running_statistics_are_no_divergence_and_trained_parameters_are(
     version: str, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
-    ranks = train(PYTHONS[version], "statistics.py", tmp_path / "ours", strategy)
+    ranks = train(PYTHONS[version], "running_statistics.py", tmp_path / "ours", strategy)
     # What is wrong from the second update on is found after the third, and what is trained though
     # the first forward has made it, too. Paddle's own reducer may come to what it will.
     differing = {"spoilt": "0.weight of shape [3, 1, 3]", "begun": "scale of shape [8]"}
