@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import sentence
-from fleetrun.postmortem import flight
+from fleetrun.postmortem import flight, lastlines, watchdog
 from fleetrun.records import flightfile, names, rankfile, reading, variables
 from fleetrun.run.events import RunWarning
 from fleetrun.session import codec
@@ -34,6 +34,7 @@ class FlightRecords:
         self._session = session
         # From other hosts, by rank.
         self._received: dict[int, FlightRecord] = {}
+        self._watched: dict[int, str] = {}
         # The last collective for which each rank's record was sent, and the remarks so far.
         self._sent: dict[int, tuple[int, float]] = {}
         self._reported: set[str] = set()
@@ -51,6 +52,7 @@ class FlightRecords:
     def restart(self) -> None:
         """Start over: the ranks are new."""
         self._received.clear()
+        self._watched.clear()
         self._sent.clear()
 
     def _wait(self) -> None:
@@ -82,10 +84,24 @@ class FlightRecords:
         """Send the records of this host's ranks to the coordinator's host, if that is another."""
         for rank in self._paths():
             self._send(rank)
+            if lines := self._watchdog_lines(rank):
+                self._send_content(rank, lines.encode())
 
     def verdict(self, states: Mapping[int, RankState]) -> tuple[FlightFinding, ...]:
         """Return why the ranks hang according to their records; STATES is what else is known."""
-        return flight.verdict({**self._received, **self._here()}, self._job_of(states))
+        job = self._job_of(states)
+        findings = flight.verdict({**self._received, **self._here()}, job)
+        if any(finding.ranks for finding in findings):
+            return findings
+        texts = {**self._watched, **{rank: self._watchdog_lines(rank) for rank in self._paths()}}
+        timeout_s = watchdog.timeout_s(self._job.environ)
+        watched = {
+            rank: watchdog.parse(rank, text, timeout_s=timeout_s, now=time.time())
+            for rank, text in texts.items()
+        }
+        known = {rank: record for rank, record in watched.items() if record is not None}
+        late = flight.verdict(watchdog.current(known), job)
+        return (*(finding for finding in late if finding.ranks), *findings)
 
     # Records --------------------------------------------------------------------------------------
 
@@ -101,21 +117,31 @@ class FlightRecords:
         records = {rank: flightfile.read(*file) for rank, file in self._paths().items()}
         return {rank: record for rank, record in records.items() if record is not None}
 
+    def _watchdog_lines(self, rank: int) -> str:
+        plan, (_, restart) = self._job.plan, self._paths()[rank]
+        logs = names.log_paths(plan, plan.processes[plan.trainers[rank]], restart)
+        return "".join(watchdog.lines(lastlines.tail(log)) for log in logs)
+
     def _send(self, rank: int) -> None:
+        ring = reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b""
+        self._send_content(rank, ring)
+
+    def _send_content(self, rank: int, content: bytes) -> None:
         plan, session = self._job.plan, self._session
         if session is None or plan.node_rank == 0:
             return
         spec = plan.processes[plan.trainers[rank]].rank
         assert spec is not None
-        ring = reading.content(self._paths()[rank][0], flightfile.MOST_BYTES) or b""
         place = plan.ranks.index(spec)
-        session.to_coordinator(PackedCollectives(plan.generation, place, codec.pack(ring)))
+        session.to_coordinator(PackedCollectives(plan.generation, place, codec.pack(content)))
 
     def _take(self, node_rank: int, message: PackedCollectives) -> None:
         """Take the record of another host's rank."""
         spec = rank_of(message, node_rank, self._job.plan)
         ring = codec.unpack(message.packed, flightfile.MOST_BYTES)
         record = flightfile.parse(ring)
+        if spec is not None and record is None:
+            self._watched[spec.rank] = ring.decode(errors="replace")
         if spec is None or record is None:
             return
         self._received[spec.rank] = record._replace(rank=spec.rank)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from fleetrun.sources.raised import RaisedRanks
     from fleetrun.sources.slowness import SlowRanks
 
-# All that ranks print while the server of Paddle's store is missing.
-_RETRY = b"retry to connect"
+# What Paddle prints while ranks wait: for the server of its store, and of what is not done.
+_WAITING = b"retry to connect", b"] find timeout ", b"] find last group comm task:"
 # By then, even on a busy host, a Python has loaded what PYTHONPATH leads to.
 _LOADED_S = 5.0
 # A rank that writes more than this between two looks is not waiting.
@@ -729,4 +729,4 @@ def _only_waits(log: str, offset: int) -> bool:
     except OSError:
         return False
     written = [line for line in lines if line.strip()]
-    return bool(written) and all(_RETRY in line.lower() for line in written)
+    return bool(written) and all(any(mark in line.lower() for mark in _WAITING) for line in written)

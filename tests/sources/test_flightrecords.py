@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -38,15 +39,13 @@ def record(path: Path, operation: str, monkeypatch: pytest.MonkeyPatch, rank: in
     recorder.begin(group, OPERATIONS[operation], ())
 
 
-def test_ranks_of_two_hosts_that_differ_are_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remarks: list[str] = []
-    declared: list[RunWarning] = []
-    timers = [Timers(), Timers()]
+def two_hosts(
+    tmp_path: Path, operations: tuple[str, str], monkeypatch: pytest.MonkeyPatch, **job: Any
+) -> tuple[list[FlightRecords], dict[type, Any]]:
+    """Return the records of two hosts, whose ranks have called OPERATIONS, and what one hears."""
     hearers: dict[type, Any] = {}
     hosts = []
-    for node, operation in enumerate(("all_reduce", "broadcast")):
+    for node, operation in enumerate(operations):
         ring = tmp_path / f"node{node}" / f"collectives.{node}"
         ring.parent.mkdir()
         record(ring, operation, monkeypatch, node)
@@ -62,11 +61,24 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
             hearers={} if node else hearers,
             to_coordinator=lambda message: hearers[PackedCollectives](1, message),
         )
-        records = FlightRecords(
-            plans.job(plan, log=lambda text: remarks.append(SITE.sub("", text))), session
-        )
-        records.open(timers[node], period_s=1.0, declare=declared.append)
-        hosts.append(records)
+        hosts.append(FlightRecords(plans.job(plan, **job), session))
+    return hosts, hearers
+
+
+def test_ranks_of_two_hosts_that_differ_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remarks: list[str] = []
+    declared: list[RunWarning] = []
+    timers = [Timers(), Timers()]
+    hosts, hearers = two_hosts(
+        tmp_path,
+        ("all_reduce", "broadcast"),
+        monkeypatch,
+        log=lambda text: remarks.append(SITE.sub("", text)),
+    )
+    for host, own_timers in zip(hosts, timers, strict=True):
+        host.open(own_timers, period_s=1.0, declare=declared.append)
     # What a host tells of another's rank, or of another generation, counts for nothing.
     packed = codec.pack((tmp_path / "node1/collectives.1").read_bytes())
     for message in (PackedCollectives(0, 0, packed), PackedCollectives(1, 1, packed)):
@@ -85,6 +97,28 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     assert SITE.sub("", finding.text) == f"r{TEXT}"
     hosts[0].restart()
     assert hosts[0].verdict({}) == ()
+
+
+def test_where_the_records_name_nobody_paddles_watchdog_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, _ = two_hosts(tmp_path, ("all_reduce", "all_reduce"), monkeypatch)
+    hosts[0].open(Timers(), period_s=1.0, declare=lambda _: None)
+    at = time.strftime("%m%d %H:%M:%S.000001  7012 comm_task_manager.cc:170] Find ")
+    for rank, found in enumerate(("timeout start but not finish task:", "last group comm task:")):
+        (tmp_path / f"node{rank}/workerlog.0").write_text(
+            f"step 3\nW{at}{found}group_key:nccl_ids/0/0,group_ranks:0~1,global_rank:{rank},"
+            f"local_rank:{rank},comm_count:{38 - rank},op:ALLREDUCE,started:1,completed:{rank},"
+            "numel:64,nranks:2\n"
+        )
+    assert [finding.ranks for finding in hosts[0].verdict({})] == []
+    hosts[1].send()
+    late, unfinished = hosts[0].verdict({})
+    assert late.ranks == (1,)
+    assert "rank 1 never entered NCCL ALLREDUCE 38 of all ranks; rank 0 waits" in late.text
+    assert unfinished.text.startswith("all its ranks have entered all_reduce 1 of all ranks")
+    hosts[0].restart()
+    assert [finding.ranks for finding in hosts[0].verdict({})] == []
 
 
 def test_ranks_that_differ_are_named_though_they_end_well(
