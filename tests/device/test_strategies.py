@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import device_strategies
 import devices
 import pytest
-from training import PYTHONS, alone, evidence, train
+from training import PYTHONS, alone, evidence, train, train_as_alone
 
 from fleetrun.records import tracefile
 
@@ -203,6 +203,32 @@ def test_what_fleetrun_gathers_is_not_freed_while_it_comes(tmp_path: Path) -> No
     for rank in range(2):
         proof = evidence(tmp_path / "ours", rank)
         assert (proof["ranks_equal"], proof["failures"], proof["notes"]) == (True, [], [])
+
+
+def test_nothing_is_called_for_each_gradient_where_paddles_reducer_averages(tmp_path: Path) -> None:
+    asked = device_strategies.PRESETS["recommended"]["strategy"]
+    asked = {**asked, "nccl_comm_num": 1}
+    with devices.on("npu"):
+        plain = train(PYTHON, "calls.py", tmp_path / "plain", None)
+        ours = train(PYTHON, "calls.py", tmp_path / "ours", asked, check_ranks="auto")
+    for without, calls in zip(plain, ours, strict=True):
+        # There are 24 matrices.
+        assert 0 < calls - without <= 52
+
+
+def test_strided_gradients_are_added_up_right_when_a_model_is_taken_back_from_paddles_reducer(
+    tmp_path: Path,
+) -> None:
+    asked = device_strategies.PRESETS["recommended"]["strategy"]
+    with devices.on("npu", **LATE):
+        ranks = train_as_alone(
+            *("3.3.1", "handed_over.py", tmp_path, {**asked, "nccl_comm_num": 1}),
+            check_ranks="auto",
+        )
+    for models in ranks:
+        for name in ("several", "thawed", "turned"):
+            assert all(models[name]["allreduces"][4:]), name
+        assert not any(models["plain"]["allreduces"][4:7])
 
 
 def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:

@@ -87,7 +87,8 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
         first = [True, True, False, True]
         rest = [*first, False, False, False, True]
         assert seen["plain"] == seen["accumulated"] == seen["probed"] == rest
-        assert seen["several"] == seen["thawed"] == [*first, True, True, True, True]
+        taken_back = [*first, True, True, True, True]
+        assert seen["several"] == seen["thawed"] == seen["turned"] == taken_back
     proof = evidence(tmp_path / "ours")
     (knob,) = proof["knobs"]
     assert knob["status"] == "effective"

@@ -257,8 +257,8 @@ class SparingReducer(Reducer):
         self._computed: list[int] = []
         self._order: list[int] = []
         self._hooks: list[Any] = []
-        # The number of gradients that report their arrival in a backward of Paddle's.
-        self._sentinels = 0
+        # The parameters whose gradients report their arrival in a backward of Paddle's.
+        self._sentinels: list[Any] = []
         super().__init__(*args, **options)
         self._check.replaces_paddles = True
 
@@ -274,8 +274,6 @@ class SparingReducer(Reducer):
     def _watch(self, parameter: Any) -> None:
         if self._paddles is None:
             super()._watch(parameter)
-        else:
-            tensors.keep_additions_right(parameter)
 
     def _expect_last(self, parameter: Any) -> None:
         if self._paddles is None:
@@ -338,12 +336,15 @@ class SparingReducer(Reducer):
             self._take_back()
         self._follows_forward = self._is_awaited
         super().begin()
-        if self._is_active and self._paddles is not None:
-            self._hooks = [
-                parameter.register_hook(_noting(self._computed, id(parameter)))
-                for parameter in self.parameters
-                if not parameter.stop_gradient
-            ]
+        if self._paddles is None:
+            return
+        for parameter in self.parameters:
+            if parameter.stop_gradient:
+                continue
+            if self._is_active:
+                note = _noting(self._computed, id(parameter))
+                self._hooks.append(parameter.register_hook(note))
+            self._hooks += tensors.keep_additions_right(parameter)
 
     def finish(self) -> None:
         """Send everything and wait for it, unless Paddle's reducer has done so."""
@@ -353,6 +354,7 @@ class SparingReducer(Reducer):
             if self._arrivals.keys:
                 self._finish_paddles()
         elif self._paddles is None or not self._is_active:
+            self._unhook()
             super().finish()
         else:
             computed = self._unhook()
@@ -384,7 +386,7 @@ class SparingReducer(Reducer):
         self.backwards += 1
         if backward.nested_count() != self._nested:
             self._were_plain = False
-        if len(self._arrivals.keys) != self._sentinels and self._paddles is not None:
+        if len(self._arrivals.keys) != len(self._sentinels) and self._paddles is not None:
             missing = self._paddles.complete(self.parameters)
             self._take_back()
             trained = [parameter for parameter in missing if not parameter.stop_gradient]
@@ -419,10 +421,9 @@ class SparingReducer(Reducer):
         if self._is_plain and not is_made:
             is_made = self._paddles.make(list(filter(tensors.is_trained, self._all)))
             sentinels = {*self._order[:: max(1, len(self._order) // _SENTINELS)], self._order[-1]}
-            self._sentinels = len(sentinels)
-            for parameter in self.parameters:
-                if id(parameter) in sentinels:
-                    self._arrivals.watch(parameter)
+            self._sentinels = [param for param in self.parameters if id(param) in sentinels]
+            for parameter in self._sentinels:
+                self._arrivals.watch(parameter)
         # All ranks or none.
         if self._communicators[0].sum_integers([self._is_plain and is_made])[0] < self._nranks:
             self._take_back()
@@ -443,11 +444,16 @@ class SparingReducer(Reducer):
         self._paddles = None
         self._is_paddles_turn = self._check.replaces_paddles = False
         self._next_own = 0
+        for parameter in self._sentinels:
+            # The others are not watched yet.
+            tensors.keep_additions_right(parameter)
         self._arrange()
 
 
 def _noting(computed: list[int], key: int) -> Callable[[Any], None]:
-    def note(_gradient: Any) -> None:
-        computed.append(key)
+    def note(gradient: Any) -> None:
+        # On devices, the hook after this one makes it contiguous.
+        if gradient.is_contiguous():
+            computed.append(key)
 
     return note

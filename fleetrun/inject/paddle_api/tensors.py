@@ -62,11 +62,10 @@ def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
     return [parameter.register_hook(contiguous) for parameter in parameters if parameter.ndim > 1]
 
 
-def keep_additions_right(parameter: Any) -> None:
-    """Let gradients of PARAMETER be accumulated whatever their layout."""
+def keep_additions_right(parameter: Any) -> list[Any]:
+    """Let gradients of PARAMETER be accumulated whatever their layout; return the hooks."""
     # Plug-ins add bare memory, which is wrong for strided gradients; CPUs use the strides.
-    if parameter.place.is_custom_place():
-        make_contiguous([parameter])
+    return make_contiguous([parameter]) if parameter.place.is_custom_place() else []
 
 
 def _are_views_strided() -> bool:

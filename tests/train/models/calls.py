@@ -9,9 +9,19 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import paddle
 
+made_contiguous: Any = paddle.Tensor.contiguous
+
+
+def contiguous(tensor: Any) -> Any:
+    """Stand for the method, which would not be counted as a hook: it is a function in C."""
+    return made_contiguous(tensor)
+
+
+setattr(paddle.Tensor, contiguous.__name__, contiguous)
 paddle.distributed.init_parallel_env()
 net = paddle.nn.Sequential(*(paddle.nn.Linear(8, 8) for _ in range(24)))
 model = paddle.DataParallel(net)

@@ -6,6 +6,7 @@ allreduces that Python was asked for in each update.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import paddle
@@ -22,6 +23,18 @@ from twins import (  # type: ignore[import-not-found, unused-ignore]
 
 LATE = 5
 paddle.distributed.init_parallel_env()
+
+
+class Turned(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Multiplies by a matrix; later by its transpose, whose gradient is strided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([8, 8])
+
+    def forward(self, x: Any, *, is_late: bool) -> Any:
+        """Multiply X by the matrix."""
+        return (self.weight.T @ x.T).T if is_late else x @ self.weight
 
 
 def loss_of(out: Any) -> Any:
@@ -57,6 +70,17 @@ def probed(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
     loss_of(out).backward()
 
 
+def turned(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
+    """Later add several strided gradients up."""
+    half = batch.shape[0] // 2
+    for place in (0, half):
+        with nullcontext() if is_alone or place else model.no_sync():
+            out = model(batch[place : place + half], is_late=is_late)
+            loss_of(out).backward(retain_graph=True)
+            if is_late:
+                loss_of(out + 1).backward()
+
+
 def plain_steps(model: Any, batch: Any, **_: bool) -> None:
     """Do as everybody does."""
     loss_of(model(batch)).backward()
@@ -64,7 +88,7 @@ def plain_steps(model: Any, batch: Any, **_: bool) -> None:
 
 def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
     """Train; return the weights, and the number of allreduces in each update."""
-    ways = {"several": several, "accumulated": accumulated, "probed": probed}
+    ways = {"several": several, "accumulated": accumulated, "probed": probed, "turned": turned}
     way = ways.get(name, plain_steps)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
     drawn, meter = batches(ranks, 4, 8), Meter()
@@ -83,10 +107,11 @@ def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
 report = {}
 # All of them live, and are counted.
 models = []
-for name in ("plain", "several", "accumulated", "thawed", "probed"):
-    net, alone = twins(mlp)
-    for each in (net, alone):
-        each[0].weight.stop_gradient = name == "thawed"
+for name in ("plain", "several", "accumulated", "thawed", "probed", "turned"):
+    net, alone = twins(Turned if name == "turned" else mlp)
+    if name == "thawed":
+        for each in (net, alone):
+            each[0].weight.stop_gradient = True
     models.append(paddle.DataParallel(net))
     report[name] = train(name, net, models[-1], [rank])
     report[name]["alone"] = train(name, alone, alone, [0, 1])["weights"]
