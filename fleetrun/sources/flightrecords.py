@@ -128,7 +128,7 @@ class FlightRecords:
 
     def _send_content(self, rank: int, content: bytes) -> None:
         plan, session = self._job.plan, self._session
-        if session is None or plan.node_rank == 0:
+        if session is None or session.serves:
             return
         spec = plan.processes[plan.trainers[rank]].rank
         assert spec is not None

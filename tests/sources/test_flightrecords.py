@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import plans
+import pytest
 from timers import Timers
 
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
@@ -20,8 +21,6 @@ from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from fleetrun.model import ProcessSpec
     from fleetrun.run.events import RunWarning
@@ -40,9 +39,16 @@ def record(path: Path, operation: str, monkeypatch: pytest.MonkeyPatch, rank: in
 
 
 def two_hosts(
-    tmp_path: Path, operations: tuple[str, str], monkeypatch: pytest.MonkeyPatch, **job: Any
+    tmp_path: Path,
+    operations: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    coordinator: int = 0,
+    **job: Any,
 ) -> tuple[list[FlightRecords], dict[type, Any]]:
-    """Return the records of two hosts, whose ranks have called OPERATIONS, and what one hears."""
+    """Return the records of two hosts, whose ranks have called OPERATIONS, and what one hears.
+
+    The COORDINATOR is first.
+    """
     hearers: dict[type, Any] = {}
     hosts = []
     for node, operation in enumerate(operations):
@@ -58,15 +64,17 @@ def two_hosts(
             env={"FLEETRUN_FLIGHT_RECORDER": str(ring)},
         )
         session: Any = SimpleNamespace(
-            hearers={} if node else hearers,
-            to_coordinator=lambda message: hearers[PackedCollectives](1, message),
+            hearers=hearers if node == coordinator else {},
+            serves=node == coordinator,
+            to_coordinator=lambda message: hearers[PackedCollectives](1 - coordinator, message),
         )
         hosts.append(FlightRecords(plans.job(plan, **job), session))
-    return hosts, hearers
+    return hosts if coordinator == 0 else hosts[::-1], hearers
 
 
+@pytest.mark.parametrize("coordinator", [0, 1])
 def test_ranks_of_two_hosts_that_differ_are_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coordinator: int
 ) -> None:
     remarks: list[str] = []
     declared: list[RunWarning] = []
@@ -75,14 +83,16 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
         tmp_path,
         ("all_reduce", "broadcast"),
         monkeypatch,
+        coordinator,
         log=lambda text: remarks.append(SITE.sub("", text)),
     )
     for host, own_timers in zip(hosts, timers, strict=True):
         host.open(own_timers, period_s=1.0, declare=declared.append)
     # What a host tells of another's rank, or of another generation, counts for nothing.
-    packed = codec.pack((tmp_path / "node1/collectives.1").read_bytes())
-    for message in (PackedCollectives(0, 0, packed), PackedCollectives(1, 1, packed)):
-        hearers[PackedCollectives](1, message)
+    other = 1 - coordinator
+    packed = codec.pack((tmp_path / f"node{other}/collectives.{other}").read_bytes())
+    for message in (PackedCollectives(0, coordinator, packed), PackedCollectives(1, other, packed)):
+        hearers[PackedCollectives](other, message)
     assert remarks == []
     # A host tells of its own rank once that has waited for long.
     assert timers[1].elapse("collectives")
@@ -92,7 +102,7 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     assert timers[0].elapse("collectives")
     assert remarks == [f"R{TEXT}."]
     assert [(one.what, one.labels) for one in declared] == [("desync", ("rank 0", "rank 1"))]
-    assert (tmp_path / "node0/collectives.1").exists()
+    assert (tmp_path / f"node{coordinator}/collectives.{other}").exists()
     (finding,) = hosts[0].verdict({})
     assert SITE.sub("", finding.text) == f"r{TEXT}"
     hosts[0].restart()
