@@ -388,7 +388,7 @@ class LaunchedJob(ObservedJob):
             from fleetrun.sources import recovery, standby  # only where ranks may start again
 
             sources.append(recovery.Recovery(self))
-            if request.preload != (standby.NONE,):
+            if request.preloads:
                 sources.append(standby.StandBy(self, self._supervisor))
         return sources
 

@@ -211,6 +211,11 @@ class Request(NamedTuple):
     # Variables of the launcher that a manifest brings back; None: it was not set.
     restored: tuple[tuple[str, str | None], ...] = ()
 
+    @property
+    def preloads(self) -> bool:
+        """Whether a process with Paddle imported stands ready where ranks may start again."""
+        return self.preload != ("none",)
+
 
 # The defaults, by the fields of the request.
 DEFAULTS: Mapping[str, Any] = Request._field_defaults

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan, ProcessSpec
     from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
+    from fleetrun.run.forkserver import ServerState
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.observers import ObservedJob
     from fleetrun.run.readiness import Readiness
@@ -65,6 +66,8 @@ _SILENCE_S = 1.0
 _SWALLOWED_S = 1.0
 # A killed descendant that still exists after this waits for a device.
 _SWEEP_S = 5.0
+# How often to look whether a host that waits has imported Paddle.
+_READY_S = 1.0
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
 # How often to check whether the processes that a rank has left in its group are gone.
@@ -79,6 +82,7 @@ class Supervisor:
     ) -> None:
         self._gathering = gathering
         gathering.prepare, gathering.withdraw = self._prepare, self._withdraw
+        gathering.keep_ready = self._keep_ready
         # The plan that is ready to start.
         self._prepared: LaunchPlan | None = None
         self._job = job
@@ -104,6 +108,8 @@ class Supervisor:
         self._base_env = dict(os.environb)
         self._guard: Guard
         self._has_guard = False
+        # Whether it has a process from which ranks can be forked, or has tried.
+        self.stands_by = False
         # When the guard kills the ranks if this launcher is stopped.
         self._kill_at: float | None = None
         self._outcome: Outcome | None = None
@@ -205,12 +211,16 @@ class Supervisor:
         if self._has_guard:
             self._guard.tell_at(target)
 
-    def stand_by(self, process: int, modules: tuple[str, ...], count: int) -> None:
-        """Start the process from which COUNT ranks like PROCESS are forked in the next attempt."""
-        spec = self._plan.processes[process]
+    def stand_by(self, spec: ProcessSpec, modules: tuple[str, ...], count: int) -> None:
+        """Start the process from which COUNT ranks like SPEC are forked in the next attempt."""
+        self.stands_by = True
+        env = self._environment(spec)
+        if not self._has_plan:
+            # A host that waits has no job that `fleetrun ps` could show.
+            del env[os.fsencode(variables.JOB)]
         worker.stand_by(
             spec,
-            env=self._environment(spec),
+            env=env,
             default_signals=self._default_signals,
             guard=self._guard,
             stdin=self._stdin,
@@ -218,9 +228,33 @@ class Supervisor:
             count=count,
         )
 
-    def standing_by(self) -> tuple[str, int, str]:
-        """Return that process's state, its own memory in bytes, and why it is unfit."""
-        return self._guard.standing_by()
+    def standing_by(self) -> ServerState:
+        """Return that process's state."""
+        from fleetrun.run import forkserver  # only where ranks may be forked
+
+        return forkserver.ServerState(*self._guard.standing_by())
+
+    def _keep_ready(self, foreseen: LaunchPlan) -> None:
+        """Let ranks like those FORESEEN be forked if this host, which waits, is needed."""
+        from fleetrun.plan import visible  # only on a host that waits
+        from fleetrun.run import forkserver
+
+        forkable, request = forkserver.forkable(foreseen), self._job.request
+        if not forkable or not request.preloads:
+            return
+        self._stdin = self._job.stdin(foreseen)
+        _enter(foreseen.cwd)
+        self._start_guard(foreseen)
+        self.stand_by(foreseen.processes[forkable[0]], request.preload, len(forkable))
+
+        def tell() -> None:
+            server = self.standing_by()
+            if server.state == forkserver.LOADING:
+                self._loop.timer("ready", time.monotonic() + _READY_S, tell)
+            else:
+                self._log(visible.sentence(str(server)))
+
+        tell()
 
     # Generations --------------------------------------------------------------------------------
 
@@ -266,7 +300,7 @@ class Supervisor:
         if self._has_plan:
             return
         self._observers.withdraw()
-        if self._has_guard:
+        if self._has_guard and not self.stands_by:
             self._has_guard = False
             self._guard.dismiss()
 
@@ -291,6 +325,12 @@ class Supervisor:
         """Create what all generations share: the observers, the run directory, the guard."""
         self._observers.prepare(plan)
         _enter(plan.cwd)
+        self._start_guard(plan)
+
+    def _start_guard(self, plan: LaunchPlan) -> None:
+        if self._has_guard:
+            # It was started with the process that it keeps ready, before there was a plan.
+            return
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
         self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
         self._settings = terminal.TerminalSettings() if self._stdin.is_terminal else None
@@ -597,6 +637,7 @@ class Supervisor:
             guard=self._guard,
             folder=self._job.folder,
             stdin=self._stdin,
+            may_fork=attempt > 0 or self.stands_by,
         )
         now = time.monotonic()
         if isinstance(started, worker.SpawnRefusal):

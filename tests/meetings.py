@@ -12,6 +12,7 @@ from waiting import until
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
     from pathlib import Path
 
     from commandline import Ended
@@ -54,10 +55,13 @@ class Meeting(Job):
         script: str,
         *options: str,
         token: str = "known to this test alone",  # noqa: S107 - as it says
+        make: Callable[..., Command] = Command,
+        **env: str,
     ) -> None:
         super().__init__()
         self.folder = folder
-        self.env = {"FLEETRUN_TOKEN": token} if token else {}
+        self.env = {"FLEETRUN_TOKEN": token, **env} if token else env
+        self._make = make
         self.script = script
         self.port = ports.free(1)[0]
         own = (f"--master=127.0.0.1:{self.port}", "--host=127.0.0.1")
@@ -71,7 +75,7 @@ class Meeting(Job):
         number = len(self.launchers)
         own = self.folder / f"host{number if host is None else host}"
         own.mkdir(parents=True, exist_ok=True)
-        command = Command(own, self.script, *self.options, *more, ranks=1)
+        command = self._make(own, self.script, *self.options, *more, ranks=1)
         command.argv.remove("--quiet")
         with (own / "said").open("wb") as said:
             self.launchers.append(command.start(env=self.env, stdout=said, stderr=said))

@@ -17,6 +17,7 @@ from fleetrun.typehints import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fleetrun.model import LaunchPlan
     from fleetrun.run.children import Order
 
 # The longest time that an answer may take on a machine that is busy or swaps.
@@ -24,6 +25,7 @@ _ANSWER_S = 20.0
 # Padding, for ranks' environments longer than the server's own.
 _ROOM = 16 * 1024
 LOADING, READY, UNFIT = "loading", "ready", "unfit"
+_MB = 1024 * 1024
 
 
 class ServerState(NamedTuple):
@@ -32,6 +34,20 @@ class ServerState(NamedTuple):
     state: str
     own_bytes: int = 0
     why: str = ""
+
+    def __str__(self) -> str:
+        """Return it as a sentence."""
+        if self.state != READY:
+            return f"ranks cannot be forked: {self.why}."
+        return (
+            "ranks of another attempt are forked from a process that has imported Paddle; "
+            f"it adds {self.own_bytes / _MB:.0f} MB to this host's memory."
+        )
+
+
+def forkable(plan: LaunchPlan) -> list[int]:
+    """Return the processes of PLAN that can be forked: no wrapped command, and no other program."""
+    return [process for process, spec in enumerate(plan.processes) if spec.argv[1:2] == ("-u",)]
 
 
 class Unable(Exception):

@@ -190,10 +190,11 @@ def spawn(
     guard: Guard,
     folder: Folder,
     stdin: terminal.Stdin,
+    may_fork: bool,
 ) -> Worker | SpawnRefusal:
     """Start SPEC in a session of its own, its output appended to LOGS, files of FOLDER.
 
-    The one that reads the terminal stays in the launcher's session.
+    The one that reads the terminal stays in the launcher's session. MAY_FORK: from a fork server.
     """
     fds: list[int] = []
     log = ""
@@ -215,8 +216,8 @@ def spawn(
         default_signals=tuple(map(int, default_signals)),
         cpus=tuple(spec.cpus),
         group=os.getpgrp() if has_terminal else 0,
-        # The fork server is there for restarts; its forks cannot join the terminal's session.
-        may_fork=attempt > 0 and not has_terminal,
+        # Forks cannot join the terminal's session.
+        may_fork=may_fork and not has_terminal,
     )
     try:
         launched = guard.start(order)

@@ -53,9 +53,10 @@ class Rendezvous(Gathering, SessionHandler):
     OFFER returns this host's request for an attempt, PLAN the plan for a roster. If OFFER fails,
     the host joins with BARE to report why. REDACT masks secrets. SETTLED is called at the end of
     the first rendezvous. HEALTH checks this host before each later one, and before the first one if
-    it has stood by; WARM then checks that Paddle can be imported. HOOK runs the user's command
-    before each. These three run in child processes and return what is wrong. PORTS checks that the
-    ports of other hosts are reached.
+    it has stood by; WARM then checks that Paddle can be imported, and FORESEE returns a plan like
+    that which may come. HOOK runs the user's command before each. These three (not FORESEE) run in
+    child processes and return what is wrong. PORTS checks that the ports of other hosts are
+    reached.
     """
 
     is_shared = True
@@ -74,6 +75,7 @@ class Rendezvous(Gathering, SessionHandler):
         settled: Settled | None = None,
         health: Callable[[], str] | None = None,
         warm: Callable[[], str] | None = None,
+        foresee: Callable[[], LaunchPlan] | None = None,
         hook: Callable[[], str] | None = None,
         ports: PortCheck | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class Rendezvous(Gathering, SessionHandler):
         self._settled = settled
         self._health = health
         self._warm = warm
+        self._foresee = foresee
         self._hook = hook
         self._ports = ports
         # The ports that this host has offered for its ranks.
@@ -415,6 +418,11 @@ class Rendezvous(Gathering, SessionHandler):
         self._cold = trouble
         if trouble:
             self._log(f"This host would stay out of the job, as {trouble}.")
+        elif self._foresee is not None:
+            try:
+                self.keep_ready(self._foresee())
+            except FleetrunError as error:
+                self._log(f"Ranks here would import everything anew: {error}")
 
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.run import proc
+from fleetrun.run import forkserver, proc
 from fleetrun.run.events import Exited, Gathered, RunWarning, SignalAll, Started
 from fleetrun.run.observers import Source
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 # The pause between two looks at the ranks, and how long after their import the server starts.
 _LOOK_S = 1.0
 _CALM_S = 2.0
-_MB = 1024 * 1024
-# The value of --preload for no such process.
-NONE = "none"
 
 
 class StandBy(Source):
@@ -40,7 +37,8 @@ class StandBy(Source):
         self._take(job.plan)
         self._pids: dict[int, int] = {}
         self._calm_since: float | None = None
-        self._is_begun = False
+        # A host that has waited for its place has begun there.
+        self._is_begun = supervisor.stands_by
         self._told = ""
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
@@ -64,10 +62,7 @@ class StandBy(Source):
                 pass
 
     def _take(self, plan: LaunchPlan) -> None:
-        # A fork cannot replace a wrapped command, or a program that is not Python.
-        self._pythons = [
-            process for process, spec in enumerate(plan.processes) if spec.argv[1:2] == ("-u",)
-        ]
+        self._pythons = forkserver.forkable(plan)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -75,8 +70,8 @@ class StandBy(Source):
             is_over = False
         elif not self._is_begun:
             is_over, self._is_begun = False, True
-            count = len(self._pythons)
-            self._supervisor.stand_by(self._pythons[0], self._job.request.preload, count)
+            like, count = self._job.plan.processes[self._pythons[0]], len(self._pythons)
+            self._supervisor.stand_by(like, self._job.request.preload, count)
         else:
             is_over = self._tell(now)
         if not is_over:
@@ -93,14 +88,8 @@ class StandBy(Source):
 
     def _tell(self, now: float) -> bool:
         """Declare whether ranks can be forked, once that is known; return whether it is."""
-        state, own_bytes, why = self._supervisor.standing_by()
-        if state not in {self._told, "loading"}:
-            self._told = state
-            text = f"ranks cannot be forked: {why}."
-            if state == "ready":
-                text = (
-                    "ranks of another attempt are forked from a process that has imported Paddle; "
-                    f"it adds {own_bytes / _MB:.0f} MB to this host's memory."
-                )
-            self._declare(RunWarning("fork server", text, now))
-        return state != "loading"
+        server = self._supervisor.standing_by()
+        if server.state not in {self._told, forkserver.LOADING}:
+            self._told = server.state
+            self._declare(RunWarning("fork server", str(server), now))
+        return server.state != forkserver.LOADING
