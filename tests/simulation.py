@@ -1,4 +1,4 @@
-"""A session of simulated launchers: the real protocol, with a network, clocks and ranks of chance.
+"""Sessions of simulated launchers: the real ones, with a network, clocks and ranks of chance.
 
 One seed is one history. Nothing here waits or sleeps; time is a number.
 """
@@ -9,33 +9,25 @@ import heapq
 import itertools
 import random
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fleetrun.run.events import Failure, TimerExpired
-from fleetrun.session import coordinator, member, state
+from fleetrun.run.events import Failure
+from fleetrun.session import member
 from fleetrun.session.config import RendezvousConfig
-from fleetrun.session.messages import (
-    Done,
-    Failed,
-    HostReady,
-    JoinRequest,
-    LauncherKilled,
-    Leave,
-    Missing,
-    RosterMessage,
-    Start,
-    Stop,
-    Stopped,
-    Verdict,
-)
+from fleetrun.session.connection import HUNG_UP, Connection
+from fleetrun.session.dialer import Dialer, Target
+from fleetrun.session.driver import RendezvousEndpoint, Session, SessionHandler, Transport
+from fleetrun.session.listener import Listener
+from fleetrun.session.messages import JoinRequest, LauncherKilled, RosterMessage, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fleetrun.session.messages import FromCoordinator, FromMember
+    from collections.abc import Callable, Hashable, Sequence
 
 # A firewall opens again, or a host is for ever cut off.
 SHORT_CUT_S = 3.0
+PORT = 1
+# A call that fails is repeated after this; a connection that is finished may stay open so long.
+_AGAIN_S, _FLUSH_S = 0.5, 2.0
 
 
 class Chances(NamedTuple):
@@ -64,20 +56,151 @@ class Chances(NamedTuple):
     spans_s: tuple[float, ...] = (1.0, 10.0, 40.0)
 
 
-class Wire:
-    """A connection: messages arrive in order, each after a while, until it breaks."""
+class End(Connection):
+    """A launcher's end of a connection: messages arrive in order, each after a while."""
 
-    def __init__(self, number: int, host: Launcher, leader: Launcher) -> None:
-        self.number = number
-        # Whose it is, and whom that has called.
-        self.host, self.leader = host, leader
-        self.is_open = True
-        # When the last message arrives, each way.
-        self.arrival = {True: 0.0, False: 0.0}
+    def __init__(self, host: Launcher, other: Launcher) -> None:
+        self.host = host
+        self.address, self.local_address, self.port = other.name, host.name, PORT
+        self.heard = self.lost = _ignore
+        self.is_open = self.has_same_script = True
+        self.has_same_command = False
+        self.peer: End
+        self._is_finishing = False
+        # When the last message from here arrives.
+        self._arrival = 0.0
+        host.ends.append(self)
+
+    def send(self, message: tuple[object, ...]) -> None:
+        """Send MESSAGE."""
+        if self.is_open and not self._is_finishing:
+            self._deliver(lambda: self.peer.hear(message))
+
+    def hear(self, message: tuple[object, ...]) -> None:
+        """Take MESSAGE of the other end."""
+        if self.is_open:
+            self.heard(message)
+
+    def finish(self) -> None:
+        """Hang up after what was sent."""
+        if self.is_open and not self._is_finishing:
+            self._is_finishing = True
+            self._deliver(lambda: self.peer.lose(HUNG_UP))
+            self.host.after(_FLUSH_S, lambda: self.lose(HUNG_UP))
+
+    def close(self) -> None:
+        """Hang up; what was not read makes the kernel reset the connection."""
+        if self.is_open:
+            self.is_open = False
+            self.host.ends.remove(self)
+            is_reset = not self._is_finishing and self.host.world.chance.random() < 0.2
+            self._deliver(lambda: self.peer.lose("reset" if is_reset else HUNG_UP))
+
+    def lose(self, why: str) -> None:
+        """Close, and say so."""
+        if self.is_open:
+            self.close()
+            self.lost(why)
+
+    def _deliver(self, call: Callable[[], None]) -> None:
+        """Let CALL happen at the other end, in order, if it gets there."""
+        world, other = self.host.world, self.peer.host
+        start = max(world.now, world.apart_until(self.host, other))
+        self._arrival = max(self._arrival, start + world.delay())
+
+        def arrive() -> None:
+            until = world.apart_until(self.host, other)
+            if world.now < until:
+                world.at(until + 0.001, arrive)
+            else:
+                other.do(call)
+
+        world.at(self._arrival, arrive)
 
 
-class Launcher:
-    """A host: its launcher, its ranks, its clock."""
+class Calls(Dialer):
+    """Calls the launcher at a target until it answers."""
+
+    trouble = ""
+
+    def __init__(
+        self,
+        host: Launcher,
+        targets: Sequence[Target],
+        _: object,
+        *,
+        opened: Callable[[Connection], None],
+        closed: Callable[[Target], None],
+    ) -> None:
+        self._host = host
+        (self._target,) = targets
+        self._found, self._refused_by = opened, closed
+        self._connection = None
+        # Of the call that is under way, if any is.
+        self._number = 0
+        self._is_calling = False
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether a call is under way."""
+        return self._is_calling
+
+    def begin(self) -> None:
+        """Call."""
+        self.hang_up()
+        self._call(self._number)
+
+    def close(self) -> None:
+        """Call no more."""
+        self._number += 1
+        self._is_calling = False
+
+    def _call(self, number: int) -> None:
+        if number == self._number:
+            self._is_calling = True
+            self._host.after(self._host.world.delay(), lambda: self._arrive(number))
+
+    def _arrive(self, number: int) -> None:
+        if number != self._number:
+            return
+        host, world = self._host, self._host.world
+        called = world.called(self._target.host)
+        is_silent = called.has_crashed or called.is_stopped or called.is_apart_from(host)
+        if called.listener is None or is_silent:
+            self._is_calling = False
+            host.after(_AGAIN_S, lambda: self._call(number))
+            if not is_silent:
+                self._refused_by(self._target)
+            return
+        self.close()
+        self._connection = world.connect(host, called)
+        self._found(self._connection)
+
+
+class Door(Listener):
+    """Where a launcher is called, while it is open."""
+
+    port = PORT
+
+    def __init__(self, host: Launcher, *_: object, opened: Any, refused: Any, allowed: Any) -> None:
+        self._host = host
+        self.opened: Callable[[Connection], None] = opened
+
+    def prepare(self) -> None:
+        """Keep the port, which is free."""
+
+    def open(self) -> None:
+        """Take calls."""
+        self._host.listener = self
+
+    def close(self) -> None:
+        """Take no more calls."""
+        if self._host.listener is self:
+            self._host.listener = None
+
+
+class Launcher(SessionHandler):
+    """A host: its launcher with its session and loop, its guard, its ranks, its clock."""
 
     def __init__(self, world: World, index: int, *, name: str) -> None:
         self.world = world
@@ -85,11 +208,12 @@ class Launcher:
         self.name = name
         self.skew = world.chance.uniform(0.0, 1000.0)
         self.is_alive = True
+        self.has_crashed = False
+        # Whether it coordinates from the start.
         self.is_local = index == 0
-        self.wire: Wire | None = None
-        # What it knows as the coordinator, which the first host is, or one that is elected.
-        self.coordinator: state.State | None = None
-        self.coordinator_timer = 0
+        self.timers: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self.ends: list[End] = []
+        self.listener: Door | None = None
         self.cut_until = 0.0
         self.was_cut_long = False
         # The generation of the ranks that run here, and until when they cannot but end.
@@ -97,185 +221,173 @@ class Launcher:
         self.rosters: dict[int, RosterMessage] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.has_ended = False
-        self.ended_at = 0.0
         self.failure: Failure | None = None
         # Why it leaves a job that can go on without it.
         self.departure: Failure | None = None
-        self.run = 0
-        self.timer = 0
+        self.run_number = self.offers = 0
         # What its options say; the job has what those of the coordinator's host say.
         self.asked = world.asked[index]
-        # When the guard kills the ranks, if the launcher cannot.
-        self.kill_at: float | None = None
+        # When the guard kills the ranks, and whom it tells, if the launcher cannot.
+        self.killed_at: float | None = None
+        self.told: tuple[str, int] | None = None
         self.stopped_until = 0.0
-        # Whether the last connection was ended in order, by the coordinator's end.
-        self.has_hung_up = False
-        self.state = member.begin(self.asked, name, "host 0", self.clock(), is_local=self.is_local)
+        self.transport = Transport(partial(Calls, self), partial(Door, self), self.clock)
+        self.session = self.made()
+        self.session.handler = self
+        self.session.guard(self)
+
+    def made(self) -> Session:
+        """Return its session, which coordinates on the first host."""
+        addresses = (self.name,) if self.is_local else ()
+        endpoint = RendezvousEndpoint(
+            self.asked, "host0", (PORT,), "job", "known to all", addresses=addresses
+        )
+        return Session(endpoint, self.name, host=self.name, log=_ignore, transport=self.transport)
+
+    @property
+    def state(self) -> member.MemberState:
+        """What the session knows."""
+        assert self.session._member is not None
+        return self.session._member
 
     def clock(self) -> float:
         """Return the time on this host."""
         return self.world.now + self.skew
 
-    def is_cut(self) -> bool:
-        """Whether nothing gets through to it now."""
-        return self.world.now < self.cut_until
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the launcher is stopped now."""
+        return self.world.now < self.stopped_until
+
+    def is_apart_from(self, other: Launcher) -> bool:
+        """Whether nothing gets through to OTHER now."""
+        return self.world.now < self.world.apart_until(self, other)
 
     def is_turned_away(self) -> bool:
         """Whether it came when there was no place, and never had one."""
         ends = [one.failure.what for one in self.verdicts.values() if one.failure is not None]
         return not self.rosters and any("refused this host" in what for what in ends)
 
-    def feed(self, event: member.Event) -> None:
-        """Let the launcher take EVENT."""
-        if not self.is_alive or self.has_ended:
+    # Its loop -------------------------------------------------------------------------------
+
+    def do(self, call: Callable[[], None]) -> None:
+        """Let the launcher do CALL, later if it is stopped now."""
+        if self.is_stopped:
+            self.world.at(self.stopped_until, lambda: self.do(call))
+        elif self.is_alive:
+            call()
+
+    def after(self, delay: float, call: Callable[[], None]) -> None:
+        """Let the launcher do CALL in a while."""
+        self.world.after(delay, lambda: self.do(call))
+
+    def timer(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Do CALLBACK at a moment of this host's clock."""
+        self.timers.pop(key, None)
+        if at is None:
             return
-        if self.puts_off(lambda: self.feed(event._replace(at=self.clock()))):
-            return
-        before = self.state.phase
-        self.state, actions = member.step(self.state, event)
-        assert not (before == member.ENDED and actions)
-        for action in actions:
-            self.perform(action)
-        self.set_timer()
+        timer = self.timers[key] = (at, callback)
 
-    def say(self, message: Done | Failed | Stopped | Leave) -> None:
-        """Let the launcher say what becomes of its ranks, or that it ends."""
-        self.feed(member.Said(message, self.clock()))
+        def ring() -> None:
+            if self.timers.get(key) is timer:
+                del self.timers[key]
+                callback()
 
-    def puts_off(self, call: Callable[[], None]) -> bool:
-        """Do CALL later, where the launcher is stopped now."""
-        is_stopped = self.world.now < self.stopped_until
-        if is_stopped:
-            self.world.at(self.stopped_until, call)
-        return is_stopped
+        self.world.at(max(self.world.now, at - self.skew) + 1e-6, lambda: self.do(ring))
 
-    def set_timer(self) -> None:
-        """Let time pass until something is due."""
-        self.timer += 1
-        timer = self.timer
-        due = max(self.world.now, self.state.wake_at - self.skew)
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 0) -> None:
+        """Refuse to watch a file: there is none here."""
+        raise AssertionError(fd)
 
-        def elapse() -> None:
-            if timer == self.timer:
-                self.feed(TimerExpired(self.clock()))
+    def unwatch(self, fd: int) -> None:
+        """Refuse, too."""
+        raise AssertionError(fd)
 
-        self.world.at(due + 1e-6, elapse)
+    def jump(self, seconds: float) -> None:
+        """Let the clock go forward, as after a pause of the machine: timers are late."""
+        self.skew += seconds
+        for key, timer in list(self.timers.items()):
+            self.timer(key, *timer)
 
-    def coordinate(self, event: state.Event) -> None:
-        """Let the launcher, which is the coordinator, take EVENT."""
-        if self.puts_off(lambda: self.coordinate(event._replace(at=self.clock()))):
-            return
-        if self.coordinator is None or not self.is_alive:
-            return
-        self.coordinator, actions = coordinator.step(self.coordinator, event)
-        for action in actions:
-            match action:
-                case state.Send(connections=connections, message=message):
-                    for number in connections:
-                        self.send(number, message)
-                case state.Close(connection=connection):
-                    wire = self.world.wires.get(connection)
-                    if wire is not None:
-                        self.world.after(0.001, partial(self.world.break_wire, wire))
-        self.set_coordinator_timer()
-
-    def send(self, number: int, message: FromCoordinator) -> None:
-        """Send the coordinator's MESSAGE."""
-        if isinstance(message, RosterMessage):
-            known = self.world.generations.setdefault(message.generation, message)
-            assert known == message, "the coordinator made two rosters"
-        self.world.to_member(number, message)
-
-    def set_coordinator_timer(self) -> None:
-        """Let time pass until something is due for the coordinator."""
-        self.coordinator_timer += 1
-        timer = self.coordinator_timer
-        if self.coordinator is None:
-            return
-        due = max(self.world.now, self.coordinator.wake_at - self.skew)
-
-        def elapse() -> None:
-            if timer == self.coordinator_timer:
-                self.coordinate(TimerExpired(self.clock()))
-
-        self.world.at(due + 1e-6, elapse)
-
-    def called(self) -> Launcher | None:
-        """Return whom it calls."""
-        return self.world.launchers[0]
+    # Its part in the job --------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin to take part; the first host coordinates."""
-        if not self.is_local:
-            self.world.dial(self)
-            return
-        self.world.connect(self, self)
-        self.set_coordinator_timer()
-
-    def perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
-        """Do what the member wants."""
-        world = self.world
-        match action:
-            case member.SendToCoordinator(message=message):
-                world.to_coordinator(self, message)
-            case member.Redial():
-                world.hang_up(self)
-                world.dial(self)
-            case member.Deliver(message=RosterMessage() as roster):
-                known = self.rosters.setdefault(roster.generation, roster)
-                assert known == roster, "two rosters in one generation"
-                failure = None
-                if world.chance.random() < world.chances.no_plan:
-                    failure = Failure(self.name, "no plan", 3, no_retry="no plan helps")
-                said = HostReady(roster.generation)
-                event = member.Said(
-                    said if failure is None else Stopped(roster.generation, failure), self.clock()
-                )
-                world.after(0.01, lambda: self.feed(event._replace(at=self.clock())))
-            case member.Deliver(message=Start()):
-                world.check_alone(self)
-                self.start_ranks()
-            case member.Deliver(message=Stop()):
-                self.end_ranks(self.grace())
-            case member.Fence():
-                self.ranks = None
-                self.end_ranks(0.01)
-            case member.KillAt(at=at):
-                self.let_guard_kill_at(at)
-            case member.Deliver(message=Missing()):
-                pass
-            case member.Deliver(message=Verdict() as verdict):
-                assert self.ranks is None, "a verdict while ranks run"
-                self.conclude(verdict)
-
-    def conclude(self, verdict: Verdict) -> None:
-        """Take the verdict, and go on or end."""
-        assert verdict.generation not in self.verdicts, "two verdicts in one generation"
-        self.verdicts[verdict.generation] = verdict
-        if verdict.is_final or self.departure is not None:
-            self.world.to_coordinator_leave(self)
-        else:
-            self.world.after(self.world.chance.uniform(0.1, 1.0), self.offer)
+        """Begin to take part."""
+        self.session.open(self)
+        self.offer()
 
     def offer(self) -> None:
         """Join the next generation."""
-        if self.is_alive and not self.has_ended and self.state.phase == member.IDLE:
-            ports = (7000 + self.state.generation,)
-            is_ill = self.world.chance.random() < self.world.chances.trouble
-            trouble = "its disk is full" if is_ill and self.state.generation else ""
-            offer = JoinRequest(self.name, self.name, self.index, ports, ((),), trouble=trouble)
-            self.feed(member.JoinRequested(offer, self.clock()))
-            generation = self.state.generation
-            patience = max(asked.rdzv_timeout_s for asked in self.world.asked) + 5.0
-            self.world.after(patience, lambda: self.lose_patience(generation))
-
-    def lose_patience(self, generation: int) -> None:
-        """Give up what nobody has answered."""
-        if self.state.stands_by:
+        if self.has_ended or self.state.phase != member.IDLE:
             return
+        ports = (7000 + self.state.generation,)
+        is_ill = self.world.chance.random() < self.world.chances.trouble
+        trouble = "its disk is full" if is_ill and self.state.generation else ""
+        self.session.join(
+            JoinRequest(self.name, self.name, self.index, ports, ((),), trouble=trouble)
+        )
+        config, offer = self.session.config, self.offers
+        longest_s = config.quarantine_s + config.elastic_timeout_s + 2 * config.heartbeat_timeout_s
+        patience = max(longest_s, *(asked.rdzv_timeout_s for asked in self.world.asked)) + 5.0
+        self.after(patience, lambda: self.lose_patience(offer))
+
+    def lose_patience(self, offer: int) -> None:
+        """Give up an OFFER that nobody has answered, as Rendezvous does."""
         gathering = (member.IDLE, member.JOINING, member.PLANNING, member.READY)
-        if self.state.generation == generation and self.state.phase in gathering:
-            self.world.to_coordinator_leave(self)
+        is_answered = self.offers != offer or self.state.phase not in gathering
+        if not self.state.stands_by and not is_answered:
+            self.leave()
+
+    def plan(self, roster: RosterMessage) -> None:
+        """Plan, or find that this is not possible."""
+        known = self.rosters.setdefault(roster.generation, roster)
+        assert known == roster, "two rosters in one generation"
+        self.world.check_roster(self, roster)
+        failure = None
+        if self.world.chance.random() < self.world.chances.no_plan:
+            failure = Failure(self.name, "no plan", 3, no_retry="no plan helps")
+
+        def planned() -> None:
+            if self.state.generation == roster.generation:
+                self.session.planned(failure)
+
+        self.after(0.01, planned)
+
+    def run(self) -> None:
+        """Start the ranks, where none of an earlier generation may be left."""
+        self.world.check_alone(self)
+        self.start_ranks()
+
+    def stop(self, failure: Failure, *, is_fenced: bool = False) -> None:
+        """Stop the ranks, or kill them."""
+        if is_fenced:
+            self.ranks = None
+        self.end_ranks(0.01 if is_fenced else self.grace())
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Take the verdict, and go on or end."""
+        assert self.ranks is None, "a verdict while ranks run"
+        assert verdict.generation not in self.verdicts, "two verdicts in one generation"
+        self.verdicts[verdict.generation] = verdict
+        self.offers += 1
+        if verdict.is_final or self.departure is not None:
+            self.after(0.0, self.leave)
+        else:
+            self.after(self.world.chance.uniform(0.1, 1.0), self.offer)
+
+    def leave(self) -> None:
+        """End, once all have heard it."""
+        if not self.has_ended:
+            self.has_ended = True
+            self.session.quit(self.departure)
+            self.close()
+
+    def close(self) -> None:
+        """End the session when nothing is left to say."""
+        if self.session.is_busy:
+            self.after(0.1, self.close)
+        else:
+            self.session.close()
 
     # Ranks ----------------------------------------------------------------------------------
 
@@ -283,8 +395,8 @@ class Launcher:
         """Start ranks that end well or fail, some time."""
         world = self.world
         self.ranks = self.state.generation
-        self.run += 1
-        run, self.failure = self.run, None
+        self.run_number += 1
+        run, self.failure = self.run_number, None
         lasts = world.chance.uniform(0.0, world.chance.choice(world.chances.lasts_s))
         if world.chance.random() < world.chances.failure:
             code = world.chance.randint(1, 139)
@@ -294,42 +406,53 @@ class Launcher:
         else:
             world.after(lasts, lambda: self.succeed(run))
 
+    def is_running(self, run: int) -> bool:
+        """Whether the ranks of RUN, which nothing has ended yet, are here."""
+        is_here = run == self.run_number and self.ranks is not None
+        return is_here and self.state.phase == member.RUNNING
+
     def succeed(self, run: int) -> None:
         """Let the ranks end well."""
-        if run == self.run and self.ranks is not None and self.state.phase == member.RUNNING:
+        if self.is_running(run):
             self.ranks = None
-            self.say(Done(self.state.generation))
+            self.do(self.session.done)
 
     def fail(self, run: int, failure: Failure) -> None:
         """Let a rank fail, and those of others that depend on it."""
-        if run != self.run or self.ranks is None or self.state.phase != member.RUNNING:
+        if not self.is_running(run):
             return
         self.failure = failure
-        self.say(Failed(self.state.generation, failure))
+        self.do(lambda: self.session.failed(failure))
         self.end_ranks(self.grace())
         for other in self.world.launchers:
             if other is not self and self.world.chance.random() < 0.5:
                 self.world.victim(other)
 
-    def let_guard_kill_at(self, at: float | None) -> None:
+    def kill_at(self, at: float | None) -> None:
         """Let the guard kill the ranks at a moment, unless another one is named before."""
-        self.kill_at = at
+        self.killed_at = at
 
         def kill() -> None:
-            if self.kill_at != at or self.ranks is None or not self.is_alive:
+            if self.killed_at != at or self.ranks is None or not self.is_alive:
                 return
-            self.ranks, self.failure = None, Failure(self.name, "killed", 137)
-            self.say(Failed(self.state.generation, self.failure))
+            self.ranks = None
+            failure = self.failure = Failure(self.name, "killed", 137)
+            self.do(lambda: self.session.failed(failure))
             self.end_ranks(0.0)
 
         if at is not None:
             self.world.at(max(self.world.now, at - self.skew), kill)
 
+    def tell_at(self, target: Target) -> None:
+        """Let the guard tell a coordinator if this launcher is killed."""
+        self.told = target
+
     def depart(self) -> None:
         """Let a host be asked to end, as by a scheduler that wants it back."""
-        if self.ranks is not None and self.state.config.may_change and not self.is_local:
+        stays = self.session.serves and not self.session.may_hand_over
+        if self.ranks is not None and self.state.config.may_change and not stays:
             self.departure = Failure(self.name, "interrupted", 143, is_departure=True)
-            self.fail(self.run, self.departure)
+            self.fail(self.run_number, self.departure)
 
     def grace(self) -> float:
         """Return how long the ranks take to end; some do only when they are killed."""
@@ -338,21 +461,20 @@ class Launcher:
 
     def end_ranks(self, after_s: float) -> None:
         """Let the ranks be gone after a while."""
-        run = self.run
+        run = self.run_number
 
         def ended() -> None:
-            if self.puts_off(ended):
-                return
-            stops = (member.RUNNING, member.STOPPING)
-            if run == self.run and self.is_alive and self.state.phase in stops:
+            if run == self.run_number and self.state.phase in {member.RUNNING, member.STOPPING}:
                 self.ranks = None
-                self.say(Stopped(self.state.generation, self.failure))
+                self.session.stopped(self.failure)
 
-        self.world.after(after_s, ended)
+        self.after(after_s, ended)
 
 
 class World:
     """All hosts, the network and the time."""
+
+    kind: type[Launcher] = Launcher
 
     def __init__(
         self,
@@ -371,16 +493,11 @@ class World:
         self.now = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count()
-        self.wires: dict[int, Wire] = {}
-        self.messages = 0
-        self.generations: dict[int, RosterMessage] = {}
-        self.launchers = self.made()
-
-    def made(self) -> Sequence[Launcher]:
-        """Return the launchers, of which the first coordinates."""
-        launchers = [Launcher(self, i, name=f"host {i}") for i in range(len(self.asked))]
-        launchers[0].coordinator = state.begin(self.config, launchers[0].clock())
-        return launchers
+        # By job and generation.
+        self.rosters: dict[tuple[str, int], RosterMessage] = {}
+        self.launchers: Sequence[Launcher] = [
+            self.kind(self, i, name=f"host{i}") for i in range(len(asked))
+        ]
 
     # Time -----------------------------------------------------------------------------------
 
@@ -406,128 +523,21 @@ class World:
         # Most messages are quick, some are lost and sent again.
         return self.chance.choice((0.001, 0.001, 0.001, 0.02, 0.3))
 
-    def apart_until(self, host: Launcher, leader: Launcher) -> float:
-        """Return until when nothing gets through between HOST and LEADER."""
-        return 0.0 if host is leader else max(host.cut_until, leader.cut_until)
+    def apart_until(self, host: Launcher, other: Launcher) -> float:
+        """Return until when nothing gets through between HOST and OTHER."""
+        return max(host.cut_until, other.cut_until)
 
-    def deliver(self, wire: Wire, call: Callable[[], None], *, up: bool) -> None:
-        """Let CALL happen at the other end of WIRE, in order, if it gets there."""
-        self.messages += 1
-        host, leader = wire.host, wire.leader
-        start = max(self.now, self.apart_until(host, leader))
-        arrival = max(wire.arrival[up], start + (0.0 if host is leader else self.delay()))
-        wire.arrival[up] = arrival
+    def called(self, name: str) -> Launcher:
+        """Return the launcher NAME."""
+        return next(one for one in self.launchers if one.name == name)
 
-        def arrive() -> None:
-            if not wire.is_open:
-                return
-            until = self.apart_until(host, leader)
-            if self.now < until:
-                self.at(until + 0.001, arrive)
-                return
-            call()
-
-        self.at(arrival, arrive)
-
-    def to_coordinator(self, host: Launcher, message: FromMember) -> None:
-        """Send a message to the coordinator that HOST has called."""
-        wire = host.wire
-        if wire is None:
-            return
-        leader = wire.leader
-
-        def call() -> None:
-            addresses = f"10.0.0.{host.index}", f"10.0.0.{leader.index}"
-            received = state.Received(wire.number, message, leader.clock(), *addresses)
-            leader.coordinate(received._replace(is_local=host is leader))
-
-        self.deliver(wire, call, up=True)
-
-    def to_coordinator_leave(self, host: Launcher) -> None:
-        """Let a launcher end."""
-        if host.state.phase == member.ENDED:
-            self.to_coordinator(host, Leave(None))
-        host.say(Leave(host.departure))
-        host.has_ended = True
-        host.ended_at = self.now
-
-    def to_member(self, number: int, message: FromCoordinator) -> None:
-        """Send a message to a member."""
-        wire = self.wires.get(number)
-        if wire is None:
-            return
-        host = wire.host
-
-        def call() -> None:
-            if host.wire is wire:
-                host.feed(member.Heard(message, host.clock()))
-
-        self.deliver(wire, call, up=False)
-
-    def dial(self, host: Launcher) -> None:
-        """Let a launcher call the coordinator that it knows of, until it gets through."""
-        leader = host.called()
-        if leader is None:
-            return
-
-        def ask() -> None:
-            is_over = not host.is_alive or host.has_ended or host.called() is not leader
-            if is_over or host.wire or host.coordinator is not None or host.puts_off(ask):
-                return
-            is_there = leader.is_alive and leader.coordinator is not None
-            are_apart = self.now < self.apart_until(host, leader)
-            if is_there and not are_apart:
-                self.connect(host, leader)
-                return
-            self.after(0.5, ask)
-            if host.has_hung_up and not are_apart and not is_there:
-                host.feed(member.Gone(host.clock()))
-
-        self.after(self.delay(), ask)
-
-    def connect(self, host: Launcher, leader: Launcher) -> None:
-        """Connect HOST to LEADER."""
-        host.has_hung_up = False
-        host.wire = wire = Wire(next(self.count), host, leader)
-        self.wires[wire.number] = wire
-        host.feed(member.Connected(host.clock()))
-
-    def hang_up(self, host: Launcher) -> None:
-        """Let a launcher give its connection up."""
-        wire, host.wire = host.wire, None
-        if wire is None:
-            return
-        # What is on its way still arrives; the end of it comes last.
-        self.deliver(wire, lambda: self.break_wire(wire), up=True)
-
-    def break_wire(self, wire: Wire) -> None:
-        """Let a connection break, with all that is on its way."""
-        if not wire.is_open:
-            return
-        wire.is_open = False
-        del self.wires[wire.number]
-        host, leader = wire.host, wire.leader
-        leader.coordinate(state.Broken(wire.number, leader.clock()))
-
-        def notice() -> None:
-            if host.wire is wire:
-                host.wire = None
-                host.feed(member.Disconnected(host.clock()))
-
-        self.after(0.001, notice)
-
-    def stop_serving(self, leader: Launcher) -> None:
-        """Let all connections to LEADER, which coordinates no more, break."""
-        leader.coordinator = None
-        for wire in [wire for wire in self.wires.values() if wire.leader is leader]:
-            host = wire.host
-            if host is leader:
-                leader.wire = None
-                self.break_wire(wire)
-            elif self.now >= self.apart_until(host, leader):
-                # What was not read makes the kernel reset the connection.
-                host.has_hung_up = self.chance.random() < 0.8
-                self.after(self.delay(), partial(self.break_wire, wire))
+    def connect(self, host: Launcher, called: Launcher) -> End:
+        """Connect HOST to the launcher that it has CALLED, and return its end."""
+        assert called.listener is not None
+        end, other = End(host, called), End(called, host)
+        end.peer, other.peer = other, end
+        called.do(partial(called.listener.opened, other))
+        return end
 
     # What happens to hosts --------------------------------------------------------------------
 
@@ -535,15 +545,13 @@ class World:
         """Kill a launcher (its connection breaks, its guard ends the ranks) or its host."""
         if not host.is_alive or host.has_ended:
             return
-        wire = host.wire
         host.is_alive = False
+        host.has_crashed = is_silent
         self.end_of_ranks(host, is_silent=is_silent)
-        if is_silent:
-            return
-        if host.coordinator is not None:
-            self.stop_serving(host)
-        elif wire is not None:
-            self.deliver(wire, lambda: self.break_wire(wire), up=True)
+        if not is_silent:
+            host.listener = None
+            for end in list(host.ends):
+                end.close()
 
     def end_of_ranks(self, host: Launcher, *, is_silent: bool) -> None:
         """Let the guard of a launcher that was killed end its ranks, and tell the coordinator."""
@@ -552,8 +560,8 @@ class World:
             return
         grace_s = self.chance.choice((0.1, 1.0, self.grace_s))
         until = self.now + grace_s
-        if host.kill_at is not None:
-            until = min(until, max(self.now, host.kill_at - host.skew))
+        if host.killed_at is not None:
+            until = min(until, max(self.now, host.killed_at - host.skew))
 
         def gone() -> None:
             host.ranks = None
@@ -565,16 +573,10 @@ class World:
 
     def tell_loss(self, host: Launcher, *, has_ranks: bool) -> None:
         """Let the guard of HOST say that its launcher was killed to whom that last called."""
-        leader = host.called()
-        if leader is None or leader is host or self.now < self.apart_until(host, leader):
-            return
-        message = LauncherKilled(host.name, "", has_ranks)
-
-        def arrive() -> None:
-            at, address = leader.clock(), f"10.0.0.{host.index}"
-            leader.coordinate(state.Received(next(self.count), message, at, address))
-
-        self.after(self.delay(), arrive)
+        if host.told is not None:
+            leader = self.called(host.told[0])
+            if leader.listener is not None and not host.is_apart_from(leader):
+                self.connect(host, leader).send(LauncherKilled(host.name, "", has_ranks))
 
     def cut(self, host: Launcher, seconds: float) -> None:
         """Let nothing through to a host or from it."""
@@ -588,23 +590,22 @@ class World:
         host.was_cut_long = True
 
     def reset(self, host: Launcher) -> None:
-        """Break a connection, as a firewall does; a coordinator has none to itself."""
-        if host.wire is not None and host.wire.leader is not host:
-            self.break_wire(host.wire)
+        """Break the connections of HOST, as a firewall does, with all that is on its way."""
+        for end in list(host.ends):
+            for one in (end, end.peer):
+                one.host.do(partial(one.lose, "reset"))
 
     def jump(self, host: Launcher, seconds: float) -> None:
         """Let a host's clock go forward, as after a pause of the machine."""
-        host.skew += seconds
         host.was_cut_long = True
+        host.jump(seconds)
         if self.chance.random() < 0.5:
             # The guard is faster than the launcher.
-            host.let_guard_kill_at(host.kill_at)
-        host.set_timer()
-        host.set_coordinator_timer()
+            host.kill_at(host.killed_at)
 
     def victim(self, host: Launcher) -> None:
         """Let the ranks of a host fail of another's failure."""
-        run = host.run
+        run = host.run_number
         failure = Failure(host.name, "connection closed by peer", 1, is_victim=True)
         self.after(self.chance.uniform(0.0, 0.2), lambda: host.fail(run, failure))
 
@@ -615,6 +616,11 @@ class World:
                 f"{other.name} still runs generation {other.ranks}, and {host.name} starts "
                 f"{host.state.generation}"
             )
+
+    def check_roster(self, host: Launcher, roster: RosterMessage) -> None:
+        """See that a generation of a job has one roster."""
+        known = self.rosters.setdefault((roster.session, roster.generation), roster)
+        assert known == roster, f"{host.name} has another roster of {roster.generation}"
 
     # A history --------------------------------------------------------------------------------
 
@@ -629,9 +635,7 @@ class World:
                 self.config.is_elastic and chance.random() < chances.late
             )
             begin = chance.uniform(0.0, 60.0 if is_late and not host.is_local else 3.0)
-            self.after(begin, host.begin)
-            self.after(begin, host.offer)
-            self.after(begin, host.set_timer)
+            host.after(begin, host.begin)
             span = chance.choice(chances.spans_s)
             for likely, what in (
                 (chances.kill, lambda h=host: self.die(h, is_silent=False)),
@@ -680,15 +684,18 @@ class World:
                 assert known == verdict, f"{host.name}: {verdict}, not {known}"
 
 
+AnyWorld = TypeVar("AnyWorld", bound=World)
+
+
 def play(
     seed: int,
-    world: type[World],
+    world: type[AnyWorld],
     chances: Chances,
     *,
     has_store: bool = False,
     is_mixed: bool = False,
-) -> None:
-    """Play the history of SEED in a WORLD, and check what became of its hosts.
+) -> AnyWorld:
+    """Play the history of SEED in a WORLD, check what became of its hosts, and return it.
 
     IS_MIXED: each host has options of its own.
     """
@@ -717,6 +724,7 @@ def play(
     except AssertionError as error:
         message = f"history {seed}: {error}"
         raise AssertionError(message) from error
+    return made
 
 
 def _other(config: RendezvousConfig, chance: random.Random) -> RendezvousConfig:
@@ -729,3 +737,7 @@ def _other(config: RendezvousConfig, chance: random.Random) -> RendezvousConfig:
         max_restarts=chance.randint(0, 3),
         spares=chance.choice((0, config.spares)),
     )
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""

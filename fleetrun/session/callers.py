@@ -25,10 +25,17 @@ _MOST_PENDING = 1024
 class PendingCallers:
     """At most MOST connections that have WITHIN_S seconds to prove themselves, oldest first."""
 
-    def __init__(self, waiting: Waiting, most: int, within_s: float) -> None:
+    def __init__(
+        self,
+        waiting: Waiting,
+        most: int,
+        within_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._waiting = waiting
         self._most = most
         self._within_s = within_s
+        self._clock = clock
         self._deadlines: dict[Connection, float] = {}
 
     def __len__(self) -> int:
@@ -44,7 +51,7 @@ class PendingCallers:
             most, _ = counts.most_common(1)[0]
             oldest = next(caller_ for caller_ in self._deadlines if caller_.address == most)
             self._drop(oldest, "gave way to others that call")
-        self._deadlines[caller] = time.monotonic() + self._within_s
+        self._deadlines[caller] = self._clock() + self._within_s
         if len(self._deadlines) == 1:
             self._expire()
 
@@ -69,7 +76,7 @@ class PendingCallers:
 
     def _expire(self) -> None:
         """Drop connections whose time is up, and set the timer for the next."""
-        now = time.monotonic()
+        now = self._clock()
         for caller, until in list(self._deadlines.items()):
             if until > now:
                 self._waiting.timer((id(self), "deadline"), until, self._expire)
@@ -89,6 +96,7 @@ class Callers:
         *,
         received: Callable[[int, Connection, FromMember | exchange.FromMember], None],
         lost: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
         join_s: float = _JOIN_S,
         most_pending: int = _MOST_PENDING,
     ) -> None:
@@ -98,7 +106,7 @@ class Callers:
         self._last = 0
         self._open: dict[int, Connection] = {}
         # Connections that have not joined yet.
-        self._pending = PendingCallers(waiting, most_pending, join_s)
+        self._pending = PendingCallers(waiting, most_pending, join_s, clock)
 
     def take(self, caller: Connection) -> None:
         """Take an authenticated connection."""

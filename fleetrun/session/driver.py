@@ -110,11 +110,28 @@ class RendezvousEndpoint(NamedTuple):
     allowed: frozenset[str] | None = None
 
 
+class Transport(NamedTuple):
+    """How a session reaches the others, and its clock; those of a simulation are its own."""
+
+    dialer: Callable[..., Dialer] = Dialer
+    listener: Callable[..., Listener] = Listener
+    clock: Callable[[], float] = time.monotonic
+
+
+TRANSPORT = Transport()
+
+
 class Session:
     """A launcher's part in the session: LAUNCHER is its unique name, HOST its name for people."""
 
     def __init__(
-        self, endpoint: RendezvousEndpoint, launcher: str, *, host: str, log: Callable[[str], None]
+        self,
+        endpoint: RendezvousEndpoint,
+        launcher: str,
+        *,
+        host: str,
+        log: Callable[[str], None],
+        transport: Transport = TRANSPORT,
     ) -> None:
         self.launcher = launcher
         self.host = host
@@ -123,6 +140,8 @@ class Session:
         # The name by which the others reach the coordinator, if it is here.
         self._own_host = endpoint.host
         self._log = log
+        self._transport = transport
+        self._clock = transport.clock
         # The session outlives the observers that lend it a share of the loop.
         self._share = LoopShare(None)
         self.key = Key(endpoint.job_id, endpoint.token, endpoint.script, endpoint.command)
@@ -134,7 +153,9 @@ class Session:
         self.unreached: tuple[str, ...] = ()
         self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
-        self._callers = Callers(self._share, received=self._caller_received, lost=self._caller_lost)
+        self._callers = Callers(
+            self._share, received=self._caller_received, lost=self._caller_lost, clock=self._clock
+        )
         self._coordinator: state.State | None = None
         self._member: member.MemberState | None = None
         self._missing: Missing | None = None
@@ -147,7 +168,7 @@ class Session:
         # Handlers of messages outside the protocol, by type; they get the sender's node rank.
         self.hearers: dict[type, Callable[[int, Any], None]] = {}
         # When the coordinator's last message arrived.
-        self.heard_at = time.monotonic()
+        self.heard_at = self._clock()
         # Called when it ends.
         self.closed: Callable[[], None] = nothing
         self._todo: deque[Callable[[], None]] = deque()
@@ -185,7 +206,7 @@ class Session:
             endpoint.config,
             self.launcher,
             endpoint.host,
-            time.monotonic(),
+            self._clock(),
             is_local=False,
             secret=endpoint.secret,
         )
@@ -194,7 +215,7 @@ class Session:
 
     def _coordinate(self) -> bool:
         """Become the coordinator if this launcher may be and no other one is."""
-        endpoint, now = self._endpoint, time.monotonic()
+        endpoint, now = self._endpoint, self._clock()
         self._listener = self._listen(endpoint.addresses) if endpoint.addresses else None
         if self._listener is None or self._member is None:
             return False
@@ -228,7 +249,7 @@ class Session:
     def _call(self, targets: Sequence[Target]) -> None:
         """Call the coordinator, which is at one of TARGETS."""
         self._targets = targets
-        self._dialer = Dialer(
+        self._dialer = self._transport.dialer(
             targets,
             self._wire,
             opened=self._answered,
@@ -243,7 +264,7 @@ class Session:
 
     def _listen(self, addresses: Sequence[str]) -> Listener | None:
         endpoint = self._endpoint
-        listener = Listener(
+        listener = self._transport.listener(
             addresses,
             endpoint.ports,
             self._wire,
@@ -284,7 +305,7 @@ class Session:
         else:
             if not self.is_connected and self._member is not None:
                 self._last_words = member.last_words(self._member, failure)
-            self._feed(member.Said(messages.Leave(failure), time.monotonic()))
+            self._feed(member.Said(messages.Leave(failure), self._clock()))
         # Hosts that are just connecting would otherwise wait for this one.
         if self._dialer is not None and not self._last_words:
             self._dialer.close()
@@ -333,7 +354,7 @@ class Session:
 
     def join(self, request: JoinRequest, failure: Failure | None = None) -> None:
         """Join the next generation, or report in FAILURE why this host cannot."""
-        self._event(member.JoinRequested(request, time.monotonic(), failure))
+        self._event(member.JoinRequested(request, self._clock(), failure))
 
     @property
     def _generation(self) -> int:
@@ -342,7 +363,7 @@ class Session:
     def _report(
         self, message: messages.HostReady | messages.Done | messages.Failed | messages.Stopped
     ) -> None:
-        self._event(member.Said(message, time.monotonic()))
+        self._event(member.Said(message, self._clock()))
 
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
@@ -440,7 +461,7 @@ class Session:
     def _caller_received(
         self, number: int, caller: Connection, message: FromMember | exchange.FromMember
     ) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if isinstance(message, exchange.FromMember):
             host = None if self._coordinator is None else state.caller(self._coordinator, number)
             if host is not None and host.has_place:
@@ -459,7 +480,7 @@ class Session:
         self._do(partial(self._feed_coordinator, received))
 
     def _caller_lost(self, number: int) -> None:
-        self._do(partial(self._feed_coordinator, state.Broken(number, time.monotonic())))
+        self._do(partial(self._feed_coordinator, state.Broken(number, self._clock())))
 
     def _caller_refused(self, address: str, why: str) -> None:
         """Print that a connection was refused, once for each address."""
@@ -482,7 +503,7 @@ class Session:
         connection.lost = self._lose
         self._tell_at(Target(connection.address, connection.port))
         is_alike = connection.has_same_script or self._endpoint.may_differ
-        self._event(member.Connected(time.monotonic(), is_alike))
+        self._event(member.Connected(self._clock(), is_alike))
 
     def _tell_at(self, target: Target) -> None:
         """Have the guard inform TARGET if this launcher is killed."""
@@ -491,16 +512,16 @@ class Session:
             self._guard.tell_at(target)
 
     def _hear(self, message: tuple[object, ...]) -> None:
-        self.heard_at = time.monotonic()
+        self.heard_at = self._clock()
         if isinstance(message, exchange.FromCoordinator):
             self._todo_later(type(message), 0, message)
         elif isinstance(message, messages.FromCoordinator):
-            self._event(member.Heard(message, time.monotonic()))
+            self._event(member.Heard(message, self._clock()))
 
     def _lose(self, why: str) -> None:
         self._connection = None
         self._has_hung_up = why == HUNG_UP
-        self._event(member.Disconnected(time.monotonic()))
+        self._event(member.Disconnected(self._clock()))
 
     def _nobody_listens(self, target: Target) -> None:
         """Go on without the coordinator at TARGET, or replace it before the job begins."""
@@ -512,7 +533,7 @@ class Session:
             self._coordinate()
         elif self._has_hung_up and target == self._connected_to:
             # Its launcher has ended: a firewall may refuse us, but closes no connection cleanly.
-            self._event(member.Gone(time.monotonic()))
+            self._event(member.Gone(self._clock()))
 
     # The protocol -------------------------------------------------------------------------------
 
@@ -536,7 +557,7 @@ class Session:
     def _set_timers(self) -> None:
         if self._is_closed:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._member is not None and self._member.phase != member.ENDED:
             due = max(now, self._member.wake_at)
             self._share.timer((id(self), "member"), due, self._member_elapsed)
@@ -545,10 +566,10 @@ class Session:
             self._share.timer((id(self), "coordinator"), due, self._coordinator_elapsed)
 
     def _member_elapsed(self) -> None:
-        self._event(TimerExpired(time.monotonic()))
+        self._event(TimerExpired(self._clock()))
 
     def _coordinator_elapsed(self) -> None:
-        elapsed = TimerExpired(time.monotonic())
+        elapsed = TimerExpired(self._clock())
         self._do(partial(self._feed_coordinator, elapsed))
 
     def _feed(self, event: member.Event) -> None:
@@ -615,7 +636,7 @@ class Session:
     def _show(self, missing: Missing) -> None:
         if missing.stands_by and not (self._missing is not None and self._missing.stands_by):
             self._todo.append(self.handler.stand_by)
-        self._missing, self._missing_at = missing, time.monotonic()
+        self._missing, self._missing_at = missing, self._clock()
         for remark in missing.remarks:
             self.shown(remark)
 
@@ -627,7 +648,7 @@ class Session:
 
     def _send_own(self, message: FromMember) -> None:
         if self._coordinator is not None:
-            now, host = time.monotonic(), self._own_host
+            now, host = self._clock(), self._own_host
             received = state.Received(_OWN, message, now, host, is_local=True)
             self._todo.append(partial(self._feed_coordinator, received))
         elif self._connection is not None:
@@ -647,7 +668,7 @@ class Session:
 
     def _send(self, number: int, message: FromCoordinator) -> None:
         if number == _OWN:
-            arrival = member.Heard(message, time.monotonic())
+            arrival = member.Heard(message, self._clock())
             self._todo.append(partial(self._feed, arrival))
         else:
             self._callers.send(number, message)

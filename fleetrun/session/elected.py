@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from fleetrun.conversion import counted
 from fleetrun.run.tcpconnect import literal
 from fleetrun.session import member, messages, state
-from fleetrun.session.callers import Callers
 from fleetrun.session.dialer import Target
-from fleetrun.session.driver import RendezvousEndpoint, Session
+from fleetrun.session.driver import TRANSPORT, RendezvousEndpoint, Session, Transport
 from fleetrun.session.election import Election
 from fleetrun.session.jobrecord import StoreAddress
 from fleetrun.session.jobstore import JobStore
@@ -54,15 +52,19 @@ class ElectedSession(Session):
         endpoints: Sequence[tuple[str, int]],
         is_secure: bool = False,
         own_addresses: Sequence[str] = (),
+        transport: Transport = TRANSPORT,
+        store: Callable[..., JobStore] = JobStore,
     ) -> None:
-        super().__init__(endpoint, launcher, host=host, log=log)
+        super().__init__(endpoint, launcher, host=host, log=log, transport=transport)
         self._own = own_addresses
         timeout_s = min(self.config.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
         self._where = " or ".join(str(Target(*server)) for server in endpoints)
         timeout_s = max(timeout_s, _LEAST_TIMEOUT_S)
         address = StoreAddress(tuple(endpoints), endpoint.job_id, timeout_s, is_secure)
-        self._store = JobStore(address, self._share)
-        self._election = Election(self.config, launcher, self._store, self._share, self)
+        self._store = store(address, self._share)
+        self._election = Election(
+            self.config, launcher, self._store, self._share, self, clock=transport.clock
+        )
         self._called: LeaderRecord | None = None
         # The roster that etcd is storing, and the messages that wait for that.
         self._unkept: RosterMessage | None = None
@@ -76,7 +78,7 @@ class ElectedSession(Session):
     def open(self, waiting: Waiting) -> None:
         """Find the coordinator, or become it."""
         self._share.move(waiting)
-        now = time.monotonic()
+        now = self._clock()
         self._member = member.begin(
             self.config,
             self.launcher,
@@ -135,7 +137,6 @@ class ElectedSession(Session):
         host = endpoint.host or local
         if not endpoint.host and local.startswith(_LOOPBACK) and self._own:
             host = self._own[0]
-        self._callers = Callers(self._share, received=self._caller_received, lost=self._caller_lost)
         everywhere = (host,) if literal(host, 1) else (_EVERYWHERE,)
         self._listener = self._listen(endpoint.addresses or everywhere)
         assert self._listener is not None  # else it has raised PortTaken
@@ -149,7 +150,7 @@ class ElectedSession(Session):
 
     def lead(self, job: JobRecord | None, lost_at: float) -> None:
         """Coordinate JOB, or a new one."""
-        leader, now = self._election.leader, time.monotonic()
+        leader, now = self._election.leader, self._clock()
         if leader is None or self._listener is None or self._member is None or self._is_closed:
             return
         self._hang_up()
@@ -179,7 +180,7 @@ class ElectedSession(Session):
         self._hang_up()
         self._called = None
         if self._member is not None:
-            self._event(member.Gone(time.monotonic()))
+            self._event(member.Gone(self._clock()))
 
     def unfollow(self) -> None:
         """Forget the leader, which is gone."""
@@ -198,7 +199,7 @@ class ElectedSession(Session):
         self._serve_no_more()
         if self._member is not None:
             self._member = self._member._replace(is_local=False, alive_at=renewed_at)
-            self._event(member.Gone(time.monotonic()))
+            self._event(member.Gone(self._clock()))
 
     def _serve_no_more(self, *, is_polite: bool = False) -> None:
         """Close all callers; IS_POLITE: once everything is sent."""
@@ -221,7 +222,7 @@ class ElectedSession(Session):
 
     def end(self, why: str) -> None:
         """End this launcher, as there is no leader to follow."""
-        self._event(member.Gone(time.monotonic(), why))
+        self._event(member.Gone(self._clock(), why))
 
     def note(self, text: str) -> None:
         """Print TEXT, once."""
