@@ -124,6 +124,7 @@ class _Snapshots:
             "update": number,
             "optimizer": place,
             "records": os.environ.get("FLEETRUN_RECORDS", ""),
+            "ranks": int(os.environ.get("PADDLE_TRAINERS_NUM") or 1),
             "names": [*parts],
             "kinds": [part.kind for part in parts.values()],
             "sums": sums,

@@ -12,7 +12,7 @@ from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hosts import bounds, is_loopback
 from fleetrun.plan.layout import session_ports
 from fleetrun.probe import devices
-from fleetrun.records.variables import JOB, TOKEN
+from fleetrun.records.variables import JOB, STOP_AFTER, STRATEGY, TOKEN, VERIFY
 from fleetrun.request import USER_CONFIG
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ _OURS = (
 _GIVEN = ("ips", "host", "rank", "master")
 # Variables to forward to the hosts.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
-_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", kinds.ROOT)
+_SENT_TOO = (
+    *("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", kinds.ROOT),
+    *(STRATEGY, STOP_AFTER, VERIFY),
+)
 
 
 def listed(request: Request) -> tuple[HostEntry, ...]:

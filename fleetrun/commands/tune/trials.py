@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.commands.tune.candidates import FEWEST_TIMED
 from fleetrun.commands.tune.halving import Trial
-from fleetrun.records import eventfile, names, rankfile, reading, reportfile, variables
+from fleetrun.records import eventfile, names, rankfile, reading, reportfile, runs, variables
 from fleetrun.records.folder import SHARED, Folder
 from fleetrun.records.strategyfiles import EFFECTIVE, IN_EFFECT, NO_DIFFERENCE, SECTIONS
 
@@ -126,16 +126,24 @@ def write(out: str, texts: Mapping[str, str]) -> None:
 
 
 def read_updates(run_dir: Path) -> tuple[dict[int, float], dict[int, dict[int, float]]]:
-    """Return the time of each update on the last rank, and the losses of each rank."""
+    """Return the time of each update on the last rank here, and the losses of each rank."""
     at: dict[int, float] = {}
     losses: dict[int, dict[int, float]] = {}
-    for path in run_dir.glob(names.rank_records("*")):
+    folders = _folders(run_dir)
+    for path in [path for folder in folders for path in folder.glob(names.rank_records("*"))]:
         rank = path.name.split(".")[1]
         for update in rankfile.updates(str(path)):
-            at[update.number] = max(at.get(update.number, update.at), update.at)
+            # Each host has its own clock.
+            if path.parent == folders[0]:
+                at[update.number] = max(at.get(update.number, update.at), update.at)
             if update.loss is not None and rank.isdigit():
                 losses.setdefault(int(rank), {})[update.number] = update.loss
     return at, losses
+
+
+def _folders(run_dir: Path) -> list[Path]:
+    """Return RUN_DIR, and the folders of other hosts beside it."""
+    return [Path(run.path) for run in runs.hosts(runs.read(str(run_dir.resolve())))]
 
 
 def peak_bytes(events: Iterable[EventRecord]) -> int | None:
@@ -149,9 +157,9 @@ def _why(folder: Path, run_dir: Path, code: int, events: Sequence[EventRecord]) 
     end = events[-1].more if events else {}
     verdict = reading.text(end.get("verdict"))
     parts = [verdict] if verdict and end.get("exit_code") != 0 else []
-    report = reportfile.read(str(run_dir / names.REPORT))
-    if report is not None and report.culprit is not None:
-        culprit = report.culprit
+    reports = [reportfile.read(str(folder / names.REPORT)) for folder in _folders(run_dir)]
+    culprit = next((report.culprit for report in reports if report and report.culprit), None)
+    if culprit is not None:
         words = [line for line in culprit.last_words if line.strip()]
         parts += [f"{culprit.kind}: {culprit.message}"] if culprit.kind else words[-1:]
     if not parts:

@@ -18,7 +18,6 @@ from fleetrun.strategy import load
 
 if TYPE_CHECKING:
     from fleetrun.commands.verify.training_runs import VerifySpec
-    from fleetrun.model import Strategy
 
 _EXEC = "exec"
 # The same exit code as that of --strategy_strict.
@@ -61,10 +60,11 @@ def make(
     others = [setting for setting in launch.options if setting.option.group != options.STRATEGY]
     # An empty list also overrides a config file.
     plain = ("--strategy=", *(f"{setting.typed}={setting.raw}" for setting in others))
-    strategy = _strategy(words, environ)
+    request = parser.launch_request([*words, "train.py"], environ)
+    strategy = request.strategy
     if strategy is None or not strategy.knobs:
         raise UsageError("nothing to verify: give --strategy, or --set.")
-    if _strategy(plain, {**environ, STRATEGY: ""}) is not None:
+    if parser.launch_request([*plain, "train.py"], {**environ, STRATEGY: ""}).strategy is not None:
         raise UsageError(
             "the config file sets single fields of a strategy, so nothing is plain Paddle: give "
             "them as --set, or as --strategy=FILE."
@@ -83,6 +83,7 @@ def make(
         fields=tuple(knob.name for knob in strategy.knobs if knob.value is not False),
         merge=int(str(merge.get("k_steps", 1))) if merge.get("gradient_merge") else 1,
         averages=merge.get("avg", True) is not False,
+        is_by_ssh=bool(request.hosts or request.hostfile),
     )
 
 
@@ -90,10 +91,6 @@ def _sets(launch: parser.Launch) -> str:
     """Return the fields that LAUNCH sets one by one, as typed."""
     sets = [setting for setting in launch.options if setting.option.name == "set"]
     return " ".join(f"--set {setting.raw}" for setting in sets)
-
-
-def _strategy(words: tuple[str, ...], environ: dict[str, str]) -> Strategy | None:
-    return parser.launch_request([*words, "train.py"], environ).strategy
 
 
 command = parser.LaunchCommand(

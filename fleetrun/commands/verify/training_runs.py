@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MERGE = "gradient_merge_configs"
 # A command may launch several times: the optimizers of its next launch are numbered from here on.
 _NEXT_LAUNCH = 1000
+_UNSHARED = "have left snapshots in {}: give an --out that is one folder on all hosts"
 
 
 class VerifySpec(NamedTuple):
@@ -46,6 +47,8 @@ class VerifySpec(NamedTuple):
     # Steps of the script per update if it requests merging, and whether gradients are averaged.
     merge: int = 1
     averages: bool = True
+    # The launch itself starts ranks on other hosts, whose snapshots must be found here.
+    is_by_ssh: bool = False
 
     @property
     def snapshots(self) -> int:
@@ -73,6 +76,8 @@ class VerifyRun(NamedTuple):
     # Why the run does not count.
     fault: str = ""
     snapshots: RunSnapshots = RunSnapshots({}, {})
+    # All ranks of the job; those of hosts on which verify was typed, too, have snapshots there.
+    ranks: int = 0
     updates: int = 0
     updates_per_s: float | None = None
     peak_bytes: int | None = None
@@ -108,7 +113,7 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
     if not kind.has_strategy:
         environ[variables.STRATEGY] = ""
     code = trials.launch(options, spec.script, environ, folder, spec.timeout_s)
-    parameters, paths, device_bytes = _read(snapshots)
+    parameters, paths, ranks, device_bytes = _read(snapshots)
     # A command below `fleetrun exec` may have its own log folder.
     latest = folder / "log" / names.LATEST
     run_dir = Path(paths[0]).parent if paths else latest
@@ -118,6 +123,8 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
         snapshots=RunSnapshots(parameters, {}),
         verdicts=trials.verdicts_of(events),
     )
+    if not fault and spec.is_by_ssh and len(parameters) < max(ranks, 1):
+        fault = f"{len(parameters)} of {ranks or 'all'} ranks {_UNSHARED.format(snapshots)}"
     if fault or not parameters:
         return done._replace(fault=fault or trials.UNSEEN)
     at, losses = trials.read_updates(run_dir)
@@ -126,6 +133,7 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
         snapshots=RunSnapshots(
             parameters, losses or _printed(events, run_dir), are_printed=not losses
         ),
+        ranks=ranks,
         updates=max(at, default=0),
         updates_per_s=trials.updates_per_s(at, timed),
         peak_bytes=trials.peak_bytes(events),
@@ -136,12 +144,12 @@ def run(spec: VerifySpec, kind: Kind, name: str) -> VerifyRun:
 
 def _read(
     folder: Path,
-) -> tuple[dict[int, dict[tuple[int, int], list[Parameter]]], list[str], int | None]:
-    """Return the snapshots in FOLDER, the paths of the ranks' records, and their device memory."""
+) -> tuple[dict[int, dict[tuple[int, int], list[Parameter]]], list[str], int, int | None]:
+    """Return the snapshots in FOLDER, the paths of records, how many ranks, and device memory."""
     snapshots: dict[int, dict[tuple[int, int], list[Parameter]]] = {}
     paths: list[str] = []
     launches: dict[str, int] = {}
-    device_bytes = None
+    ranks, device_bytes = 0, None
     for path in sorted(folder.glob("*.jsonl"), key=lambda item: int(item.stem)):
         for line in reading.lines(str(path)):
             paths.append(reading.text(line.get("records")))
@@ -152,10 +160,11 @@ def _read(
                 if optimizer is not None and update is not None:
                     key = first + optimizer, update
                     snapshots.setdefault(int(path.stem), {})[key] = _parameters(line)
+            ranks = max(ranks, reading.whole(line.get("ranks")) or 0)
             device_bytes = (
                 max(device_bytes or 0, reading.whole(line.get("device_bytes")) or 0) or None
             )
-    return snapshots, list(dict.fromkeys(filter(None, paths))), device_bytes
+    return snapshots, list(dict.fromkeys(filter(None, paths))), ranks, device_bytes
 
 
 def _parameters(line: Mapping[str, Any]) -> list[Parameter]:
