@@ -689,8 +689,8 @@ TABLE: tuple[Option, ...] = (
     Option("coordinators", "list", SERVERS, "LIST",
            "Endpoints of coordinators of federated learning."),
     Option("with_gloo", "choice", SERVERS, "0|1|2",
-           "Whether trainers wait for each other: 1 yes, 2 servers, too, 0 no. Default: 1 if all "
-           "trainers are on one host.",
+           "Whether trainers wait for each other: 0 no, 1 yes, 2 yes, and servers too. Default: 1 "
+           "if all trainers are on one host.",
            env=("PADDLE_WITH_GLOO",), words=("0", "1", "2")),
     Option("http_port", "int", SERVERS, "PORT",
            "Port on the first server where trainers meet for --with_gloo.",

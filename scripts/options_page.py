@@ -9,7 +9,7 @@ from pages import DOCS, cell, in_both_languages, table, translation, with_sectio
 PAGES = in_both_languages(DOCS / "options.md")
 # Of the Chinese one; what the help has is translated there.
 HEADS = {
-    "option": "参数",
+    "option": "选项",
     "default": "默认值",
     "variable": "环境变量",
     "meaning": "含义",

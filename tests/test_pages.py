@@ -49,7 +49,7 @@ README = PAGES["README.md"]
 
 # Set-up, the tests themselves, what measures for minutes, and what meets hosts that are not there.
 LEFT_OUT = re.compile(
-    r"((\.venv/bin/python )?scripts/|pip install|python -m pip|apt-get|dnf |"
+    r"(git clone|(\.venv/bin/python )?scripts/|pip install|python -m pip|apt-get|dnf |"
     r"fleetrun doctor --(ips|hosts))"
 )
 CLUSTER = re.compile(r" --(gpus|ips|master|servers)=")

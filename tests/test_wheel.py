@@ -84,14 +84,16 @@ def test_a_release_is_checked_and_says_what_is_missing(installed: Installed) -> 
     assert "not fit to be published" in release.stderr
 
 
-def test_links_of_the_readme_have_the_whole_address(installed: Installed) -> None:
+def test_the_readme_has_the_whole_address(installed: Installed) -> None:
     (archive,) = installed.wheel.parent.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         (name,) = [name for name in files.getnames() if name.endswith("/README.md")]
         readme = files.extractfile(name)
         assert readme is not None
-        links = re.findall(r"\]\(([^)]*)\)", readme.read().decode())
+        text = readme.read().decode()
+    links = re.findall(r"\]\(([^)]*)\)", text)
     assert links
+    assert f"\nClone the repository, and set it up:\n\n```sh\ngit clone {ADDRESS} " in text
     assert all(link.startswith(ADDRESS) for link in links)
 
 

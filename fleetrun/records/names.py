@@ -80,7 +80,7 @@ FILES = (
     File(LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
     File("rank.{rank}.jsonl", "rank", "launcher", 1, "Its exception; the strategy's outcome."),
     File("trace.{rank}.json", "rank", "report, Perfetto", 1, "Where the time of steps goes."),
-    File("error.{rank}.json", "rank", "launcher", 1, "The same, of other programs."),
+    File("error.{rank}.json", "rank", "launcher", 1, "The error of a program other than Python."),
     File("error.{rank}.json.attempt{attempt}", "rank", "launcher", 1, "That of a later attempt."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the last step."),
     File("collectives.{rank}", "rank", "launcher, logs", None, "Its last collectives, in a ring."),

@@ -59,8 +59,8 @@ NPU_VISIBLE_DEVICES [ps] The same for NPUs. (when: with NPUs)
 CUSTOM_DEVICE_ROOT [all] The folder of the plug-ins that Paddle loads: none, or those for the
     devices in use. (when: with plug-ins whose devices the ranks do not use)
 CUDA_DEVICE_ORDER? [all] PCI_BUS_ID: numbers match nvidia-smi. (when: with NVIDIA GPUs)
-FLAGS_allocator_strategy? [all] naive_best_fit, which honours that share; the default,
-    auto_growth, does not. (when: --gpu_memory_fraction)
+FLAGS_allocator_strategy? [all] naive_best_fit, which allocates memory at the start;
+    the default, auto_growth, does not. (when: --gpu_memory_fraction)
 FLAGS_fraction_of_gpu_memory_to_use? [all] The share of each GPU's memory that Paddle allocates at
     the start. (when: --gpu_memory_fraction)
 OMP_NUM_THREADS? [all] The number of cores of the rank. (when: --bind)
@@ -95,7 +95,7 @@ HETER_DEVICE_TYPE [ps] The device of this stage. (when: with heterogeneous train
 PADDLE_COORDINATOR_ENDPOINTS [ps] The address of every coordinator.
 PADDLE_COORDINATOR_NUM [ps] The number of coordinators. (when: for coordinators)
 PADDLE_WITH_GLOO? [all] Whether trainers wait for each other: 0, 1 or 2, see --with_gloo.
-PADDLE_GLOO_HTTP_ENDPOINT [ps] The address at which they do so.
+PADDLE_GLOO_HTTP_ENDPOINT [ps] The address at which trainers wait for each other.
 PADDLE_GLOO_RENDEZVOUS [ps] 3: by HTTP.
 PADDLE_GLOO_RENDEZVOUS? [collective rpc] 3: by HTTP.
 PADDLE_GLOO_FS_PATH? [all] A folder for gloo's files.

@@ -265,7 +265,7 @@ class ReducerReport:
                 if used.error is not None:
                     evidence += (
                         f"; the first gradients differ from those sent in float32 by"
-                        f" {used.error:.1e} of the largest at most"
+                        f" at most {used.error:.1e} of the largest"
                     )
                 self._report_field(name, evidence)
 

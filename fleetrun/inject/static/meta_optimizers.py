@@ -74,7 +74,7 @@ def _averages(running: Any, _found: dict[str, int]) -> str:
     blocks = sum(op.type == "conditional_block" for op in first.ops)
     if not moved or not blocks:
         return ""
-    return f"{moved} allreduces are in blocks that some steps run only; none of them sums gradients"
+    return f"{moved} allreduces are in blocks that only some steps run; none of them sums gradients"
 
 
 def _still_sums(_running: Any, counts: dict[str, int]) -> str:
