@@ -88,8 +88,8 @@ class ElasticJob(HostsJob):
 
     def another(self) -> lab.Host | None:
         """Draw a host that can be lost: not the first, which has the coordinator."""
-        found = [host for host in self.left if host != self.hosts[0]]
-        return self.draw.choice(found) if found else None
+        others = [host for host in self.left if host != self.hosts[0]]
+        return self.draw.choice(others) if others else None
 
     def wait_until_ready(self, times: int = 1) -> None:  # noqa: ARG002 - as the class above has it
         """Wait until the ranks of the hosts that are left run together."""
@@ -111,11 +111,13 @@ class ElasticJob(HostsJob):
             for host in self.left:
                 code = self.launchers[host].poll()
                 if code is not None:
-                    raise Lost(f"{host.name} ended with {code}: {self.said(host)}")
+                    raise Lost(f"{host.name} ended with {code}: {self.printed(host)}")
             if self.look() != wanted or self.generation <= after:
                 return False
             newest = self.folder.glob(f"is.{self.generation}.*")
-            return {path.read_text().strip() for path in newest} <= {one.name for one in self.left}
+            return {path.read_text().strip() for path in newest} <= {
+                host.name for host in self.left
+            }
 
         self._await(f"{wanted} ranks run", run)
 
@@ -132,8 +134,8 @@ class ElasticJob(HostsJob):
             await_(what, condition, _GOES_ON_S + 2 * self.slower_s)
         except Lost as lost:
             seen = sorted(path.name for path in self.folder.glob("is.*"))
-            said = "\n".join(f"{host.name}: {self.said(host)}" for host in self.launchers)
-            raise Lost(f"{lost}; there are {seen}\n{said}") from None
+            outputs = "\n".join(f"{host.name}: {self.printed(host)}" for host in self.launchers)
+            raise Lost(f"{lost}; there are {seen}\n{outputs}") from None
 
     def order(self, rank: int, code: int) -> None:
         """Let RANK of this generation end with CODE."""
@@ -240,7 +242,7 @@ def _come_back(job: ElasticJob) -> None:
     """Start a launcher again where one was killed."""
     gone = [host for host in job.killed if job.launchers[host].poll() is not None]
     if gone:
-        host = job.draw.choice(sorted(gone, key=lambda each: each.name))
+        host = job.draw.choice(sorted(gone, key=lambda host: host.name))
         job.killed.discard(host)
         job.returned.add(host)
         # The run of the one that was killed is no verdict of this one, which may get no ranks.
@@ -251,7 +253,7 @@ def _come_back(job: ElasticJob) -> None:
 EVENTS = (_kill_launcher, _term_launcher, _crash, _cut, _stop_launcher, _come_back)
 
 
-def one(event: Callable[[ElasticJob], None]) -> Callable[[ElasticJob], Sequence[int]]:
+def single(event: Callable[[ElasticJob], None]) -> Callable[[ElasticJob], Sequence[int]]:
     """Return the fault that is EVENT, after which the job goes on to its end."""
 
     def strike(job: ElasticJob) -> Sequence[int]:
@@ -314,18 +316,18 @@ FAULTS = (
     _elastic("elastic: nothing", _end),
     _elastic("elastic: a rank fails", fail),
     _elastic("elastic: a rank wants another start", start_again, weight=3),
-    _elastic("elastic: launcher: -KILL", one(_kill_launcher), weight=3),
-    _elastic("elastic: launcher: -TERM", one(_term_launcher), weight=3),
-    _elastic("elastic: launcher: -STOP", one(_stop_launcher), weight=3),
-    _elastic("elastic: host: crash", one(_crash), weight=3),
-    _elastic("elastic: cable: cut for ever", one(_cut), weight=3),
+    _elastic("elastic: launcher: -KILL", single(_kill_launcher), weight=3),
+    _elastic("elastic: launcher: -TERM", single(_term_launcher), weight=3),
+    _elastic("elastic: launcher: -STOP", single(_stop_launcher), weight=3),
+    _elastic("elastic: host: crash", single(_crash), weight=3),
+    _elastic("elastic: cable: cut for ever", single(_cut), weight=3),
     _elastic("elastic: newcomer", newcomer, absent=1, weight=3),
     _elastic("elastic: all at once", storm, weight=8),
-    _elastic("elastic: a spare", one(_kill_launcher), options=("--nnodes=3", "--spares=1")),
+    _elastic("elastic: a spare", single(_kill_launcher), options=("--nnodes=3", "--spares=1")),
 )
 
 ETCD = tuple(
     # Who is cut off looks for the others until --rdzv_timeout.
-    one._replace(name=one.name.replace("elastic:", "etcd:"), has_etcd=True, within_s=25.0)
-    for one in FAULTS
+    fault._replace(name=fault.name.replace("elastic:", "etcd:"), has_etcd=True, within_s=25.0)
+    for fault in FAULTS
 )

@@ -65,8 +65,8 @@ class EngineJob:
         self.folder = folder
         self.draw = draw
         self.mark = f"chaos-{uuid.uuid4().hex}"
-        self.each = draw.randint(1, 2)
-        self.ranks = range(len(hosts) * self.each)
+        self.ranks_per_host = draw.randint(1, 2)
+        self.ranks = range(len(hosts) * self.ranks_per_host)
         # Slurm: from the allocation's shell, one task on each host, or one for each rank.
         ways = ("shell", "host", "rank") if engine == "slurm" else ("there", "sent", "sent")
         self.way = draw.choice(ways)
@@ -101,7 +101,7 @@ class EngineJob:
         options += ("--rdzv_timeout=120",)
         script = ("sh", str(self.folder / "rank.sh"), str(self.folder), "")
         if self.engine == "ssh":
-            ips = ",".join(f"{host.ip}:{self.each}" for host in self.hosts)
+            ips = ",".join(f"{host.ip}:{self.ranks_per_host}" for host in self.hosts)
             options += (f"--hosts={ips}", f"--ssh=ssh -F {self.ssh}")
             options += ("--ship",) if self.way == "sent" else ()
             command = self.hosts[0].command([*FLEETRUN, *options, *script])
@@ -110,9 +110,9 @@ class EngineJob:
             before = {
                 "shell": ("salloc", number),
                 "host": ("srun", number, "--ntasks-per-node=1"),
-                "rank": ("srun", number, f"--ntasks-per-node={self.each}"),
+                "rank": ("srun", number, f"--ntasks-per-node={self.ranks_per_host}"),
             }[self.way]
-            own = () if self.way == "rank" else (f"--nproc_per_node={self.each}",)
+            own = () if self.way == "rank" else (f"--nproc_per_node={self.ranks_per_host}",)
             command = self.cluster.command(*before, *FLEETRUN, *options, *own, *script)
         with (self.folder / "output").open("wb") as output:
             self.has_started = True
@@ -126,7 +126,7 @@ class EngineJob:
 
         def ready() -> bool:
             if self.process.poll() is not None:
-                raise Lost(f"it ended with {self.process.returncode}: {self.said()}")
+                raise Lost(f"it ended with {self.process.returncode}: {self.printed()}")
             return all(file.exists() for file in files)
 
         await_("all ranks are ready", ready, TIMEOUT_S)
@@ -147,19 +147,19 @@ class EngineJob:
 
         Those that one of them has forked do not count.
         """
-        found = {
+        pids = {
             pid
             for pid, line in marked(self.mark).items()
             if line.startswith(f"{program} ") and all(word in line for word in words)
         }
-        return sorted(pid for pid in found if _parent(pid) not in found)
+        return sorted(pid for pid in pids if _parent(pid) not in pids)
 
     def strike(self, signum: int, program: str, *words: str) -> None:
         """Send SIGNUM to one process of this launch that runs PROGRAM with all of WORDS."""
-        found = self.processes(program, *words)
-        if found:
+        pids = self.processes(program, *words)
+        if pids:
             with suppress(ProcessLookupError):
-                os.kill(self.draw.choice(found), signum)
+                os.kill(self.draw.choice(pids), signum)
 
     def tell_front(self, signum: int) -> None:
         """Send SIGNUM to what the user has started: the head, the shell's fleetrun, or srun."""
@@ -189,7 +189,7 @@ class EngineJob:
         for job in self.cluster.run("squeue", "--noheader", "--format=%i").stdout.split():
             self.cluster.run("scancel", *options, job)
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return all that was shown."""
         return (self.folder / "output").read_text(errors="replace")[-3000:]
 
@@ -198,18 +198,18 @@ class EngineJob:
         try:
             code = self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise Lost(f"it hangs: {self.said()}") from None
+            raise Lost(f"it hangs: {self.printed()}") from None
         try:
             await_("nobody is left", lambda: not marked(self.mark), 30.0)
         except Lost:
-            raise Lost(f"these are left: {marked(self.mark)}\n{self.said()}") from None
+            raise Lost(f"these are left: {marked(self.mark)}\n{self.printed()}") from None
         if not self.has_crashed and (left := [path.name for path in self.sent.iterdir()]):
-            raise Lost(f"{left} is left of what was sent: {self.said()}")
+            raise Lost(f"{left} is left of what was sent: {self.printed()}")
         # Whoever was killed says nothing, and nsenter hands that on as a death of its own.
         code = 128 - code if code < 0 else code
         if code not in codes:
             wanted = " or ".join(map(str, list(codes)[:4]))
-            raise Lost(f"{self.way}: exit code {code} instead of {wanted}\n{self.said()}")
+            raise Lost(f"{self.way}: exit code {code} instead of {wanted}\n{self.printed()}")
 
     def clear(self) -> None:
         """End what is left, before the hosts are removed."""
@@ -250,7 +250,7 @@ def exit_two_ranks(job: EngineJob) -> Sequence[int]:
 def kill_a_rank(job: EngineJob) -> Sequence[int]:
     rank = job.draw.choice(job.ranks)
     inner = (job.folder / f"ready.{rank}").read_text().split()[-1]
-    host = job.hosts[rank // job.each]
+    host = job.hosts[rank // job.ranks_per_host]
     host.run("kill", "-9", inner, check=False)
     return [128 + KILL]
 

@@ -81,8 +81,8 @@ def raise_in_a_rank(job: Job) -> Sequence[int]:
     rank = job.a_rank()
     job.order(rank, f"raise {job.mark}")
     job.await_end()
-    if f"ValueError: {job.mark}" not in job.said() and rank != 0:
-        raise Lost(f"the report does not show the exception of rank {rank}: {job.said()}")
+    if f"ValueError: {job.mark}" not in job.printed() and rank != 0:
+        raise Lost(f"the report does not show the exception of rank {rank}: {job.printed()}")
     return [1]
 
 
@@ -181,7 +181,7 @@ def signal_launcher(*signals: int) -> Strike:
             # On a busy machine it hears of the first late, and of both at once would be an echo.
             await_(
                 "the launcher hears of the stop",
-                lambda: "asked" in job.said() or job.launcher.poll() is not None,
+                lambda: "asked" in job.printed() or job.launcher.poll() is not None,
             )
             time.sleep(0.15)
             job.tell_launcher(signum)
@@ -352,16 +352,16 @@ def small_disk(size: str) -> Callable[[Job], None]:
 def end_on_full_disk(job: Job) -> Sequence[int]:
     job.let_end()
     job.await_end()
-    if len(job.said().splitlines()) > 4:  # one warning from each that writes there
-        raise Lost(f"a full disk makes many words: {job.said()}")
+    if len(job.printed().splitlines()) > 4:  # one warning from each that writes there
+        raise Lost(f"a full disk makes many words: {job.printed()}")
     return [0]
 
 
 def start_on_full_disk(job: Job) -> Sequence[int]:
     job.struck_at = time.monotonic()
     job.await_end()
-    if "make room" not in job.said():
-        raise Lost(f"a full disk is not named: {job.said()}")
+    if "make room" not in job.printed():
+        raise Lost(f"a full disk is not named: {job.printed()}")
     return [3]
 
 

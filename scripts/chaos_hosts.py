@@ -164,7 +164,7 @@ class HostsJob:
 
     def words(self) -> list[str]:
         """Return the options of this job."""
-        ips = ",".join(one.ip for one in self.hosts)
+        ips = ",".join(host.ip for host in self.hosts)
         return [f"--ips={ips}", *self.fault.options]
 
     def wait_until_ready(self, times: int = 1) -> None:
@@ -174,7 +174,9 @@ class HostsJob:
         def ready() -> bool:
             for host, launcher in self.launchers.items():
                 if launcher.poll() is not None:
-                    raise Lost(f"{host.name} ended with {launcher.returncode}: {self.said(host)}")
+                    raise Lost(
+                        f"{host.name} ended with {launcher.returncode}: {self.printed(host)}"
+                    )
             return all(file.exists() and file.read_text().count("\n") == times for file in files)
 
         await_("all ranks are ready", ready, patient(self.ready_within_s))
@@ -244,15 +246,15 @@ class HostsJob:
         judged = [h for h in judged if not self.fault.is_early or self.launchers[h].returncode >= 0]
         ends = {host: self.launchers[host].returncode for host in judged}
         if not set(ends.values()) <= set(codes) or len(set(ends.values())) > 1:
-            found = {host.name: code for host, code in ends.items()}
-            outputs = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
-            raise Lost(f"exit codes {found} instead of {' or '.join(map(str, codes))}\n{outputs}")
+            seen = {host.name: code for host, code in ends.items()}
+            outputs = "\n".join(f"{host.name}: {self.printed(host)}" for host in watched)
+            raise Lost(f"exit codes {seen} instead of {' or '.join(map(str, codes))}\n{outputs}")
         if not self.fault.is_early:
             self._check_verdicts(judged)
         allowed = within_s * pace.slowdown(self.struck_at)
         allowed += self.slower_s
         if took > allowed:
-            outputs = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
+            outputs = "\n".join(f"{host.name}: {self.printed(host)}" for host in watched)
             raise Lost(
                 f"it ended {took:.1f} s after the fault, {allowed:.1f} s are allowed\n{outputs}"
             )
@@ -262,7 +264,7 @@ class HostsJob:
         try:
             launcher.wait(max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise Lost(f"the launcher of {host.name} hangs: {self.said(host)}") from None
+            raise Lost(f"the launcher of {host.name} hangs: {self.printed(host)}") from None
 
     def _check_verdicts(self, judged: Sequence[lab.Host]) -> None:
         """All hosts have come to the same end, and have it in words."""
@@ -283,7 +285,7 @@ class HostsJob:
         if len(set(verdicts.values())) > 1:
             raise Lost(f"several verdicts: {verdicts}")
 
-    def said(self, host: lab.Host) -> str:
+    def printed(self, host: lab.Host) -> str:
         """Return what the launcher of HOST said."""
         return (host.folder / "output").read_text(errors="replace").strip()
 
@@ -394,8 +396,8 @@ def miss_a_host(job: HostsJob) -> Sequence[int]:
     for launcher in job.launchers.values():
         launcher.wait(TIMEOUT_S + job.slower_s)
     for host in job.launchers:
-        if missing.ip not in job.said(host) and host != job.hosts[0]:
-            raise Lost(f"{host.name} does not name {missing.ip}: {job.said(host)}")
+        if missing.ip not in job.printed(host) and host != job.hosts[0]:
+            raise Lost(f"{host.name} does not name {missing.ip}: {job.printed(host)}")
     return [4]
 
 

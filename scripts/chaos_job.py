@@ -133,7 +133,7 @@ class Job:
         def ready() -> bool:
             if self.launcher.poll() is not None:
                 code = self.launcher.returncode
-                raise Lost(f"the launcher ended by itself with {code}: {self.said()}")
+                raise Lost(f"the launcher ended by itself with {code}: {self.printed()}")
             texts = [file.read_bytes() if file.exists() else b"" for file in files]
             return all(text.count(b"\n") == self.attempts for text in texts)
 
@@ -193,7 +193,9 @@ class Job:
         if left:
             raise Lost(f"these outlived the launcher: {left}")
         if code not in codes:
-            raise Lost(f"exit code {code} instead of {' or '.join(map(str, codes))}: {self.said()}")
+            raise Lost(
+                f"exit code {code} instead of {' or '.join(map(str, codes))}: {self.printed()}"
+            )
         self._check_logs()
         self._check_events(code)
         self._check_console(code)
@@ -216,8 +218,8 @@ class Job:
                 raise Lost(f"rank {rank} was not asked to end, and saved nothing") from None
             took = float(text) - self.struck_at
             if took > allowed:
-                said = f"rank {rank} was asked to end {took:.1f} s after the fault"
-                raise Lost(f"{said}, {allowed:.1f} s are allowed")
+                delay = f"rank {rank} was asked to end {took:.1f} s after the fault"
+                raise Lost(f"{delay}, {allowed:.1f} s are allowed")
 
     def await_end(self) -> int:
         """Wait until the launcher ends and return its code."""
@@ -234,7 +236,7 @@ class Job:
             raise Lost(f"the launcher hangs; alive: {who}")
         return self.launcher.wait()
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Return what the launcher said."""
         return (self.folder / "stderr").read_text(errors="replace").strip()
 
@@ -304,7 +306,7 @@ class Job:
                 f"the log has {len(log)} that end with {log[-100:]!r}"
             )
         # Ctrl-C before our first line shows where Python was.
-        own = "Traceback" in self.said() and "KeyboardInterrupt" not in self.said()
+        own = "Traceback" in self.printed() and "KeyboardInterrupt" not in self.printed()
         logs = b"".join(self.log(rank) for rank in range(len(self.traits)))
         if own and b"Traceback" not in logs:
-            raise Lost(f"the launcher itself failed: {self.said()}")
+            raise Lost(f"the launcher itself failed: {self.printed()}")

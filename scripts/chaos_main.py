@@ -137,7 +137,7 @@ def main() -> int:
         pace.end()
         if not (chosen.keep and any(place.iterdir())):
             shutil.rmtree(place, ignore_errors=True)
-    return report([one.name for one in FAULTS], results, seed, time.monotonic() - started, hit)
+    return report([fault.name for fault in FAULTS], results, seed, time.monotonic() - started, hit)
 
 
 def _run_all(

@@ -39,9 +39,9 @@ class Pace:
         with self._lock:
             self._take()
             now = time.monotonic()
-            found = [factor for at, factor in self._samples if at >= since]
+            factors = [factor for at, factor in self._samples if at >= since]
         # What is not told yet may be the worst.
-        return max(1.0, *found, (now - self._last - _PAUSE_S) / _BURN_S)
+        return max(1.0, *factors, (now - self._last - _PAUSE_S) / _BURN_S)
 
     def end(self) -> None:
         """Stop measuring."""

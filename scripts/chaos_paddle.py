@@ -72,4 +72,4 @@ class PaddleJob(HostsJob):
         super().start()
 
 
-FAULTS = tuple(one._replace(name=f"paddle: {one.name}", trains=True) for one in SHELLS)
+FAULTS = tuple(shell._replace(name=f"paddle: {shell.name}", trains=True) for shell in SHELLS)

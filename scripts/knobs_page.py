@@ -146,7 +146,7 @@ def section(field: Field, translate: Translate) -> str:
 
 def _translated(places: str, translate: Translate) -> str:
     """Return PLACES, as `shortly` writes them, with the words for kinds of graphs translated."""
-    return re.sub(r"dynamic|static|everywhere|, ", lambda found: translate(found[0]), places)
+    return re.sub(r"dynamic|static|everywhere|, ", lambda match: translate(match[0]), places)
 
 
 def shortly(where: str) -> str:
@@ -165,11 +165,14 @@ def shortly(where: str) -> str:
     parts = []
     for graph, paddles in places.items():
         name = graph.replace("dygraph", "dynamic")
-        devices = {tuple(each) for each in paddles.values()}
+        devices = {tuple(supported) for supported in paddles.values()}
         if len(paddles) == len(fields.PADDLES) and len(devices) == 1:
             parts.append(f"{name}{_device(devices.pop())}")
         else:
-            parts += [f"{name} {paddle}{_device(tuple(each))}" for paddle, each in paddles.items()]
+            parts += [
+                f"{name} {paddle}{_device(tuple(supported))}"
+                for paddle, supported in paddles.items()
+            ]
     return ", ".join(parts)
 
 
@@ -179,36 +182,36 @@ def _device(devices: tuple[str, ...]) -> str:
 
 def of_field(name: str) -> list[dict[str, Any]]:
     """Return the comparisons whose sides differ in the field NAME."""
-    return [one for one in read() if name in one["knobs"]]
+    return [row for row in read() if name in row["knobs"]]
 
 
-def ratio(one: dict[str, Any]) -> str:
+def ratio(row: dict[str, Any]) -> str:
     """Return the ratio of the comparison ONE with its interval, in bold where 1 is not in that.
 
     >>> ratio({"ratio": 0.8, "low": 0.7, "high": 0.9}), ratio({"ratio": 1, "low": 0.9, "high": 1.1})
     ('**0.80** (0.70-0.90)', '1.00 (0.90-1.10)')
     """
-    mark = "" if one["low"] <= 1 <= one["high"] else "**"
-    return f"{mark}{one['ratio']:.2f}{mark} ({one['low']:.2f}-{one['high']:.2f})"
+    mark = "" if row["low"] <= 1 <= row["high"] else "**"
+    return f"{mark}{row['ratio']:.2f}{mark} ({row['low']:.2f}-{row['high']:.2f})"
 
 
 def measured(field: Field, translate: Translate) -> str:
     """Return the measured effect of FIELD, or why there is none."""
     rows = [
         [
-            cell(translate(one["about"])),
+            cell(translate(row["about"])),
             translate("; ").join(
-                filter(None, (translate(MODELS[one["model"]]), one["paddle"], one["link"]))
+                filter(None, (translate(MODELS[row["model"]]), row["paddle"], row["link"]))
             ),
-            cell(one.get("counted", "")),
-            "{:.0f} MB, {:.0f} MB".format(*one["peak_mb"]) if "peak_mb" in one else "",
-            f"{one['ms'][0]:g} ms, {one['ms'][1]:g} ms",
-            ratio(one),
+            cell(row.get("counted", "")),
+            "{:.0f} MB, {:.0f} MB".format(*row["peak_mb"]) if "peak_mb" in row else "",
+            f"{row['ms'][0]:g} ms, {row['ms'][1]:g} ms",
+            ratio(row),
             translate("{}, {} processors, load {:.0f}").format(
-                one["date"], one["cpus"], one["load"]
+                row["date"], row["cpus"], row["load"]
             ),
         ]
-        for one in of_field(field.name)
+        for row in of_field(field.name)
     ]
     heads = ("measured", "gradients; Paddle", "counted", "memory", "a step", "ratio", "on")
     columns = [translate(head) for head in heads]
@@ -245,8 +248,8 @@ def why_not_measured(field: Field) -> str:
 
 def read() -> list[dict[str, Any]]:
     """Return what was measured."""
-    found: list[dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
-    return found
+    rows: list[dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return rows
 
 
 def settings(options: Sequence[str] | None) -> dict[str, str]:
@@ -264,13 +267,13 @@ def settings(options: Sequence[str] | None) -> dict[str, str]:
     return values
 
 
-def compared(one: dict[str, str], other: dict[str, str]) -> list[str]:
+def compared(first: dict[str, str], other: dict[str, str]) -> list[str]:
     """Return the fields by which two sides differ; of what one does not set, those of the first.
 
     >>> compared({"a": "1", "b": "2"}, {"a": "3"}), compared({"a": "1"}, {"a": "2", "b": "3"})
     (['a', 'b'], ['a'])
     """
-    return [name for name in one if other.get(name) != one[name]]
+    return [name for name in first if other.get(name) != first[name]]
 
 
 def taken(benchmark: dict[str, Any]) -> list[dict[str, Any]]:
@@ -318,21 +321,23 @@ def counted(knobs: Sequence[str], proof: dict[str, Any], other: dict[str, Any] |
     >>> counted(["a"], told, {"counts": {"allreduces": 2}, "evidence": {}})
     '2 gradients in 1 allreduce; else 2 allreduces'
     """
-    said = [proof["evidence"].get(knob, "") for knob in knobs]
-    counts = [each["counts"].get("allreduces") for each in (proof, other or proof)]
+    evidence = [proof["evidence"].get(knob, "") for knob in knobs]
+    counts = [side["counts"].get("allreduces") for side in (proof, other or proof)]
     if counts[1] is not None and counts[0] != counts[1]:
-        said.append(f"else {counts[1]} allreduce{'' if counts[1] == 1 else 's'}")
+        evidence.append(f"else {counts[1]} allreduce{'' if counts[1] == 1 else 's'}")
     # Of a feature's parts the table says that they are as the feature.
-    return "; ".join(dict.fromkeys(one for one in said if one and not one.startswith("as ")))
+    return "; ".join(
+        dict.fromkeys(text for text in evidence if text and not text.startswith("as "))
+    )
 
 
 def merged(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return KNOWN with NEW in the place of what compares the same."""
 
-    def key(one: dict[str, Any]) -> tuple[str, ...]:
-        return (one["comparison"], one["model"], one["paddle"], one["link"])
+    def key(row: dict[str, Any]) -> tuple[str, ...]:
+        return (row["comparison"], row["model"], row["paddle"], row["link"])
 
-    return sorted({key(one): one for one in [*known, *new]}.values(), key=key)
+    return sorted({key(row): row for row in [*known, *new]}.values(), key=key)
 
 
 def text(page: Path) -> str:

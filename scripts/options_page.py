@@ -35,12 +35,12 @@ def row(option: Option, translate: Callable[[str], str]) -> list[str]:
     meaning = [translate(option.help), reason[:1].upper() + reason[1:]]
     default = "" if option.default in {None, "false"} else f"`{option.default}`"
     cells = (
-        ", ".join(f"`{one}`" for one in spellings),
+        ", ".join(f"`{spelling}`" for spelling in spellings),
         default,
         ", ".join(f"`{name}`" for name in option.env),
         " ".join(filter(None, meaning)),
     )
-    return [cell(each) for each in cells]
+    return [cell(text) for text in cells]
 
 
 def tables(page: Path) -> str:

@@ -141,11 +141,11 @@ def picture(text: str) -> str:
 
 def lines(svg: str) -> list[str]:
     """Return the text that SVG shows, line by line."""
-    found: dict[int, str] = {}
+    rows: dict[int, str] = {}
     for x, number, text in re.findall(r' x="([\d.]+)"[^<>]*line-(\d+)\)">([^<]*)</text>', svg):
-        before = found.get(int(number), "").ljust(round(float(x) / _CHARACTER))
-        found[int(number)] = before + unescape(text).replace("\xa0", " ").strip("\n")
-    return [found[number].rstrip() for number in sorted(found)]
+        before = rows.get(int(number), "").ljust(round(float(x) / _CHARACTER))
+        rows[int(number)] = before + unescape(text).replace("\xa0", " ").strip("\n")
+    return [rows[number].rstrip() for number in sorted(rows)]
 
 
 if __name__ == "__main__":

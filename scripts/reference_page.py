@@ -88,10 +88,14 @@ def own_variables(translate: Translate) -> str:
     """Return the tables of variables FLEETRUN_* that users may set or read."""
     from fleetrun.records import variables
 
-    public = [one for one in variables.table() if one.is_public]
+    public = [variable for variable in variables.table() if variable.is_public]
     rows = [
-        (f"`{one.name}`", *map(translate, (one.set_by, one.read_by)), words(translate(one.meaning)))
-        for one in public
+        (
+            f"`{variable.name}`",
+            *map(translate, (variable.set_by, variable.read_by)),
+            words(translate(variable.meaning)),
+        )
+        for variable in public
     ]
     columns = heads(translate, "variable", "set by", "read by", "meaning")
     return translate(OWN) + table(columns, rows)
@@ -104,16 +108,16 @@ def rank_variables(translate: Translate) -> str:
 
     rows = (
         (
-            f"`{one.name}`",
-            words(translate(one.meaning)),
-            "" if one.modes == known.ALL else ", ".join(one.modes),
-            words(translate(one.when)),
-            translate("yes") if one.yields else "",
+            f"`{variable.name}`",
+            words(translate(variable.meaning)),
+            "" if variable.modes == known.ALL else ", ".join(variable.modes),
+            words(translate(variable.when)),
+            translate("yes") if variable.yields else "",
         )
-        for one in known.TABLE
+        for variable in known.TABLE
     )
     columns = heads(translate, "variable", "value", "jobs", "set", "yours wins")
-    set_here = {one.name for one in known.TABLE}
+    set_here = {variable.name for variable in known.TABLE}
     others = [f"`{name}`" for name in environment.IDENTITY if name not in set_here]
     removed = translate(REMOVED).format(names=", ".join(others))
     return translate(RANKS) + table(columns, rows) + removed
@@ -127,13 +131,13 @@ def files(translate: Translate) -> str:
     errors = ", ".join(f"`{name.removesuffix('log')}err`" for name in names.LOGS.values())
     rows = (
         (
-            f"`{one.name}`",
-            translate(one.writer),
-            words(translate(one.reader)),
-            str(one.schema or ""),
-            words(translate(one.meaning)),
+            f"`{file.name}`",
+            translate(file.writer),
+            words(translate(file.reader)),
+            str(file.schema or ""),
+            words(translate(file.meaning)),
         )
-        for one in names.FILES
+        for file in names.FILES
     )
     head = translate(FILES).format(runs=names.RUNS, latest=names.LATEST, logs=logs, errors=errors)
     columns = heads(translate, "file", "written by", "read by", "schema", "contents")

@@ -344,7 +344,7 @@ def size_of(value: object, seen: set[int] | None = None) -> int:
         parts = list(value)
     else:
         parts = [getattr(value, name) for name in getattr(type(value), "__slots__", ())]
-    return sys.getsizeof(value) + sum(size_of(one, seen) for one in parts)
+    return sys.getsizeof(value) + sum(size_of(part, seen) for part in parts)
 
 
 def simulate(hosts: int, devices: int) -> Result:
@@ -407,20 +407,20 @@ def table(results: list[Result], devices: int) -> str:
     )
     rows = [
         (
-            f"{one.hosts:,}",
-            f"{one.hosts * devices:,}",
-            f"{one.joins_per_s:,.0f}",
-            _seconds(one.start_s),
-            _seconds(one.decoding_s),
-            _bytes(one.roster_bytes),
-            _bytes(one.state_bytes),
-            f"{one.received:,}, {one.sent:,}",
-            _bytes(one.sent_bytes),
-            f"{100 * one.idle_share:.1f} %",
-            _seconds(one.stop_s),
-            _seconds(one.verdict_s),
+            f"{result.hosts:,}",
+            f"{result.hosts * devices:,}",
+            f"{result.joins_per_s:,.0f}",
+            _seconds(result.start_s),
+            _seconds(result.decoding_s),
+            _bytes(result.roster_bytes),
+            _bytes(result.state_bytes),
+            f"{result.received:,}, {result.sent:,}",
+            _bytes(result.sent_bytes),
+            f"{100 * result.idle_share:.1f} %",
+            _seconds(result.stop_s),
+            _seconds(result.verdict_s),
         )
-        for one in results
+        for result in results
     ]
     lines = [heads, tuple("---:" for _ in heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -183,9 +183,9 @@ class Predictor:
         """Put FEATURES, slot by slot, into tensors that know where each impression begins."""
         fed = {}
         for slot, column in zip(self.model.slots, zip(*features, strict=True), strict=True):
-            ids = [np.atleast_1d(one) for one in column]
+            ids = [np.atleast_1d(impression) for impression in column]
             values = np.concatenate(ids).astype("int64").reshape(-1, 1)
-            lengths = [len(one) for one in ids]
+            lengths = [len(impression) for impression in ids]
             fed[slot.name] = paddle.base.create_lod_tensor(values, [lengths], paddle.CPUPlace())
         return fed
 

@@ -30,18 +30,18 @@ _MAGIC, _HEADER = 0x950412DE, 28
 def wanted() -> list[str]:
     """Return every text of the help, in the order in which it is read."""
     texts = [pages.SCREEN, pages.ABOUT, *pages.WORDS]
-    texts += [said for _, said in (*pages.EXAMPLES, *pages.EXIT_CODES, *pages.COMPLETION)]
+    texts += [text for _, text in (*pages.EXAMPLES, *pages.EXIT_CODES, *pages.COMPLETION)]
     texts += [*pages.NOTES, *load.PRESETS.values()]
     for group in options.GROUPS:
         texts.append(group)
         if group != options.LATER:
-            texts += [each.help for each in options.TABLE if each.group == group]
+            texts += [option.help for option in options.TABLE if option.group == group]
     return list(dict.fromkeys((*texts, *words.TEXTS)))
 
 
 def read(text: str) -> dict[str, str]:
     """Return the translations that TEXT, a .po file, has."""
-    return {_joined(said): _joined(meant) for said, meant in _ENTRY.findall(text)}
+    return {_joined(text): _joined(meant) for text, meant in _ENTRY.findall(text)}
 
 
 def _joined(lines: str) -> str:
@@ -51,7 +51,7 @@ def _joined(lines: str) -> str:
 def write(translations: dict[str, str]) -> str:
     """Return a .po file of TRANSLATIONS, whose order is kept."""
     return "\n".join(
-        f"msgid {_quoted(said)}\nmsgstr {_quoted(meant)}\n" for said, meant in translations.items()
+        f"msgid {_quoted(text)}\nmsgstr {_quoted(meant)}\n" for text, meant in translations.items()
     )
 
 
@@ -84,8 +84,8 @@ def updated(known: dict[str, str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    found = updated(read(SOURCE.read_text(encoding="utf-8")) if SOURCE.exists() else {})
-    SOURCE.write_text(write(found), encoding="utf-8")
-    COMPILED.write_bytes(compiled(found))
-    missing = [text for text, meant in found.items() if not meant]
+    translations = updated(read(SOURCE.read_text(encoding="utf-8")) if SOURCE.exists() else {})
+    SOURCE.write_text(write(translations), encoding="utf-8")
+    COMPILED.write_bytes(compiled(translations))
+    missing = [text for text, meant in translations.items() if not meant]
     sys.exit(f"{SOURCE} lacks {len(missing)} translations: {missing}" if missing else 0)

@@ -57,8 +57,10 @@ def missing(engine: str) -> str | None:
 
 def turns(engine: str) -> tuple[str, ...]:
     """Return what is measured beside ENGINE."""
-    found = [one for one in _STARTERS if shutil.which(one)] if engine == "ssh" else []
-    return (*_TURN, *found)
+    starters = (
+        [starter for starter in _STARTERS if shutil.which(starter)] if engine == "ssh" else []
+    )
+    return (*_TURN, *starters)
 
 
 class Hosts:
@@ -106,8 +108,8 @@ class Hosts:
             *("mpirun.openmpi", "--mca", "plm_rsh_agent", f"ssh -F {self._ssh}"),
             *("--mca", "oob_tcp_if_include", "eth0", "-H", ",".join(ips), "-N", "1"),
         )
-        one = () if len(ips) == 1 else (listed,)
-        return [first.command([*mpirun, *(_PYTHON if name == BARE else (*ours, *one, WORKER))])]
+        own = () if len(ips) == 1 else (listed,)
+        return [first.command([*mpirun, *(_PYTHON if name == BARE else (*ours, *own, WORKER))])]
 
     def _by_starter(self, name: str, ips: Sequence[str]) -> list[str]:
         """Return the command by which the program NAME runs the worker on IPS."""
@@ -131,8 +133,8 @@ class Hosts:
             for command in self.commands(name)
         ]
         firsts = self._reports.hear("first", len(self._hosts), started)
-        ends = [one.communicate(timeout=processes.TIMEOUT_S)[1] for one in started]
-        codes = [one.returncode for one in started]
+        ends = [launcher.communicate(timeout=processes.TIMEOUT_S)[1] for launcher in started]
+        codes = [launcher.returncode for launcher in started]
         if len(firsts) < len(self._hosts) or any(codes):
             raise Failed(f"{len(firsts)} ranks came, exit codes {codes}: {ends[0][-300:]!r}")
         return max(firsts) - began
@@ -189,11 +191,11 @@ def run(chosen: argparse.Namespace) -> int:
 def _show(
     engine: str,
     names: Sequence[str],
-    found: Mapping[int, Mapping[str, Sequence[float]]],
+    by_hosts: Mapping[int, Mapping[str, Sequence[float]]],
     rounds: int,
 ) -> None:
     rows = []
-    for number, times in found.items():
+    for number, times in by_hosts.items():
         bare, apart, ours = (summary(times[which]) for which in _TURN)
         both = bare.median + apart.median
         more = [ms(ours.median - bare.median), f"{ours.median / both:.2f} x"]

@@ -78,8 +78,8 @@ def run(chosen: argparse.Namespace) -> int:
             _show(fault, ranks, chosen.rounds, seen)
     for name, why in failures.items():
         print(f"{name}: not measured: {why}\n")
-    found = _goals(chosen, seen)
-    print(report.goals(found))
+    goals = _goals(chosen, seen)
+    print(report.goals(goals))
     if chosen.json:
         document = {
             "versions": peers.versions(),
@@ -89,14 +89,14 @@ def run(chosen: argparse.Namespace) -> int:
                 for (fault, name, ranks), rounds in seen.items()
             ],
             "failures": failures,
-            "goals": [goal._asdict() for goal in found],
+            "goals": [goal._asdict() for goal in goals],
         }
         chosen.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
 def _as_dicts(rounds: Sequence[Seen]) -> list[dict[str, Any]]:
-    return [one._asdict() for one in rounds]
+    return [trial._asdict() for trial in rounds]
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -183,18 +183,18 @@ def _show(
     fault: Fault, ranks: int, rounds: int, seen: Mapping[tuple[str, str, int], Sequence[Seen]]
 ) -> None:
     rows = []
-    for (name, launcher, number), found in seen.items():
+    for (name, launcher, number), measured in seen.items():
         if (name, number) == (fault.name, ranks):
-            first = [one.first_term_s for one in found if one.first_term_s is not None]
-            last = [one.last_term_s for one in found if one.last_term_s is not None]
+            first = [trial.first_term_s for trial in measured if trial.first_term_s is not None]
+            last = [trial.last_term_s for trial in measured if trial.last_term_s is not None]
             rows.append(
                 [
                     launcher,
                     spread(summary(first)) if first else "-",
                     spread(summary(last)) if last else "-",
-                    str(min(one.asked for one in found)),
-                    spread(summary([one.exit_s for one in found])),
-                    str(max(one.left for one in found)),
+                    str(min(trial.asked for trial in measured)),
+                    spread(summary([trial.exit_s for trial in measured])),
+                    str(max(trial.left for trial in measured)),
                 ]
             )
     heads = ["launcher", "first TERM", "last TERM", "asked", "exit", "left behind"]
@@ -209,15 +209,17 @@ def _goals(
     goals = []
     for ranks in chosen.ranks:
         fails, deaf, _ = (seen.get((fault.name, OUR_NAME, ranks), []) for fault in FAULTS)
-        terms = [one.first_term_s for one in fails if one.first_term_s is not None]
+        terms = [trial.first_term_s for trial in fails if trial.first_term_s is not None]
         goals.append(_goal(f"{ranks} ranks: failure to first TERM", terms, FIRST_TERM_S))
         if ranks in EXIT_S:
-            exits = [one.exit_s for one in fails]
+            exits = [trial.exit_s for trial in fails]
             goals.append(_goal(f"{ranks} ranks: failure to exit", exits, EXIT_S[ranks]))
-        late = [one.exit_s for one in deaf]
+        late = [trial.exit_s for trial in deaf]
         limit = chosen.grace + AFTER_GRACE_S
         goals.append(_goal(f"{ranks} ranks: failure to exit, TERM ignored", late, limit))
-    ours = [one.left for (_, name, _), rounds in seen.items() if name == OUR_NAME for one in rounds]
+    ours = [
+        trial.left for (_, name, _), rounds in seen.items() if name == OUR_NAME for trial in rounds
+    ]
     goals.append(Goal("processes left behind", "0", str(max(ours, default=0)), not any(ours)))
     return goals
 

@@ -198,9 +198,9 @@ def _judge_ranks(
 
 
 def _both(
-    one: float | None, other: float | None, combine: Callable[[float, float], float]
+    first: float | None, other: float | None, combine: Callable[[float, float], float]
 ) -> float | None:
-    return None if one is None or other is None else combine(one, other)
+    return None if first is None or other is None else combine(first, other)
 
 
 def _goal(
@@ -214,7 +214,7 @@ def _goal(
 # -- quick: commands that start nothing -----------------------------------------------------------
 
 
-def _quick(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal]) -> None:
+def _quick(chosen: argparse.Namespace, results: dict[str, Any], goals: list[Goal]) -> None:
     commands = {
         "python -c pass": (sys.executable, "-c", "pass"),
         "fleetrun --help": (*FLEETRUN, "--help"),
@@ -224,7 +224,7 @@ def _quick(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal])
     for _ in range(chosen.rounds * 3):
         for name, command in commands.items():
             walls[name].append(_walled(command))
-    found["quick"] = dict(walls)
+    results["quick"] = dict(walls)
     rows = [[name, spread(summary(values))] for name, values in walls.items()]
     print(report.table("Commands that start nothing, ms", ["command", "wall time"], rows))
     for name in list(commands)[1:]:
@@ -239,11 +239,11 @@ def _walled(command: Sequence[str]) -> float:
 # -- idle: quiet ranks ----------------------------------------------------------------------------
 
 
-def _idle(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal]) -> None:
+def _idle(chosen: argparse.Namespace, results: dict[str, Any], goals: list[Goal]) -> None:
     ours = next(peer for peer in peers.all_peers() if peer.name == OUR_NAME)
     seen = processes.watch(ours.command(8), 8, env=ours.env, idle_s=chosen.idle_s)
     share = seen.idle_share or 0.0
-    found["idle_share"] = share
+    results["idle_share"] = share
     goals.append(
         _goal(
             f"CPU while 8 ranks are quiet for {chosen.idle_s:g} s",
@@ -258,7 +258,7 @@ def _idle(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal]) 
 # -- lines: a chatty rank -------------------------------------------------------------------------
 
 
-def _lines(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal]) -> None:
+def _lines(chosen: argparse.Namespace, results: dict[str, Any], goals: list[Goal]) -> None:
     program = str(HERE / "flood.py")
     loop = 'exec "$1" -u "$2" >workerlog.0 2>&1'
     plain = ("sh", "-c", loop, "sh", sys.executable, program)
@@ -271,15 +271,15 @@ def _lines(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal])
             processes.flood(ours, chosen.lines, env=OURS, log="log/workerlog.0", console=True)
         )
     report.progress("")
-    found["lines"] = {name: [one._asdict() for one in some] for name, some in floods.items()}
-    took = {name: summary([one.took_s for one in some]) for name, some in floods.items()}
+    results["lines"] = {name: [flood._asdict() for flood in some] for name, some in floods.items()}
+    took = {name: summary([flood.took_s for flood in some]) for name, some in floods.items()}
     rows = [
         [
             name,
             spread(took[name]),
-            spread(summary([one.cpu_s for one in some])),
-            str(min(one.lines_in_log for one in some)),
-            "-" if name == PLAIN else str(min(one.lines_on_console or 0 for one in some)),
+            spread(summary([flood.cpu_s for flood in some])),
+            str(min(flood.lines_in_log for flood in some)),
+            "-" if name == PLAIN else str(min(flood.lines_on_console or 0 for flood in some)),
         ]
         for name, some in floods.items()
     ]
@@ -297,7 +297,7 @@ def _lines(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal])
             lambda value: f"{value:.3f} x",
         )
     )
-    fewest = min(min(one.lines_in_log, one.lines_on_console or 0) for one in floods[OUR_NAME])
+    fewest = min(min(flood.lines_in_log, flood.lines_on_console or 0) for flood in floods[OUR_NAME])
     goals.append(
         Goal(
             "lines in the log and on the console",

@@ -219,9 +219,9 @@ def _launch(launcher: Launcher, number: int, program: str, **env: str) -> Iterat
                 started += [host.start(*command, env=whole) for host in hosts]
                 yield Job(reports, started, hosts[0].folder / "output", began)
         finally:
-            for one in started:
-                one.kill()
-                one.wait()
+            for process in started:
+                process.kill()
+                process.wait()
             reports.close()
 
 
@@ -229,10 +229,10 @@ def _start(launcher: Launcher, number: int) -> Start:
     with _launch(launcher, number, WORKER) as job:
         heard = job.reports.expect("first", number, job.launchers, job.output)
         job.reports.release()
-        for one in job.launchers:
-            if one.wait(processes.TIMEOUT_S):
+        for process in job.launchers:
+            if process.wait(processes.TIMEOUT_S):
                 last = processes.last_word(job.output)
-                raise Failed(f"exit code {one.returncode}: {last}")
+                raise Failed(f"exit code {process.returncode}: {last}")
         return Start(min(heard) - job.began, max(heard) - job.began)
 
 
@@ -245,9 +245,12 @@ def _fail(launcher: Launcher, number: int, give_up_s: float) -> Failure:
         (began,) = job.reports.expect("fails", 1, job.launchers, job.output)
         asked = job.reports.hear("term", number - 1, job.launchers, give_up_s)
         deadline = began + give_up_s
-        while any(one.poll() is None for one in job.launchers) and time.monotonic() < deadline:
+        while (
+            any(launcher.poll() is None for launcher in job.launchers)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.002)
-        is_over = all(one.poll() is not None for one in job.launchers)
+        is_over = all(launcher.poll() is not None for launcher in job.launchers)
         return Failure(
             last_term_s=max(asked) - began if len(asked) == number - 1 and asked else None,
             exit_s=time.monotonic() - began if is_over else None,
@@ -267,14 +270,14 @@ def _show(
     for number in chosen.hosts:
         rows = []
         apart = starts.get((number, APART))
-        for (hosts, name), found in starts.items():
-            if hosts == number and found:
-                last = summary([one.last_s for one in found])
-                bare = summary([one.last_s for one in apart]).median if apart else None
+        for (hosts, name), measured in starts.items():
+            if hosts == number and measured:
+                last = summary([start.last_s for start in measured])
+                bare = summary([start.last_s for start in apart]).median if apart else None
                 rows.append(
                     [
                         name,
-                        spread(summary([one.first_s for one in found])),
+                        spread(summary([start.first_s for start in measured])),
                         spread(last),
                         "-" if bare is None else f"{last.median / bare:.2f}",
                         *_ending(ends.get((number, name), ())),
@@ -284,12 +287,14 @@ def _show(
         print(report.table(title, heads, rows))
 
 
-def _ending(found: Sequence[Failure]) -> list[str]:
-    terms = [one.last_term_s for one in found if one.last_term_s is not None]
-    exits = [one.exit_s for one in found if one.exit_s is not None]
+def _ending(failures: Sequence[Failure]) -> list[str]:
+    terms = [failure.last_term_s for failure in failures if failure.last_term_s is not None]
+    exits = [failure.exit_s for failure in failures if failure.exit_s is not None]
     return [
         spread(summary(terms)) if terms else "-",
-        spread(summary(exits)) if len(exits) == len(found) > 0 else ("never" if found else "-"),
+        spread(summary(exits))
+        if len(exits) == len(failures) > 0
+        else ("never" if failures else "-"),
     ]
 
 
@@ -304,13 +309,13 @@ def _goals(
             apart, ours = starts.get((number, APART)), starts.get((number, name))
             if number == 1 or not apart or not ours:
                 continue
-            bare = summary([one.last_s for one in apart]).median
+            bare = summary([start.last_s for start in apart]).median
             limit = TIMES_APART * bare + AFTER_APART_S
-            seen = summary([one.last_s for one in ours]).median
+            seen = summary([start.last_s for start in ours]).median
             what = f"{number} hosts, {name}: last first line"
             goals.append(Goal(what, f"<= {ms(limit)} ms", f"{ms(seen)} ms", seen <= limit))
             for field, most in (("last_term_s", LAST_TERM_S), ("exit_s", EXIT_S)):
-                values = [getattr(one, field) for one in ends.get((number, name), ())]
+                values = [getattr(end, field) for end in ends.get((number, name), ())]
                 is_known = bool(values) and None not in values
                 worst = max(values) if is_known else None
                 goals.append(

@@ -109,7 +109,7 @@ def _version(package: str) -> str | None:
 def versions() -> dict[str, str]:
     """Return the versions of what is compared, as far as it is installed."""
     packages = ("paddlepaddle", "paddlepaddle-gpu")
-    installed = {package: found for package in packages if (found := _version(package))}
+    installed = {package: version for package in packages if (version := _version(package))}
     torch = _torch_version()
     return {
         "python": sys.version.split()[0],

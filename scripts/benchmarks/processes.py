@@ -142,7 +142,9 @@ class Reports:
         They are fewer than COUNT if all LAUNCHERS have ended, or after TIMEOUT_S.
         """
         deadline = time.monotonic() + timeout_s
-        ends = {os.pidfd_open(one.pid) for one in launchers if one.returncode is None}
+        ends = {
+            os.pidfd_open(launcher.pid) for launcher in launchers if launcher.returncode is None
+        }
         running = set(ends)
         while len(self._heard[word]) < count and (left_s := deadline - time.monotonic()) > 0:
             have_ended = bool(launchers) and not running
@@ -150,8 +152,8 @@ class Reports:
             if self._ear in ready:
                 *lines, self._rest = (self._rest + os.read(self._ear, 65536)).split(b"\n")
                 for line in lines:
-                    said, number = line.decode().split()
-                    self._heard[said].append(float(number))
+                    heard, number = line.decode().split()
+                    self._heard[heard].append(float(number))
             elif have_ended:
                 break
             running -= set(ready)

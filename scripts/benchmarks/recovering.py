@@ -6,12 +6,12 @@ from pathlib import Path
 
 began = time.monotonic()
 folder = Path(os.environ["BENCH_FOLDER"])
-said = os.open(folder / "said", os.O_WRONLY | os.O_APPEND)
+reports = os.open(folder / "said", os.O_WRONLY | os.O_APPEND)
 has_failed = (folder / "failed").exists()
 
 
 def say(word: str, at: float) -> None:
-    os.write(said, f"{word} {at}\n".encode())
+    os.write(reports, f"{word} {at}\n".encode())
 
 
 if has_failed:

@@ -120,7 +120,7 @@ def run(chosen: argparse.Namespace) -> int:
             rounds = seen.get((way.name, ranks), [])
             if rounds:
                 names = ("first line", "imported")
-                cells = [spread(summary([one[name] for one in rounds])) for name in names]
+                cells = [spread(summary([trial[name] for trial in rounds])) for name in names]
                 phases = "; ".join(f"{k} {ms(v)}" for k, v in rounds[-1].items() if k not in names)
                 rows.append([way.name, *cells, phases or "-"])
         where = f" on {chosen.hosts} hosts" if chosen.hosts > 1 else ""
@@ -128,17 +128,19 @@ def run(chosen: argparse.Namespace) -> int:
             f"{ranks} ranks{where}: a rank fails; ms to the last rank's, median of {chosen.rounds}"
         )
         print(report.table(title, ["", "first line", "imported", "phases of the last"], rows))
-        lines = [one["first line"] for one in seen.get(("fleetrun", ranks), [])]
-        found = summary(lines).median if lines else None
-        seen_ms = "-" if found is None else f"{ms(found)} ms"
-        reached = None if found is None else found <= goal_s
+        lines = [trial["first line"] for trial in seen.get(("fleetrun", ranks), [])]
+        first = summary(lines).median if lines else None
+        seen_ms = "-" if first is None else f"{ms(first)} ms"
+        reached = None if first is None else first <= goal_s
         what = f"{ranks} ranks{where}: failure to first line"
         goals.append(Goal(what, f"<= {ms(goal_s)} ms", seen_ms, reached))
     for name, why in failures.items():
         print(f"{name}: not measured: {why}\n")
     print(report.goals(goals))
     if chosen.json:
-        rounds_of = [{"way": way, "ranks": n, "rounds": found} for (way, n), found in seen.items()]
+        rounds_of = [
+            {"way": way, "ranks": n, "rounds": rounds} for (way, n), rounds in seen.items()
+        ]
         document = {"versions": peers.versions(), "recovery": rounds_of, "failures": failures}
         chosen.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
@@ -190,7 +192,7 @@ def _recover(way: Way, ranks: int, hosts: int) -> dict[str, float]:
         }
         if events.exists():
             lines = [json.loads(line) for line in events.read_text().splitlines()]
-            phases = next((one["phases"] for one in lines if one["event"] == "recovered"), {})
+            phases = next((line["phases"] for line in lines if line["event"] == "recovered"), {})
             return {**phases, **outcome}
         return outcome
 

@@ -45,9 +45,9 @@ def mb(value: float) -> str:
     return f"{value / 1e6:.1f}"
 
 
-def spread(found: Summary, write: Callable[[float], str] = ms) -> str:
+def spread(measured: Summary, write: Callable[[float], str] = ms) -> str:
     """Write the median, and from where to where the rounds went."""
-    return f"{write(found.median)} ({write(found.low)}-{write(found.high)})"
+    return f"{write(measured.median)} ({write(measured.low)}-{write(measured.high)})"
 
 
 def quartered(values: Sequence[float]) -> str:
@@ -70,10 +70,10 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     return "\n".join(lines) + "\n"
 
 
-def goals(found: Sequence[Goal]) -> str:
+def goals(reached: Sequence[Goal]) -> str:
     """Say of every goal whether it was reached."""
     words = {True: "reached", False: "MISSED", None: "not measured"}
-    rows = [[goal.what, goal.wanted, goal.seen, words[goal.reached]] for goal in found]
+    rows = [[goal.what, goal.wanted, goal.seen, words[goal.reached]] for goal in reached]
     return table("Goals", ["what", "wanted", "seen", ""], rows)
 
 
@@ -86,9 +86,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def headline(found: dict[str, Any]) -> str:
+def headline(results: dict[str, Any]) -> str:
     """Say on what this was measured: a machine that is busy with something else lies."""
-    machine, versions = found["machine"], found["versions"]
+    machine, versions = results["machine"], results["versions"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"{machine['cpus']} cores, load {machine['load_before']:.1f} before, {software}\n"
 

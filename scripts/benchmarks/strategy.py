@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
     """Two ways to launch the same training; the ratio is of the first one's time."""
 
     name: str
-    one: tuple[str, ...]
+    first: tuple[str, ...]
     # None: the same processes, while they leave out what fleetrun does at each step.
     other: tuple[str, ...] | None
     models: tuple[str, ...]
@@ -323,7 +323,7 @@ class Seen(NamedTuple):
 
     comparison: str
     model: str
-    one: list[Turn]
+    first: list[Turn]
     other: list[Turn]
     # The ratio of each pair of launches: processes differ a little from the day of their birth.
     launches: list[float]
@@ -333,12 +333,16 @@ class Seen(NamedTuple):
     @property
     def ratios(self) -> list[float]:
         """Return how the times of the two sides compare, turn by turn."""
-        return [one.wall_s / other.wall_s for one, other in zip(self.one, self.other, strict=True)]
+        return [
+            first.wall_s / other.wall_s for first, other in zip(self.first, self.other, strict=True)
+        ]
 
     @property
     def cpu_ratios(self) -> list[float]:
         """Return how the work of the two sides compares: a busy machine blurs it less."""
-        return [one.cpu_s / other.cpu_s for one, other in zip(self.one, self.other, strict=True)]
+        return [
+            first.cpu_s / other.cpu_s for first, other in zip(self.first, self.other, strict=True)
+        ]
 
 
 _ABOUT = """\
@@ -350,7 +354,9 @@ there are two."""
 
 def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this benchmark to SUBCOMMANDS."""
-    comparisons = "\n".join(f"  {key:8}  {one.name}" for key, one in COMPARISONS.items())
+    comparisons = "\n".join(
+        f"  {key:8}  {comparison.name}" for key, comparison in COMPARISONS.items()
+    )
     parser = subcommands.add_parser(
         "strategy",
         help="what a strategy makes of a training step",
@@ -370,7 +376,9 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--mbits",
         type=int,
-        choices=sorted({mbits for one in COMPARISONS.values() for mbits in one.mbits}),
+        choices=sorted(
+            {mbits for comparison in COMPARISONS.values() for mbits in comparison.mbits}
+        ),
         help="what is for a link of so many Mbit/s between two hosts, which are namespaces (root)",
     )
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
@@ -380,7 +388,9 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _some(text: str) -> set[str]:
     """Return the comparisons, or comparisons of one model, that TEXT lists."""
-    known = {f"{name}:{model}" for name, one in COMPARISONS.items() for model in one.models}
+    known = {
+        f"{name}:{model}" for name, comparison in COMPARISONS.items() for model in comparison.models
+    }
     chosen = set(text.split(","))
     if unknown := chosen - known - set(COMPARISONS):
         what = ", ".join(sorted(unknown))
@@ -423,7 +433,7 @@ def run(chosen: argparse.Namespace) -> int:
         some = _measure(chosen, python, name, failures)
         seen += some
         if some:
-            print(report.table(f"{comparison.name}, median", _HEADS, [_row(one) for one in some]))
+            print(report.table(f"{comparison.name}, median", _HEADS, [_row(pair) for pair in some]))
     for what, why in failures.items():
         print(f"{what}: not measured: {why}\n")
     goals = _goals(seen)
@@ -431,20 +441,20 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json:
         document["comparisons"] = [
             {
-                "comparison": one.comparison,
-                "model": one.model,
-                "launches": one.launches,
-                "proofs": [proof and proof._asdict() for proof in one.proofs],
-                "options": [COMPARISONS[one.comparison].one, COMPARISONS[one.comparison].other],
-                "about": COMPARISONS[one.comparison].name,
-                "confident": _confident(one.ratios),
-                "one": [turn._asdict() for turn in one.one],
-                "other": [turn._asdict() for turn in one.other],
-                "ratios": one.ratios,
-                "ratio": median(one.ratios),
-                "cpu_ratio": median(one.cpu_ratios),
+                "comparison": pair.comparison,
+                "model": pair.model,
+                "launches": pair.launches,
+                "proofs": [proof and proof._asdict() for proof in pair.proofs],
+                "options": [COMPARISONS[pair.comparison].first, COMPARISONS[pair.comparison].other],
+                "about": COMPARISONS[pair.comparison].name,
+                "confident": _confident(pair.ratios),
+                "one": [turn._asdict() for turn in pair.first],
+                "other": [turn._asdict() for turn in pair.other],
+                "ratios": pair.ratios,
+                "ratio": median(pair.ratios),
+                "cpu_ratio": median(pair.cpu_ratios),
             }
-            for one in seen
+            for pair in seen
         ]
         document["failures"] = failures
         document["goals"] = [goal._asdict() for goal in goals]
@@ -456,7 +466,7 @@ def _row(seen: Seen) -> list[str]:
     proofs = [proof or seen.proofs[0] for proof in seen.proofs]
     return [
         seen.model,
-        ms(median(turn.wall_s for turn in seen.one)),
+        ms(median(turn.wall_s for turn in seen.first)),
         ms(median(turn.wall_s for turn in seen.other)),
         quartered(seen.ratios),
         f"{min(seen.launches):.3f}-{max(seen.launches):.3f}",
@@ -474,7 +484,7 @@ def _goals(seen: Sequence[Seen]) -> list[Goal]:
             continue
         what = f"{comparison.name}: {comparison_run.model}"
         if comparison.steps:
-            ratio = sum(turn.wall_s for turn in comparison_run.one) / sum(
+            ratio = sum(turn.wall_s for turn in comparison_run.first) / sum(
                 turn.wall_s for turn in comparison_run.other
             )
             measured = f"{ratio:.3f} x in all"
@@ -521,9 +531,9 @@ def _measure(
 
 def _joined(seen: Sequence[Seen]) -> Seen:
     return seen[-1]._replace(
-        launches=[ratio for each in seen for ratio in each.launches],
-        one=[turn for each in seen for turn in each.one],
-        other=[turn for each in seen for turn in each.other],
+        launches=[ratio for pair in seen for ratio in pair.launches],
+        first=[turn for pair in seen for turn in pair.first],
+        other=[turn for pair in seen for turn in pair.other],
     )
 
 
@@ -543,22 +553,22 @@ def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Se
         if chosen.mbits:
             hosts = stack.enter_context(links.linked(chosen.mbits, folder / "hosts"))
         sides: dict[bool, Side] = {}
-        for is_one, options in ((True, comparison.one), (False, comparison.other)):
+        for is_first, options in ((True, comparison.first), (False, comparison.other)):
             if options is None:
                 continue
-            where = links.options(int(is_one)) if chosen.mbits else ()
+            where = links.options(int(is_first)) if chosen.mbits else ()
             command = (str(python), "-m", "fleetrun", *where, here, *options, *worker)
-            place = folder / ("one" if is_one else "other")
+            place = folder / ("one" if is_first else "other")
             commands = [(*host, *command) for host in hosts]
             launched = _launched(commands, place, base, comparison.ranks)
-            sides[is_one] = stack.enter_context(launched)
+            sides[is_first] = stack.enter_context(launched)
         for turn in range(chosen.turns * comparison.more_turns):
-            for is_one in (True, False) if turn % 2 == 0 else (False, True):
-                side = sides.get(is_one)
-                took[is_one].append(
+            for is_first in (True, False) if turn % 2 == 0 else (False, True):
+                side = sides.get(is_first)
+                took[is_first].append(
                     sides[True].train(steps, hooks=False) if side is None else side.train(steps)
                 )
-        proofs = {is_one: side.end() for is_one, side in sides.items()}
+        proofs = {is_first: side.end() for is_first, side in sides.items()}
     seen = Seen(name, model, took[True], took[False], [], (proofs[True], proofs.get(False)))
     return seen._replace(launches=[median(seen.ratios)])
 
@@ -608,14 +618,14 @@ class Side:
             except subprocess.TimeoutExpired:
                 raise Failed("it did not end with its ranks") from None
             if code:
-                said = processes.last_word(self._place / str(number) / "output")
-                raise Failed(f"exit code {code}: {said}")
+                last = processes.last_word(self._place / str(number) / "output")
+                raise Failed(f"exit code {code}: {last}")
         return _proof(self._place / "0" / "log" / "latest")
 
 
 def _proof(run_dir: Path) -> Proof:
     events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
-    peak_bytes = max(one["peak_bytes"] for one in events if one["event"] == "exited")
+    peak_bytes = max(event["peak_bytes"] for event in events if event["event"] == "exited")
     told = rankfile.evidence(str(run_dir), "0")
     if told is None:
         return Proof({}, {}, peak_bytes)

@@ -170,10 +170,10 @@ step = static() if IS_STATIC else dynamic()
 for _ in range(WARM_UP):
     step()
 rank = os.environ["PADDLE_TRAINER_ID"]
-said = os.open(os.environ["BENCH_SAID"], os.O_WRONLY)
+reports = os.open(os.environ["BENCH_SAID"], os.O_WRONLY)
 turns = os.open(f"{os.environ['BENCH_TURNS']}.{rank}", os.O_RDONLY)
 wait_for_device()
-os.write(said, f"ready {os.getpid()}\n".encode())
+os.write(reports, f"ready {os.getpid()}\n".encode())
 
 
 def train() -> None:
@@ -182,7 +182,7 @@ def train() -> None:
     for _ in range(STEPS):
         step()
     wait_for_device()
-    os.write(said, f"took {time.perf_counter() - started}\n".encode())
+    os.write(reports, f"took {time.perf_counter() - started}\n".encode())
 
 
 # Each byte is a turn; the end of the pipe is the end of the training.

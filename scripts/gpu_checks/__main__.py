@@ -92,10 +92,10 @@ def ask() -> dict[str, Any]:
     """Ask Paddle what it is and sees."""
     argv = [sys.executable, "-W", "ignore", "-c", ASK]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    found = re.search(r"^FOUND (.*)$", done.stdout, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^FOUND (.*)$", done.stdout, re.MULTILINE)
+    if match is None:
         sys.exit(f"scripts/gpu-check: Paddle cannot be asked: {done.stderr.strip()[-500:]}")
-    answer: dict[str, Any] = json.loads(found[1])
+    answer: dict[str, Any] = json.loads(match[1])
     return answer
 
 

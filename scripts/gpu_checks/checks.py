@@ -79,8 +79,8 @@ def hierarchical_static(paddle: str, device: str) -> Callable[[Machine, Path], R
 
     def run(machine: Machine, folder: Path) -> Result:
         done = launch(machine, folder, *HIERARCHICAL, words=("--static",))
-        is_right = done.code != 0 and field.name in done.said
-        return Result("refused by name", f"exit code {done.code}", is_right, done.said[-2000:])
+        is_right = done.code != 0 and field.name in done.output
+        return Result("refused by name", f"exit code {done.code}", is_right, done.output[-2000:])
 
     return run
 
@@ -89,7 +89,9 @@ def failure(done: Done) -> Result | None:
     """Return what is wrong with a launch whose ranks did not all train; None if they did."""
     if done.code == 0 and all(done.trained):
         return None
-    return Result("exit code 0", f"exit code {done.code}", is_right=False, detail=done.said[-4000:])
+    return Result(
+        "exit code 0", f"exit code {done.code}", is_right=False, detail=done.output[-4000:]
+    )
 
 
 # How each kind trains without a strategy, which does not change from check to check.
@@ -194,7 +196,7 @@ def stuck(machine: Machine, folder: Path) -> Result:
     done = launch(machine, folder, f"--hang_timeout={STUCK_S}", words=("--stuck",))
     events = [event["event"] for event in done.events]
     seen = "hung" if "hung" in events else f"exit code {done.code} after {', '.join(events)}"
-    return Result("hung", seen, "hung" in events and done.code != 0, done.said[-2000:])
+    return Result("hung", seen, "hung" in events and done.code != 0, done.output[-2000:])
 
 
 def bench(machine: Machine, folder: Path) -> Result:
@@ -204,11 +206,11 @@ def bench(machine: Machine, folder: Path) -> Result:
     options = ["--repeats=1", "--turns=4", f"--json={numbers}"]
     if machine.device == "cpu":
         options.append("--cpu")
-    code, said = ended([str(ROOT / "scripts/bench"), "strategy", *options])
+    code, output = ended([str(ROOT / "scripts/bench"), "strategy", *options])
     if code or not numbers.exists():
-        return Result("numbers", f"exit code {code}", is_right=False, detail=said[-4000:])
-    found = json.dumps(json.loads(numbers.read_text(encoding="utf-8")))
-    return Result("numbers", "numbers, in the JSON", is_right=True, detail=found)
+        return Result("numbers", f"exit code {code}", is_right=False, detail=output[-4000:])
+    results = json.dumps(json.loads(numbers.read_text(encoding="utf-8")))
+    return Result("numbers", "numbers, in the JSON", is_right=True, detail=results)
 
 
 def gpu_tests(machine: Machine, _folder: Path) -> Result:
@@ -216,5 +218,5 @@ def gpu_tests(machine: Machine, _folder: Path) -> Result:
     if machine.device == "cpu":
         return Result("they pass", "no GPU", is_right=None)
     argv = ("-m", "pytest", "-q", "--gpu", "-m", "gpu", str(ROOT / "tests"))
-    code, said = ended([sys.executable, *argv])
-    return Result("they pass", said.strip().rpartition("\n")[2], code == 0, said[-4000:])
+    code, output = ended([sys.executable, *argv])
+    return Result("they pass", output.strip().rpartition("\n")[2], code == 0, output[-4000:])

@@ -68,8 +68,8 @@ images = random.randn(STEPS, ROWS, 1, 8, 8).astype("float32")
 labels = random.randint(0, 4, (STEPS, ROWS)).astype("int64")
 
 
-def weights(found: dict[str, Any]) -> dict[str, list[float]]:
-    return {name: [float(each) for each in value.ravel()] for name, value in found.items()}
+def weights(arrays: dict[str, Any]) -> dict[str, list[float]]:
+    return {name: [float(number) for number in value.ravel()] for name, value in arrays.items()}
 
 
 def train_dynamic() -> dict[str, Any]:
@@ -98,12 +98,14 @@ def train_dynamic() -> dict[str, Any]:
         optimizer.clear_grad()
         per_step.append(len(calls) - before)
         groups = len(set(calls[before:]))
-    trained = {name: each for name, each in net.named_parameters() if each.trainable}
+    trained = {name: parameter for name, parameter in net.named_parameters() if parameter.trainable}
     return {
         "allreduces": per_step[-1],
         "groups": groups,
         "gradients": len(trained),
-        "weights": weights({n: each.astype("float32").numpy() for n, each in trained.items()}),
+        "weights": weights(
+            {n: parameter.astype("float32").numpy() for n, parameter in trained.items()}
+        ),
     }
 
 
@@ -123,9 +125,12 @@ def train_static() -> dict[str, Any]:
     for part, right in zip(images, labels, strict=True):
         executor.run(main, feed={"pixels": part, "wanted": right}, fetch_list=[loss])
     scope = static.global_scope()
-    trained = [each for each in main.all_parameters() if each.trainable]
-    found = {each.name: np.array(scope.find_var(each.name).get_tensor()) for each in trained}
-    return {"gradients": len(trained), "weights": weights(found)}
+    trained = [parameter for parameter in main.all_parameters() if parameter.trainable]
+    arrays = {
+        parameter.name: np.array(scope.find_var(parameter.name).get_tensor())
+        for parameter in trained
+    }
+    return {"gradients": len(trained), "weights": weights(arrays)}
 
 
 def be_stuck() -> None:

@@ -79,10 +79,10 @@ def mig(machine: Machine, folder: Path) -> Result:
     """See whether instances (MIG) are what a launch takes, and whole GPUs otherwise."""
     if machine.device == "cpu":
         return Result("a rank for each GPU or instance", "no GPU", is_right=None)
-    found: Gpus = gpus.read()
-    wanted = sum(gpu.instances if gpu.is_mig else 1 for gpu in found.gpus)
+    probed: Gpus = gpus.read()
+    wanted = sum(gpu.instances if gpu.is_mig else 1 for gpu in probed.gpus)
     planned = plan(folder, {})
-    modes = ", ".join(f"{gpu.number}: {gpu.is_mig}, {gpu.instances}" for gpu in found.gpus)
+    modes = ", ".join(f"{gpu.number}: {gpu.is_mig}, {gpu.instances}" for gpu in probed.gpus)
     return Result(f"{wanted} ranks", f"{planned} ranks ({modes})", planned == wanted)
 
 
@@ -146,15 +146,17 @@ def plan(folder: Path, env: Mapping[str, str]) -> int | None:
     if done.returncode:
         return None
     (node,) = json.loads(done.stdout)["nodes"]
-    devices = [one for process in node["processes"] for one in process["rank"]["devices"]]
+    devices = [device for process in node["processes"] for device in process["rank"]["devices"]]
     return sum(device["kind"] == "gpu" for device in devices)
 
 
 def wrong_device(machine: Machine, folder: Path) -> Result:
     """See that a GPU that is not there is refused, and nothing is started."""
-    code, said, _ = launched(machine, folder, "--gpus=99", how="wait", on="cpu")
+    code, output, _ = launched(machine, folder, "--gpus=99", how="wait", on="cpu")
     is_right = code in {2, 3} and not (folder / "log").exists()
-    return Result("exit code 2 or 3, nothing started", f"exit code {code}: {said[-200:]}", is_right)
+    return Result(
+        "exit code 2 or 3, nothing started", f"exit code {code}: {output[-200:]}", is_right
+    )
 
 
 def doctor(machine: Machine, folder: Path) -> Result:
@@ -167,8 +169,10 @@ def doctor(machine: Machine, folder: Path) -> Result:
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode not in {0, 3}:
         return Result("0 or 3", f"exit code {done.returncode}", is_right=False, detail=done.stderr)
-    bad = [one for one in json.loads(done.stdout)["findings"] if one["level"] != "ok"]
-    seen = "; ".join(f"{one['level']}: {one['check']}: {one['seen']}" for one in bad)
+    bad = [finding for finding in json.loads(done.stdout)["findings"] if finding["level"] != "ok"]
+    seen = "; ".join(
+        f"{finding['level']}: {finding['check']}: {finding['seen']}" for finding in bad
+    )
     return Result("0 or 3", f"{done.returncode}: {seen or 'all ok'}", is_right=True)
 
 
@@ -217,16 +221,16 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def waits(machine: Machine, folder: Path) -> Result:
     """See a rank that spins in a kernel called hung."""
-    code, said, seen = launched(machine, folder, f"--hang_timeout={HANG_S}", how="wait")
+    code, output, seen = launched(machine, folder, f"--hang_timeout={HANG_S}", how="wait")
     names = [event["event"] for event in seen]
     is_right = code == 124 and "hung" in names
-    return Result("hung", f"exit code {code} after {', '.join(names)}", is_right, said[-2000:])
+    return Result("hung", f"exit code {code} after {', '.join(names)}", is_right, output[-2000:])
 
 
 def works(machine: Machine, folder: Path) -> Result:
     """See a GPU that works called alive, although the stack of its rank does not move."""
-    code, said, _ = launched(machine, folder, f"--hang_timeout={HANG_S}", how="work")
-    return Result("exit code 0", f"exit code {code}", code == 0, said[-2000:])
+    code, output, _ = launched(machine, folder, f"--hang_timeout={HANG_S}", how="work")
+    return Result("exit code 0", f"exit code {code}", code == 0, output[-2000:])
 
 
 def used() -> int:
@@ -278,6 +282,8 @@ def holder(folder: Path) -> int:
     while time.monotonic() < end:
         log = folder / "log" / "workerlog.0"
         if log.exists() and "waits" in log.read_text("utf-8", errors="replace"):
-            return next(int(one["pid"]) for one in events(folder) if one["event"] == "started")
+            return next(
+                int(event["pid"]) for event in events(folder) if event["event"] == "started"
+            )
         time.sleep(0.05)
     raise TimeoutError(folder)

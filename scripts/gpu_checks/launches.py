@@ -35,7 +35,7 @@ class Done(NamedTuple):
     """How a launch ended, what each rank left, and what fleetrun recorded of the strategy."""
 
     code: int
-    said: str
+    output: str
     trained: tuple[dict[str, Any], ...]
     proofs: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
@@ -43,7 +43,7 @@ class Done(NamedTuple):
     @property
     def last_words(self) -> str:
         """The last line that says something."""
-        lines = [line for line in self.said.splitlines() if line.strip()]
+        lines = [line for line in self.output.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
@@ -107,10 +107,10 @@ def ended(
 def _read(path: Path) -> dict[str, Any]:
     """Return the JSON at PATH; nothing where there is none."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return result
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -120,13 +120,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+def distance(first: dict[str, Any], other: dict[str, Any]) -> float:
     """Return the largest difference between two ranks' weights; infinite where they share none.
 
     >>> distance({"weights": {"a": [1.0, 2.0]}}, {"weights": {"a": [1.0, 2.5]}})
     0.5
     """
-    ours, theirs = one.get("weights", {}), other.get("weights", {})
+    ours, theirs = first.get("weights", {}), other.get("weights", {})
     pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
     gaps = [abs(a - b) for left, right in pairs for a, b in zip(left, right, strict=True)]
     # A NaN is no small difference.
