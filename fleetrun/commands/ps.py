@@ -110,7 +110,7 @@ def row(job: Mapping[str, Any], now: float) -> list[str]:
     nodes = len(job["nodes"])
     cells = (
         "killed" if job["pid"] is None else str(job["pid"]),
-        called(job["name"], job["job"]),
+        called(job["name"], is_known=bool(job["job"] or job["pid"])),
         "-" if job["started"] is None else conversion.duration(now - job["started"], is_short=True),
         processes,
         f"{job['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
@@ -170,9 +170,9 @@ def _numbered(job: RunningJob) -> str:
     return job.name if job.launcher is None else f"{job.launcher} ({names.job_name(job.name)})"
 
 
-def called(run: str, job: str | None) -> str:
-    """Return the name that people use for the job of RUN, if its records have the id JOB."""
-    return names.job_name(run) if job else run
+def called(run: str, *, is_known: bool) -> str:
+    """Return the name that people use for the job of RUN, if that or its records are there."""
+    return names.job_name(run) if is_known else run
 
 
 command = click.Command(

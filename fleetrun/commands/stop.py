@@ -96,7 +96,9 @@ def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
 
         marker = f"{JOB}={job.name}".encode()
         if not jobprocesses.kill_all(marker, _SWEEP_S, 0):
-            raise EnvironmentFault(f"stop: processes of {job.name} do not die; look at `ps -e`.")
-    name, end = ps.called(job.name, jobs.about(job).job_id), jobs.end(job)
+            raise EnvironmentFault(
+                f"stop: processes of {job.name} cannot be killed; look at `ps -e`."
+            )
+    name, end = ps.called(job.name, is_known=bool(jobs.about(job).job_id)), jobs.end(job)
     pid = "" if job.launcher is None else f" (process {job.launcher})"
     remark(f"{name}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")

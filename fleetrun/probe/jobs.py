@@ -133,7 +133,10 @@ def ask_for_stacks(run_dirs: Iterable[str]) -> int:
 
 def running(job: RunningJob) -> tuple[int, ...]:
     """Return the processes that the launcher of JOB itself has started: ranks, servers."""
-    return tuple(pid for pid in job.processes if _is_leader(pid, job))
+    leaders = tuple(pid for pid in job.processes if _is_leader(pid, job))
+    # What a rank leaves behind leads a session, too. In another pid namespace the numbers differ.
+    started = {log.pid for log in runs.read(job.run_dir).logs}
+    return tuple(pid for pid in leaders if pid in started) or leaders
 
 
 def named(jobs: Sequence[RunningJob], word: str) -> tuple[RunningJob, ...]:

@@ -43,7 +43,7 @@ def detached(command: Command) -> int:
 
 
 def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: Path) -> None:
-    command = Command(tmp_path, HOLD)
+    command = Command(tmp_path, f"setsid -f sleep 1000; {HOLD}")
     launcher = command.start()
     command.wait_for("up.0", "up.1")
     # The plan is written a moment later.

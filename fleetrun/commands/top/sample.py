@@ -172,7 +172,7 @@ class Sampler:
         end = max(ended) if is_over and ended else time.time()
         bad = next((run for run in self._runs if run.exit_code), first)
         return Snapshot(
-            job=ps.called(first.name, first.job_id),
+            job=ps.called(first.name, is_known=bool(first.job_id)),
             run=first.path,
             phase=_phase(self._runs, rows, is_over=is_over),
             seconds=max(0.0, end - began),
