@@ -69,7 +69,7 @@ def _logs(logs: Room) -> Finding:
         return error(check, seen, "the logs of the ranks will be cut off soon", fix)
     if logs.inodes is not None and logs.inodes < INODES_FEW:
         few = f"{logs.path} has room for {logs.inodes} more files"
-        return warning(check, few, "new logs and checkpoints may not be made", f"df -i {logs.path}")
+        return warning(check, few, "new logs and checkpoints will soon fail", f"df -i {logs.path}")
     if logs.free < LOGS_TIGHT:
         return warning(check, seen, "logs and checkpoints may not fit", fix)
     return ok(check, seen)
@@ -89,7 +89,8 @@ def _libgomp(trouble: str) -> Finding:
 def _open_files(limits: ResourceLimits, ranks: int) -> Finding:
     check = "open files"
     soft, hard = limits.open_files
-    seen = f"`ulimit -n` is {_limit(soft)}, and may be raised to {_limit(hard)}"
+    raised = f", and may be raised to {_limit(hard)}" * (hard != soft)
+    seen = f"`ulimit -n` is {_limit(soft)}{raised}"
     if soft is not None and soft < FILES_PER_RANK:
         means = f"a rank may need {FILES_PER_RANK}: libraries, sockets to its peers, its data"
         return warning(check, seen, means, "ulimit -n 65536")
@@ -125,7 +126,7 @@ def _memory_limits(limits: ResourceLimits, *, has_rdma: bool) -> Iterator[Findin
         yield warning(
             "address space",
             f"`ulimit -v` is {size(virtual)}",
-            "CUDA reserves more address space than a GPU has memory; ranks may end without a word",
+            "CUDA reserves more address space than a GPU has memory; ranks may die silently",
             "ulimit -v unlimited",
         )
     locked = limits.locked_bytes[0]

@@ -132,7 +132,7 @@ def _python(software: Software) -> Finding:
             "Python",
             f"{seen}, although {software.activated} is activated",
             "ranks run on the Python of fleetrun, without what is installed in the other",
-            f"{software.activated}/bin/python -m pip install fleetrun  # and start that one",
+            f"{software.activated}/bin/python -m pip install FOLDER  # of fleetrun; use that one",
         )
     return ok("Python", seen)
 
