@@ -154,7 +154,7 @@ def _unfound(option: Option) -> str:
         return ""
     # paddleformers-cli does.
     return (
-        " A program that starts launches writes it so if it has found no device on this host, or "
+        " Programs that start launches write this when they find no device on this host, or "
         "none in CUDA_VISIBLE_DEVICES and its like; without the option fleetrun trains on the CPU."
     )
 

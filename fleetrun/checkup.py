@@ -209,7 +209,7 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
         plan = planner.plan(request, facts, share, roster)
     except EnvironmentFault as fault:
         words = str(fault)
-        means = "a launch of this command line ends with that sentence"
+        means = "a launch with this command line fails with that message"
         return _JobChecks(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
     ranks = [process.rank for process in plan.processes if process.rank is not None]
     on_hosts = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
@@ -249,7 +249,7 @@ def _ports(request: Request, roster: Roster | None) -> list[tuple[int, str]]:
         try:
             held.take((port,), address)
         except EnvironmentFault:
-            ports.append((port, tcp.holder(port) or "a process that only root may name"))
+            ports.append((port, tcp.holder(port) or "a process that only root can identify"))
         else:
             ports.append((port, ""))
         finally:

@@ -44,7 +44,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     # Which hosts, and which of them this is.
     (
         "node_rank machine_rank noderank",
-        Hint("rank", "this host's place in --ips"),
+        Hint("rank", "this host's position in --ips"),
     ),
     (
         "num_nodes num_machines nodes N nnode host_num num_hosts",

@@ -78,7 +78,7 @@ def _settle(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
         raise UsageError("exec: --install and --uninstall contradict each other; give one.")
     if launch.options or launch.script:
         word = "--install" if install else "--uninstall"
-        raise UsageError(f"exec: {word} stands alone: it is about this environment, not a command.")
+        raise UsageError(f"exec: {word} takes no command: it concerns the whole environment.")
     path = entrance.install() if install else entrance.uninstall()
     if path is None:
         return put("Nothing was installed in this environment.\n")

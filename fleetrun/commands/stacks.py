@@ -39,7 +39,7 @@ def command(word: str | None) -> int:
     deadline = time.monotonic() + _ANSWER_S
     while _answers(events) == before:
         if time.monotonic() > deadline or not runs.is_running(run):
-            raise EnvironmentFault(f"{job.name} has not answered; its console says why.")
+            raise EnvironmentFault(f"{job.name} did not answer; its console may say why.")
         time.sleep(_AGAIN_S)
     for name in sorted(os.listdir(run)):
         if name.startswith("stacks.") and name.endswith(".txt"):

@@ -18,7 +18,7 @@ THROTTLES = {
     0x08: "hardware slowdown",
     0x20: "it is too hot (software thermal slowdown)",
     0x40: "it is too hot (hardware thermal slowdown)",
-    0x80: "the power supply brakes it",
+    0x80: "the power supply limits it",
 }
 # Errors (NVIDIA's list of Xids) after which a GPU must be reset or replaced; others, such as 13 and
 # 31, are usually a program's fault.
@@ -33,10 +33,10 @@ _UVM = "sudo nvidia-modprobe -u -c=0  # or modprobe nvidia_uvm; a container: doc
 _NVML = (
     (
         "river/library version mismatch",
-        "after an upgrade the loaded driver and its library differ; CUDA does not start then",
+        "the loaded driver and its library differ since an upgrade, so CUDA cannot start",
         _RELOAD,
     ),
-    ("LibraryNotFound", "its library, libnvidia-ml.so.1, is not here", _LIBRARY),
+    ("LibraryNotFound", "its library, libnvidia-ml.so.1, is missing", _LIBRARY),
     ("DriverNotLoaded", "no rank can use a GPU", "sudo modprobe nvidia && nvidia-smi"),
     (
         "NVMLError_Unknown",
@@ -76,7 +76,7 @@ def judge(gpus: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
         yield warning(
             "GPUs",
             f"the machine has NVIDIA's driver {gpus.driver}".rstrip()
-            + ", and here are none of its device files",
+            + ", but its device files are missing",
             "ranks run on the CPU",
             "docker run --gpus all ...  # a container; on the machine itself: sudo nvidia-smi",
         )
@@ -98,7 +98,7 @@ def judge(gpus: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
         yield warning(
             "GPU",
             f"GPU {index} may not be opened ({why})",
-            "the job goes without it",
+            "the job runs without it",
             "docker run --gpus all ...  # or ask the batch system for it",
         )
     if not gpus.gpus:
@@ -196,7 +196,7 @@ def _memory(gpu: Gpu) -> Iterator[Finding]:
             "GPU in use",
             f"{size(gpu.used)} of GPU {gpu.number}'s {size(gpu.memory)} is in use, by no process "
             "that can be seen",
-            "a process outside this container uses it, or one that died has left it",
+            "a process outside this container uses it, or a dead process has left it",
             f"nvidia-smi -i {gpu.number}; fuser -v /dev/nvidia{gpu.number}",
         )
     reset = f"nvidia-smi --gpu-reset -i {gpu.number}  # when nothing uses it; or a reboot"
@@ -228,23 +228,23 @@ def _state(gpu: Gpu) -> Iterator[Finding]:
     if gpu.is_mig and not gpu.instances:
         yield error(
             "MIG",
-            f"GPU {gpu.number} is to be divided, but has no instance",
+            f"GPU {gpu.number} is in MIG mode, but has no instance",
             "nothing can run on it",
             f"nvidia-smi mig -i {gpu.number} -cgi 19 -C  # or -mig 0",
         )
     elif gpu.is_mig and gpu.instances > 1:
         yield warning(
             "MIG",
-            f"GPU {gpu.number} is divided into {gpu.instances} instances",
+            f"GPU {gpu.number} is split into {gpu.instances} MIG instances",
             "NCCL does not connect instances, so no more than one rank can train on them together",
             f"nvidia-smi -i {gpu.number} -mig 0  # by root, when nobody uses it",
         )
     mode = f"nvidia-smi -i {gpu.number} -c DEFAULT  # by root"
     if gpu.compute_mode == "prohibited":
-        seen = f"GPU {gpu.number} is in the mode prohibited"
+        seen = f"GPU {gpu.number} is in compute mode Prohibited"
         yield error("compute mode", seen, "no process may compute on it", mode)
     elif gpu.compute_mode == "exclusive process":
-        seen = f"GPU {gpu.number} is in the mode exclusive process"
+        seen = f"GPU {gpu.number} is in compute mode Exclusive Process"
         means = "a second process on it, as with --oversubscribe, ends at once"
         yield warning("compute mode", seen, means, mode)
     causes = [text for bit, text in THROTTLES.items() if (gpu.throttle or 0) & bit]
@@ -299,7 +299,7 @@ def _log(gpus: Gpus) -> Iterator[Finding]:
         yield warning(
             "Xid errors",
             f"the kernel's log cannot be read ({gpus.log_refusal})",
-            "errors of GPUs stand only there",
+            "errors of GPUs appear only there",
             "sudo dmesg | grep -i xid",
         )
         return
@@ -313,7 +313,7 @@ def _log(gpus: Gpus) -> Iterator[Finding]:
             means = "that GPU may need a reset or be broken"
             yield error("Xid errors", seen, means, fix)
         else:
-            yield warning("Xid errors", seen, "most often a program's fault, not the GPU's", fix)
+            yield warning("Xid errors", seen, "usually a fault of the program, not of the GPU", fix)
     if not errors:
         yield ok("Xid errors", "none in the kernel's log")
 

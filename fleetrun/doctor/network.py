@@ -37,7 +37,7 @@ def _names(network: Network) -> Iterator[Finding]:
     if slow is not None:
         yield slow
     elif not own_lookup.addresses:
-        means = "programs that look their own host up fail, or wait"
+        means = "programs that look up this host's name fail or wait"
         seen = f"this host is called {own_lookup.name}, which does not resolve"
         yield warning("own name", seen, means, fix)
     else:
@@ -64,7 +64,7 @@ def _slow(lookup: NameLookup) -> Finding | None:
         "host name",
         f"to resolve {lookup.name} takes {lookup.seconds:.1f} s"
         + ("" if lookup.addresses else " or longer"),
-        "every rank waits so long for each host",
+        "every rank waits that long for each host",
         "cat /etc/resolv.conf  # a server there does not answer; or use addresses in --ips",
     )
 
@@ -131,14 +131,14 @@ def _interface(network: Network, *, uses_nccl: bool) -> Finding:
     if uses_nccl:
         seen, fix = f"NCCL takes {seen}", f"--nccl SOCKET_IFNAME=...  # there are {listed}"
     elif network.has_peers:
-        seen = f"the way to the other hosts is {seen}"
+        seen = f"the route to the other hosts is {seen}"
     if not network.has_peers:
         return ok(check, seen)
     means = ""
     if interface.is_loopback or _INSIDE.match(interface.name):
         means = "other hosts are not on that network, or reach it by detours"
     elif _RADIO.match(interface.name):
-        means = "radio is slow and loses packets"
+        means = "Wi-Fi is slow and loses packets"
     if means:
         return warning(check, seen, means, fix)
     if (
@@ -160,7 +160,7 @@ def _rdma(network: Network, *, user: str) -> Iterator[Finding]:
             yield warning(
                 "InfiniBand",
                 f"{name} is in the state {port.state or 'unknown'}",
-                f"{user} goes another, slower way, or waits for it",
+                f"{user} takes another, slower path, or waits for it",
                 f"ibstat {port.device}  # cable, switch, subnet manager"
                 + ("; --nccl IB_HCA=..." if user == "NCCL" else ""),
             )
@@ -183,7 +183,7 @@ def _ports(network: Network) -> Iterator[Finding]:
     if network.has_peers and exposed:
         yield warning(
             "port",
-            f"{exposed[0]} is one that the kernel gives to outgoing connections ({low}-{high})",
+            f"{exposed[0]} is in the kernel's range for outgoing connections ({low}-{high})",
             "another program may hold it when the job starts",
             f"--start_port=6070  # or another number below {low}, the same on every host",
         )

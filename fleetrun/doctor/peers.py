@@ -19,7 +19,7 @@ _ALIKE = (
     ("paddle", "ranks may hang at the first allreduce, or differ in their results", True),
     ("nccl", "NCCL refuses to connect different versions", True),
     ("cuda", "kernels and results may differ", False),
-    ("python", "what one host unpickles another may not", False),
+    ("python", "one host may be unable to unpickle what another sends", False),
     ("driver", "one host may lack what the others can do", False),
 )
 
@@ -48,15 +48,15 @@ def _connections(peer: Peer) -> Iterator[Finding]:
             yield error(
                 check,
                 f"{where}: {rows[0].text}",
-                "a firewall drops what comes there, or the host is down; ranks would wait forever"
+                "a firewall drops the packets, or the host is down; ranks would wait forever"
                 if not connected
-                else "a firewall drops what comes there; ranks would wait forever",
+                else "a firewall drops the packets; ranks would wait forever",
                 f"nc -vz {peer.host} {rows[0].port}  # open the ports between the hosts of the job",
             )
         elif outcome == "refused":
             yield warning(
                 check,
-                f"{where} refuses: the host is there, but nothing listens",
+                f"{where} refuses the connection: the host is up, but nothing listens",
                 "`fleetrun doctor` does not run there at the same time, or a firewall rejects",
                 f"ssh {peer.host} fleetrun doctor ...  # the same command on every host, at once",
             )

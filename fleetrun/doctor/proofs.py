@@ -25,8 +25,8 @@ def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
     if proof.trouble:
         yield warning(
             _CHECK,
-            f"it could not be tried: {proof.trouble}",
-            "whether training works shows at its start",
+            f"the test could not run: {proof.trouble}",
+            "only a training will show whether it works",
             f"{python} {proof.program}",
         )
         return
@@ -42,7 +42,7 @@ def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
     if any(library in failure.words for library, _ in proof.libraries):
         return
     last = failure.words.strip().splitlines()[-1:] or ["it said nothing"]
-    means = failure.meaning or "training ends there, too"
+    means = failure.meaning or "training fails there, too"
     fix = f"{python} {proof.program}  # shows its words"
     if failure.step == _SUM:
         means = failure.meaning or "training on several GPUs does not work"
@@ -59,6 +59,6 @@ def _library(library: str, package: str, build: Build, command: str) -> Finding:
     return error(
         "Paddle's libraries",
         f"Paddle {build.version} wants {library}, which is not found here",
-        _ENDS.get(library.partition(".so")[0], "what needs it ends the job"),
+        _ENDS.get(library.partition(".so")[0], "code that needs it ends the job"),
         fix,
     )

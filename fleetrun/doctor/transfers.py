@@ -35,7 +35,7 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
     if transfers.trouble:
         yield error(
             check,
-            f"two ranks could not do it: {transfers.trouble}",
+            f"two ranks could not run it: {transfers.trouble}",
             "no training with several ranks will work here",
             "fleetrun --nproc_per_node=2 --tee=all run_check",
         )
@@ -43,7 +43,7 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
     if not transfers.rows:
         yield ok(
             check,
-            f"{transfers.ranks} ranks did it over {transfers.backend}; rank 0's host has the times",
+            f"{transfers.ranks} ranks ran it over {transfers.backend}; rank 0's host has the times",
         )
         return
     wrong = [row for row in transfers.rows if not row.is_right]
@@ -52,7 +52,7 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
             check,
             f"the sum of {size(wrong[0].nbytes)} over {transfers.backend} is wrong",
             "what is trained here is wrong, too",
-            "nvidia-smi -q -d ECC; --nccl P2P_DISABLE=1  # is it right then?",
+            "nvidia-smi -q -d ECC; --nccl P2P_DISABLE=1  # is the sum right then?",
         )
         return
     latency = transfers.rows[0].seconds
@@ -70,7 +70,7 @@ def judge(transfers: Transfers, gpus: Gpus) -> Iterator[Finding]:
         fix = "--nccl DEBUG=INFO  # which path does it take?; top; fleetrun --bind=numa"
         yield warning(check, seen, means, fix)
     elif latency > _LATENCY_S:
-        means = "every small allreduce waits so long: --strategy=comm_fusion makes them few"
+        means = "every small allreduce waits that long: --strategy=comm_fusion makes them few"
         yield warning(check, seen, means, "ping -c 20 <host>; top  # a busy host or a slow way?")
     else:
         yield ok(check, seen)

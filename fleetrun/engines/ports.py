@@ -65,7 +65,7 @@ class Ports:
             if self._reserve(port, address) and _can_bind(port, address, reuse=True):
                 continue
             self.close()
-            holder = tcp.holder(port) or "a process that only root may name"
+            holder = tcp.holder(port) or "a process that only root can identify"
             raise EnvironmentFault(
                 f"Port {port} is taken by {holder}. Stop it, or give another --start_port "
                 "(the same on every host)."

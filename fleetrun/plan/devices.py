@@ -108,8 +108,9 @@ def _instances(
     gpus = [visible.uuids[device.ordinal][-1] for group in groups for device in group]
     if len(set(gpus)) < len(gpus):
         nccl = (
-            "NCCL takes no two ranks on one GPU, MIG instances or not: it will say `Duplicate GPU "
-            "detected`; give one instance of each GPU, or train on the CPU with --backend=gloo."
+            "NCCL refuses two ranks on one GPU, even on different MIG instances: it will "
+            "report `Duplicate GPU detected`; give one instance of each GPU, or train on the "
+            "CPU with --backend=gloo."
         )
         return (masked, nccl)
     return (masked,)
@@ -337,7 +338,7 @@ def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tup
     which = 0 if masks.is_instance(word) else -1
     if len({visible.uuids[place][which] for place in matches}) > 1:
         raise UsageError(
-            f"{origin.option(request, 'devices')}: {word} is the beginning of several: "
+            f"{origin.option(request, 'devices')}: {word} matches several devices: "
             f"{', '.join(device.id for device in devices)}."
         )
     if devices:
@@ -348,7 +349,7 @@ def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tup
             f"{word} is not there."
         )
     raise EnvironmentFault(
-        f"{origin.option(request, 'devices')}: {visible.mask} does not hold {word}; it allows "
+        f"{origin.option(request, 'devices')}: {visible.mask} does not contain {word}; it allows "
         f"{', '.join(device.id for device in visible.devices)}."
     )
 

@@ -328,7 +328,7 @@ def _check_allocator(request: Request, facts: Facts, shared: Mapping[str, str]) 
     if request.gpu_memory_fraction is not None and allocator in _GROWING:
         raise UsageError(
             f"--gpu_memory_fraction={request.gpu_memory_fraction:g} has no effect with "
-            f"{ALLOCATOR}={allocator}, which takes memory as it is needed: leave one of them out."
+            f"{ALLOCATOR}={allocator}, which allocates memory on demand: leave one of them out."
         )
 
 
@@ -365,7 +365,7 @@ def _chosen(request: Request) -> dict[str, str]:
     chosen |= dict(request.env)
     if TOKEN in chosen:
         raise UsageError(
-            f"--env {TOKEN}: it is for the launchers alone, so no rank gets it; export it."
+            f"--env {TOKEN}: it is for the launchers alone, so no rank gets it; export it instead."
         )
     for name, value in chosen.items():
         if "\0" in value:

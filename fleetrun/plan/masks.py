@@ -86,8 +86,8 @@ def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
     else:
         number = conversion.counted(len(ids), "device") if ids else "no device"
         raise EnvironmentFault(
-            f"{name}={text} names {number}, but Paddle sees {count} behind it; list the numbers of "
-            "devices, as 4,5,6,7."
+            f"{name}={text} names {number}, but Paddle sees {count} through it; list the numbers "
+            "of devices, as 4,5,6,7."
         )
     devices = tuple(Device(kind, entry, place) for entry, place in zip(ids, places, strict=True))
     numbers = tuple(entry if entry.isdecimal() else "" for entry in ids)

@@ -89,7 +89,7 @@ KNOWN_FAILURES = (
     KnownFailure(
         "gpu-switches",
         ("CUDA error(802)", "cudaErrorSystemNotReady", "CUDA_ERROR_SYSTEM_NOT_READY"),
-        "CUDA cannot start as the switches between the GPUs are not set up: start "
+        "CUDA cannot start because the switches between the GPUs are not set up: start "
         "nvidia-fabricmanager, of exactly the driver's version.",
     ),
     KnownFailure(
@@ -107,7 +107,7 @@ KNOWN_FAILURES = (
     KnownFailure(
         "gpu-undetected",
         ("Cannot use GPU because there is no GPU detected",),
-        "This rank was given a GPU, and CUDA shows it none: `fleetrun doctor` starts CUDA and says "
+        "This rank was given a GPU, but CUDA shows it none: `fleetrun doctor` starts CUDA and says "
         "what it lacks; a mask (CUDA_VISIBLE_DEVICES) of the script's own hides GPUs, too.",
     ),
     KnownFailure(
@@ -258,7 +258,7 @@ KNOWN_FAILURES = (
             "Error: Invalid value for ",
             "Error: Got unexpected extra argument",
         ),
-        "The script does not accept its arguments: all that follow it on fleetrun's command line.",
+        "The script does not accept its arguments: everything after it on fleetrun's command line.",
         places=("usage: ", "Usage: "),
     ),
     KnownFailure(

@@ -81,7 +81,7 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
         )
     elif _rose(before.on_host, on_host):
         facts.append(
-            "The kernel's out-of-memory killer was active on this host meanwhile: its count rose "
+            "The kernel's out-of-memory killer was active on this host then: its count rose "
             f"from {before.on_host} to {on_host} (/proc/vmstat)."
         )
     elif before.on_host is not None and on_host == before.on_host:

@@ -73,7 +73,7 @@ class FetchedLogs:
             line, newline, remaining = self._rest.partition(b"\n")
             if not newline:
                 if len(line) > _LONGEST_LINE:
-                    self._fail("what came is none")
+                    self._fail("what came is no log")
                 return
             self._rest = remaining
             self._try(lambda line=line: self._take_line(line))  # type: ignore[misc]
@@ -84,7 +84,7 @@ class FetchedLogs:
         except OSError as error:
             self._fail(error.strerror or "a fault")
         except ValueError:
-            self._fail("what came is none")
+            self._fail("what came is no log")
 
     def _fail(self, why: str) -> None:
         self._trouble = why

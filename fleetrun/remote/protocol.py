@@ -114,7 +114,7 @@ def read(text: bytes, kind: type[Message]) -> Message:
         fields = {"version": 0}
     if fields.pop("version") != VERSION:
         # Without TEXT, which contains the token: the head prints the agent's last lines.
-        raise ValueError("no message of this version")
+        raise ValueError("not a message of this version")
     return kind(**{name: _frozen(value) for name, value in fields.items()})
 
 

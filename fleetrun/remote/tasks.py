@@ -97,7 +97,7 @@ def follow(place: TaskPlace, task: Task, timeout_s: float) -> int:
                 return 0 if link.recv(_CHUNK) == _OVER else _LOST
         time.sleep(_LOOK_S)
     raise RendezvousError(
-        f"The first of the {place.tasks} tasks of this host did not come within {timeout_s:g} s."
+        f"The first of the {place.tasks} tasks of this host did not join within {timeout_s:g} s."
     )
 
 

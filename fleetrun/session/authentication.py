@@ -92,7 +92,7 @@ class Seal:
         """Return the payload of SEALED, or raise AuthenticationError: it is not the next frame."""
         payload = sealed[MAC_BYTES:]
         if not hmac.compare_digest(sealed[:MAC_BYTES], self.mac(payload)):
-            raise AuthenticationError("the message was changed on its way")
+            raise AuthenticationError("the message was altered in transit")
         return payload
 
 

@@ -50,7 +50,7 @@ class PendingCallers:
             counts = Counter(caller_.address for caller_ in self._deadlines)
             most, _ = counts.most_common(1)[0]
             oldest = next(caller_ for caller_ in self._deadlines if caller_.address == most)
-            self._drop(oldest, "gave way to others that call")
+            self._drop(oldest, "was dropped in favour of newer callers")
         self._deadlines[caller] = self._clock() + self._within_s
         if len(self._deadlines) == 1:
             self._expire()
@@ -81,7 +81,7 @@ class PendingCallers:
             if until > now:
                 self._waiting.timer((id(self), "deadline"), until, self._expire)
                 return
-            self._drop(caller, "sent nothing that a launcher sends in time")
+            self._drop(caller, "sent no valid greeting in time")
 
 
 class Callers:
@@ -149,7 +149,7 @@ class Callers:
         if caller is None:
             return
         if not isinstance(message, messages.FromMember | exchange.FromMember):
-            caller.lose("sent what only a coordinator sends")
+            caller.lose("sent a message that only a coordinator sends")
             return
         if isinstance(message, messages.Join | messages.LauncherKilled):
             self._pending.discard(caller)

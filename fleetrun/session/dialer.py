@@ -259,7 +259,7 @@ class _Attempt:
 
     def _refused(self, _: Connection, why: str) -> None:
         self.is_refused = why != HUNG_UP
-        self._fail(why if self.is_refused else f"whoever listens there {why}")
+        self._fail(why if self.is_refused else f"the program that listens there {why}")
 
     def _late(self) -> None:
         self._fail("a program other than fleetrun listens there")

@@ -487,7 +487,7 @@ class Session:
         if address not in self._refused and len(self._refused) < _MOST_REFUSED:
             self._refused.add(address)
             if why == HUNG_UP:
-                why = "it hung up, as a fleetrun with another token or another --job_id does"
+                why = "it closed the connection, as one with another token or another --job_id does"
             self._log(f"A connection from {address} was refused: {why}.")
 
     def _answered(self, connection: Connection) -> None:

@@ -93,7 +93,7 @@ class Listener:
         from fleetrun.probe import tcp  # only for an error message
 
         first, last = self._ports[0], self._ports[-1]
-        holder = tcp.holder(first) or "a process that only root may name"
+        holder = tcp.holder(first) or "a process that only root can identify"
         ports = f"Port {first}" if first == last else f"Each port from {first} to {last}"
         raise PortTaken(
             f"{ports}, where the launchers of the other hosts call, is taken ({first} by "

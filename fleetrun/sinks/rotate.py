@@ -98,14 +98,14 @@ class _RotatedLog:
         """Copy the next piece, up to MOST bytes in all; return whether the copy is complete."""
         size = os.fstat(self.fd).st_size
         if size < self._copied:
-            raise OSError(errno.ESTALE, "somebody else shortened it")
+            raise OSError(errno.ESTALE, "another program truncated it")
         # Copy what is written meanwhile, too, so that less has to be moved.
         end = min(size - _REST, self.begin + most) // _UNIT * _UNIT
         stop = min(end, self._copied + _PIECE)
         while self._copied < stop:
             sent = os.sendfile(self._draft_fd, self.fd, self._copied, stop - self._copied)
             if not sent:
-                raise OSError(errno.ESTALE, "somebody else shortened it")
+                raise OSError(errno.ESTALE, "another program truncated it")
             self._copied += sent
         return self._copied >= end
 

@@ -72,7 +72,7 @@ class RunDirectory(Sink):
             self._lock_fd = lockfile.hold(self._folder)
             # On file systems without owners, both are the same.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
-                raise PermissionError(errno.EPERM, "another user has a folder there")
+                raise PermissionError(errno.EPERM, "a folder of another user is in its place")
             self._is_made = True
             self._job.has_links = _takes_links(self._folder)
         except OSError as error:
@@ -175,7 +175,7 @@ class RunDirectory(Sink):
             # Only once: a full disk affects every rank.
             if not self._has_complained:
                 self._has_complained = True
-                self._job.log(f"{path} could not be made to point to {target} ({error.strerror}).")
+                self._job.log(f"{path} could not be linked to {target} ({error.strerror}).")
 
     def _name_previous(self) -> None:
         """Report the launch that owned the well-known names, if it still runs."""

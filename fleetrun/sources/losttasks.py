@@ -73,7 +73,7 @@ class LostTasks(Source):
     def _kill(self, task: int) -> None:
         self._early.discard(task)
         label = self._labels[task]
-        text = f"The engine's task of {label} is gone (kill -9?): {label} is killed with it."
+        text = f"The engine's task of {label} is gone (kill -9?), so {label} is killed, too."
         self._log(text)
         self._declare(RunWarning("task lost", text, time.monotonic(), (label,)))
         # It is not reaped before its exit is handled, when the rest of its group is killed, too.

@@ -28,7 +28,7 @@ class Resumption(Source):
     """Watches the checkpoints of JOB in FOLDER."""
 
     name = "the watch over checkpoints"
-    without = "without word of checkpoints"
+    without = "without reports on checkpoints"
 
     def __init__(self, job: ObservedJob, folder: str) -> None:
         self._job, self._folder = job, folder
@@ -66,7 +66,7 @@ class Resumption(Source):
         if state.newest is not None and state.written_ns >= asked_ns:
             return f"After they were asked to stop, ranks wrote {state.newest}."
         when = "" if state.newest is None else f"; the last one, {state.newest}, is older"
-        return f"No whole checkpoint was written after ranks were asked to stop{when}."
+        return f"No complete checkpoint was written after ranks were asked to stop{when}."
 
     def _say(self, text: str) -> None:
         self._job.log(text)
@@ -78,14 +78,14 @@ def _given(checkpoints: Checkpoints, folder: str) -> str:
 
     >>> from fleetrun.model import Checkpoints
     >>> _given(Checkpoints("out/checkpoint-7", 1, (("out/checkpoint-8", "it is empty"),)), "out")
-    'Resuming from out/checkpoint-7. Not whole, and left alone: out/checkpoint-8 (it is empty).'
+    'Resuming from out/checkpoint-7. Incomplete, and ignored:  out/checkpoint-8 (it is empty).'
     >>> _given(Checkpoints(), "out")
-    'Starting anew: there is no whole checkpoint in out.'
+    'Starting from scratch: there is no complete checkpoint in out.'
     """
     text = f"Resuming from {checkpoints.newest}."
     if checkpoints.newest is None:
-        text = f"Starting anew: there is no whole checkpoint in {folder}."
+        text = f"Starting from scratch: there is no complete checkpoint in {folder}."
     partial = [f"{path} ({why})" for path, why in checkpoints.partial[:_NAMED]]
     if len(checkpoints.partial) > _NAMED:
         partial.append(f"{len(checkpoints.partial) - _NAMED} more")
-    return f"{text} Not whole, and left alone: {', '.join(partial)}." if partial else text
+    return f"{text} Incomplete, and ignored:  {', '.join(partial)}." if partial else text

@@ -505,7 +505,7 @@ class Watch(Source):
         try:
             question = self._question = query()
         except OSError as error:
-            self._job.log(f"Whether a GPU computes cannot be asked ({error.strerror}).")
+            self._job.log(f"Whether a GPU computes cannot be determined ({error.strerror}).")
             conclude()
             return
 

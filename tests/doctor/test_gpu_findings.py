@@ -72,9 +72,9 @@ def test_a_driver_that_tells_next_to_nothing_is_no_fault() -> None:
         ({"is_remap_pending": True}, "GPU memory", WARNING, "waits for a reset"),
         ({"is_remap_failed": True}, "GPU memory", ERROR, "cannot replace"),
         ({"is_mig": True, "instances": 0}, "MIG", ERROR, "no instance"),
-        ({"is_mig": True, "instances": 7}, "MIG", WARNING, "7 instances"),
-        ({"compute_mode": "prohibited"}, "compute mode", ERROR, "prohibited"),
-        ({"compute_mode": "exclusive process"}, "compute mode", WARNING, "exclusive"),
+        ({"is_mig": True, "instances": 7}, "MIG", WARNING, "7 MIG instances"),
+        ({"compute_mode": "prohibited"}, "compute mode", ERROR, "Prohibited"),
+        ({"compute_mode": "exclusive process"}, "compute mode", WARNING, "Exclusive"),
         ({"throttle": 0x40}, "GPU clocks", WARNING, "too hot"),
         ({"throttle": 0x88}, "GPU clocks", WARNING, "power supply"),
         ({"lanes": (8, 16)}, "PCIe", WARNING, "8 of 16"),
@@ -158,7 +158,7 @@ def test_cuda_that_starts_is_said() -> None:
 def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on() -> None:
     (finding,) = judged(Gpus(has_driver=True, has_files=False, driver="550.54.14"))
     assert finding.level == WARNING
-    assert finding.seen.startswith("the machine has NVIDIA's driver 550.54.14, and here are none")
+    assert finding.seen.startswith("the machine has NVIDIA's driver 550.54.14, but its device files")
     assert finding.fix.startswith("docker run --gpus all")
 
 

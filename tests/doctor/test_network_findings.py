@@ -72,9 +72,9 @@ def test_what_is_not_well_is_the_one_finding(
 @pytest.mark.parametrize(
     ("changed", "seen"),
     [
-        ({}, "the way to the other hosts is eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
+        ({}, "the route to the other hosts is eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
         # What only NCCL reads.
-        ({"asked_interface": "eth7"}, "the way to the other hosts is eth0 (10.0.0.1, 25"),
+        ({"asked_interface": "eth7"}, "the route to the other hosts is eth0 (10.0.0.1, 25"),
         ({"has_peers": False, "peer_interface": None}, "eth0 (10.0.0.1, 25 Gbit/s, MTU 9000)"),
     ],
 )

@@ -37,7 +37,7 @@ def test_hosts_meet_on_every_port_of_the_job(two_hosts: Pair) -> None:
         assert of(mine, "connection") == [("ok", f"{other} answers on 2 of 2 ports")]
         assert of(mine, "versions") == [("ok", "alike on 2 hosts")]
         ((_, taken),) = of(mine, "interface")
-        assert taken.startswith("the way to the other hosts is eth0 (")
+        assert taken.startswith("the route to the other hosts is eth0 (")
 
 
 def test_a_port_behind_a_firewall_is_an_error_where_it_is_wanted(two_hosts: Pair) -> None:

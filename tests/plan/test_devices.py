@@ -132,7 +132,7 @@ SHARED: list[tuple[Mapping[str, Any], Facts, list[list[int]], Mapping[str, Any]]
     # GPUs otherwise: they are named by their UUIDs.
     ({}, DIVIDED, alone(0, 1, 2, 3, 4),
      {"ids": [["MIG-1"], ["MIG-2"], [UUIDS[1]], ["MIG-3"], ["MIG-4"]], "has_own_masks": True,
-      "says": "NCCL takes no two ranks on one GPU"}),
+      "says": "NCCL refuses two ranks on one GPU"}),
     ({}, DIVIDED, alone(0, 1, 2, 3, 4), {"says": ONE_SEES}),
     *(({"devices": named}, DIVIDED._replace(environ=environ), alone(*places),
        {"ids": [[name] for name in expected], "has_own_masks": expected != [UUIDS[1]]})
@@ -201,7 +201,7 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
     ({"devices": "1", **ON_GPU}, some_facts(1), EnvironmentFault,
      "this host has 1 GPU, number 0; 1 is not there."),
     ({"devices": "0,1", **ON_GPU}, masked("4,5"), EnvironmentFault,
-     f"--gpus=0,1: {CUDA} does not hold 0; it allows 4, 5."),
+     f"--gpus=0,1: {CUDA} does not contain 0; it allows 4, 5."),
     # CUDA reads of 4-7 the 4 alone.
     *(({}, masked(mask), EnvironmentFault, said) for mask, said in (
         ("0,8", "names 8: this host has 8 GPUs, 0-7"), ("1,1", "names 1 twice"),
@@ -210,12 +210,12 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
     ({}, masked("GPU-ffff", 3, device_ids={"gpu": UUIDS}), EnvironmentFault,
      "names GPU-ffff, which this host does not have"),
     ({"devices": "2"}, masked("GPU-cccc-3,GPU-aaaa-1", 3), EnvironmentFault,
-     "does not hold 2; it allows GPU-cccc-3"),
+     "does not contain 2; it allows GPU-cccc-3"),
     ({"devices": "GPU-aa"}, some_facts(3, device_ids={"gpu": UUIDS}), UsageError,
-     "GPU-aa is the beginning of several: 0, 1"),
+     "GPU-aa matches several devices: 0, 1"),
     ({"devices": "GPU-aa"}, some_facts(2), EnvironmentFault,
      "this host has 2 GPUs, 0-1; GPU-aa is not there"),
-    ({"devices": "GPU-aa"}, masked("0,1", 2), EnvironmentFault, f"{CUDA} does not hold GPU-aa"),
+    ({"devices": "GPU-aa"}, masked("0,1", 2), EnvironmentFault, f"{CUDA} does not contain GPU-aa"),
     ({"devices": "0", **ON_GPU}, some_facts(), EnvironmentFault,
      "--gpus=0 requests devices, but this host has no"),
     ({"devices": "0", **ON_GPU, "dry_run": "table"}, some_facts(), EnvironmentFault,
@@ -243,15 +243,15 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
       for backend, gpus in (("nccl", 0), ("bkcl", 2), ("xccl", 2))),
     ({"backend": "foo"}, some_facts(2), UsageError, "--backend=foo: give one of auto, nccl"),
     ({"devices": "MIG-"}, DIVIDED, UsageError,
-     "MIG- is the beginning of several: MIG-1, MIG-2, MIG-3"),
+     "MIG- matches several devices: MIG-1, MIG-2, MIG-3"),
     ({"devices": "0", "nproc_per_node": 1}, DIVIDED, UsageError,
      "a process sees only one; give --nproc_per_node=2."),
     ({}, DIVIDED._replace(environ={CUDA: "MIG-9"}), EnvironmentFault,
      "names MIG-9, which this host does not have"),
     ({"devices": "0", "device_kind": "foo"}, plugged({"FOO_VISIBLE_DEVICES": "4,7"}, foo=2),
-     EnvironmentFault, "FOO_VISIBLE_DEVICES does not hold 0; it allows 4"),
+     EnvironmentFault, "FOO_VISIBLE_DEVICES does not contain 0; it allows 4"),
     *(({}, plugged({"FOO_VISIBLE_DEVICES": mask}, foo=count), EnvironmentFault,
-       f"names {number}, but Paddle sees {count} behind") for mask, count, number in (
+       f"names {number}, but Paddle sees {count} through") for mask, count, number in (
         ("0,9", 1, "2 devices"), ("4-7", 1, "4 devices"), ("4,9", 8, "2 devices"))),
     ({}, plugged({"FOO_VISIBLE_DEVICES": "[0,1]"}, foo=8), EnvironmentFault, "names no device"),
     ({"devices": "0", **chosen("gpu")}, plugged(mlu=2), EnvironmentFault,

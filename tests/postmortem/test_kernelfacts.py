@@ -95,7 +95,7 @@ def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.Monkey
 
 def test_s14_what_struck_elsewhere_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=8)
-    assert "was active on this host meanwhile" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
+    assert "was active on this host then" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
 
 
 def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> None:

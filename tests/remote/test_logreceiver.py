@@ -115,7 +115,7 @@ def test_what_is_cut_off_or_never_comes_is_a_sentence(tmp_path: Path) -> None:
 def test_no_name_leads_out_of_the_run_directory(tmp_path: Path, line: bytes) -> None:
     begin = logsender.MARK + NONCE.encode() + json.dumps(RUN).encode() + b"\n"
     _, _, said = received(tmp_path / "head", begin + line + b"\nX[]\n", 4096)
-    assert "(what came is none)" in said
+    assert "(what came is no log)" in said
     assert {path.name for path in (tmp_path / "head" / "runs" / RUN).iterdir()} == {"lock"}
 
 

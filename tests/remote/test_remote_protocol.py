@@ -33,7 +33,7 @@ def test_what_is_no_message_of_this_version_is_refused_and_not_quoted(
     older = inquiry.replace(b'"version": 5', b'"version": 4')
     for line in (text, older, *([inquiry] if kind is not Inquiry else [])):
         with pytest.raises(
-            ValueError, match=r"^no message of this version$|^Expecting|codec|Extra"
+            ValueError, match=r"^not a message of this version$|^Expecting|codec|Extra"
         ):
             protocol.read(line, kind)
 

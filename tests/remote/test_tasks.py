@@ -95,7 +95,7 @@ def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -
     outputs = [process.communicate(timeout=LONG_S) for process in others]
     ended = command.finish(leader)
     assert (ended.code, others[0].returncode) == (137, 0), ended.said
-    assert "fleetrun: The engine's task of rank 2 is gone (kill -9?): rank 2 is " in ended.said
+    assert "fleetrun: The engine's task of rank 2 is gone (kill -9?), so rank 2 is " in ended.said
     assert "fleetrun: rank 2 was killed by SIGKILL" in ended.said
     assert outputs[0] == (b"", b"")
     (lost,) = [event for event in command.events() if event["event"] == "warning"]

@@ -85,9 +85,9 @@ sleep 60 & wait
         "got {other}",
         f"got --resume {newest} --from={newest} {{other}}",
     ]
-    assert "Starting anew: there is no whole checkpoint in out." in done.said
+    assert "Starting from scratch: there is no complete checkpoint in out." in done.said
     assert f"After they were asked to stop, ranks wrote {newest}." in done.said
-    assert f"Resuming from {newest}. Not whole, and left alone: " in done.said
+    assert f"Resuming from {newest}. Incomplete, and ignored:  " in done.said
     assert "out/checkpoint-2 (model.pdparams is empty)." in done.said
 
 

@@ -458,7 +458,7 @@ def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
         turn_until(net.loop, lambda: len(net.server.refused) == 2)
         assert silent.recv(1) == slow.recv(1) == b""
     assert listener.pending == 0
-    assert {why for _, why in net.server.refused} == {"sent nothing that a launcher sends in time"}
+    assert {why for _, why in net.server.refused} == {"sent no valid greeting in time"}
 
 
 def test_a_flood_of_idle_callers_drives_out_itself(net: Net) -> None:

@@ -118,7 +118,7 @@ def test_a_folder_of_that_name_is_left_alone_and_mentioned(tmp_path: Path) -> No
     begin(plan(tmp_path, "1"), log=remarks.append).close()
     assert (tmp_path / "log" / "workerlog.0" / "mine").is_dir()
     assert len(remarks) == 1
-    assert "workerlog.0 could not be made to point to" in remarks[0]
+    assert "workerlog.0 could not be linked to" in remarks[0]
 
 
 def test_old_launches_go_but_only_launches(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_i
             source.on_event(Started(index, f"rank {index}", rank.pid, 1.0))
         assert ranks[0].wait(LONG_S) == -signal.SIGKILL
         assert remarks == [
-            "The engine's task of rank 0 is gone (kill -9?): rank 0 is killed with it."
+            "The engine's task of rank 0 is gone (kill -9?), so rank 0 is killed, too."
         ]
         warnings = [warning for warning in declared if isinstance(warning, RunWarning)]
         assert [warning.what for warning in warnings] == ["task lost"]

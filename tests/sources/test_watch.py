@@ -279,7 +279,7 @@ def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path
     finally:
         here.close()
     assert here.said[0] == (
-        "Whether a GPU computes cannot be asked (Resource temporarily unavailable)."
+        "Whether a GPU computes cannot be determined (Resource temporarily unavailable)."
     )
 
 

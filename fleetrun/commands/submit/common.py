@@ -106,10 +106,10 @@ def launch(
                 f"{command}: {setting.typed} after -- starts nothing there: write it before --."
             )
         elif setting.option.target in _OURS:
-            raise UsageError(f"{command}: {setting.typed} is what the queue says; leave it out.")
+            raise UsageError(f"{command}: {setting.typed} comes from the queue; leave it out.")
         setting.value()
     if parsed.script is None:
-        raise UsageError(f"{command}: {words[-1]} runs nothing; give a script.")
+        raise UsageError(f"{command}: {words[-1]} is no script; give one.")
     return parsed
 
 
@@ -163,4 +163,4 @@ def shown(words: Sequence[str]) -> tuple[str, ...]:
 def remark_on_secrets(words: Sequence[str]) -> None:
     """Print a remark if `shown` has concealed a part of WORDS."""
     if shown(words) != tuple(words):
-        remark("secret values are shown as ***; without --dry-run they are handed in.")
+        remark("secret values are shown as ***; without --dry-run they are submitted.")

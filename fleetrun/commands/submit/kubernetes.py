@@ -198,8 +198,8 @@ def _run(words: tuple[str, ...], *, is_applied: bool, dry_run: bool, **given: An
     parsed = common.launch(words, WHAT, given["config"])
     if common.shown(parsed.words) != parsed.words:
         raise UsageError(
-            f"{WHAT}: a word after -- is a secret, which all who may see the job would read: let "
-            "the script take it from a variable of the image or of a Secret."
+            f"{WHAT}: a word after -- is a secret, which everyone who can see the job could read: "
+            "let the script take it from a variable of the image or of a Secret."
         )
     if is_applied and dry_run:
         raise UsageError(f"{WHAT}: --apply and --dry-run: give one of them.")

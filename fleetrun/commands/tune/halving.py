@@ -32,7 +32,7 @@ MEANINGFUL = (
 # Sums in another order differ by this share; runs may differ by this multiple of their noise.
 _SAME_LOSS = 1e-3
 _NOISE = 3.0
-_ONE_IS_WRONG = "one of them does not compute what the other does"
+_ONE_IS_WRONG = "the two do not compute the same"
 _UNKNOWN = "which is right is unknown"
 
 

@@ -426,7 +426,7 @@ def run(
             if not any(text.removesuffix(".") in change.text for change in advice):
                 log(f"With {sound[-1].number}: {text}")
         if not advice:
-            log(f"Nothing is lost that is worth a change ({_WORTH:.0%} of a step).")
+            log(f"No loss is large enough to justify a change ({_WORTH:.0%} of a step).")
         for number, change in enumerate(advice, 1):
             log(
                 f"{number}. {change.cause}, {change.share:.0%} of a step: {change.text}; at most "

@@ -154,10 +154,10 @@ def _earliest(
 def text(spec: VerifySpec, proof: Equivalence) -> str:
     """Return what PROOF has shown, to read."""
     if proof.fault:
-        return f"Nothing is proved: {proof.fault}."
+        return f"This proves nothing: {proof.fault}."
     if proof.strategy_fault:
         fault = proof.strategy_fault.rstrip(".")
-        first = "".join(f" Both part at {_where(proof, apart)}." for apart in proof.parted[:1])
+        first = "".join(f" Both diverge at {_where(proof, apart)}." for apart in proof.parted[:1])
         return f"Not equal: plain Paddle trains, and with {spec.name} {fault}.{first}"
     lines = [*_of_plain(proof), *_result(spec, proof)]
     lines.append(tables.layout(_figures(spec, proof), indent=2))
@@ -181,18 +181,16 @@ def _of_plain(proof: Equivalence) -> list[str]:
     if proof.noisy:
         first = proof.noisy[0]
         why = (
-            "they begin with different weights (seed the script, and let it resume from nothing)"
+            "they begin with different weights (seed the script, and resume from no checkpoint)"
             if proof.begins_apart
             else "the script does not compute the same twice (seeds, data, kernels)"
         )
-        rest = "" if proof.begins_apart else " Only what differs more than they do can be seen."
-        lines.append(
-            f"Two runs of plain Paddle differ themselves: {_where(proof, first)}; {why}.{rest}"
-        )
+        rest = "" if proof.begins_apart else " Only larger differences than these are visible."
+        lines.append(f"Even two runs of plain Paddle differ: {_where(proof, first)}; {why}.{rest}")
     if proof.ranks_apart is not None:
         first = proof.ranks_apart
         lines.append(
-            f"The ranks of plain Paddle differ themselves: {_rank(proof, first.rank)} "
+            f"Even the ranks of plain Paddle differ: {_rank(proof, first.rank)} "
             f"from {_rank(proof, first.other_rank)} {_by(first)} in {first.name} after update "
             f"{first.update}: these are not copies of one model (is it wrapped in DataParallel or "
             "fleet's model?)."
@@ -208,7 +206,7 @@ def _result(spec: VerifySpec, proof: Equivalence) -> list[str]:
     if fault:
         return [f"Not equal: {fault}."]
     if proof.begins_apart:
-        return ["Nothing is proved: runs that begin with different weights differ in any case."]
+        return ["This proves nothing: runs that begin with different weights always differ."]
     if proof.parted:
         first = proof.parted[0]
         changing = [name for name in spec.fields if name.startswith(MEANINGFUL)]

@@ -245,7 +245,7 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
         (("--image=i",), "nothing to run"),
         (
             ("--image=i", "--", "--ips=a,b", "train.py"),
-            "--ips is what the queue says; leave it out",
+            "--ips comes from the queue; leave it out",
         ),
         (("--image=i", "--name=Big_Job", "--", "t.py"), "--name=Big_Job: give small letters"),
         # A service of that name would be refused, and the secret be there already.

@@ -275,13 +275,13 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
             ("--nodes=3", "--", "--nnodes=2:4", "t.py"),
             "--nnodes=2:4: the job has --nodes=3",
         ),
-        (("--", "--rank=2", "t.py"), "--rank is what the queue says; leave it out"),
+        (("--", "--rank=2", "t.py"), "--rank comes from the queue; leave it out"),
         (("--", "--dry-run", "t.py"), "--dry-run after -- starts nothing there: write it before"),
         (("--gpus-per-node=4", "--", "t.py"), "--gpus-per-node; did you mean --gpus?"),
         (("--nproc_per_node=4", "--", "t.py"), "the launch and its options stand after --; see"),
-        (("--", "--hosts=a,b", "t.py"), "--hosts is what the queue says; leave it out"),
-        (("--", "--hostfile=f", "t.py"), "--hostfile is what the queue says; leave it out"),
-        (("--", "--gpus=x", "--help"), "runs nothing; give a script"),
+        (("--", "--hosts=a,b", "t.py"), "--hosts comes from the queue; leave it out"),
+        (("--", "--hostfile=f", "t.py"), "--hostfile comes from the queue; leave it out"),
+        (("--", "--gpus=x", "--help"), "is no script; give one"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

@@ -122,8 +122,8 @@ def raced(losses: dict[str, float]) -> dict[str, str]:
 
 def test_two_candidates_that_disagree_are_told_each_others_loss() -> None:
     assert raced({"1": 1.0, "2": 1.5}) == {
-        "1": "its loss is 1, that of a=2 is 1.5: one of them does not compute what the other does",
-        "2": "its loss is 1.5, that of a=1 is 1: one of them does not compute what the other does",
+        "1": "its loss is 1, that of a=2 is 1.5: the two do not compute the same",
+        "2": "its loss is 1.5, that of a=1 is 1: the two do not compute the same",
     }
 
 

@@ -40,7 +40,7 @@ CASES = {
         "4 parameters differ only in elements whose values are not recorded: a.weight of",
     ),
     "noisy": (0, f"{PLAIN}: b.weight of rank "),
-    "ranks": (0, "The ranks of plain Paddle differ themselves: rank 1 from rank 0 by 1 ("),
+    "ranks": (0, "Even the ranks of plain Paddle differ: rank 1 from rank 0 by 1 ("),
     "unseeded": (
         5,
         "Nothing is proved: runs that begin with different weights differ",
