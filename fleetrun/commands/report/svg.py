@@ -90,13 +90,14 @@ def lanes(
     longest = max((piece.end for piece in segments), default=0.0)
     x = _Scale(0.0, max(longest, *(at for at, _ in moments), 1e-9), left, _WIDTH - _RIGHT)
     parts = [_below(x, top, bottom, unit), _names(labels, left, top, lane)]
-    # Between very narrow lanes gaps only flicker.
+    # Between very narrow lanes gaps only flicker, and so would seams: each lies over the one before.
     gap = lane * 0.1 if lane >= _GAPPED else 0.0
+    high = lane - 2 * gap if gap else 1.5 * lane
     for piece in segments:
         wide = max(round(x(piece.end) - x(piece.begin), 2), 0.5)
         parts.append(
             f'<rect class="point" x="{x(piece.begin)}" y="{top + piece.lane * lane + gap:.2f}" '
-            f'width="{wide}" height="{lane - 2 * gap:.2f}" fill="{piece.color}">'
+            f'width="{wide}" height="{high:.2f}" fill="{piece.color}">'
             f"{_tip(piece.tip)}</rect>"
         )
     for at, tip in moments:

@@ -3,7 +3,7 @@
 const PAUSE_MS = 2000;
 const byId = id => document.getElementById(id);
 const address = () => new URLSearchParams(location.hash.slice(1));
-let runs = [], version = "", shown = "", uses = [], drawn = null, takenAt = "", isRunning = false;
+let runs = [], version = "", shown = {}, uses = [], drawn = null, takenAt = "", isRunning = false;
 
 // The address with CHANGES, in which null takes a word away.
 function led(changes) {
@@ -95,7 +95,8 @@ function drawMaps() {
   const [low, middle, top] = [0, 0.5, 0.99].map(share => known[Math.floor((known.length - 1) * share)]);
   const isLog = low > 0 && top > 8 * middle, scaled = isLog ? Math.log : value => value;
   [canvas.width, canvas.height] = [wide, high];
-  canvas.style.height = Math.max(120, Math.min(high * 18, 620)) + "px";
+  // Of a row that gets less than a pixel nothing may be seen.
+  canvas.style.height = Math.max(120, Math.min(high * 18, Math.max(620, high))) + "px";
   const image = new ImageData(wide, high);
   chosen.values.forEach((value, place) => {
     if (!Number.isNaN(value))
@@ -210,13 +211,10 @@ byId("take").addEventListener("click", async () => {
 // What goes on -----------------------------------------------------------------------------------
 
 async function showRun() {
-  const run = address().get("run");
-  if (run !== shown) {
-    [shown, version, logsKey, takenAt] = [run, "", "", ""];
-    byId("run").hidden = true;
-  }
+  const [run, other] = [address().get("run"), address().get("beside")];
+  if (run !== shown.run) byId("run").hidden = true;
+  if (run !== shown.run || other !== shown.other) [shown, version, takenAt] = [{ run, other }, "", ""];
   if (!run) return;
-  const other = address().get("beside");
   const found = await ask("api/runs/" + run + "?seen=" + version);
   if (run !== address().get("run")) return;
   isRunning = found.is_running;
@@ -226,9 +224,6 @@ async function showRun() {
     for (const part of ["head", "progress", "origin"]) put(part, found[part]);
     document.title = found.title + ": " + found.result;
     uses = found.uses.map(unpacked);
-    const form = byId("search").elements;
-    for (const name of ["rank", "grep"]) form[name].value = address().get(name) || "";
-    form.failed.checked = address().has("failed");
     version = found.version;
     drawMaps();
     put("beside", other ? (await ask("api/runs/" + run + "/beside/" + other)).beside : "");
@@ -261,9 +256,15 @@ async function look() {
   look.timer = setTimeout(look, document.hidden ? 10 * pause : pause);
 }
 
-addEventListener("hashchange", () => {
-  [version, logsKey] = ["", ""];
+// What the address says of the forms and the map needs no answer, and what somebody types is left alone.
+function follow() {
+  const form = byId("search").elements;
+  for (const name of ["rank", "grep"]) form[name].value = address().get(name) || "";
+  form.failed.checked = address().has("failed");
+  if (drawn) drawMaps();
   look();
-});
+}
+
+addEventListener("hashchange", follow);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
-look();
+follow();
