@@ -158,7 +158,7 @@ def test_cuda_that_starts_is_said() -> None:
 def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on() -> None:
     (finding,) = judged(Gpus(has_driver=True, has_files=False, driver="550.54.14"))
     assert finding.level == WARNING
-    assert finding.seen.startswith("the machine has NVIDIA's driver 550.54.14, but its device files")
+    assert finding.seen.startswith("the machine has NVIDIA's driver 550.54.14, but its device")
     assert finding.fix.startswith("docker run --gpus all")
 
 

@@ -90,7 +90,7 @@ def lanes(
     longest = max((piece.end for piece in segments), default=0.0)
     x = _Scale(0.0, max(longest, *(at for at, _ in moments), 1e-9), left, _WIDTH - _RIGHT)
     parts = [_below(x, top, bottom, unit), _names(labels, left, top, lane)]
-    # Between very narrow lanes gaps only flicker, and so would seams: each lies over the one before.
+    # Between very narrow lanes gaps only flicker, and so would seams: each covers the one before.
     gap = lane * 0.1 if lane >= _GAPPED else 0.0
     high = lane - 2 * gap if gap else 1.5 * lane
     for piece in segments:
