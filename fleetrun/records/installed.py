@@ -28,14 +28,14 @@ class Package(NamedTuple):
         return f"{self.name} {self.version}"
 
 
-def packages(path: Iterable[str]) -> Iterator[Package]:
-    """Yield what pip installed in the folders of PATH, in its order."""
+def packages(path: Iterable[str], begin: str = "") -> Iterator[Package]:
+    """Yield what pip installed in the folders of PATH, in its order, if its name has this BEGIN."""
     for folder in dict.fromkeys(path):
         try:
             entries = os.listdir(folder or ".")
         except OSError:
             continue
-        for name in sorted(entries):
+        for name in sorted(name for name in entries if name.lower().startswith(begin)):
             # Without a regular expression: compiling one takes longer than this.
             stem, ending = os.path.splitext(name)
             package, _, version = stem.rpartition("-")
@@ -45,7 +45,11 @@ def packages(path: Iterable[str]) -> Iterator[Package]:
 
 def paddles(path: Iterable[str]) -> Iterator[Package]:
     """Yield those of them that bring a Paddle."""
-    return (package for package in packages(path) if f"{package.name}-".startswith("paddlepaddle-"))
+    return (
+        package
+        for package in packages(path, "paddle")
+        if f"{package.name}-".startswith("paddlepaddle-")
+    )
 
 
 def paddle() -> Package | None:

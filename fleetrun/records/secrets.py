@@ -254,6 +254,8 @@ _masked_line = lru_cache(maxsize=2048)(_without_secrets)
 def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
     """Mask TEXT, and append what was replaced to MASKED."""
     lower = text.lower()
+    if not _has_one(_FIRST_MARKS, lower):
+        return text
     has_parts = _has_one(_PARTS, lower)
     for marks, pattern, is_meant in _SHAPES:
         # Looking for a mark first is many times faster than looking for what it may begin.
@@ -337,6 +339,8 @@ _SHAPES: tuple[tuple[tuple[str, ...], str, Callable[[re.Match[str]], bool]], ...
     ((" ", "\t"), _OPTIONS, _is_option),
 )
 _MARKS = (*_PARTS, *(mark for marks, *_ in _SHAPES for mark in marks))
+# Without them there is no secret: options are looked for only where there are parts of names.
+_FIRST_MARKS = tuple(mark for mark in _MARKS if not mark.isspace())
 
 # -- command lines --------------------------------------------------------------------------------
 

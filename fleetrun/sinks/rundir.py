@@ -359,7 +359,7 @@ class RunDirectory(Sink):
         runs = os.path.dirname(self._run_dir)
         run_dir, log = os.path.split(_join(self._log_dir, target))
         earlier = os.path.basename(run_dir)
-        if os.path.dirname(run_dir) != runs or not log.startswith(name):
+        if run_dir == self._run_dir or os.path.dirname(run_dir) != runs or not log.startswith(name):
             return
         is_gone = not os.path.lexists(run_dir)
         if is_gone or (self._is_launch(earlier) and self._is_over(earlier)):
