@@ -24,7 +24,7 @@ from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.rankfile import ErrorReport
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
 from fleetrun.run import policy
-from fleetrun.run.events import Exited, signal_name
+from fleetrun.run.events import HUNG, Exited, Failure, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,9 +78,12 @@ class Investigation(NamedTuple):
 def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investigation:
     """Determine which process failed first and why, and which ended because of it."""
     culprit = outcome.cause
-    if not isinstance(culprit, Exited):
-        return Investigation(topology=rankfile.topology(map(rankfile.path_of, plan.processes)))
-    return _explained(plan, outcome, culprit, before)
+    if isinstance(culprit, Exited):
+        return _explained(plan, outcome, culprit, before)
+    # The coordinator's host has the records of all ranks.
+    evidence = _collectives(plan, outcome, culprit) if isinstance(culprit, Failure) else ()
+    topology = rankfile.topology(map(rankfile.path_of, plan.processes))
+    return Investigation(evidence=tuple(evidence), topology=topology)
 
 
 def _explained(
@@ -130,29 +133,38 @@ def _explained(
     return Investigation(culprit, source, evidence, _victims(plan, outcome, exited))
 
 
-def _collectives(plan: LaunchPlan, outcome: Outcome, exited: Exited) -> list[str]:
-    """Return the findings from the ranks' collectives, unless they only say that this one ended."""
-    if variables.FLIGHT_RECORDER not in plan.processes[exited.process].env:
+def _collectives(plan: LaunchPlan, outcome: Outcome, cause: Exited | Failure) -> list[str]:
+    """Return the findings from the ranks' collectives, unless they only say that one has ended."""
+    if not any(variables.FLIGHT_RECORDER in spec.env for spec in plan.processes):
         return []
     from fleetrun.postmortem import flight  # only where they are recorded
 
-    states = {
-        rank.rank: flight.RankState(has_ended=True)
-        for other in outcome.exits
-        if other.attempt == exited.attempt and other.at <= exited.at
-        if (rank := plan.processes[other.process].rank) is not None
-    }
+    ranks = sum(spec.is_trainer for spec in plan.ranks)
+    records = flightfile.of_folder(names.run_path(plan, ""), plan.generation)
+    states: dict[int, flight.RankState] = {}
+    if isinstance(cause, Exited):
+        failed = cause.label
+        states = {
+            rank.rank: flight.RankState(has_ended=True)
+            for other in outcome.exits
+            if other.attempt == cause.attempt and other.at <= cause.at
+            if (rank := plan.processes[other.process].rank) is not None
+        }
+    elif cause.exit_code == HUNG or len(records) < ranks:
+        # The verdict is known, or only the coordinator's host can tell.
+        return []
+    else:
+        failed = cause.what
     axes = rankfile.topology(map(rankfile.path_of, plan.processes))
-    job = flight.JobRanks(sum(spec.is_trainer for spec in plan.ranks), axes, states)
-    own = plan.processes[exited.process].rank
-    findings = flight.verdict(
-        flightfile.of_folder(names.run_path(plan, ""), plan.generation), job, has_failed=True
-    )
+    job = flight.JobRanks(ranks, axes, states)
     return [
         f"{sentence(finding.text)}."
-        for finding in findings
+        for finding in flight.verdict(records, job, has_failed=True)
         if finding.kind == flight.DESYNC
-        or (finding.kind == flight.MISSING and own is not None and own.rank not in finding.ranks)
+        or (
+            finding.kind == flight.MISSING
+            and not any(f"{failed} ".startswith(f"rank {rank} ") for rank in finding.ranks)
+        )
     ]
 
 

@@ -78,7 +78,7 @@ def verdict(
         case StrategyRejected() as rejected:
             lines += _rejected(rejected)
         case Failure() as elsewhere:
-            lines += _elsewhere(elsewhere)
+            lines += [*_elsewhere(elsewhere), *findings.evidence]
         case GatherFailed() as failed:
             lines.append(f"{sentence(failed.describe())}.")
         case SourceFailed() as failed:

@@ -204,10 +204,11 @@ class Watch(Source):
                 beats = spec.env.get(variables.HEARTBEAT, "")
                 ring = spec.env.get(variables.FLIGHT_RECORDER, "")
                 self._ranks[process] = _Rank(pid, logs, beats, self._since_ns, attempt, ring=ring)
-            case Exited(process=process):
-                self._forget(process)
+            case Exited(process=process, status=status):
+                self._forget(process, has_failed=status.exit_code != 0)
             case SignalAll() if happening.ends_ranks:
                 self._end()
+                self._send_records()
             case Finished():
                 self._end()
             case StacksRequested():
@@ -240,8 +241,10 @@ class Watch(Source):
             self._slow = SlowRanks(self._job, self._session)
             self._slow.open(self._waiting, self._declare)
 
-    def _forget(self, process: int) -> None:
+    def _forget(self, process: int, *, has_failed: bool) -> None:
         self._ranks.pop(process, None)
+        if has_failed and not self._is_ending:
+            self._send_records()
         if not self._ranks and not self._is_ending and self._records is not None:
             # A device may pair calls that differ, so that the job goes on.
             self._records.look()
@@ -253,6 +256,11 @@ class Watch(Source):
             self._clock.restart(time.monotonic())
         if self._comparison is not None:
             self._comparison.restart()
+
+    def _send_records(self) -> None:
+        """Send the records for the coordinator's report, before it hears that this host ended."""
+        if self._records is not None:
+            self._records.send()
 
     def _end(self) -> None:
         self._is_ending = True

@@ -13,7 +13,8 @@ from timers import Timers
 
 from fleetrun.inject.flight_recorder import OPERATIONS, FlightRecorder
 from fleetrun.model import ExitStatus, Rules
-from fleetrun.run.events import Exited, Started
+from fleetrun.postmortem import investigation, kernelfacts
+from fleetrun.run.events import Exited, Failure, Outcome, SignalAll, Started
 from fleetrun.session import codec
 from fleetrun.session.exchange import PackedCollectives
 from fleetrun.sources.flightrecords import FlightRecords
@@ -129,6 +130,56 @@ def test_where_the_records_name_nobody_paddles_watchdog_does(
     assert unfinished.text.startswith("all its ranks have entered all_reduce 1 of all ranks")
     hosts[0].restart()
     assert [finding.ranks for finding in hosts[0].verdict({})] == []
+
+
+def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations = "all_reduce", "broadcast"
+    hosts, _ = two_hosts(tmp_path, operations, monkeypatch, log=lambda _: None)
+    hosts[0].open(Timers(), period_s=1.0, declare=lambda _: None)
+    ring = str(tmp_path / "node0/collectives.0")
+    env = {"FLEETRUN_FLIGHT_RECORDER": ring}
+    plan = plans.plan(hosts=("a", "b"), per_node=1, cwd=str(tmp_path), run_dir="node0", env=env)
+
+    def evidence(exit_code: int) -> list[str]:
+        outcome = Outcome(Failure("b", "rank 1 was killed by SIGABRT", exit_code))
+        found = investigation.investigate(plan, outcome, kernelfacts.Baseline(0.0))
+        return [SITE.sub("", text) for text in found.evidence]
+
+    assert evidence(134) == []
+    hosts[1].send()
+    assert evidence(134) == [f"R{TEXT}."]
+    # A hang has its verdict.
+    assert evidence(124) == []
+
+
+@pytest.mark.parametrize("ends", [Exited, SignalAll])
+def test_records_are_sent_when_a_job_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type
+) -> None:
+    ring = tmp_path / "collectives.1"
+    record(ring, "all_reduce", monkeypatch, 1)
+    plan = plans.plan(
+        hosts=("a", "b"),
+        node=1,
+        per_node=1,
+        cwd=str(tmp_path),
+        run_dir=".",
+        env={"FLEETRUN_FLIGHT_RECORDER": str(ring)},
+    )
+    sent: list[object] = []
+    session: Any = SimpleNamespace(hearers={}, serves=False, to_coordinator=sent.append)
+    plan = plan._replace(rules=Rules(hang_timeout_s=60.0))
+    watch = Watch(plans.job(plan), session=session)
+    watch.open(Timers(), lambda _: None)
+    watch.on_event(Started(0, "rank 1", 101, 1.0))
+    assert sent == []
+    if ends is Exited:
+        watch.on_event(Exited(0, "rank 1", ExitStatus(7), 2.0))
+    else:
+        watch.on_event(SignalAll(15))
+    assert [type(message) for message in sent] == [PackedCollectives]
 
 
 def test_ranks_that_differ_are_named_though_they_end_well(
