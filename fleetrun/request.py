@@ -739,10 +739,10 @@ def _strategy(
         )
         return None, (Setting("strategy", "None", "default"),)
     # Only imported for a strategy.
-    from fleetrun.strategy import requested
+    from fleetrun.strategy import load
 
-    named = requested.names(given)
-    unplaced = requested.strategy(named, sets, layers)
+    named = load.names(given)
+    unplaced = load.requested(named, sets, layers)
     notes.extend(unplaced.notes)
     strategy = unplaced.strategy._replace(
         mode=chosen["strategy_mode"].of(str) or "defaults",
@@ -750,7 +750,7 @@ def _strategy(
         check_ranks="auto" if check_ranks is None else check_ranks,
         merge_tail=chosen["merge_tail"].of(str) or "drop",
     )
-    lines = requested.settings(named, sets)
+    lines = load.settings(named, sets)
     return strategy, [Setting(n, secrets.redact(n.rpartition(".")[2], v), s) for n, v, s in lines]
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import yamlfile
 from fleetrun.errors import UsageError
-from fleetrun.model import VARIABLE_SECTIONS, Knob, KnobValue, Layer, Strategy
+from fleetrun.model import VARIABLE_SECTIONS, Knob, KnobValue, Layer, Setting, Strategy
+from fleetrun.options import RawOption
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
@@ -35,11 +36,61 @@ _MERGE = "tag:yaml.org,2002:merge"
 _NOTHING = "null"
 
 
+class NamedStrategy(NamedTuple):
+    """One preset or file, and where it was requested."""
+
+    name: str
+    given: RawOption
+
+
 class UnplacedStrategy(NamedTuple):
     """A strategy before its hosts and ranks are known, with remarks."""
 
     strategy: Strategy
     notes: tuple[str, ...]
+
+
+def names(raw_options: Iterable[RawOption]) -> list[NamedStrategy]:
+    """Return the names in RAW_OPTIONS of one source; separated by commas, in a variable colons."""
+    named = []
+    for option in raw_options:
+        raw = option.raw.replace(":", ",") if option.source.startswith("$") else option.raw
+        named += [NamedStrategy(name.strip(), option) for name in raw.split(",") if name.strip()]
+    return named
+
+
+def requested(
+    requests: Iterable[NamedStrategy], sets: Iterable[RawOption], known: Mapping[str, Layer]
+) -> UnplacedStrategy:
+    """Combine REQUESTS and SETS; a layer that is already KNOWN is not read again."""
+    layers = [known.get(request.name) or _read(request) for request in requests]
+    return combine(layers, [_set(option) for option in sets])
+
+
+def _read(request: NamedStrategy) -> Layer:
+    try:
+        find(request.name)
+    except UsageError as error:
+        option = request.given._replace(raw=request.name)
+        raise UsageError(option.blame(str(error))) from None
+    return read(request.name)
+
+
+def _set(option: RawOption) -> Knob:
+    knob = parse_set(option.raw)
+    # In a config file the source has a line.
+    return knob if option.source == "command line" else knob._replace(source=option.source)
+
+
+def settings(requests: Sequence[NamedStrategy], sets: Iterable[RawOption]) -> list[Setting]:
+    """Return the lines of the settings: all names together, and each field that was set."""
+    source = requests[-1].given.source if requests else "default"
+    named = ",".join(request.name for request in requests) or "None"
+    lines = [Setting("strategy", named, source)]
+    for option in sets:
+        key, _, value = option.raw.partition("=")
+        lines.append(Setting(f"set.{key.strip()}", value, option.source))
+    return lines
 
 
 def preset_path(name: str) -> str:

@@ -9,7 +9,7 @@ from fleetrun import argv, options
 from fleetrun.errors import UsageError
 from fleetrun.options import RawOption
 from fleetrun.records.variables import STRATEGY
-from fleetrun.strategy import fields, load, requested
+from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -163,11 +163,8 @@ def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
         option = next(setting for setting in options.TABLE if setting.name == "strategy")
         name = f"${STRATEGY}"
         strategies = [RawOption(option, variables[name[1:]], name, name)]
-    layers = [load.read(strategy.name) for strategy in requested.names(strategies)]
-    sets = [
-        load.parse_set(setting.raw) for setting in head.settings if setting.option.name == "set"
-    ]
-    return load.combine(layers, sets).strategy.knobs
+    sets = [setting for setting in head.settings if setting.option.name == "set"]
+    return load.requested(load.names(strategies), sets, {}).strategy.knobs
 
 
 def _full(key: str, switches: set[str]) -> str:
