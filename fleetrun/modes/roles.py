@@ -76,6 +76,11 @@ def _slots(request: Request, role: str, number: str, listed: str) -> tuple[Slot,
     if count is not None and count < 0:
         raise UsageError(f"{origin.option(request, number)}: give a number, 1 or more.")
     stage = 1 if role == TRAINER else 0
+    if any(is_digits(text.strip()) for text in getattr(request, listed)):
+        raise UsageError(
+            f"{origin.option(request, listed)}: a number is no host; to start so many here, "
+            f"write --{number}."
+        )
     slots = tuple(_slot(request, listed, text, role, stage) for text in getattr(request, listed))
     if count == 0 and not slots and role in {SERVER, TRAINER}:
         side = "parameter servers" if role == SERVER else "trainers"

@@ -54,7 +54,10 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
     option = "--hosts" if request.hosts else "--hostfile"
     for setting in argv.scan(request.typed).settings:
         if setting.option.target in _GIVEN:
-            raise UsageError(f"{option} determines {setting.typed} itself: omit {setting.typed}.")
+            raise UsageError(
+                f"{option} names the hosts to start launchers on, and determines {setting.typed} "
+                f"itself: omit {setting.typed}, or {option} (--host is the address of this host)."
+            )
     if request.hostfile:
         try:
             with open(request.hostfile, encoding="utf-8") as file:

@@ -261,6 +261,7 @@ def test_the_side_that_nobody_counts_is_one(
         ({"servers": ("h:0",), "trainers": ("h:2",)}, "`h:0` is not HOST:PORT"),
         ({"servers": ("h:x",), "trainers": ("h:2",)}, "`h:x` is not HOST:PORT"),
         ({"servers": ("::1",), "trainers": ("h:2",)}, "Paddle reads no IPv6"),
+        ({"servers": ("2",), "trainers": ("2",)}, "--servers=2: a number is no host; to start so"),
         ({"servers": ("h:65536",), "trainers": ("h:2",)}, "from 1 to 65535"),
         ({"servers": ("a:1", "b:1"), "trainer_num": 2}, "list them with --trainers"),
         ({"trainers": ("a:1", "b:1"), "server_num": 1}, "list them with --servers"),
