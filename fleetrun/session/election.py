@@ -141,6 +141,7 @@ class Election:
 
     def take_part(self) -> None:
         """Remember that this launcher belongs to the job of the coordinator that it follows."""
+        self._short_at = None
         if self.leader is not None:
             self._job = self.leader.job
 
@@ -214,7 +215,7 @@ class Election:
         """Follow LEADER, unless the key is left over from this launcher's own term."""
         self._free_at = None
         if leader is not None and leader.launcher != self._launcher:
-            self._rests_until, self._short_at = 0.0, None
+            self._rests_until = 0.0
         if leader is None:
             self.trouble = "the value there is not from fleetrun"
         elif self._job is not None and leader.job != self._job:

@@ -286,6 +286,21 @@ def test_who_reaches_too_few_gives_way_and_leads_again_where_nobody_else_does(la
     assert lab.did() == []
 
 
+def test_two_that_reach_too_few_do_not_give_way_to_each_other_for_ever(lab: Lab) -> None:
+    become(lab)
+    lab.election.give_way("it reaches too few")
+    lab.answer(value=True)
+    lab.election.seek()
+    lab.answer((jobrecord.write(OTHER), 12, "", 0, "10.0.0.1"))
+    lab.pass_time(lab.election.config.elastic_timeout_s)
+    lab.answer(FREE)
+    assert lab.answer((8, 14))[0] == "campaign"
+    lab.asked.clear()
+    lab.did()
+    lab.election.give_way("it reaches too few")
+    assert (lab.asked, lab.did()) == ([], [])
+
+
 def test_who_gives_way_follows_whoever_leads_instead(lab: Lab) -> None:
     become(lab)
     lab.election.give_way("it reaches too few")

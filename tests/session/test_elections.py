@@ -38,11 +38,10 @@ def test_the_same_holds_where_hosts_reach_etcd_and_not_each_other() -> None:
         play(seed, ApartWorld, CHANCES, has_store=True)
 
 
-# Who still stops reaches the next term of the same coordinator; who begins has known the last one;
-# whose connection breaks as the job ends hears the verdict from one that leads no more.
-@pytest.mark.parametrize("seed", [5344, 1859, 9101])
-def test_whoever_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> None:
-    play(seed, ElectedWorld, CHANCES, has_store=True)
+# Two that had stood by gave way to each other for ever: neither reached enough hosts.
+@pytest.mark.parametrize("seed", [354, 1192])
+def test_hosts_that_are_too_few_end_although_each_may_lead(seed: int) -> None:
+    play(seed, ApartWorld, CHANCES, has_store=True)
 
 
 @pytest.mark.slow
