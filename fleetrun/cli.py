@@ -285,6 +285,8 @@ def _check_script(parsed: ParsedCommand) -> None:
         return
     target = parsed.script.target
     if parsed.script.form != "file":
+        if "/" in target:
+            raise UsageError(f"-m {target}: that is a path and no module: leave -m out.")
         if target.endswith(".py") and os.path.exists(target):
             # Python would run it while it looks for a module `py` in it, and fail then.
             raise UsageError(

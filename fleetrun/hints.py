@@ -83,6 +83,10 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     # What is run.
     ("module", Hint(says="write -m package.module instead of the script.")),
     (
+        "script script_args training_script training_script_args",
+        Hint(says="write `fleetrun [options] train.py [its arguments]`."),
+    ),
+    (
         "no_python no_local_rank",
         Hint(says=f"{_NEEDLESS}any program that is not a .py file is executed directly."),
     ),

@@ -151,6 +151,8 @@ def test_a_file_after_m_is_no_module(elsewhere: Path, capsys: pytest.CaptureFixt
     assert cli.main(["-m", "train.py"], environ={}, launch=launch) == 2
     refused = capsys.readouterr().err
     assert refused.endswith("no .py: write train.py without -m, or -m train.\n")
+    assert cli.main(["-m", "./train"], environ={}, launch=launch) == 2
+    assert capsys.readouterr().err.endswith("that is a path and no module: leave -m out.\n")
 
 
 def test_a_script_with_a_number_for_a_name_can_be_run(elsewhere: Path) -> None:

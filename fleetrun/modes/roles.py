@@ -185,9 +185,9 @@ def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
         near = [host for host in named if hosts.is_loopback(host)]
         if near and len(near) < len(named):
             raise UsageError(
-                f"The lists name {near[0]}, which is only this host to itself, together with "
-                f"{next(host for host in named if host not in near)}: give the address that other "
-                "hosts know."
+                f"The lists name {near[0]}, which is a loopback address, together with "
+                f"{next(host for host in named if host not in near)}: give the address by which "
+                "other hosts reach this one."
             )
         if lost:
             number = {SERVER: "servers", TRAINER: "trainers", COORDINATOR: "coordinators"}

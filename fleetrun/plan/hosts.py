@@ -44,8 +44,8 @@ def listed(request: Request) -> tuple[str, ...]:
         near = [name for name in names if is_loopback(name)]
         if near and len(near) < len(names):
             raise UsageError(
-                f"{option}: {near[0]} is only this host to itself; other hosts cannot reach it. "
-                "Give the address that they know."
+                f"{option}: {near[0]} is a loopback address, which other hosts cannot reach. "
+                "Give the one by which they reach this host."
             )
         if bounds(request.nnodes)[1] not in {1, len(names)}:
             raise UsageError(

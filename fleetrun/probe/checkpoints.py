@@ -45,6 +45,8 @@ def find(folder: str, *, is_alone: bool = True) -> Checkpoints:
 
     IS_ALONE: no other host has parts of it in a folder of its own.
     """
+    if os.path.isfile(folder):
+        raise EnvironmentFault(f"--resume_from={folder} is a file; give the folder around it.")
     partial: list[tuple[str, str]] = []
     for name, why in _newest_first(folder, is_alone=is_alone):
         path = os.path.abspath(os.path.join(folder, name))

@@ -28,6 +28,8 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
         raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
     _check_way(target, path)
     if not os.path.exists(path):
+        if os.path.islink(path):
+            raise EnvironmentFault(f"{target} is a link to {os.readlink(path)}, which is missing.")
         raise EnvironmentFault(f"There is no script {target} in {cwd}{_meant(target, cwd, '.')}")
     if interpreted:
         if not os.access(path, os.R_OK):
@@ -126,6 +128,10 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
         raise EnvironmentFault(
             f"{name} is in this folder but not executable: run `chmod +x {name}`, or start it "
             f"with the program that reads it, as in `fleetrun bash {name}`."
+        )
+    if os.path.isdir(here):
+        raise EnvironmentFault(
+            f"{name} is a folder, not a script (looked in {cwd}); -m {name} runs a package."
         )
     hint = _meant(name, cwd, "; a Python script ends in .py, a module needs -m.")
     raise EnvironmentFault(

@@ -78,7 +78,7 @@ def _given(checkpoints: Checkpoints, folder: str) -> str:
 
     >>> from fleetrun.model import Checkpoints
     >>> _given(Checkpoints("out/checkpoint-7", 1, (("out/checkpoint-8", "it is empty"),)), "out")
-    'Resuming from out/checkpoint-7. Incomplete, and ignored:  out/checkpoint-8 (it is empty).'
+    'Resuming from out/checkpoint-7. Incomplete, and ignored: out/checkpoint-8 (it is empty).'
     >>> _given(Checkpoints(), "out")
     'Starting from scratch: there is no complete checkpoint in out.'
     """
@@ -88,4 +88,4 @@ def _given(checkpoints: Checkpoints, folder: str) -> str:
     partial = [f"{path} ({why})" for path, why in checkpoints.partial[:_NAMED]]
     if len(checkpoints.partial) > _NAMED:
         partial.append(f"{len(checkpoints.partial) - _NAMED} more")
-    return f"{text} Incomplete, and ignored:  {', '.join(partial)}." if partial else text
+    return f"{text} Incomplete, and ignored: {', '.join(partial)}." if partial else text

@@ -37,8 +37,8 @@ def test_hosts_are_stripped() -> None:
         (("a..b",), "a..b is neither"),
         (("10.0.0.1:6070",), "ports come from --start_port"),
         (("10.0.0.1", "10.0.0.1"), "names 10.0.0.1 twice"),
-        (("10.0.0.2", "127.0.0.1"), "127.0.0.1 is only this host to itself"),
-        (("localhost", "10.0.0.2"), "localhost is only this host to itself"),
+        (("10.0.0.2", "127.0.0.1"), "127.0.0.1 is a loopback address"),
+        (("localhost", "10.0.0.2"), "localhost is a loopback address"),
     ],
 )
 def test_lists_that_cannot_work_are_usage_errors(ips: tuple[str, ...], message: str) -> None:

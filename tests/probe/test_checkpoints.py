@@ -108,6 +108,12 @@ def test_marked_neighbours_ask_for_a_mark(mark: str, tmp_path: Path) -> None:
     assert found.partial == ((str(tmp_path / "step_2"), f"{mark} is missing"),)
 
 
+def test_a_checkpoint_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "model.pdparams").touch()
+    with pytest.raises(EnvironmentFault, match="is a file; give the folder around it"):
+        checkpoints.find(str(tmp_path / "model.pdparams"))
+
+
 def test_files_and_other_names(tmp_path: Path) -> None:
     (tmp_path / "model-7.pdparams").write_bytes(PICKLED)
     (tmp_path / "model-8.pdparams").write_bytes(PICKLED[:3])

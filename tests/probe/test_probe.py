@@ -374,6 +374,8 @@ def test_programs_are_looked_up_in_path(root: Path) -> None:
         ("./nosuch", r"^There is no script \./nosuch"),
         ("nosuch", r"^There is no program nosuch in \$PATH, nor a file"),
         ("folder.py", r"^folder\.py is a folder, not a script"),
+        ("package", r"^package is a folder, .*; -m package runs a package\.$"),
+        ("link.py", r"^link\.py is a link to away\.py, which is missing\.$"),
         ("./folder.py", r"folder\.py is a folder"),
         ("./plain.sh", r"run `chmod \+x \./plain\.sh`, or start .* `fleetrun bash \./plain\.sh`"),
         ("plain.sh", r"in this folder but not executable: run `chmod \+x plain\.sh`"),
@@ -381,6 +383,8 @@ def test_programs_are_looked_up_in_path(root: Path) -> None:
 )
 def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) -> None:
     (root / "work/folder.py").mkdir()
+    (root / "work/package").mkdir()
+    (root / "work/link.py").symlink_to("away.py")
     (root / "work/plain.sh").touch(mode=0o644)
     with pytest.raises(EnvironmentFault, match=message):
         find(target)

@@ -87,7 +87,7 @@ sleep 60 & wait
     ]
     assert "Starting from scratch: there is no complete checkpoint in out." in done.said
     assert f"After they were asked to stop, ranks wrote {newest}." in done.said
-    assert f"Resuming from {newest}. Incomplete, and ignored:  " in done.said
+    assert f"Resuming from {newest}. Incomplete, and ignored: " in done.said
     assert "out/checkpoint-2 (model.pdparams is empty)." in done.said
 
 

@@ -75,7 +75,7 @@ until [ -e ../host1/out/checkpoint-4/trainer_state.json ]; do sleep 0.01; done; 
         expected = [f"got --resume={out}/checkpoint-{number}" for number in (2, 4)]
         assert (command.folder / "got").read_text().splitlines() == expected
         partial = f"{out}/checkpoint-3 (trainer_state.json is empty on 127.0.0.2)"
-        said = f"Resuming from {out}/checkpoint-2. Incomplete, and ignored:  {partial}."
+        said = f"Resuming from {out}/checkpoint-2. Incomplete, and ignored: {partial}."
         assert said in launcher.said
     assert torn.exists()
 
