@@ -225,6 +225,8 @@ def test_help_and_version_need_no_script_and_end_the_line(word: str) -> None:
         (["\N{EN DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
         (["\N{EM DASH}\N{EM DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
         (["'--gpus=0'", "t.py"], "write --gpus=0."),
+        (["nproc-per-node=2", "t.py"], "write --nproc-per-node=2."),
+        (["OMP_NUM_THREADS=1", "t.py"], "write --env OMP_NUM_THREADS=1 for a variable of ranks."),
         (
             ["\N{LEFT DOUBLE QUOTATION MARK}--quiet\N{RIGHT DOUBLE QUOTATION MARK}"],
             "write --quiet.",
