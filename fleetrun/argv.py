@@ -209,10 +209,10 @@ def mistaken_script(parsed: ParsedCommand) -> str | None:
             f"write two hyphens, --{target.lstrip(''.join(_LONG_DASHES))}."
         )
     name, equals, _ = target.partition("=")
-    if equals and name.replace("-", "_") in options.by_name():
-        return f'"{target}" is taken as the script, because it has no hyphens: write --{target}.'
-    if equals and name.isidentifier() and name.isupper():
-        return f'"{target}" is taken as the script: write --env {target} for a variable of ranks.'
+    is_option = name.replace("-", "_") in options.by_name()
+    if equals and (is_option or (name.isidentifier() and name.isupper())):
+        meant = f"--{target}" if is_option else f"--env {target} for a variable of ranks"
+        return f'"{target}" is taken as the script: write {meant}.'
     last = parsed.settings[-1] if parsed.settings else None
     value = last and _continued(last, (target, *parsed.script.args))
     if not last or not value:

@@ -176,8 +176,8 @@ def test_an_abbreviation_is_read_and_said() -> None:
         (
             ["--gpus", "--ips=a", "t.py"],
             (
-                "--gpus needs a value, and --ips=a looks like an option: write --gpus=VALUE. A "
-                "program that starts launches writes it so if it has found no device on this host, "
+                "--gpus needs a value, and --ips=a looks like an option: write --gpus=VALUE. "
+                "Programs that start launches write this when they find no device on this host, "
                 "or none in CUDA_VISIBLE_DEVICES and its like; without the option fleetrun trains "
                 "on the CPU."
             ),

@@ -279,7 +279,7 @@ def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path
 def test_preflight_puts_no_full_stop_before_its_semicolon(tmp_path: Path) -> None:
     done = fleetrun("--preflight", "nosuch.py", folder=tmp_path)
     assert done.returncode == 3
-    assert f"There is no script nosuch.py in {tmp_path}; a launch of" in done.stderr
+    assert f"There is no script nosuch.py in {tmp_path}; a launch with" in done.stderr
 
 
 def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:

@@ -69,5 +69,5 @@ def test_one_rank_of_each_host_does_the_allreduce(two_hosts: Pair) -> None:
     assert level in {"ok", "warning"}
     assert "right over gloo" in said
     assert of(second, "allreduce") == [
-        ("ok", "2 ranks did it over gloo; rank 0's host has the times")
+        ("ok", "2 ranks ran it over gloo; rank 0's host has the times")
     ]

@@ -249,7 +249,7 @@ def test_the_real_cli_launches_by_fleetrun(library: str, tmp_path: Path) -> None
     # Of a host without GPUs the CLI makes `--gpus --master ...`.
     done = fleetrun("exec", *train, folder=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2, done.stdout
-    assert "writes it so if it has found no device on this host" in done.stderr
+    assert "when they find no device on this host" in done.stderr
     done = fleetrun("exec", *train, folder=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
     assert done.returncode == 3, done.stdout
     assert "--gpus=0,1 requests devices, but this host has no GPU driver" in done.stderr

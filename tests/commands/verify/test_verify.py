@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-PLAIN = "Two runs of plain Paddle differ themselves"
+PLAIN = "Even two runs of plain Paddle differ"
 CASES = {
     "equal": (0, "Equal: the weights and losses are those of plain Paddle to the last bit, on 2"),
     "early": (0, "1, 2; none timed; the script ended after 2"),
@@ -43,10 +43,10 @@ CASES = {
     "ranks": (0, "Even the ranks of plain Paddle differ: rank 1 from rank 0 by 1 ("),
     "unseeded": (
         5,
-        "Nothing is proved: runs that begin with different weights differ",
+        "This proves nothing: runs that begin with different weights always",
     ),
     "strategy fails": (5, "Not equal: plain Paddle trains, and with comm_fusion rank "),
-    "plain fails": (1, "Nothing is proved: plain Paddle: rank "),
+    "plain fails": (1, "This proves nothing: plain Paddle: rank "),
 }
 
 
@@ -67,14 +67,14 @@ def test_what_differs_is_named_and_noise_is_said_first(case: str, tmp_path: Path
     assert (done.returncode, done.stderr) == (code, "")
     assert words in done.stdout
     kept = json.loads((tmp_path / "verify" / "verify.json").read_text())
-    assert kept["equal"] == (None if words.startswith("Nothing is proved") else code == 0)
+    assert kept["equal"] == (None if words.startswith("This proves nothing") else code == 0)
     if code == 0:
         speed = "too few updates to time" if case == "early" else "2.000 times that of plain"
         assert f"speed                      {speed}" in done.stdout
         results = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
         assert results[-1].startswith("Equal: ")
     if case == "unseeded":
-        assert PLAIN in done.stdout.split("Nothing is proved")[0]
+        assert PLAIN in done.stdout.split("This proves nothing")[0]
     if case == "ranks":
         differing = kept["plain_ranks_part_at"]
         assert (differing["rank"], differing["other_rank"], differing["allowed"] < 1e-3) == (
