@@ -80,8 +80,12 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
     culprit = outcome.cause
     if isinstance(culprit, Exited):
         return _explained(plan, outcome, culprit, before)
-    # The coordinator's host has the records of all ranks.
-    evidence = _collectives(plan, outcome, culprit) if isinstance(culprit, Failure) else ()
+    evidence: list[str] = []
+    if isinstance(culprit, Failure):
+        # The coordinator's host hears of all ranks.
+        if culprit.is_victim:
+            evidence += _still_stopped(plan, time.monotonic())
+        evidence += _collectives(plan, outcome, culprit)
     topology = rankfile.topology(map(rankfile.path_of, plan.processes))
     return Investigation(evidence=tuple(evidence), topology=topology)
 
@@ -99,7 +103,7 @@ def _explained(
     early = _early_ends(plan, outcome, exited, known)
     if early and known is not None:
         known = known._replace(sentence=_EARLY)
-    stopped = _still_stopped(plan, failed_at, known)
+    stopped = _still_stopped(plan, failed_at) if known and known.name in causes.LOST else []
     if stopped and known is not None:
         known = known._replace(sentence=_STOPPED)
     evidence = (
@@ -210,14 +214,14 @@ def _early_ends(
     ][:_MOST_EARLY]
 
 
-def _still_stopped(plan: LaunchPlan, failed_at: float, known: KnownFailure | None) -> list[str]:
-    """Return which ranks of this host were stopped when a rank lost its peer, and since when."""
-    if known is None or known.name not in causes.LOST:
-        return []
+def _still_stopped(plan: LaunchPlan, failed_at: float) -> list[str]:
+    """Return which ranks were stopped when a rank lost its peer, and since when."""
     since: dict[str, float] = {}
     for event in eventfile.read(names.run_path(plan, names.EVENTS)):
         if event.event == "restarting":
             since.clear()
+        elif event.event == "peer_failed":
+            failed_at = min(failed_at, event.monotonic)
         who = ", ".join(reading.items(event.more.get("who")))
         if event.more.get("what") == "stopped":
             since[who] = event.monotonic

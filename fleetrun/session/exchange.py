@@ -160,8 +160,16 @@ class ServerEnded(NamedTuple):
     process: int
 
 
+class StoppedRank(NamedTuple):
+    """A rank was stopped (SIGSTOP, a debugger), or goes on."""
+
+    generation: int
+    process: int
+    is_stopped: bool
+
+
 def rank_of(
-    message: PackedEvidence | PackedCollectives, node_rank: int, plan: LaunchPlan
+    message: PackedEvidence | PackedCollectives | StoppedRank, node_rank: int, plan: LaunchPlan
 ) -> RankSpec | None:
     """Return the rank that MESSAGE of the host NODE_RANK is about; None if it is not its own.
 
@@ -181,5 +189,6 @@ FromMember: TypeAlias = (
     | PackedCollectives
     | HostConditions
     | ServerEnded
+    | StoppedRank
 )
 FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks | ServerEnded

@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import suppress
 
-from fleetrun.plan.visible import sentence
+from fleetrun.plan.visible import sentence, visible
 from fleetrun.records import heartbeat, names, reading, variables
 from fleetrun.run.events import (
     Exited,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import ObservedJob
     from fleetrun.run.proc import Stat
     from fleetrun.session.driver import Session
+    from fleetrun.session.exchange import StoppedRank
     from fleetrun.sources import hang
     from fleetrun.sources.flightrecords import FlightRecords
     from fleetrun.sources.hang import Comparison, IdleClock
@@ -166,6 +167,9 @@ class Watch(Source):
         if self._session is not None:
             # Other hosts may tell of theirs at any time.
             self._compare_conditions()
+            from fleetrun.session.exchange import StoppedRank  # only with other hosts
+
+            self._session.hearers[StoppedRank] = self._hear_of_stopped
         elif self._is_measured:
             waiting.timer("conditions", now + self._pace_s, self._compare_conditions)
         if self._timeout_s or self._job.request.flight_recorder:
@@ -362,11 +366,36 @@ class Watch(Source):
                 else f"is stopped (T); `kill -CONT {pid}` lets it go on"
             )
             self._notice("stopped", f"{self._labels[process]}, pid {pid}, {why}.", (process,), at)
+            self._tell_stopped(process, is_stopped=True)
         for process in sorted((self._reported_stopped - stopped) & self._ranks.keys()):
             self._notice("continued", f"{self._labels[process]} goes on.", (process,), at)
+            self._tell_stopped(process, is_stopped=False)
         if stopped != self._reported_stopped and self._comparison is not None:
             self._comparison.restart()
         self._reported_stopped = stopped
+
+    def _tell_stopped(self, process: int, *, is_stopped: bool) -> None:
+        """Tell the coordinator's host, where a rank may fail for want of this one."""
+        plan, session = self._job.plan, self._session
+        spec = plan.processes[process].rank
+        if session is not None and not session.serves and spec is not None:
+            from fleetrun.session.exchange import StoppedRank
+
+            place = plan.ranks.index(spec)
+            session.to_coordinator(StoppedRank(plan.generation, place, is_stopped))
+
+    def _hear_of_stopped(self, node_rank: int, message: StoppedRank) -> None:
+        from fleetrun.session.exchange import rank_of
+
+        plan = self._job.plan
+        spec = rank_of(message, node_rank, plan)
+        if spec is None:
+            return
+        what, state = ("stopped", "is stopped") if message.is_stopped else ("continued", "goes on")
+        label = names.spec_label(spec)
+        text = f"{label} on {visible(plan.nodes[node_rank])} {state}."
+        self._job.log(sentence(text))
+        self._declare(RunWarning(what, text, time.monotonic(), (label,)))
 
     def _notice(self, kind: str, text: str, processes: tuple[int, ...], at: float) -> None:
         self._job.log(sentence(text))
