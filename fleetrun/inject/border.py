@@ -62,6 +62,23 @@ def watching(what: str, otherwise: Any = None) -> Callable[[Function], Function]
     return wrap
 
 
+def call_each(watching: dict[Callable[[Any, Any], None], str], first: Any, second: Any) -> None:
+    """Call all functions of WATCHING, each with what it does, as if wrapped by `watching`.
+
+    That costs half as much in each step. Those that raise are removed.
+    """
+    for function in tuple(watching):
+        try:
+            if _call is None:
+                function(first, second)
+            else:
+                _call(function, first, second)
+        except Disproved:  # noqa: PERF203 - one that fails ends no loop
+            raise
+        except Exception as error:
+            _remark(watching.pop(function), error)
+
+
 def _remark(what: str, error: Exception) -> None:
     if what in _remarked:
         return

@@ -104,9 +104,9 @@ class _Check:
         )
         # The ids of the models whose forwards are watched.
         self._forwards: set[int] = set()
-        # By optimizer or program. All ranks must compare at the same time, and one rank may have
-        # optimizers that the others do not have.
-        self._progress: weakref.WeakKeyDictionary[Any, _UpdateCount] = weakref.WeakKeyDictionary()
+        # By the id of an optimizer or program. All ranks must compare at the same time, and one
+        # rank may have optimizers that the others do not have.
+        self._progress: dict[int, _UpdateCount] = {}
         # Updates of the optimizer or program that is compared.
         self._updates = 0
         # By model or program. If ranks differ by rounding there is no interval, as each comparison
@@ -133,28 +133,31 @@ class _Check:
 
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
-            if id(model) not in watching:
-                return forward(model, *args, **options)
             begun = look(model)
+            # Once all are known, forwards cost nothing more; unless others have wrapped this.
+            if not self._forwards and kind.forward is watched:
+                kind.forward = forward
             try:
                 return forward(model, *args, **options)
             finally:
                 if begun is not None:
                     compare(model, begun)
 
-        watching = self._forwards
-        look, compare = _watching(self._begin_forward), _watching(self._end_forward)
+        def keep(model: Any) -> None:
+            self._histories[model] = ParameterHistory(model.parameters())
+            self._forwards.add(id(model))
+            if kind.forward is forward:
+                kind.forward = watched
 
-        watch_method(kind, "__init__", after=_watching(self._keep_history))
+        look, compare = _watching(self._begin_forward), _watching(self._end_forward)
+        watch_method(kind, "__init__", after=_watching(keep))
         kind.forward = watched
         watch_writes()
 
-    def _keep_history(self, model: Any) -> None:
-        self._histories[model] = ParameterHistory(model.parameters())
-        self._forwards.add(id(model))
-
     def _begin_forward(self, model: Any) -> WatchedForward | None:
         """Return the record of MODEL's forward that begins; None if it is not watched."""
+        if id(model) not in self._forwards:
+            return None
         history = self._histories.get(model)
         if history is None or not self._watches(history.updates):
             self._forwards.discard(id(model))
@@ -168,7 +171,7 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        progress = self._progress.get(optimizer) or self._begin(optimizer)
+        progress = self._progress.get(id(optimizer)) or self._begin(optimizer)
         if progress.late:
             late, progress.late = progress.late, 0
             self._compare_trained(optimizer, late)
@@ -186,7 +189,7 @@ class _Check:
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
         # Read here: `paddle.distributed.spawn` sets the number of ranks late.
-        progress = self._progress.get(source) or self._begin(source)
+        progress = self._progress.get(id(source)) or self._begin(source)
         count = progress.updates = progress.updates + 1
         if count < progress.next:
             return
@@ -203,7 +206,10 @@ class _Check:
             self._compare_trained(source, count)
 
     def _begin(self, source: Any) -> _UpdateCount:
-        progress = self._progress[source] = _UpdateCount()
+        key = id(source)
+        # Dropped with its source. `WeakKeyDictionary` costs 1,200 instructions more in each step.
+        until = weakref.ref(source, functools.partial(self._progress.pop, key))
+        progress = self._progress[key] = _UpdateCount(until)
         return progress
 
     def _compare_trained(self, source: Any, count: int) -> None:
@@ -418,7 +424,8 @@ class _Check:
 class _UpdateCount:
     """The updates of an optimizer or a program so far, and the next one to examine."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: weakref.ref[Any]) -> None:
+        self._source = source
         self.updates, self.next = 0, 1.0
         # The last due update, if parameters are whole only after the next forward; else 0.
         self.late = 0

@@ -49,7 +49,8 @@ _STAGE3 = "paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3"
 # Attributes in which a scaler records non-finite gradients: Paddle 3's name, and 2's.
 _FOUND = ("_cache_found_inf", "_cache_founf_inf")
 _before: list[Callable[[Any], None]] = []
-_after: list[UpdateCallback] = []
+# With the name of each in remarks.
+_after: dict[UpdateCallback, str] = {}
 _first_only: list[UpdateCallback] = []
 _skipped: list[UpdateCallback] = []
 # Whether the stepped object updates now; None: always.
@@ -103,10 +104,9 @@ def on_update(callback: UpdateCallback, what: str, *, is_first_only: bool = Fals
 
     IS_FIRST_ONLY: after the first update only.
     """
-    watched = border.watching(what)(callback)
-    _after.append(watched)
+    _after[callback] = what
     if is_first_only:
-        _first_only.append(watched)
+        _first_only.append(callback)
 
 
 def before_update(callback: Callable[[Any], None], what: str) -> None:
@@ -139,10 +139,9 @@ def record(source: Any) -> None:
     """Record that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # one process, one training
     _count += 1
-    for callback in _after:
-        callback(source, _count)
+    border.call_each(_after, source, _count)
     while _first_only:
-        _after.remove(_first_only.pop())
+        _after.pop(_first_only.pop(), None)
 
 
 def wrap_subclasses(base: Any, wrap: Callable[[Any], None]) -> None:

@@ -35,6 +35,32 @@ def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_the_others_are_called_all_the_same_when_one_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remarks: list[str] = []
+    monkeypatch.setattr(border, "_remark_callbacks", [remarks.append])
+    monkeypatch.setattr(border, "_remarked", set())
+    calls: list[tuple[str, int]] = []
+
+    def fail(_source: str, _number: int) -> None:
+        raise OSError(13, "no access")
+
+    def prove(_source: str, number: int) -> None:
+        if number == 3:
+            raise border.Disproved
+
+    watching = {fail: "the heartbeat", lambda *given: calls.append(given): "", prove: "the check"}
+    for number in (1, 2):
+        border.call_each(watching, "optimizer", number)
+    assert calls == [("optimizer", 1), ("optimizer", 2)]
+    assert remarks == [
+        "the heartbeat has failed and is skipped: PermissionError: [Errno 13] no access"
+    ]
+    with pytest.raises(border.Disproved):
+        border.call_each(watching, "optimizer", 3)
+
+
 def test_what_was_proved_is_raised_again_and_again() -> None:
     @border.watching("the comparison")
     def compare() -> None:

@@ -34,7 +34,8 @@ _listeners: list[weakref.ref[BackwardListener]] = []
 _last_listeners: list[BackwardListener] = []
 _is_patched = False
 _depth = 0
-_nested = 0
+# How many backwards have run inside others so far, as in recomputation.
+nested = 0
 # Final hooks that the running backward, or one nested in it, has called.
 _final_hooks: list[Callable[[], Any]] = []
 
@@ -52,11 +53,6 @@ def ignore(listener: BackwardListener) -> None:
 def listen_last(listener: BackwardListener) -> None:
     """Notify LISTENER after all others, which may change gradients when a backward ends."""
     _last_listeners.append(listener)
-
-
-def nested_count() -> int:
-    """Return how many backwards have run inside others so far, as in recomputation."""
-    return _nested
 
 
 def patch(core: ModuleType) -> None:
@@ -99,15 +95,15 @@ def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
 
 def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        global _depth, _nested  # autograd of one process
+        global _depth, nested  # autograd of one process
         if _depth:
             _depth += 1
-            _nested += 1
+            nested += 1
             try:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        reducers = [listener for reference in _listeners if (listener := reference()) is not None]
+        reducers: list[Any] = [*filter(None, map(weakref.ref.__call__, _listeners))]
         listeners = reducers + _last_listeners
         for listener in listeners:
             listener.begin()

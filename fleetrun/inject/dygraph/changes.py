@@ -12,14 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-_count = 0
+# How many times layers were cast or moved, and parameters frozen or unfrozen so far. A variable, as
+# each step reads it.
+count = 0
 # `trainable` sets it, too.
 _FROZEN = "stop_gradient"
-
-
-def count() -> int:
-    """Return how many times layers were cast or moved, and parameters frozen or unfrozen so far."""
-    return _count
 
 
 def patch_layers(module: ModuleType) -> None:
@@ -37,9 +34,9 @@ def patch_parameters(framework: ModuleType) -> None:
 
     @functools.wraps(write)
     def __setattr__(parameter: Any, name: str, value: Any) -> None:
-        global _count  # one Paddle
+        global count  # one Paddle
         if name == _FROZEN:
-            _count += 1
+            count += 1
         write(parameter, name, value)
 
     cls.__setattr__ = __setattr__
@@ -48,8 +45,8 @@ def patch_parameters(framework: ModuleType) -> None:
 def _counted(cast: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(cast)
     def counted(*args: Any, **options: Any) -> Any:
-        global _count  # one Paddle
-        _count += 1
+        global count  # one Paddle
+        count += 1
         return cast(*args, **options)
 
     return counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -21,7 +22,7 @@ from .reducer_report import ReducerReport, ReducerSetup
 from .step_reducer import PADDLES_BYTES, StepReducer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from ..communicators import Communicator
@@ -170,7 +171,7 @@ class Reducers:
         signature = inspect.signature(cls.__init__)
         in_place_of(cls, "__init__")(functools.partial(self._make_model, signature))
         in_place_of(cls, "init_reducer")(self._init_reducer)
-        cls.forward = _announcing(cls.forward)
+        cls.no_sync = _announcing(cls.no_sync)
 
     def _make_model(
         self,
@@ -418,22 +419,28 @@ def _caller() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _announcing(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Notify the model's reducer of each FORWARD with gradients that does not sync.
+def _announcing(no_sync: Callable[..., Any]) -> Callable[..., Any]:
+    """Notify the model's reducer of each forward with gradients under NO_SYNC.
 
-    Paddle notifies it of the others. As in Paddle, the forward under `no_sync` counts, not the
-    backward.
+    Paddle notifies it of the others. As in Paddle, the forward counts, not the backward.
     """
 
-    @functools.wraps(forward)
-    def announced(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not model.grad_need_sync:
-            import paddle
+    def disarm(model: Any, _inputs: Any) -> None:
+        import paddle
 
-            reducer = getattr(model, "_reducer", None)
-            if isinstance(reducer, Reducer) and paddle.is_grad_enabled():
-                reducer.disarm()
-        return forward(model, *args, **kwargs)
+        reducer = getattr(model, "_reducer", None)
+        if isinstance(reducer, Reducer) and paddle.is_grad_enabled():
+            reducer.disarm()
+
+    @contextlib.contextmanager
+    def announced(model: Any) -> Iterator[None]:
+        # Other forwards cost what Paddle's do.
+        hook = model.register_forward_pre_hook(disarm)
+        try:
+            with no_sync(model):
+                yield
+        finally:
+            hook.remove()
 
     return announced
 

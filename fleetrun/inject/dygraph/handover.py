@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from .. import border, buckets, settings
 from ..communicators import release
 from ..paddle_api import tensors
-from . import backward
+from . import backward, changes
 from .reducer import Reducer, missing_gradient
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # The first backwards, which our reducer averages.
 _LOOKS = 2
 # The gradients that report their arrival while Paddle's reducer averages: the first, the last, and
-# some between.
-_SENTINELS = 4
+# one or two between.
+_SENTINELS = 2
 # What Paddle's reducer raises, by the kind of its error.
 _ERRORS = (RuntimeError, ValueError)
 _TWICE = "has been ready before"
@@ -295,7 +295,10 @@ class SparingReducer(Reducer):
 
         Raises RuntimeError if Paddle's reducer has not received all gradients of the one before.
         """
-        super().prepare_for_backward(outputs)
+        # Not by `super`, which costs more than this does: it is done in each step.
+        if self._changes != changes.count:
+            self._look_at_changes()
+        self._is_armed = self._is_awaited = True
         # Paddle's would take outputs without gradients for a model that is not used.
         self._is_paddles_turn = self.backwards + 1 < self._next_own and not all(
             map(_is_frozen, outputs)
@@ -330,7 +333,7 @@ class SparingReducer(Reducer):
         if self._is_paddles_turn and self._is_armed:
             if self._is_awaited:
                 self._runs_paddles = True
-                self._nested = backward.nested_count()
+                self._nested = backward.nested
                 return
             # Paddle's has averaged the only backward of a forward that it averages.
             self._take_back()
@@ -363,7 +366,7 @@ class SparingReducer(Reducer):
                 self._is_plain = (
                     self._were_plain
                     and self._follows_forward
-                    and backward.nested_count() == self._nested
+                    and backward.nested == self._nested
                     and is_plain(self.parameters, computed)
                 )
                 self._were_plain = True
@@ -384,7 +387,7 @@ class SparingReducer(Reducer):
         """
         self._is_awaited = False
         self.backwards += 1
-        if backward.nested_count() != self._nested:
+        if backward.nested != self._nested:
             self._were_plain = False
         if len(self._arrivals.keys) != len(self._sentinels) and self._paddles is not None:
             missing = self._paddles.complete(self.parameters)

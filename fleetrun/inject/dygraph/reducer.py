@@ -171,7 +171,7 @@ class Reducer:
         # How many backwards had run inside others when this one began.
         self._nested = 0
         self._all = list(parameters)
-        self._changes, self._dtypes = changes.count(), _dtypes(self._all)
+        self._changes, self._dtypes = changes.count, _dtypes(self._all)
         self.parameters: list[Any] = []
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
@@ -208,7 +208,7 @@ class Reducer:
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Reduce the backward of OUTPUTS; DataParallel calls it after each forward that syncs."""
         del outputs
-        if self._changes != changes.count():
+        if self._changes != changes.count:
             self._look_at_changes()
         self._is_armed = self._is_awaited = True
 
@@ -222,7 +222,7 @@ class Reducer:
 
     def _look_at_changes(self) -> None:
         """Rearrange if dtypes have changed, or parameters were unfrozen."""
-        before, self._changes, self._dtypes = self._dtypes, changes.count(), _dtypes(self._all)
+        before, self._changes, self._dtypes = self._dtypes, changes.count, _dtypes(self._all)
         if before != self._dtypes or any(map(tensors.is_trained, self._frozen)):
             # All ranks run the same script, so they cast and unfreeze together.
             self._on_change()
@@ -333,7 +333,7 @@ class Reducer:
         """Count the gradients that have arrived, and send complete buckets."""
         if not self._is_active:
             return
-        if backward.nested_count() != self._nested:
+        if backward.nested != self._nested:
             self._sends_late = True
         for key in self._arrivals.take():
             bucket = self._bucket_of[key]
@@ -466,7 +466,7 @@ class Reducer:
         self._next = 0
         self._ready = {}
         self._arrivals.clear()
-        self._nested = backward.nested_count()
+        self._nested = backward.nested
         self._check.begin(self.backwards)
         for bucket in self.buckets:
             bucket.reset()

@@ -137,12 +137,12 @@ _get_registered_phi_kernels  REDUCER: tells whether a device has `coalesce_tenso
 DataParallel.__init__(self layers strategy comm_buffer_size last_comm_buffer_size
     find_unused_parameters group)  REDUCER CHECK ARGUMENTS: records the arguments; makes the
     reducer, by the attributes
-    uses comm_buffer_size last_comm_buffer_size find_unused_parameters grad_need_sync group
-    uses init_reducer
+    uses comm_buffer_size last_comm_buffer_size find_unused_parameters group init_reducer
 DataParallel.init_reducer(self)  REDUCER: ours takes the place of Paddle's reducer here
     uses _reducer group_indices no_sync
+DataParallel.no_sync  REDUCER: contains forwards that no synchronized backward follows
 DataParallel.forward(self)  REDUCER CHECK: shows that a backward follows
-    uses _reducer grad_need_sync prepare_for_backward
+    uses _reducer prepare_for_backward
 [paddle.base.core]
 eager_assign_group_by_size  REDUCER: Paddle's buckets, to compare with
 [paddle.distributed.collective]
