@@ -50,9 +50,10 @@ _EARLY = (
 _STOPPED = (
     "This rank lost a peer that was stopped: by SIGSTOP, Ctrl-Z, a debugger, or a batch system."
 )
-# The most processes to list that had ended before; exits are noticed a little late.
+# The most processes to list that had ended before. A process closes its connections a while before
+# its exit is noticed: on a busy machine, Python and Paddle take that long to end.
 _MOST_EARLY = 4
-_SEEN_S = 0.1
+_SEEN_S = 0.5
 
 
 class Victim(NamedTuple):

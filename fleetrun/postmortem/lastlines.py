@@ -25,6 +25,8 @@ _RULE = "-----"
 # How C++ reports an uncaught exception, in one or two lines before the crash.
 _UNCAUGHT = "terminate called after throwing an instance of "
 _UNCAUGHT_LINES = 3
+# How Paddle's executor of static programs reports what an operator has raised.
+_IN_EXECUTOR = " raises an exception "
 
 
 def tail(path: str) -> str:
@@ -52,6 +54,9 @@ def last_lines(text: str) -> list[str]:
     >>> last_lines("step 1\nterminate called after throwing an instance of 'E'\n"
     ...            "  what():  no\nFatal Python error: Aborted\n")[:2]
     ["terminate called after throwing an instance of 'E'", '  what():  no']
+    >>> last_lines("W1126 all_reduce raises an exception gloo::TimeoutException, [...] TIMEOUT\n"
+    ...            "Traceback (most recent call last):\nRuntimeError: std::exception\n")[0][:32]
+    'W1126 all_reduce raises an excep'
     >>> last_lines("10%\r20%\r\nend")
     ['20%', 'end']
     """
@@ -126,4 +131,5 @@ def _start_of_traceback(lines: list[str]) -> int | None:
     start = starts.pop()
     while starts and any(line.startswith(_CHAINED) for line in lines[starts[-1] : start]):
         start = starts.pop()
-    return start
+    # Python only hears of a `std::exception`.
+    return start - 1 if start and _IN_EXECUTOR in lines[start - 1] else start
