@@ -140,12 +140,14 @@ class Driven(Launcher):
 
     def __init__(self, folder: Path, *commands: str | list[str], **wanted: object) -> None:
         super().__init__(folder)
-        argvs = [["sh", "-c", one] if isinstance(one, str) else one for one in commands]
+        argvs = [
+            ["sh", "-c", command] if isinstance(command, str) else command for command in commands
+        ]
         spec = folder / f"{self.marker}.json"
         spec.write_text(json.dumps({"commands": argvs, "folder": str(folder), **wanted}))
         self.argv = [sys.executable, DRIVER, str(spec)]
 
 
-def process_in_background(said: str) -> int:
+def process_in_background(printed: str) -> int:
     """Return the process that the job is SAID to be."""
-    return int(said.partition("in the background as process ")[2].partition(":")[0])
+    return int(printed.partition("in the background as process ")[2].partition(":")[0])

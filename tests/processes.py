@@ -28,12 +28,12 @@ def kill_what_was_left(since_s: float) -> None:
     from warming import servers
 
     objects = gc.get_objects()
-    for job in [one for one in objects if isinstance(one, Job)]:
+    for job in [item for item in objects if isinstance(item, Job)]:
         for pid in survivors(job.marker):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     ticks = int(since_s * os.sysconf("SC_CLK_TCK"))
-    for process in [one for one in objects if isinstance(one, subprocess.Popen)]:
+    for process in [item for item in objects if isinstance(item, subprocess.Popen)]:
         stat = _read(Path(f"/proc/{process.pid}/stat")) if process.returncode is None else b""
         if not stat or int(stat.rpartition(b")")[2].split()[19]) < ticks or process in servers:
             continue

@@ -28,8 +28,8 @@ def launched(folder: Path, *options: str, script: str = "echo first") -> tuple[l
 
 
 def test_at_most_five_lines_stand_before_the_scripts_first(tmp_path: Path) -> None:
-    said, kept = launched(tmp_path, "--env=MY_TOKEN=hush-hush", "--check_ranks=-1")
-    *banner, note, end = said
+    shown, kept = launched(tmp_path, "--env=MY_TOKEN=hush-hush", "--check_ranks=-1")
+    *banner, note, end = shown
     assert end.startswith("fleetrun: Done after ")
     assert "no GPU driver" in note
     assert 3 <= len(banner) <= 5
@@ -51,9 +51,9 @@ def test_the_tables_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 def test_the_full_banner_has_paddles_tables(tmp_path: Path) -> None:
-    said, kept = launched(tmp_path, "--banner=full")
-    assert said[0] == ARGUMENTS
-    assert kept.splitlines() == said[:-1]
+    shown, kept = launched(tmp_path, "--banner=full")
+    assert shown[0] == ARGUMENTS
+    assert kept.splitlines() == shown[:-1]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_the_full_banner_has_paddles_tables(tmp_path: Path) -> None:
 def test_without_a_banner_the_tables_are_kept_all_the_same(
     options: list[str], lines: int, tmp_path: Path
 ) -> None:
-    said, kept = launched(tmp_path, *options)
-    assert len(said) == lines
+    shown, kept = launched(tmp_path, *options)
+    assert len(shown) == lines
     assert ARGUMENTS in kept
 
 

@@ -35,9 +35,9 @@ def refused(job: Command, prefix: Sequence[str]) -> str:
 
 @pytest.mark.parametrize("limit", [5, 10, 20])
 def test_too_few_open_files_are_a_sentence(tmp_path: Path, limit: int) -> None:
-    said = refused(Command(tmp_path, "touch started"), shell(f"ulimit -n {limit}"))
-    assert said.startswith("2 processes on one host need ")
-    assert f"and {limit} are allowed: raise the hard limit (`ulimit -Hn`)." in said
+    refusal = refused(Command(tmp_path, "touch started"), shell(f"ulimit -n {limit}"))
+    assert refusal.startswith("2 processes on one host need ")
+    assert f"and {limit} are allowed: raise the hard limit (`ulimit -Hn`)." in refusal
 
 
 def test_the_soft_limit_of_open_files_is_raised_before_ports_are_held(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_no_more_processes_are_a_sentence(tmp_path: Path) -> None:
     job = Command(tmp_path, "")
     # Capabilities do not count for who asks beforehand whether a script may be executed.
     job.argv[-1:] = ["/usr/bin/touch", str(tmp_path / "started")]
-    said = refused(job, (*NOBODY, *shell("ulimit -u 1")))
-    assert said.startswith("No process can be started (Resource temporarily unavailable): ")
+    refusal = refused(job, (*NOBODY, *shell("ulimit -u 1")))
+    assert refusal.startswith("No process can be started (Resource temporarily unavailable): ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -81,14 +81,14 @@ def test_no_more_processes_are_a_sentence(tmp_path: Path) -> None:
 def test_no_proc_is_a_sentence(tmp_path: Path, away: str) -> None:
     if not can("unshare", "--mount", "true"):
         pytest.skip("no namespaces here")
-    said = refused(Command(tmp_path, "touch started"), ("unshare", "--mount", *shell(away)))
-    assert said.startswith("/proc is not mounted")
+    refusal = refused(Command(tmp_path, "touch started"), ("unshare", "--mount", *shell(away)))
+    assert refusal.startswith("/proc is not mounted")
 
 
 def test_a_folder_that_was_removed_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    said = refused(Command(tmp_path, "touch started"), shell("cd gone; rmdir ../gone"))
-    assert said.startswith("The current folder cannot be found (No such file or directory)")
+    refusal = refused(Command(tmp_path, "touch started"), shell("cd gone; rmdir ../gone"))
+    assert refusal.startswith("The current folder cannot be found (No such file or directory)")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ PRINTING = (
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "expected"),
     [
         (">&-", b"fleetrun: Standard output is closed, and what was asked for goes there.\n"),
         (
@@ -149,10 +149,10 @@ PRINTING = (
     ],
 )
 def test_what_cannot_be_printed_is_a_sentence(
-    tmp_path: Path, words: list[str], where: str, said: bytes
+    tmp_path: Path, words: list[str], where: str, expected: bytes
 ) -> None:
     done = run_in_shell(tmp_path, where, *words)
-    assert (done.returncode, done.stderr) == (3, said)
+    assert (done.returncode, done.stderr) == (3, expected)
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])

@@ -21,9 +21,9 @@ EVIL = "\x1b[2J \x1b]0;title\x07 \x9b31m \u202egnp \x7f\x08"
 FORGED = "\nfleetrun: all is well"
 
 
-def assert_harmless(said: bytes) -> None:
+def assert_harmless(output: bytes) -> None:
     """Fail if anything in SAID is more than text in lines."""
-    for line in said.decode().split("\n"):
+    for line in output.decode().split("\n"):
         assert line.isprintable(), line
 
 

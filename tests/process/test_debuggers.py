@@ -67,8 +67,8 @@ class Editor:
         """Send a request and return the body of the answer."""
         answer = self.wait(type="response", request_seq=self.ask(command, **arguments))
         assert answer["success"], answer
-        found: dict[str, Any] = answer.get("body", {})
-        return found
+        body: dict[str, Any] = answer.get("body", {})
+        return body
 
     def close(self) -> None:
         """Hang up."""

@@ -136,8 +136,8 @@ def test_the_ranks_of_a_host_that_stood_by_are_forked(tmp_path: Path, preload: s
     _, second = (job.start() for _ in range(2))
     wait_for(tmp_path, 0, hosts=2)
     job.start()
-    said = {"": "Ranks of another attempt are forked from", "fails": "fails cannot be imported"}
-    until(lambda: said.get(preload, "This host waits for a place in the job") in job.said(2))
+    printed = {"": "Ranks of another attempt are forked from", "fails": "fails cannot be imported"}
+    until(lambda: printed.get(preload, "This host waits for a place in the job") in job.said(2))
     assert f"-{job.launchers[2].pid}" not in fleetrun("ps", "--json", folder=tmp_path).stdout
     second.kill()
     wait_for(tmp_path, 1, hosts=2)

@@ -166,17 +166,19 @@ def test_what_is_sent_on_arrives_as_it_was(hook: Hook, status: int) -> None:
 )
 def test_what_is_not_delivered_for_a_redirect_is_said(hook: Hook, status: int, where: str) -> None:
     hook.status, hook.moved_to = status, where
-    said: list[str] = []
-    notification.notify("{}", command=None, url=hook.url, log=said.append)
+    printed: list[str] = []
+    notification.notify("{}", command=None, url=hook.url, log=printed.append)
     assert (hook.taken, hook.others) == ([], [])
-    assert said == [f"The webhook failed (HTTP status {status}, a redirect that is not followed)."]
+    assert printed == [
+        f"The webhook failed (HTTP status {status}, a redirect that is not followed)."
+    ]
 
 
 def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path) -> None:
     ended = Command(tmp_path, "true", "--webhook=ftp://host/abcdef12").run()
     assert ended.code == 2
-    said = "give an address that begins with https:// or http:// to --webhook."
-    assert said in ended.said
+    refusal = "give an address that begins with https:// or http:// to --webhook."
+    assert refusal in ended.said
     assert "abcdef12" not in ended.said
 
 
@@ -206,7 +208,7 @@ def test_who_has_called_the_address_is_gone_before_the_launcher(
 
 
 def _children() -> set[int]:
-    return {one.pid for one in proc.all_processes() if one.parent == os.getpid()}
+    return {process.pid for process in proc.all_processes() if process.parent == os.getpid()}
 
 
 def _is_gone(pid: str) -> bool:

@@ -161,8 +161,8 @@ def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     done = job.finish(launcher)
     assert done.code == 143
     # Not before the grace is over; how long after is the machine's.
-    named = [one for one in job.events() if one["event"] in {"signalled", "timer"}]
-    steps = [one.get("signal", "timer") for one in named]
+    named = [event for event in job.events() if event["event"] in {"signalled", "timer"}]
+    steps = [event.get("signal", "timer") for event in named]
     assert steps == ["SIGTERM", "timer", "SIGKILL"]
     assert "Rank 0 had to be killed" in done.said
 

@@ -59,10 +59,10 @@ def test_of_a_deep_recursion_the_last_frames_are_recorded(tmp_path: Path) -> Non
     code = "sys.setrecursionlimit(8000)\ndef f(): return [f()]\nf()"
     job = Command.python(tmp_path, code, ranks=1)
     assert job.run().code == 1
-    said = error(job)
-    assert said is not None
-    assert said.kind == "RecursionError"
-    (repeated,) = re.findall(r"Previous line repeated (\d+) more times", said.stack)
+    recorded = error(job)
+    assert recorded is not None
+    assert recorded.kind == "RecursionError"
+    (repeated,) = re.findall(r"Previous line repeated (\d+) more times", recorded.stack)
     assert int(repeated) < 1000
 
 
@@ -81,9 +81,9 @@ def test_s30_of_a_wrapper_script_the_python_in_it_counts(tmp_path: Path) -> None
     script = f'"{sys.executable}" -c "import nowhere" || exit 5'
     job = Command(tmp_path, script, ranks=1)
     assert job.run().code == 5
-    said = error(job)
-    assert said is not None
-    assert said.kind == "ModuleNotFoundError"
+    recorded = error(job)
+    assert recorded is not None
+    assert recorded.kind == "ModuleNotFoundError"
 
 
 def test_what_ends_a_child_of_the_rank_is_not_the_ranks_end(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_an_exception_hook_of_the_script_does_not_hide_it(tmp_path: Path) -> Non
     job = Command.python(tmp_path, code, ranks=1)
     job.run()
     assert job.log(0).read_text() == "mine\n"
-    said = error(job)
-    assert said is not None
-    assert said.message == "hidden"
+    recorded = error(job)
+    assert recorded is not None
+    assert recorded.message == "hidden"
 
 
 def test_an_exit_or_a_ctrl_c_is_no_error(tmp_path: Path) -> None:
@@ -136,6 +136,6 @@ def test_a_module_may_be_the_script(tmp_path: Path) -> None:
     job = Command(tmp_path, "", "-m", "train", ranks=1)
     job.argv.pop()
     assert job.run().code == 1
-    said = error(job)
-    assert said is not None
-    assert said.message == "module"
+    recorded = error(job)
+    assert recorded is not None
+    assert recorded.message == "module"

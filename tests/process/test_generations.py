@@ -89,9 +89,9 @@ def test_a_host_that_comes_later_is_waited_for(tmp_path: Path, attempt: int) -> 
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> None:
-    one, process = waiting(tmp_path, "never", attempt)
+    command, process = waiting(tmp_path, "never", attempt)
     process.send_signal(signal.SIGTERM)
-    done = one.finish(process)
+    done = command.finish(process)
     assert done.code == 143, done.said
     assert "SIGTERM" in done.said
     assert (tmp_path / "cancelled").exists()

@@ -100,7 +100,7 @@ def test_s61_a_forked_child_that_waits_for_a_lock_of_its_parent_is_named(tmp_pat
         )
     assert "is never released in the child" in ended.said
     (hung,) = [event for event in job.events() if event["event"] == "hung"]
-    assert [one["child_of"] for one in hung["deadlocked"]] == ["rank 0", "rank 1"]
+    assert [child["child_of"] for child in hung["deadlocked"]] == ["rank 0", "rank 1"]
 
 
 def test_a_forked_child_that_another_process_may_wake_is_not_called_deadlocked(
@@ -157,8 +157,8 @@ def fake_spy(folder: Path, text: str) -> dict[str, str]:
 
 
 def test_s61_py_spy_is_asked_where_it_is_installed(tmp_path: Path) -> None:
-    said = 'Process 7: x\\n\\nThread 7 (idle): "MainThread"\\n    peek (/x/a.py:3)\\n'
-    env = fake_spy(tmp_path, f"echo \"$@\" >> asked; printf '{said}'")
+    stack = 'Process 7: x\\n\\nThread 7 (idle): "MainThread"\\n    peek (/x/a.py:3)\\n'
+    env = fake_spy(tmp_path, f"echo \"$@\" >> asked; printf '{stack}'")
     job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8")
     ended = job.run(env=env)
     assert "Ranks 0-1 stand in peek (a.py:3)." in ended.said

@@ -50,7 +50,7 @@ def small_disk(folder: Path, options: str) -> Iterator[Path]:
 def whole(job: Command, rank: int) -> bytes:
     """Put the parts of a rank's log together; a hole at the beginning is none of it."""
     log = job.log(rank).resolve()
-    parts = sorted(log.parent.glob(f"{log.name}.*"), key=lambda one: -int(one.suffix[1:]))
+    parts = sorted(log.parent.glob(f"{log.name}.*"), key=lambda part: -int(part.suffix[1:]))
     return b"".join(part.read_bytes() for part in parts) + log.read_bytes().lstrip(b"\0")
 
 
@@ -71,8 +71,8 @@ def test_s68_fast_ranks_lose_no_line_to_rotation(tmp_path: Path, *, is_tmpfs: bo
             assert whole(job, rank) == text
             assert job.log(rank).resolve().with_name(f"workerlog.{rank}.1").exists()
             prefix = b"[rank %d] " % rank
-            shown = [one for one in done.out.splitlines(keepends=True) if one.startswith(prefix)]
-            assert b"".join(one.removeprefix(prefix) for one in shown) == text
+            shown = [line for line in done.out.splitlines(keepends=True) if line.startswith(prefix)]
+            assert b"".join(line.removeprefix(prefix) for line in shown) == text
     assert done.said == ""
 
 
@@ -91,7 +91,10 @@ def test_s68_a_stuck_reader_neither_blocks_ranks_nor_fills_the_disk(tmp_path: Pa
     assert done.code == 0
     text = expected(tmp_path, 0)
     assert text.endswith(whole(job, 0))
-    assert sorted(one.name for one in log.parent.glob("workerlog.*")) == [log.name, f"{log.name}.1"]
+    assert sorted(path.name for path in log.parent.glob("workerlog.*")) == [
+        log.name,
+        f"{log.name}.1",
+    ]
     # What was rotated away unread is missing, and that was said once.
     if done.out != text:
         assert done.said.count("read more slowly than --log_max_size") == 1
@@ -165,7 +168,7 @@ def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
         reader.stdin.close()
         job.wait_for("wrote")
         (tmp_path / "go").touch()
-        until(lambda: any(one["event"] == "finished" for one in job.events()))
+        until(lambda: any(event["event"] == "finished" for event in job.events()))
         reader.send_signal(signal.SIGCONT)
         done = job.finish(launcher)
         assert reader.wait(LONG_S) == 0
@@ -184,7 +187,7 @@ def vanish(folder: Path) -> None:
 def test_s37_a_log_folder_that_vanishes_is_one_warning(tmp_path: Path) -> None:
     job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.01; done; echo end; exit 5")
     launcher = job.start()
-    until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
+    until(lambda: any(event["event"] == "started" and event["rank"] == 1 for event in job.events()))
     job.wait_for("ready0", "ready1")
     vanish(tmp_path / "log")
     (tmp_path / "go").touch()
@@ -198,7 +201,7 @@ def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_pa
     script = "touch ready$R; [ -e go ] && exit 0; until [ -e go ]; do sleep 0.01; done; exit 5"
     job = Command(tmp_path, script, "--max_restart=1")
     launcher = job.start()
-    until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
+    until(lambda: any(event["event"] == "started" and event["rank"] == 1 for event in job.events()))
     job.wait_for("ready0", "ready1")
     vanish(tmp_path / "log")
     (tmp_path / "go").touch()
@@ -271,7 +274,7 @@ def test_s37_a_log_folder_that_becomes_read_only_is_one_warning(tmp_path: Path) 
     job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.01; done; echo end; exit 5")
     plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
     launcher = job.start(prefix=plain if os.geteuid() == 0 else ())
-    until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
+    until(lambda: any(event["event"] == "started" and event["rank"] == 1 for event in job.events()))
     job.wait_for("ready0", "ready1")
     folders = [tmp_path / "log", *(tmp_path / "log" / "runs").iterdir()]
     for folder in folders:

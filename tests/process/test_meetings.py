@@ -92,7 +92,7 @@ def test_the_first_host_says_what_to_type_on_the_others(tmp_path: Path, port: st
 def test_a_dry_run_of_the_first_host_shows_where_others_would_meet_it(tmp_path: Path) -> None:
     words = ["--nnodes=2", "--host=127.0.0.1", "--dry-run=json"]
     planned = Command(tmp_path, "", *words, ranks=1).run()
-    settings = {one["name"]: one for one in json.loads(planned.out)["settings"]}
+    settings = {setting["name"]: setting for setting in json.loads(planned.out)["settings"]}
     assert settings["master"]["value"].startswith("127.0.0.1:")
     assert settings["master"]["source"] == "this host is the first"
     assert planned.said == ""

@@ -82,8 +82,8 @@ def test_devices_are_named_as_with_paddles_launcher(
 ) -> None:
     ended = launched(tmp_path, env | extra, *options)
     assert ended.code == 0
-    found = [printed(ended, rank)["FLAGS_selected_mlus"] for rank in range(len(selected))]
-    assert found == selected
+    masks = [printed(ended, rank)["FLAGS_selected_mlus"] for rank in range(len(selected))]
+    assert masks == selected
 
 
 def test_ranks_on_the_cpu_load_no_plugin(tmp_path: Path, env: dict[str, str]) -> None:

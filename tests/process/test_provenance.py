@@ -111,9 +111,9 @@ def test_s73_the_same_launch_comes_out_of_its_manifest(tmp_path: Path) -> None:
 
 
 def _quiet(text: str) -> dict[str, object]:
-    found = compared(text)
-    assert isinstance(found, dict)
-    return found
+    facts = compared(text)
+    assert isinstance(facts, dict)
+    return facts
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")

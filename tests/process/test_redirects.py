@@ -40,7 +40,7 @@ def test_each_stream_has_a_file_of_its_own(tmp_path: Path) -> None:
     # Of one rank alone, both, without a prefix.
     assert sorted(shown(tmp_path, "--rank=1").splitlines()) == ["err 1", "out 1"]
     plan = json.loads((log / "latest/plan.json").read_text())
-    assert [one["error_log"] for one in plan["processes"]] == ["workererr.0", "workererr.1"]
+    assert [process["error_log"] for process in plan["processes"]] == ["workererr.0", "workererr.1"]
     # A launch without the option leaves no name that leads into an older one.
     assert Command.python(tmp_path, BOTH).run().code == 0
     assert not list(log.glob("workererr.*"))
@@ -125,7 +125,7 @@ sys.stderr.write("1%\\r50% loss\\r100%\\nlast loss")
         *(f"step {step} loss {step + r}" for r in range(ranks) for step in range(3)),
         *["last loss"] * ranks,
     ]
-    chosen = [one for one in expected if "loss 1" in one or "loss 2" in one or "last" in one]
+    chosen = [line for line in expected if "loss 1" in line or "loss 2" in line or "last" in line]
     lines = done.out.decode().splitlines()
     assert sorted(line.split("] ")[-1] for line in lines) == sorted(chosen)
     assert all(line.startswith("[rank ") for line in lines) == (ranks > 1)

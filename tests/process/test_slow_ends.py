@@ -61,8 +61,8 @@ FAILURES = {
 
 def report(job: Command) -> dict[str, Any]:
     text = (job.folder / "log" / "latest" / "report.json").read_text()
-    found: dict[str, Any] = json.loads(text)
-    return found
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -78,14 +78,14 @@ def test_s16_the_culprit_that_ends_last_is_the_culprit(
     assert ended.code == code
     found = report(job)
     assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, code)
-    assert [one["rank"] for one in found["victims"]] == [0, 2]
+    assert [victim["rank"] for victim in found["victims"]] == [0, 2]
     # Nobody waited for its end before the others were stopped.
     events = job.events()
-    exited = next(one for one in events if one["event"] == "exited")
-    signalled = next(one for one in events if one["event"] == "signalled")
+    exited = next(event for event in events if event["event"] == "exited")
+    signalled = next(event for event in events if event["event"] == "signalled")
     assert (exited["rank"], signalled["spared"]) == (0, ["trainer.1"])
     assert exited["monotonic"] <= signalled["monotonic"]
-    (examined,) = [one for one in events if one["event"] == "root_cause"]
+    (examined,) = [event for event in events if event["event"] == "root_cause"]
     assert (examined["rank"], examined["failed"]) == (1, ["trainer.0", "trainer.1"])
     assert examined["failed_at"] < exited["monotonic"]
 
@@ -117,7 +117,7 @@ def test_s16_teardowns_of_all_lengths_in_all_orders(tmp_path: Path, every: int) 
             assert f"fleetrun: rank 1 exited with {code}.\nIt failed first" in ended.said
             found = report(job)
             assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, code)
-            assert [one["rank"] for one in found["victims"]] == [0, 2]
+            assert [victim["rank"] for victim in found["victims"]] == [0, 2]
 
 
 @pytest.mark.parametrize("failure", ["raise", "sys.exit"])
@@ -182,7 +182,7 @@ os._exit(9)
     job = Command.python(tmp_path, code, "--grace=1")
     assert job.run().code == 9
     path = str(tmp_path / "log" / "latest" / "rank.1.jsonl")
-    assert [one["code"] for one in rankfile.records(path, rankfile.EXIT)] == [5, None]
+    assert [record["code"] for record in rankfile.records(path, rankfile.EXIT)] == [5, None]
     assert rankfile.error(path) is None
 
 
@@ -195,7 +195,7 @@ exit 9
 """
     job = Command(tmp_path, script)
     assert job.run().code == 9
-    (signalled,) = [one for one in job.events() if one["event"] == "signalled"]
+    (signalled,) = [event for event in job.events() if event["event"] == "signalled"]
     assert signalled["spared"] == []
 
 
@@ -222,7 +222,7 @@ STAYS_IN = {
     "stay",
     [
         "exit handler",
-        *(pytest.param(each, marks=pytest.mark.extended) for each in list(STAYS_IN)[1:]),
+        *(pytest.param(place, marks=pytest.mark.extended) for place in list(STAYS_IN)[1:]),
     ],
 )
 def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
@@ -236,10 +236,10 @@ def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
     assert " s ago and has not ended; the job ends." in ended.said
     assert "fleetrun: rank 1 exited with 1." in ended.said
     assert "ValueError: no such column" in ended.said
-    found = report(job)
-    assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, 1)
-    assert sorted(one["rank"] for one in found["victims"]) == [0, 2]
-    (overdue,) = [one for one in job.events() if one["event"] == "overdue"]
+    failure = report(job)
+    assert (failure["culprit"]["rank"], failure["culprit"]["code"]) == (1, 1)
+    assert sorted(victim["rank"] for victim in failure["victims"]) == [0, 2]
+    (overdue,) = [event for event in job.events() if event["event"] == "overdue"]
     assert (overdue["rank"], overdue["failed"]) == (1, ["trainer.1"])
 
 
@@ -274,7 +274,7 @@ def test_who_has_raised_and_hangs_is_not_a_hang_but_its_failure(
     ended = job.run()
     assert ended.code == code, ended.said
     assert f"fleetrun: rank 1 exited with {code}." in ended.said
-    assert "hung" not in {one["event"] for one in job.events()}
+    assert "hung" not in {event["event"] for event in job.events()}
 
 
 def test_who_has_raised_first_is_the_culprit_where_none_of_them_ends(tmp_path: Path) -> None:

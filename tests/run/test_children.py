@@ -30,7 +30,7 @@ def test_a_rank_that_was_started_by_somebody_who_died_is_known_by_its_environmen
     number: int,
 ) -> None:
     orders = [order(0), order(1)]
-    pids = [children.start(one) for one in orders]
+    pids = [children.start(order) for order in orders]
     try:
         # Until it has become its program, a child shows our environment.
         until(lambda: children.adopted(orders[number]) == pids[number])

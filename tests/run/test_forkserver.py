@@ -33,9 +33,9 @@ NEW = "Paddle says hello\nrank {} ['{}', 'devices'] None {}\n"
 
 @pytest.fixture
 def parent() -> Iterator[guard.Guard]:
-    one = guard.Guard("marker", FileLimit(1))
-    yield one
-    one.dismiss()
+    made = guard.Guard("marker", FileLimit(1))
+    yield made
+    made.dismiss()
 
 
 @pytest.fixture

@@ -76,9 +76,9 @@ class _Room:
 
 @pytest.fixture
 def room() -> Iterator[_Room]:
-    one = _Room()
-    yield one
-    one.loop.close()
+    room = _Room()
+    yield room
+    room.loop.close()
 
 
 def test_who_knows_everything_answers_at_once(room: _Room) -> None:

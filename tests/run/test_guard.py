@@ -58,7 +58,7 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
             )
         until((tmp_path / "log").read_text)
         elsewhere = int((tmp_path / "log").read_text())
-        pidfds = [os.pidfd_open(each) for each in (started.pid, elsewhere)]
+        pidfds = [os.pidfd_open(pid) for pid in (started.pid, elsewhere)]
         made.kill_at(time.monotonic() + 3600.0)
         made.kill_at(time.monotonic())
         for pidfd in pidfds:

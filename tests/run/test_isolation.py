@@ -63,8 +63,8 @@ def is_there(call: IsolatedCall) -> bool:
 
 def test_a_child_that_has_to_wait_for_a_processor_is_not_left_behind() -> None:
     with starved() as call:
-        said = call.abandon()
-        assert not call.is_left, said
+        left = call.abandon()
+        assert not call.is_left, left
         assert not is_there(call)
 
 

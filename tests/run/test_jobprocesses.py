@@ -30,9 +30,11 @@ def process(pid: int, parent: int, group: int | None = None) -> Stat:
 def test_the_marked_and_their_descendants_die_and_nobody_else(
     seen: list[tuple[int, ...]], before: list[tuple[int, ...]], killed: list[int]
 ) -> None:
-    groups = {process(*one).group for one in seen if one[0] == 10}
-    found = of_job([process(*one) for one in seen], [process(*one) for one in before], {10}, groups)
-    assert sorted(one.pid for one in found) == killed
+    groups = {process(*fields).group for fields in seen if fields[0] == 10}
+    members = of_job(
+        [process(*fields) for fields in seen], [process(*fields) for fields in before], {10}, groups
+    )
+    assert sorted(member.pid for member in members) == killed
 
 
 def test_a_later_process_with_the_same_id_gets_no_signal() -> None:

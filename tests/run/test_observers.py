@@ -115,9 +115,9 @@ class _Room:
 
 @pytest.fixture
 def room() -> Iterator[_Room]:
-    one = _Room()
-    yield one
-    one.loop.close()
+    room = _Room()
+    yield room
+    room.loop.close()
 
 
 def test_what_happened_before_they_were_opened_is_told_then(room: _Room) -> None:
@@ -162,7 +162,7 @@ def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
     ear, first, second = _Ear(), _Deaf(), _Deaf()
     observers = room.open(first, second, ear)
     observers.on_event(NEWS)
-    assert [len(one.heard) for one in (ear, first, second)] == [2, 1, 1]
+    assert [len(sink.heard) for sink in (ear, first, second)] == [2, 1, 1]
     assert room.said == ["The deaf failed (No space left on device); the job goes on without it."]
     assert room.declared == []
 

@@ -949,9 +949,9 @@ def check_last_attempt(job: Job, stops: list[Interrupted]) -> None:
             ]
             assert all(
                 (outcome.cause.is_victim, outcome.cause.failed_at)
-                <= (each.is_victim, each.failed_at)
-                for each in others
-                if outcome.cause.failed_at is not None and each.failed_at is not None
+                <= (other.is_victim, other.failed_at)
+                for other in others
+                if outcome.cause.failed_at is not None and other.failed_at is not None
             )
 
 

@@ -26,7 +26,7 @@ def connected(port: int, within_s: float = 60.0) -> tuple[Link | None, int]:
     loop = Loop()
     results: list[tuple[Link | None, int]] = []
     (place,) = tcpconnect.literal(HERE, port)
-    tcpconnect.TcpConnect(place, loop, lambda *said: results.append(said), within_s)
+    tcpconnect.TcpConnect(place, loop, lambda *words: results.append(words), within_s)
     assert not results
     turn_until(loop, lambda: results)
     loop.close()

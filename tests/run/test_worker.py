@@ -28,7 +28,9 @@ def claim(path: Path, attempt: int = 0) -> None:
 def test_the_files_of_a_plan_are_written_and_its_logs_are_there(tmp_path: Path) -> None:
     claim(tmp_path)
     claim(tmp_path, 1)
-    logs = [names.log_name(one.log, attempt) for one in PLAN.processes for attempt in (0, 1)]
+    logs = [
+        names.log_name(process.log, attempt) for process in PLAN.processes for attempt in (0, 1)
+    ]
     assert sorted(os.listdir(tmp_path)) == sorted(["lib.so", "list", *logs])
     assert (tmp_path / "lib.so").readlink() == Path("/plug-ins/lib.so")
     assert (tmp_path / "list").read_text() == "a,b"

@@ -67,7 +67,7 @@ def test_s23_a_host_whose_ranks_end_well_fails_with_the_other_host(tmp_path: Pat
         hosts.append(Command(folder, script, *place, f"--start_port={start}", job, ranks=1))
     launchers = [host.start() for host in hosts]
     done = [host.finish(process) for host, process in zip(hosts, launchers, strict=True)]
-    assert [one.code for one in done] == [7, 7]
+    assert [end.code for end in done] == [7, 7]
     assert "Rank 1 exited with 7 on 127.0.0.2" in done[0].said
     assert "rank 1 exited with 7" in done[1].said
 

@@ -33,9 +33,9 @@ def test_s69_a_second_launch_keeps_the_first_ones_logs(tmp_path: Path) -> None:
     for number in (1, 2):
         assert Command(tmp_path, f"echo launch {number}").run().code == 0
     launches = list((tmp_path / "log" / "runs").iterdir())
-    said = {(folder / "workerlog.1").read_text(): folder.resolve() for folder in launches}
-    assert sorted(said) == ["launch 1\n", "launch 2\n"]
-    assert (tmp_path / "log" / "latest").resolve() == said["launch 2\n"]
+    outputs = {(folder / "workerlog.1").read_text(): folder.resolve() for folder in launches}
+    assert sorted(outputs) == ["launch 1\n", "launch 2\n"]
+    assert (tmp_path / "log" / "latest").resolve() == outputs["launch 2\n"]
     assert (tmp_path / "log" / "workerlog.1").read_text() == "launch 2\n"
 
 
@@ -46,7 +46,7 @@ def test_s69_two_launches_at_once_do_not_mix(tmp_path: Path) -> None:
     jobs[0].wait_for("ready0")
     (tmp_path / "go").touch()
     done = [job.finish(process) for job, process in zip(jobs, launchers, strict=True)]
-    assert [(one.code, one.out) for one in done] == [(0, b"one\n"), (0, b"two\n")]
+    assert [(end.code, end.out) for end in done] == [(0, b"one\n"), (0, b"two\n")]
     logs = sorted((folder / "workerlog.0").read_text() for folder in folders.iterdir())
     assert logs == ["one\n", "two\n"]
 

@@ -144,7 +144,7 @@ def test_ranks_of_another_attempt_are_forked_and_its_phases_are_told(
         page = fleetrun("report", folder=tmp_path).stdout.strip()
         assert recovered["text"] in Path(page).read_text()
         told = json.loads((tmp_path / "ended.json").read_text())["restarts"]
-        assert [(one["attempt"], one["lost_steps"]) for one in told] == [(1, 2)]
+        assert [(event["attempt"], event["lost_steps"]) for event in told] == [(1, 2)]
     else:
         launcher.kill()
         launcher.communicate()
@@ -224,8 +224,8 @@ def test_a_reader_that_leaves_is_told_the_log_of_the_attempt_that_runs(tmp_path:
     launcher.stdout.close()
     launcher.stdout = None
     assert launcher.stderr is not None
-    said = iter(launcher.stderr.readline, b"")
-    warning = next(line for line in said if b"standard output was closed" in line)
+    lines = iter(launcher.stderr.readline, b"")
+    warning = next(line for line in lines if b"standard output was closed" in line)
     (tmp_path / "go").touch()
     assert job.finish(launcher).code == 0
     assert warning.rstrip().endswith(b"workerlog.0.attempt1")

@@ -241,9 +241,9 @@ def test_servers_serve_until_the_trainers_of_all_hosts_are_done(tmp_path: Path) 
     assert job.launchers[0].poll() is None
     (tmp_path / HOSTS[1] / "go").touch()
     ended = job.finish()
-    assert [one.code for one in ended] == [0, 0]
-    for one in job.commands:
-        ends = [event for event in one.events() if event["event"] == "exited"]
+    assert [end.code for end in ended] == [0, 0]
+    for command in job.commands:
+        ends = [event for event in command.events() if event["event"] == "exited"]
         assert [(end["process"][:6], end["signal"]) for end in ends] == [
             ("traine", None),
             ("server", "SIGTERM"),
@@ -266,7 +266,7 @@ def test_s13_a_trainer_that_fails_on_one_host_fails_the_job_on_all(
 ) -> None:
     fail = f"[ $HERE = {HOSTS[place]} ] && exit 7; {IDLE}"
     ended = on_two_hosts(tmp_path, trainer=fail).finish()
-    assert [one.code for one in ended] == [7, 7]
+    assert [end.code for end in ended] == [7, 7]
     assert f"rank {place} exited with 7." in ended[place].said
     told = ended[1 - place].said
     assert f"Rank {place} exited with 7 on {HOSTS[place]}: the job failed there first" in told
@@ -277,7 +277,7 @@ def test_s14_a_dead_server_ends_the_job_on_all_hosts(tmp_path: Path) -> None:
     kill = f"[ $HERE = 127.0.0.2 ] && {{ {up}; kill -KILL $$; }}"
     job = on_two_hosts(tmp_path, server=f"( {kill} ) & {SERVE}", trainer=f"touch $OTHER/up; {IDLE}")
     ended = job.finish()
-    assert [one.code for one in ended] == [137, 137]
+    assert [end.code for end in ended] == [137, 137]
     assert "Server 1 was killed by SIGKILL on 127.0.0.2" in ended[0].said
 
 
@@ -303,8 +303,8 @@ def test_s52_all_hosts_start_again_together(tmp_path: Path) -> None:
     wait = f"[ $PADDLE_RESTART_COUNT = 0 ] && {IDLE}"
     job = on_two_hosts(tmp_path, "--max_restart=1", trainer=f"{fail}; {wait}; exit 0")
     assert job.ends() == [0, 0]
-    for one in job.commands:
-        started = [event for event in one.events() if event["event"] == "started"]
+    for command in job.commands:
+        started = [event for event in command.events() if event["event"] == "started"]
         assert [event["attempt"] for event in started] == [0, 0, 1, 1]
 
 

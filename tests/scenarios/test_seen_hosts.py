@@ -59,7 +59,7 @@ def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path:
     ]
     (tmp_path / "go").touch()
     ended = [host.finish(launcher) for host, launcher in zip(hosts, launchers, strict=True)]
-    assert [one.code for one in ended] == [7, 7]
+    assert [end.code for end in ended] == [7, 7]
 
     lines = seen(tmp_path, "logs").splitlines()
     assert sorted(lines) == [f"[rank {rank}] step 3 loss 0.{rank}" for rank in range(8)]

@@ -28,8 +28,8 @@ IPS = ("--ips=127.0.0.1,127.0.0.2", f"--job_id={uuid.uuid4().hex}")
 def job_of(folder: Path, script: str, rows: Sequence[Sequence[str]]) -> Job:
     """Make a job with a host for each of ROWS, its options."""
     folders = [folder / f"host{number}" for number in range(len(rows))]
-    for each in folders:
-        each.mkdir()
+    for path in folders:
+        path.mkdir()
     return Job(*(Command(at, script, *row, ranks=1) for at, row in zip(folders, rows, strict=True)))
 
 
@@ -48,7 +48,7 @@ def by_master(folder: Path, script: str, rows: Sequence[Sequence[str]], nnodes: 
 
 def codes(ended: Sequence[Ended]) -> list[int]:
     """Return the exit codes."""
-    return [one.code for one in ended]
+    return [end.code for end in ended]
 
 
 def test_all_hosts_resume_from_one_checkpoint_that_is_whole_on_each(tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_a_token_that_can_be_found_by_trying_is_warned_of(
     tmp_path: Path, token: str, is_warned: bool
 ) -> None:
     job = by_ips(tmp_path, "exit 0")
-    job.launchers = [one.start(env={"FLEETRUN_TOKEN": token}) for one in job.commands]
+    job.launchers = [command.start(env={"FLEETRUN_TOKEN": token}) for command in job.commands]
     ended = job.finish()
     assert codes(ended) == [0, 0]
-    for one in ended:
-        assert ("FLEETRUN_TOKEN has fewer than 16 characters" in one.said) is is_warned
+    for end in ended:
+        assert ("FLEETRUN_TOKEN has fewer than 16 characters" in end.said) is is_warned
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -155,8 +155,8 @@ def test_s02_hosts_with_different_numbers_of_ranks_are_in_order(tmp_path: Path) 
 def test_s04_two_hosts_of_one_rank_are_both_named(tmp_path: Path) -> None:
     ended = by_master(tmp_path, "touch up", [("--rank=0",), ("--rank=0",)]).start_all().finish()
     assert codes(ended) == [4, 4]
-    for one in ended:
-        assert re.search(r"Two launchers have rank 0: .*pid \d+, and .*pid \d+\.", one.said)
+    for end in ended:
+        assert re.search(r"Two launchers have rank 0: .*pid \d+, and .*pid \d+\.", end.said)
     assert not list(tmp_path.glob("host*/up"))
 
 
@@ -164,7 +164,7 @@ def test_s40_who_is_missing_is_said_on_every_host(tmp_path: Path) -> None:
     rows = [(f"--rdzv_timeout={patient(1.0):.0f}",)] * 2
     ended = by_master(tmp_path, "touch up", rows, nnodes=3).start_all().finish()
     assert codes(ended) == [4, 4]
-    assert all("1 host of 3 (" in one.said for one in ended)
+    assert all("1 host of 3 (" in end.said for end in ended)
     assert not list(tmp_path.glob("host*/up"))
 
 
@@ -204,4 +204,4 @@ def test_s47_who_wants_another_job_is_refused_with_a_diff(tmp_path: Path) -> Non
     rows = [("--rank=0", timeout), ("--rank=1", timeout, "--run_mode=rpc")]
     ended = by_master(tmp_path, "touch up", rows).start_all().finish()
     assert codes(ended) == [4, 4]
-    assert any("--run_mode is" in one.said for one in ended)
+    assert any("--run_mode is" in end.said for end in ended)

@@ -126,7 +126,7 @@ def test_a_rank_that_has_not_begun_its_script_gets_term_after_int_and_others_the
     launcher = job.start(env={"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"})
     job.wait_for("starting1", "working0")
     launcher.send_signal(signal.SIGINT)
-    until(lambda: [one["rank"] for one in job.events() if one["event"] == "exited"] == [1])
+    until(lambda: [event["rank"] for event in job.events() if event["event"] == "exited"] == [1])
     (tmp_path / "go").touch()
     done = job.finish(launcher)
     assert done.code == 130
