@@ -48,9 +48,9 @@ def test_a_step_asks_for_what_the_list_of_its_hosts_asks_for() -> None:
 
 
 def test_a_task_for_each_rank_asks_for_as_many_ranks() -> None:
-    found = resolve(TASKS)
-    assert (found.nproc_per_node, found.ips, found.host) == (4, ("n2", "n3"), "n3")
-    assert found.notes[0] == (
+    resolved = resolve(TASKS)
+    assert (resolved.nproc_per_node, resolved.ips, resolved.host) == (4, ("n2", "n3"), "n3")
+    assert resolved.notes[0] == (
         "Slurm has started 4 tasks here (SLURM_STEP_TASKS_PER_NODE=4(x2)), one a rank."
     )
     assert resolve(TASKS, "--nproc_per_node=4").nproc_per_node == 4
@@ -58,8 +58,8 @@ def test_a_task_for_each_rank_asks_for_as_many_ranks() -> None:
 
 
 def test_a_shell_in_an_allocation_leaves_all_to_the_launchers_that_it_starts() -> None:
-    found = resolve(BATCH, "--nproc_per_node=2")
-    assert (found.nproc_per_node, found.ips, found.notes) == (2, (), ())
+    resolved = resolve(BATCH, "--nproc_per_node=2")
+    assert (resolved.nproc_per_node, resolved.ips, resolved.notes) == (2, (), ())
     assert resolve(BATCH, "--dry-run").ips == ("n1", "n2", "n3", "n4")
 
 
@@ -75,8 +75,8 @@ def test_steps_of_a_job_have_ports_of_their_own_and_so_have_the_next_jobs() -> N
 
 def test_a_host_by_itself_is_asked_for_with_one_node() -> None:
     for environ in (STEP, BATCH, {**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}):
-        found = resolve(environ, "--nnodes=1")
-        assert (found.ips, found.nnodes, found.notes) == ((), "1", ())
+        resolved = resolve(environ, "--nnodes=1")
+        assert (resolved.ips, resolved.nnodes, resolved.notes) == ((), "1", ())
     assert resolve(STEP, "--ips=127.0.0.1").ips == ("127.0.0.1",)
 
 
@@ -86,8 +86,12 @@ def test_a_file_that_only_the_engine_has_is_not_read_for_a_host_by_itself() -> N
 
 
 def test_what_is_typed_wins_where_both_agree() -> None:
-    found = resolve(STEP, "--ips=10.0.0.2,10.0.0.3", "--start_port=7000", "--nnodes=2")
-    assert (found.ips, found.host, found.start_port) == (("10.0.0.2", "10.0.0.3"), None, 7000)
+    resolved = resolve(STEP, "--ips=10.0.0.2,10.0.0.3", "--start_port=7000", "--nnodes=2")
+    assert (resolved.ips, resolved.host, resolved.start_port) == (
+        ("10.0.0.2", "10.0.0.3"),
+        None,
+        7000,
+    )
     assert resolve({**STEP, "POD_IP": "10.0.0.3"}).host == "10.0.0.3"
 
 
@@ -130,8 +134,13 @@ def test_hosts_that_the_mpi_does_not_name_are_listed_by_hand(environ: dict[str, 
 
 def test_one_host_is_a_job_of_one_host() -> None:
     alone = {**BATCH, "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
-    found = resolve(alone)
-    assert (found.ips, found.host, found.start_port, found.notes) == ((), None, None, ())
+    resolved = resolve(alone)
+    assert (resolved.ips, resolved.host, resolved.start_port, resolved.notes) == (
+        (),
+        None,
+        None,
+        (),
+    )
 
 
 def test_a_rank_of_another_launcher_is_in_its_job() -> None:
@@ -194,5 +203,5 @@ def test_pods_of_an_indexed_job_meet_at_the_first_in_the_order_of_their_numbers(
 
 
 def test_launchers_of_an_mpi_meet_where_they_are_told() -> None:
-    found = resolve(MPI, "--master=node-1:6070")
-    assert (found.master, found.nnodes, found.rank) == ("node-1:6070", "4", 3)
+    resolved = resolve(MPI, "--master=node-1:6070")
+    assert (resolved.master, resolved.nnodes, resolved.rank) == ("node-1:6070", "4", 3)

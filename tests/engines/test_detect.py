@@ -33,9 +33,9 @@ def test_a_step_of_slurm_names_its_hosts_and_our_place() -> None:
 def test_a_script_or_shell_in_an_allocation_is_one_process_for_all_its_hosts(
     step: str | None,
 ) -> None:
-    found = read(BATCH if step is None else {**BATCH, "SLURM_STEP_ID": step})
-    assert (found.hosts, found.launchers) == (("n1", "n2", "n3", "n4"), 1)
-    assert detect.unspread(found) == (
+    detected = read(BATCH if step is None else {**BATCH, "SLURM_STEP_ID": step})
+    assert (detected.hosts, detected.launchers) == (("n1", "n2", "n3", "n4"), 1)
+    assert detect.unspread(detected) == (
         "Slurm has started one fleetrun for 4 hosts (SLURM_JOB_NUM_NODES=4); wanted is one on each "
         "host, which starts the ranks there, or one for each rank: `srun --ntasks-per-node=1 "
         "fleetrun ...`. With --nnodes=1 each is a job of its own."
@@ -63,18 +63,18 @@ def test_a_task_for_each_rank_has_its_place_on_its_host() -> None:
 
 
 def test_a_step_with_fewer_tasks_than_hosts_is_refused_with_its_command() -> None:
-    said = detect.unspread(read({**STEP, "SLURM_STEP_NUM_TASKS": "1"}))
-    assert said is not None
-    assert said.startswith("Slurm has started one fleetrun (SLURM_STEP_NUM_TASKS=1) for 2 hosts")
+    problem = detect.unspread(read({**STEP, "SLURM_STEP_NUM_TASKS": "1"}))
+    assert problem is not None
+    assert problem.startswith("Slurm has started one fleetrun (SLURM_STEP_NUM_TASKS=1) for 2 hosts")
 
 
 @pytest.mark.parametrize(
     ("environ", "engine"), [(MPI, "Open MPI"), (HYDRA, "MPICH")], ids=["ompi", "hydra"]
 )
 def test_an_mpi_counts_hosts_without_naming_them(environ: dict[str, str], engine: str) -> None:
-    found = read(environ)
-    assert (found.engine, found.hosts, found.nnodes, found.node) == (engine, (), 4, 3)
-    assert detect.unspread(found) is None
+    detected = read(environ)
+    assert (detected.engine, detected.hosts, detected.nnodes, detected.node) == (engine, (), 4, 3)
+    assert detect.unspread(detected) is None
 
 
 def test_only_tasks_of_several_hosts_have_what_no_stranger_knows() -> None:
@@ -87,9 +87,9 @@ def test_only_tasks_of_several_hosts_have_what_no_stranger_knows() -> None:
 
 
 def test_an_mpi_with_as_many_tasks_on_each_host_counts_the_hosts() -> None:
-    found = read({**MPI, "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
-    assert (found.nnodes, found.node, found.here) == (2, None, 4)
-    assert detect.has_tasks(found)
+    detected = read({**MPI, "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert (detected.nnodes, detected.node, detected.here) == (2, None, 4)
+    assert detect.has_tasks(detected)
     assert read({**HYDRA, "MPI_LOCALNRANKS": "4"}).nnodes == 1
 
 
@@ -131,8 +131,8 @@ def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
 
 
 def test_an_indexed_job_says_the_place_alone() -> None:
-    found = read({"KUBERNETES_SERVICE_HOST": "10.1.0.1", "JOB_COMPLETION_INDEX": "2"})
-    assert (found.hosts, found.nnodes, found.node) == ((), None, 2)
+    detected = read({"KUBERNETES_SERVICE_HOST": "10.1.0.1", "JOB_COMPLETION_INDEX": "2"})
+    assert (detected.hosts, detected.nnodes, detected.node) == ((), None, 2)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_variables_that_contradict_each_other_are_one_sentence(
 
 
 def test_a_long_list_is_cut_in_messages() -> None:
-    said = detect.SourcedValue("n" * 500, "SLURM_JOB_NODELIST")
-    assert len(str(said)) < 120
+    value = detect.SourcedValue("n" * 500, "SLURM_JOB_NODELIST")
+    assert len(str(value)) < 120
 
 
 @pytest.mark.parametrize(

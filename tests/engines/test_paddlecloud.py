@@ -31,8 +31,8 @@ def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...] | Non
 
 
 def test_paddlecloud_names_the_hosts() -> None:
-    found = paddlecloud.read(CLOUD)
-    assert found == paddlecloud.Cloud(("10.0.0.1", "10.0.0.2"), me=1, ports_num=2, port=None)
+    cloud = paddlecloud.read(CLOUD)
+    assert cloud == paddlecloud.Cloud(("10.0.0.1", "10.0.0.2"), me=1, ports_num=2, port=None)
     assert named(a_request(ips=("1.1.1.1",)), CLOUD) == ("10.0.0.1", "10.0.0.2")
 
 
@@ -96,8 +96,8 @@ def test_paddleclouds_endpoints_are_dealt_out_host_by_host() -> None:
     assert ports(1, DISTRIBUTED_TRAINER_ENDPOINTS=endpoints) == [(1,), (3,)]
     with pytest.raises(EnvironmentFault, match=r"3 ranks on this host, but .* has 2 endpoints"):
         ports(3, DISTRIBUTED_TRAINER_ENDPOINTS=endpoints)
-    found = paddlecloud.read({**CLOUD, "DISTRIBUTED_TRAINER_ENDPOINTS": endpoints})
-    assert found.endpoints[2] == Endpoint("10.0.0.2", 3)
+    cloud = paddlecloud.read({**CLOUD, "DISTRIBUTED_TRAINER_ENDPOINTS": endpoints})
+    assert cloud.endpoints[2] == Endpoint("10.0.0.2", 3)
 
 
 def test_paddlecloud_names_hosts_ports_and_place() -> None:

@@ -87,8 +87,8 @@ def test_many_launches_at_once_share_no_port() -> None:
     ]
     try:
         lines = [launch.stdout.readline() for launch in launches if launch.stdout]
-        found = [port for line in lines for port in line.split()]
-        assert len(found) == len(set(found)) == 12 * 40
+        ports = [port for line in lines for port in line.split()]
+        assert len(ports) == len(set(ports)) == 12 * 40
     finally:
         for launch in launches:
             launch.communicate()
@@ -226,9 +226,9 @@ def test_where_every_port_may_be_outgoing_any_will_do() -> None:
 def test_a_dry_run_guesses_ports_that_nobody_uses(listener: socket.socket) -> None:
     guessed = GuessedPorts(os.getpid())
     guessed.take((10240, 10241))
-    found = {*guessed.free(3000), *guessed.free(1)}
-    assert len(found) == 3001
-    assert found.isdisjoint({10240, 10241, port_of(listener)})
+    ports = {*guessed.free(3000), *guessed.free(1)}
+    assert len(ports) == 3001
+    assert ports.isdisjoint({10240, 10241, port_of(listener)})
     guessed.close()
 
 

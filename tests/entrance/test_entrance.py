@@ -67,8 +67,8 @@ def entrance() -> Any:
 def test_paddles_launcher_is_known_by_the_command_line_of_python(
     words: str, arguments: str | None
 ) -> None:
-    found = entrance().launcher_arguments(["python", *words.split()])
-    assert found == (None if arguments is None else arguments.split())
+    taken = entrance().launcher_arguments(["python", *words.split()])
+    assert taken == (None if arguments is None else arguments.split())
 
 
 def test_only_paddles_own_fleetrun_is_replaced(tmp_path: Path) -> None:

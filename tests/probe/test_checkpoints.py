@@ -94,7 +94,7 @@ def test_a_checkpoint_is_whole_if_all_its_parts_are(
     newest, older = (str(tmp_path / f"out/checkpoint-{number}") for number in (10, 9))
     assert state.newest == (older if why else newest)
     assert [path for path, _ in state.partial] == ([newest] if why else [])
-    assert all(said.startswith(why) for _, said in state.partial)
+    assert all(fault.startswith(why) for _, fault in state.partial)
     # Nothing is deleted.
     assert sorted(os.listdir(newest)) == sorted(changed)
 
@@ -103,9 +103,9 @@ def test_a_checkpoint_is_whole_if_all_its_parts_are(
 def test_marked_neighbours_ask_for_a_mark(mark: str, tmp_path: Path) -> None:
     make(tmp_path / "step_1", {**TRAINER, mark: PICKLED})
     make(tmp_path / "step_2", TRAINER)
-    found = checkpoints.find(str(tmp_path))
-    assert found.newest == str(tmp_path / "step_1")
-    assert found.partial == ((str(tmp_path / "step_2"), f"{mark} is missing"),)
+    latest = checkpoints.find(str(tmp_path))
+    assert latest.newest == str(tmp_path / "step_1")
+    assert latest.partial == ((str(tmp_path / "step_2"), f"{mark} is missing"),)
 
 
 def test_a_checkpoint_is_no_folder_of_checkpoints(tmp_path: Path) -> None:

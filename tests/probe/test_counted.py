@@ -154,7 +154,7 @@ def test_a_plugin_that_hangs_is_a_fault_in_time(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counted, "_REMARK_S", 0.05)
-    said: list[str] = []
+    printed: list[str] = []
     with pytest.raises(EnvironmentFault, match=r"has not answered within 0\.2 s \(process \d+"):
-        read(root, "mlu 2", environ={"FAKE_PADDLE_SLEEP": "600"}, timeout_s=0.2, log=said.append)
-    assert said == ["Waiting up to 0.2 s for Paddle's plug-ins to count their devices."]
+        read(root, "mlu 2", environ={"FAKE_PADDLE_SLEEP": "600"}, timeout_s=0.2, log=printed.append)
+    assert printed == ["Waiting up to 0.2 s for Paddle's plug-ins to count their devices."]

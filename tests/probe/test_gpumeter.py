@@ -52,7 +52,7 @@ def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() 
         whole=("c",),
     )
     found = gpumeter.read(lib, gpumeter.opened(lib))
-    assert [(one.number, one.uuid, one.memory_used_bytes) for one in found] == [
+    assert [(gpu.number, gpu.uuid, gpu.memory_used_bytes) for gpu in found] == [
         (0, "MIG-1", 1),
         (0, "MIG-2", 2),
         (0, "b", 3),

@@ -124,14 +124,14 @@ def test_a_shell_script_most_likely_calls_python(tmp_path: Path) -> None:
     assert python_of(of_script(run), environ, program=run) == python
     # The plug-ins are those of that Python.
     place = library(tmp_path / "venv/lib/python3.10/site-packages/paddle_custom_device")
-    found = plugins.find(of_script(run), facts_with(environ, program=run))
-    assert found.root == place
+    chosen = plugins.find(of_script(run), facts_with(environ, program=run))
+    assert chosen.root == place
 
 
 def test_variables_of_another_job_are_none_of_the_signs() -> None:
     environ = {"FLAGS_selected_mlus": "3", "PADDLE_TRAINER_ID": "3", "HOME": "/root"}
-    found = plugins.find(a_request(env=(("A", "1"),)), facts_with(environ))
-    assert found.environ == {"HOME": "/root", "A": "1"}
+    chosen = plugins.find(a_request(env=(("A", "1"),)), facts_with(environ))
+    assert chosen.environ == {"HOME": "/root", "A": "1"}
 
 
 def test_a_plain_launch_asks_nobody(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_who_uses_a_gpu_is_read(root: Path) -> None:
 
 def mine() -> list[int]:
     """Return the children of this process that live."""
-    return [one.pid for one in proc.all_processes() if one.parent == os.getpid()]
+    return [process.pid for process in proc.all_processes() if process.parent == os.getpid()]
 
 
 def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
@@ -299,8 +299,8 @@ def test_a_machine_without_dev_has_no_devices(root: Path) -> None:
 def test_devices_can_be_assumed(root: Path, assumed: str, expected: dict[str, int]) -> None:
     (root / "dev/nvidiactl").touch()
     dry = a_request(dry_run="table")
-    found = read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}, request=dry)
-    assert found.device_counts == expected
+    facts = read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}, request=dry)
+    assert facts.device_counts == expected
 
 
 @pytest.mark.parametrize("assumed", ["gpu:8", "cpu", "nonsense"])

@@ -38,7 +38,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[type, ...], str]] = {
         "otherData summary rank first_step steps seconds traceEvents ts dur tid",
     ),
     "events": (
-        lambda path: [(one, eventfile.verdicts(one)) for one in eventfile.read(path)],
+        lambda path: [(event, eventfile.verdicts(event)) for event in eventfile.read(path)],
         (eventfile.EventRecord, FieldVerdict),
         "verdicts",
     ),
@@ -80,8 +80,8 @@ def lines(kinds: tuple[type, ...], more: str) -> st.SearchStrategy[list[bytes]]:
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(key, inner, max_size=4),
     )
     whole = st.dictionaries(key, plain | value | st.lists(value, max_size=3), max_size=8)
-    known = whole.map(lambda one: json.dumps({**one, "schema": 1}).encode())
-    anything = st.binary(max_size=30) | value.map(lambda one: json.dumps(one).encode())
+    known = whole.map(lambda document: json.dumps({**document, "schema": 1}).encode())
+    anything = st.binary(max_size=30) | value.map(lambda document: json.dumps(document).encode())
     return st.tuples(known).map(list) | st.lists(known | anything)
 
 
@@ -105,8 +105,8 @@ def test_no_file_breaks_its_reader(
 ) -> None:
     read, kinds, more = READERS[name]
     path = tmp_path_factory.getbasetemp() / name
-    found = data.draw(lines(kinds, more))
-    path.write_bytes(b"\n".join(found) + b"\n" * data.draw(st.booleans()))
+    content = data.draw(lines(kinds, more))
+    path.write_bytes(b"\n".join(content) + b"\n" * data.draw(st.booleans()))
     told = read(str(path))
     if name != "events":
         # What only one kind of event has is as it is in the file.

@@ -39,10 +39,10 @@ HUSH = "s3cr3t-Value"
 )
 def test_secrets_are_hidden(words: str, shown: str, hidden: list[str]) -> None:
     typed = [word.replace("X", HUSH) for word in words.split()]
-    found = conceal(typed)
-    assert " ".join(found[0]) == shown
-    assert [f"{each.before} {each.variable}" for each in found[1]] == hidden
-    assert all(found[0][each.at] != typed[each.at] for each in found[1])
+    concealed = conceal(typed)
+    assert " ".join(concealed[0]) == shown
+    assert [f"{word.before} {word.variable}" for word in concealed[1]] == hidden
+    assert all(concealed[0][word.at] != typed[word.at] for word in concealed[1])
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_a_password_is_hidden_even_if_it_is_a_number() -> None:
 @given(st.lists(st.text(max_size=8)))
 def test_any_words_are_taken(words: list[str]) -> None:
     shown, hidden = conceal(words)
-    kept = {each.at for each in hidden}
+    kept = {word.at for word in hidden}
     assert all(shown[at] == word for at, word in enumerate(words) if at not in kept)
-    assert all(words[each.at].startswith(each.before) for each in hidden)
+    assert all(words[word.at].startswith(word.before) for word in hidden)
 
 
 def test_s70_no_form_of_a_plan_shows_a_secret_argument() -> None:

@@ -23,7 +23,7 @@ def test_each_host_is_an_entry_and_no_secret_is_written(tmp_path: Path) -> None:
         hostsfile.write(folder, ends, secrets.mask)
     finally:
         folder.close()
-    found = json.loads((tmp_path / names.HOSTS).read_text())
-    assert found["schema"] == hostsfile.SCHEMA
-    assert found["hosts"][0] == ends[0]._asdict()
-    assert found["hosts"][1]["what"] == 'could not get "https://***@h"'
+    document = json.loads((tmp_path / names.HOSTS).read_text())
+    assert document["schema"] == hostsfile.SCHEMA
+    assert document["hosts"][0] == ends[0]._asdict()
+    assert document["hosts"][1]["what"] == 'could not get "https://***@h"'

@@ -61,16 +61,16 @@ raise ValueError("first-hunter-4711 later-hunter-4711")
 """
     monkeypatch.setenv("MY_TOKEN", "first-hunter-4711")
     run_rank(tmp_path, code)
-    said = rankfile.error(str(tmp_path / names.rank_records("3")), restart=1)
-    assert said is not None
-    assert said.message == "*** ***"
+    error = rankfile.error(str(tmp_path / names.rank_records("3")), restart=1)
+    assert error is not None
+    assert error.message == "*** ***"
 
 
 def test_an_exit_that_is_under_way_is_noted_where_the_launcher_looks(tmp_path: Path) -> None:
     run_rank(tmp_path, "import sys\nsys.exit(7)")
-    said = rankfile.error(str(tmp_path / names.rank_records("3")), rankfile.EXIT, restart=1)
-    assert said is not None
-    assert (said.rank, said.restart, said.code) == (3, 1, 7)
+    error = rankfile.error(str(tmp_path / names.rank_records("3")), rankfile.EXIT, restart=1)
+    assert error is not None
+    assert (error.rank, error.restart, error.code) == (3, 1, 7)
 
 
 def test_exits_that_are_caught_again_and_again_do_not_fill_the_disk(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ for _ in range(300):
 """
     run_rank(tmp_path, code)
     path = str(tmp_path / names.rank_records("3"))
-    assert [one["code"] for one in rankfile.records(path, rankfile.EXIT)] == [7, None] * 100
+    assert [record["code"] for record in rankfile.records(path, rankfile.EXIT)] == [7, None] * 100
 
 
 def test_a_record_after_a_torn_one_is_a_line_of_its_own(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_record_after_a_torn_one_is_a_line_of_its_own(tmp_path: Path) -> None:
     rank_records.append(str(path), rankfile.UPDATE, {"number": 3, "at": 1.5, "loss": None})
     rank_records.append(str(path), rankfile.UPDATE, {"number": 4, "at": 2.0, "loss": 0.5})
     assert [*rankfile.updates(str(path))] == [(3, 1.5, None), (4, 2.0, 0.5)]
-    assert [one["number"] for one in rank_records.read(str(path), rankfile.UPDATE)] == [3, 4]
+    assert [record["number"] for record in rank_records.read(str(path), rankfile.UPDATE)] == [3, 4]
 
 
 def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
@@ -127,8 +127,14 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
 
 
 def test_both_sides_have_the_same_words_and_schema() -> None:
-    said = {island.EFFECTIVE, island.NO_DIFFERENCE, island.NO_EFFECT, island.REFUSED, island.SCRIPT}
-    assert said == strategyfiles.STATUSES
+    statuses = {
+        island.EFFECTIVE,
+        island.NO_DIFFERENCE,
+        island.NO_EFFECT,
+        island.REFUSED,
+        island.SCRIPT,
+    }
+    assert statuses == strategyfiles.STATUSES
     assert island.NO_WORD == strategyfiles.NO_WORD
     for name in ("SCHEMA", "EXCEPTION", "EXIT", "STRATEGY", "UPDATE"):
         assert getattr(rank_records, name) == getattr(rankfile, name)

@@ -37,10 +37,12 @@ def test_of_a_file_that_grows_lines_are_kept_that_are_spread_evenly(tmp_path: Pa
     for number in range(100):
         metricsfile.append(str(path), a_record()._replace(time=float(number)))
         if number % 7 == 0:
-            seen.append([one.time for one in reader.read()])
+            seen.append([record.time for record in reader.read()])
     # At once is as bit by bit, and the newest is always there.
-    whole = [one.time for one in metricsfile.MetricsReader(str(path), 8).read()]
-    assert whole == [one.time for one in reader.read()] == [*map(float, range(0, 100, 16)), 99.0]
+    whole = [record.time for record in metricsfile.MetricsReader(str(path), 8).read()]
+    assert (
+        whole == [record.time for record in reader.read()] == [*map(float, range(0, 100, 16)), 99.0]
+    )
     assert seen[:3] == [[0.0], [*map(float, range(0, 8, 2)), 7.0], [*map(float, range(0, 16, 2))]]
     assert metricsfile.MetricsReader(str(tmp_path / "none"), 8).read() == ()
 

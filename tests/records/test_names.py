@@ -65,15 +65,15 @@ raise ValueError("no")
 
 
 def test_the_names_that_are_made_are_those_of_the_table() -> None:
-    table = {one.name for one in names.FILES}
+    table = {file.name for file in names.FILES}
     made = (names.rank_records, names.error, names.heartbeat, names.stacks, names.trace)
     assert {name("{rank}") for name in made} <= table
     assert len(table) == len(names.FILES)
 
 
 def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
-    found = {one.name: one.schema for one in names.FILES if one.schema is not None}
-    assert found == {
+    schemas = {file.name: file.schema for file in names.FILES if file.schema is not None}
+    assert schemas == {
         names.PLAN: planfile.SCHEMA,
         names.EVENTS: eventfile.SCHEMA,
         names.METRICS: metricsfile.SCHEMA,

@@ -42,9 +42,9 @@ def test_other_schemas_are_not_read() -> None:
 
 @given(st.lists(st.binary(max_size=20)))
 def test_nothing_that_a_file_may_hold_is_an_error(lines: list[bytes]) -> None:
-    found = parsed(BEGIN + b"\n".join(lines) + b"\n")
-    assert {"a \udcff", "b"} <= set(found) or any(line.startswith(b"=") for line in lines)
-    for log in found.values():
+    logs = parsed(BEGIN + b"\n".join(lines) + b"\n")
+    assert {"a \udcff", "b"} <= set(logs) or any(line.startswith(b"=") for line in lines)
+    for log in logs.values():
         assert len(log.at_ms) == len(log.offsets)
         assert log.offsets == sorted(log.offsets)
 

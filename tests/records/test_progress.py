@@ -39,8 +39,8 @@ def test_what_scripts_print_is_understood(
 
 
 def test_the_last_of_each_counts_and_bars_are_lines() -> None:
-    found = progress.of(b"step 1 loss 2\nstep 2\n 10%\r 20%\r")
-    assert found == progress.Progress(2, 2.0, "20%")
+    seen = progress.of(b"step 1 loss 2\nstep 2\n 10%\r 20%\r")
+    assert seen == progress.Progress(2, 2.0, "20%")
 
 
 def test_another_pattern_may_be_given() -> None:

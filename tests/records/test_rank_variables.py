@@ -36,12 +36,12 @@ LAUNCHES: tuple[tuple[Request, Facts], ...] = (
     (a_request(**SERVERS, heter_worker_num="2"), npus("xpu")),
     (a_request(run_mode="rpc", nproc_per_node=2), some_facts()),
 )
-ROWS = {(mode, one.name): one for one in rank_variables.TABLE for mode in one.modes}
+ROWS = {(mode, row.name): row for row in rank_variables.TABLE for mode in row.modes}
 
 
 def set_by(plan: LaunchPlan) -> set[str]:
     """Return what PLAN sets of others than fleetrun's own variables."""
-    own = {one.name for one in variables.table()}
+    own = {row.name for row in variables.table()}
     return {name for process in plan.processes for name in process.env} - own
 
 

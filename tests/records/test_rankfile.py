@@ -81,9 +81,9 @@ def test_s20_what_a_program_says_without_a_stack_is_shown(tmp_path: Path) -> Non
         ({"reason": "lost", "code": 7}, '{"reason": "lost", "code": 7}'),
     ):
         path.write_text(json.dumps(document))
-        found = read_error(str(path))
-        assert found is not None
-        assert found.text == text
+        error = read_error(str(path))
+        assert error is not None
+        assert error.text == text
 
 
 def test_the_evidence_of_a_run_that_had_a_document_for_it_is_read(tmp_path: Path) -> None:

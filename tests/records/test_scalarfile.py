@@ -90,5 +90,5 @@ def test_nothing_that_a_file_may_hold_is_an_error(
     for at in data.draw(st.lists(st.integers(0, len(usual) - 1), max_size=8)):
         usual[at] = data.draw(st.integers(0, 255))
     (folder / name).write_bytes(data.draw(st.binary(max_size=60)) or bytes(usual))
-    for one in scalarfile.read(str(folder)):
-        assert isinstance(one.value, float)
+    for scalar in scalarfile.read(str(folder)):
+        assert isinstance(scalar.value, float)

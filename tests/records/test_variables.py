@@ -14,7 +14,7 @@ from fleetrun.records import variables
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"_?FLEETRUN_[A-Z0-9_]*")
-KNOWN = {one.name for one in variables.table()}
+KNOWN = {row.name for row in variables.table()}
 # They were in runs of schema 1.
 OLD = {"FLEETRUN_STRATEGY_EVIDENCE"}
 # They belong to this checkout's tests and benchmarks.
@@ -40,10 +40,10 @@ SPELL_IT_OUT = (
 def tracked() -> list[Path]:
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
-        found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
         pytest.skip("git is not here, or this is no checkout")
-    return [ROOT / name for name in found.stdout.split("\n") if name and (ROOT / name).is_file()]
+    return [ROOT / name for name in done.stdout.split("\n") if name and (ROOT / name).is_file()]
 
 
 def named_in(folders: tuple[str, ...]) -> dict[str, set[str]]:
@@ -128,7 +128,7 @@ def test_the_pages_tell_of_all_that_are_public_and_of_no_other() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     told = {name for page in pages for name in NAME.findall(page.read_text(encoding="utf-8"))}
     # As a pattern, for all of them.
-    assert {one.name for one in variables.table() if one.is_public} == told - {variables.SECRET}
+    assert {row.name for row in variables.table() if row.is_public} == told - {variables.SECRET}
 
 
 def test_every_row_is_complete() -> None:

@@ -107,8 +107,8 @@ def write(folder: Path) -> list[dict[str, object]]:
 
 
 def test_s71_every_kind_of_event_is_written(tmp_path: Path) -> None:
-    assert {type(one) for one in all_kinds(a_plan(tmp_path))} == set(get_args(Happening))
-    names = [one["event"] for one in write(tmp_path)]
+    assert {type(event) for event in all_kinds(a_plan(tmp_path))} == set(get_args(Happening))
+    names = [event["event"] for event in write(tmp_path)]
     assert names == [
         "launched",
         "ready",

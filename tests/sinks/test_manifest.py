@@ -140,7 +140,11 @@ def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     assert "s3cr3t" not in json.dumps(document)
     assert document["environment"]["names"] == sorted(environ)
     assert document["environment"]["values"] == {}
-    assert [each["variable"] for each in document["hidden"]] == ["A_TOKEN", "PASSWORD", "API_KEY"]
+    assert [secret["variable"] for secret in document["hidden"]] == [
+        "A_TOKEN",
+        "PASSWORD",
+        "API_KEY",
+    ]
     variables = [line["variable"] for line in document["config"]["lines"]]
     assert (len(variables), variables.count("DB_PASSWORD")) == (2, 1)
 
@@ -195,9 +199,9 @@ def test_a_launch_that_is_over_before_git_has_its_commit_all_the_same(repository
 
 def answer(folder: Path) -> Revision | None:
     """Return what git says of FOLDER."""
-    said = git.ask(str(folder)).result(LONG_S).value
-    assert isinstance(said, bytes)
-    return git.parse(said.decode())
+    answer = git.ask(str(folder)).result(LONG_S).value
+    assert isinstance(answer, bytes)
+    return git.parse(answer.decode())
 
 
 def test_a_changed_file_is_dirty_and_an_unknown_one_is_not(repository: Path) -> None:

@@ -261,7 +261,7 @@ def test_the_console_shows_each_line_once(
         assert b"".join(rank.parts()) == written
         rank.close()
     if prefix is not None:
-        assert b"".join(prefix + one + b"\n" for one in written.splitlines()) == shown
+        assert b"".join(prefix + line + b"\n" for line in written.splitlines()) == shown
     else:
         assert shown == written
 

@@ -138,10 +138,10 @@ def test_overwriting_keeps_this_one_alone(tmp_path: Path) -> None:
 
 def test_a_launch_that_goes_on_is_not_removed_nor_are_its_names(tmp_path: Path) -> None:
     going_on = begin(plan(tmp_path, "1", ranks=4))
-    said: list[str] = []
-    begin(plan(tmp_path, "2"), overwrite=True, log=said.append).close()
+    printed: list[str] = []
+    begin(plan(tmp_path, "2"), overwrite=True, log=printed.append).close()
     assert runs(tmp_path) == ["1", "2"]
-    (line,) = said
+    (line,) = printed
     assert f"1 (process {os.getpid()}) still runs in this folder" in line
     log = tmp_path / "log"
     assert (log / "workerlog.3").read_text() == "log/runs/1 rank 3\n"
@@ -157,8 +157,8 @@ def test_names_of_more_ranks_than_there_are_now_go(
     launch(plan(tmp_path, earlier, ranks=4))
     os.utime(tmp_path / "log/runs" / earlier / names.LOCK, (0, 0))
     launch(plan(tmp_path, later, ranks=2))
-    found = sorted(path.name for path in (tmp_path / "log").iterdir())
-    assert found == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
+    files = sorted(path.name for path in (tmp_path / "log").iterdir())
+    assert files == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
 
 
 def test_names_that_another_launch_removes_meanwhile_are_no_fault(
@@ -176,8 +176,8 @@ def test_names_that_another_launch_removes_meanwhile_are_no_fault(
 
     monkeypatch.setattr(os, "unlink", unlink_twice)
     later.close()
-    found = sorted(path.name for path in (tmp_path / "log").iterdir())
-    assert found == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
+    files = sorted(path.name for path in (tmp_path / "log").iterdir())
+    assert files == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
 
 
 def test_the_names_of_a_later_launch_stay(tmp_path: Path) -> None:
@@ -381,9 +381,9 @@ def as_user(uid: int, work: Callable[[], object]) -> str:
         os._exit(0)
     os.close(writer)
     with open(reader) as pipe:  # it is a descriptor
-        said = pipe.read()
+        output = pipe.read()
     os.waitpid(child, 0)
-    return said
+    return output
 
 
 @pytest.fixture
@@ -413,9 +413,9 @@ def test_a_link_of_another_user_is_not_followed(shared: Path) -> None:
             (shared / "log").mkdir()
             (shared / "log").chmod(0o777)
         assert not as_user(MALLORY, lambda name=name: (shared / name).symlink_to(target))  # type: ignore[misc]
-        said = as_user(VICTIM, lambda: launch(plan(shared, "1")))
-        assert "is a link that another user has put there" in said
-        assert "choose another folder with --log_dir" in said
+        refusal = as_user(VICTIM, lambda: launch(plan(shared, "1")))
+        assert "is a link that another user has put there" in refusal
+        assert "choose another folder with --log_dir" in refusal
         assert list(target.iterdir()) == []
 
 

@@ -29,14 +29,14 @@ def read(init: Callable[[], int] = lambda: 0, **options: Any) -> Any:
 
 def test_gpus_are_counted_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = read()
-    assert (found.code, found.gpus, found.trouble) == (0, 2, "")
+    start = read()
+    assert (start.code, start.gpus, start.trouble) == (0, 2, "")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_an_error_has_its_number_and_name() -> None:
-    found = read(lambda: 803)
-    assert (found.code, found.name) == (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
+    start = read(lambda: 803)
+    assert (start.code, start.name) == (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
 
 
 def test_a_library_that_crashes_or_hangs_is_told_and_left() -> None:
@@ -50,9 +50,9 @@ def test_a_library_that_crashes_or_hangs_is_told_and_left() -> None:
 
 
 def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
-    found = cuda.read(lambda: ctypes.CDLL("libcuda-of-nobody.so.1"), root=str(tmp_path))
-    assert found.trouble.startswith("libcuda-of-nobody.so.1: cannot open")
-    assert not found.has_uvm
+    start = cuda.read(lambda: ctypes.CDLL("libcuda-of-nobody.so.1"), root=str(tmp_path))
+    assert start.trouble.startswith("libcuda-of-nobody.so.1: cannot open")
+    assert not start.has_uvm
 
 
 def test_the_device_file_that_only_cuda_needs_is_looked_for(tmp_path: Path) -> None:

@@ -102,10 +102,10 @@ def test_without_a_driver_nobody_is_asked(tmp_path: Path) -> None:
 
 
 def test_all_that_the_driver_tells_is_read(root: Path) -> None:
-    found = gpus.read(lambda: Talkative(("GPU-a", "MIG-a"), ("GPU-b",)), root=str(root))
-    first, second = found.gpus
-    assert (found.driver, found.cuda, found.trouble) == ("550.54.14", (12, 4), "")
-    assert found.links == {(0, 1): "across the system"}
+    health = gpus.read(lambda: Talkative(("GPU-a", "MIG-a"), ("GPU-b",)), root=str(root))
+    first, second = health.gpus
+    assert (health.driver, health.cuda, health.trouble) == ("550.54.14", (12, 4), "")
+    assert health.links == {(0, 1): "across the system"}
     assert (first.name, first.memory, first.used) == ("H100", 80 * GIB, GIB)
     ((pid, name, used),) = first.users
     assert (pid, used) == (_PID, None)
@@ -119,25 +119,25 @@ def test_all_that_the_driver_tells_is_read(root: Path) -> None:
 
 
 def test_a_library_that_knows_next_to_nothing_is_no_failure(root: Path) -> None:
-    found = gpus.read(lambda: FakeNvml(("GPU-a",)), root=str(root))
-    (gpu,) = found.gpus
+    health = gpus.read(lambda: FakeNvml(("GPU-a",)), root=str(root))
+    (gpu,) = health.gpus
     assert (gpu.uuid, gpu.memory, gpu.is_mig, gpu.nvlinks) == ("GPU-a", None, None, None)
-    assert (found.driver, found.cuda) == ("?", None)
+    assert (health.driver, health.cuda) == ("?", None)
 
 
 def test_gpus_that_are_lost_or_barred_are_told_apart(root: Path) -> None:
     trouble = {0: FakeNvmlError("GPU is lost"), 1: NoPermission("Insufficient Permissions")}
     lib = FakeNvml(("GPU-a",), ("GPU-b",), ("GPU-c",), trouble=trouble)
-    found = gpus.read(lambda: lib, root=str(root))
-    assert found.lost == ((0, "GPU is lost"),)
-    assert found.barred == ((1, "Insufficient Permissions"),)
-    assert [gpu.number for gpu in found.gpus] == [2]
+    health = gpus.read(lambda: lib, root=str(root))
+    assert health.lost == ((0, "GPU is lost"),)
+    assert health.barred == ((1, "Insufficient Permissions"),)
+    assert [gpu.number for gpu in health.gpus] == [2]
 
 
 def test_a_library_that_does_not_fit_says_why(root: Path) -> None:
-    found = gpus.read(lambda: FakeNvml(broken=True), root=str(root))
-    assert "version mismatch" in found.trouble
-    assert not found.is_stuck
+    health = gpus.read(lambda: FakeNvml(broken=True), root=str(root))
+    assert "version mismatch" in health.trouble
+    assert not health.is_stuck
 
 
 def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
         message = "NVML Shared Library Not Found"
         raise FakeNvmlError(message)
 
-    found = gpus.read(missing, root=str(tmp_path))
-    assert (found.has_driver, found.has_files, found.driver) == (True, False, "550.54.14")
-    assert found.trouble == ""
+    health = gpus.read(missing, root=str(tmp_path))
+    assert (health.has_driver, health.has_files, health.driver) == (True, False, "550.54.14")
+    assert health.trouble == ""
 
 
 def test_cuda_is_started_where_nvml_answers_or_fails_but_not_where_it_hangs(root: Path) -> None:
@@ -170,8 +170,8 @@ def test_cuda_is_started_where_nvml_answers_or_fails_but_not_where_it_hangs(root
 
 
 def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:
-    found = gpus.read(lambda: FakeNvml(init=hang), root=str(root), timeout_s=0.2)
-    assert found.is_stuck
+    health = gpus.read(lambda: FakeNvml(init=hang), root=str(root), timeout_s=0.2)
+    assert health.is_stuck
 
 
 def test_errors_of_gpus_are_found_in_the_kernels_log(root: Path) -> None:

@@ -28,10 +28,10 @@ def test_this_host_is_read(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_says_why() -> None:
-    found = machine.read("/proc/nowhere")
-    assert found.logs.path == "/proc"
-    assert found.logs.refusal
-    assert found.clock.other == ""
+    health = machine.read("/proc/nowhere")
+    assert health.logs.path == "/proc"
+    assert health.logs.refusal
+    assert health.clock.other == ""
 
 
 def test_a_library_that_is_not_there_says_why() -> None:
@@ -82,9 +82,9 @@ def test_limits_of_version_1_count(root: Path) -> None:
     put(top / "memory", memory__limit_in_bytes="1000", memory__usage_in_bytes="10")
     put(top / "memory", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 1")
     put(top / "cpu,cpuacct", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
-    found = machine.group(str(root))
-    assert (found.memory_bytes, found.memory_used, found.cpus) == (1000, 10, 0.5)
-    assert found.kills == 1
+    group = machine.group(str(root))
+    assert (group.memory_bytes, group.memory_used, group.cpus) == (1000, 10, 0.5)
+    assert group.kills == 1
 
 
 def test_without_limits_there_are_none(root: Path) -> None:
@@ -93,8 +93,8 @@ def test_without_limits_there_are_none(root: Path) -> None:
         root / "sys" / "fs" / "cgroup" / "memory",
         memory__limit_in_bytes="9223372036854771712",
     )
-    found = machine.group(str(root))
-    assert (found.memory_bytes, found.cpus, found.processes, found.kills) == (None, None, None, 0)
+    group = machine.group(str(root))
+    assert (group.memory_bytes, group.cpus, group.processes, group.kills) == (None, None, None, 0)
 
 
 def test_limits_are_those_that_ranks_inherit() -> None:

@@ -17,9 +17,9 @@ def test_this_host_is_read() -> None:
     here = network.read({"NCCL_SOCKET_IFNAME": "eth"}, resolve=lambda _: ("10.0.0.1",))
     assert here.hostname == os.uname().nodename
     assert here.asked_interface == "eth"
-    (loopback,) = [one for one in here.interfaces if one.is_loopback]
+    (loopback,) = [interface for interface in here.interfaces if interface.is_loopback]
     assert "127.0.0.1" in loopback.addresses
-    assert [one.addresses for one in here.lookups] == [("10.0.0.1",)]
+    assert [lookup.addresses for lookup in here.lookups] == [("10.0.0.1",)]
 
 
 def test_a_resolver_that_hangs_or_fails_holds_nobody_up() -> None:
@@ -30,9 +30,12 @@ def test_a_resolver_that_hangs_or_fails_holds_nobody_up() -> None:
             raise OSError
         return ("10.0.0.1",)
 
-    found = network.lookups(["fails", "hangs", "here"], resolve, timeout_s=0.5)
-    assert [(one.name, one.addresses) for one in found[:2]] == [("fails", ()), ("hangs", ())]
-    assert found[1].seconds == 0.5
+    lookups = network.lookups(["fails", "hangs", "here"], resolve, timeout_s=0.5)
+    assert [(lookup.name, lookup.addresses) for lookup in lookups[:2]] == [
+        ("fails", ()),
+        ("hangs", ()),
+    ]
+    assert lookups[1].seconds == 0.5
 
 
 def test_every_rdma_port_has_its_state(tmp_path: Path) -> None:
@@ -40,5 +43,5 @@ def test_every_rdma_port_has_its_state(tmp_path: Path) -> None:
     port.mkdir(parents=True)
     (port / "state").write_text("1: DOWN\n")
     (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
-    found = network.read({}, root=str(tmp_path), resolve=lambda _: ())
-    assert found.rdma == (RdmaPort("mlx5_0", "1", "1: DOWN", "400 Gb/sec (4X NDR)"),)
+    health = network.read({}, root=str(tmp_path), resolve=lambda _: ())
+    assert health.rdma == (RdmaPort("mlx5_0", "1", "1: DOWN", "400 Gb/sec (4X NDR)"),)

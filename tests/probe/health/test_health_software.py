@@ -28,7 +28,7 @@ def test_every_fleetrun_of_path_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "d" / "fleetrun").write_text("not executable")
     folders = ("b/bin", "a/bin", "link", "d", "nowhere", "c")
     installed = software.read({"PATH": ":".join(str(tmp_path / name) for name in folders)})
-    assert [(one.path, one.kind) for one in installed.commands] == [
+    assert [(command.path, command.kind) for command in installed.commands] == [
         (str(paddles), "paddle's"),
         (str(ours), "ours"),
         (str(other), "other"),
@@ -54,8 +54,8 @@ def test_a_paddle_is_read_by_its_files(tmp_path: Path) -> None:
 
 
 def test_the_paddle_that_is_here_has_gloo_and_is_not_imported() -> None:
-    found = software.read({})
-    assert found.build is not None
-    assert found.build.parts["gloo"]
-    assert found.python == sys.executable
+    installed = software.read({})
+    assert installed.build is not None
+    assert installed.build.parts["gloo"]
+    assert installed.python == sys.executable
     assert "paddle" not in sys.modules

@@ -82,17 +82,17 @@ def test_what_ranks_use_is_written_and_served(tmp_path: Path) -> None:
     job = Command.python(tmp_path, TRAIN, OFTEN, f"--metrics_port={port}")
     launcher = job.start()
     try:
-        until(lambda: any(is_whole(one) and one.scalars for one in records(job)))
+        until(lambda: any(is_whole(record) and record.scalars for record in records(job)))
         served = scrape(port)
     finally:
         (tmp_path / "go").touch()
         done = job.finish(launcher)
     assert (done.code, done.said) == (0, "")
-    whole = next(one for one in records(job) if is_whole(one) and one.scalars)
-    assert [one.rank for one in whole.ranks] == [0, 1]
-    pids = {one["pid"] for one in job.events() if one["event"] == "started"}
-    assert {one.pid for one in whole.ranks} == pids
-    assert all((one.step or 0) >= 1 for one in whole.ranks)
+    whole = next(record for record in records(job) if is_whole(record) and record.scalars)
+    assert [rank.rank for rank in whole.ranks] == [0, 1]
+    pids = {event["pid"] for event in job.events() if event["event"] == "started"}
+    assert {rank.pid for rank in whole.ranks} == pids
+    assert all((rank.step or 0) >= 1 for rank in whole.ranks)
     assert whole.scalars == (str(tmp_path / "scalars"),)
     assert whole.system.memory_total_bytes
     assert whole.gpus == ()
@@ -113,7 +113,7 @@ def test_other_attempts_are_measured_too(tmp_path: Path) -> None:
     code = f"if os.environ['PADDLE_RESTART_COUNT'] == '1':\n    exec('''{TRAIN}''')\nsys.exit(5)"
     job = Command.python(tmp_path, code, OFTEN, "--max_restart=1")
     launcher = job.start()
-    until(lambda: any(one.attempt == 1 and len(one.ranks) == 2 for one in records(job)))
+    until(lambda: any(record.attempt == 1 and len(record.ranks) == 2 for record in records(job)))
     (tmp_path / "go").touch()
     assert job.finish(launcher).code == 5
 
