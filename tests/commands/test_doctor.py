@@ -61,8 +61,8 @@ def findings(done: subprocess.CompletedProcess[str], check: str) -> list[dict[st
 
 
 def level(done: subprocess.CompletedProcess[str], check: str) -> str:
-    (found,) = findings(done, check)
-    return str(found["level"])
+    (finding,) = findings(done, check)
+    return str(finding["level"])
 
 
 def test_a_page_for_people_ends_with_the_count(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_paddle_is_not_imported(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_an_error_with_its_holder(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (found,) = findings(run(tmp_path, "--json", f"--start_port={port}"), "port")
-    assert found["level"] == "error"
-    assert f"{port} is taken by pid {os.getpid()}" in found["seen"]
+        (finding,) = findings(run(tmp_path, "--json", f"--start_port={port}"), "port")
+    assert finding["level"] == "error"
+    assert f"{port} is taken by pid {os.getpid()}" in finding["seen"]
 
 
 def test_devices_of_a_plugin_are_found_and_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_logs_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
 
 def test_a_job_that_cannot_be_planned_is_an_error_with_the_sentence(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--nproc_per_node=1", "nowhere.py")
-    (found,) = findings(done, "job")
-    assert found["level"] == "error"
-    assert "nowhere.py" in found["seen"]
+    (finding,) = findings(done, "job")
+    assert finding["level"] == "error"
+    assert "nowhere.py" in finding["seen"]
 
 
 def test_a_slip_of_the_keyboard_is_no_finding(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_a_full_file_system_is_an_error(folder: str, check: str, tmp_path: Path)
 def test_a_clock_that_differs_from_the_disks_is_a_warning(tmp_path: Path) -> None:
     prefix = ("faketime", "-f", "+3600s")
     done = run(tmp_path, "--json", prefix=prefix, env={"NO_FAKE_STAT": "1"})
-    (found,) = findings(done, "clock")
-    assert found["level"] == "warning"
-    assert "s ahead of" in found["seen"]
+    (finding,) = findings(done, "clock")
+    assert finding["level"] == "warning"
+    assert "s ahead of" in finding["seen"]
 
 
 @fakedriver.needed
@@ -188,9 +188,9 @@ def test_a_clock_that_differs_from_the_disks_is_a_warning(tmp_path: Path) -> Non
 def test_cuda_is_started_beside_nvml(tmp_path: Path, env: dict[str, str], seen: str) -> None:
     env = {**env, **fakedriver.build(tmp_path / "driver")}
     done = run(tmp_path, "--json", prefix=fakedriver.HERE, env=env)
-    (found,) = findings(done, "CUDA")
-    assert found["seen"].startswith(seen)
-    assert found["level"] == ("error" if "FAKE_CUDA" in env else "ok")
+    (finding,) = findings(done, "CUDA")
+    assert finding["seen"].startswith(seen)
+    assert finding["level"] == ("error" if "FAKE_CUDA" in env else "ok")
     assert findings(done, "GPU")[0]["seen"] == "GPU 0: Fake H100, 80 GiB, sm_90"
 
 
@@ -199,9 +199,9 @@ def test_a_machine_whose_libcuda_is_missing_is_told_where_it_comes_from(tmp_path
     env = fakedriver.build(tmp_path / "driver")
     (tmp_path / "driver" / "libnvidia-ml.so.1").unlink()
     (tmp_path / "driver" / "libcuda.so.1").rename(tmp_path / "driver" / "libnvidia-ml.so.1")
-    (found,) = findings(run(tmp_path, "--json", prefix=fakedriver.HERE, env=env), "CUDA")
-    assert found["seen"].startswith("it does not start: libcuda.so.1: cannot open")
-    assert "compute,utility" in found["mend"]
+    (finding,) = findings(run(tmp_path, "--json", prefix=fakedriver.HERE, env=env), "CUDA")
+    assert finding["seen"].startswith("it does not start: libcuda.so.1: cannot open")
+    assert "compute,utility" in finding["mend"]
 
 
 @pytest.mark.skipif(not is_root(), reason="only root may mount")
@@ -238,9 +238,9 @@ def both(
     hosts = ["--ips=127.0.0.2,127.0.0.3", "--nproc_per_node=1", f"--wait={LONG_S:g}", *words]
     first = start(folder, *hosts, "--host=127.0.0.2")
     second = start(folder, *hosts, "--host=127.0.0.3", prefix=prefix)
-    said, _ = first.communicate(timeout=LONG_S)
+    output, _ = first.communicate(timeout=LONG_S)
     second.communicate(timeout=LONG_S)
-    return subprocess.CompletedProcess(first.args, first.returncode, said, "")
+    return subprocess.CompletedProcess(first.args, first.returncode, output, "")
 
 
 def test_who_is_waited_for_is_said_on_a_terminal_only(tmp_path: Path, terminal: Terminal) -> None:
@@ -290,8 +290,8 @@ def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:
 
 def test_a_real_allreduce_is_right_and_measured(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--allreduce", env=warm_launch(), seconds=TRAINING_S)
-    (found,) = findings(done, "allreduce")
-    assert "right over gloo" in found["seen"]
+    (finding,) = findings(done, "allreduce")
+    assert "right over gloo" in finding["seen"]
     allreduce = json.loads(done.stdout)["allreduce"]
     assert (allreduce["backend"], allreduce["ranks"]) == ("gloo", 2)
     assert allreduce["link"] > 0
@@ -308,6 +308,6 @@ def test_an_allreduce_that_fails_says_why(tmp_path: Path) -> None:
     (broken / "__init__.py").write_text("raise ImportError('no gloo today')\n")
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = run(tmp_path, "--json", "--allreduce", env=env, seconds=TRAINING_S)
-    (found,) = findings(done, "allreduce")
-    assert found["level"] == "error"
-    assert "exit code 1" in found["seen"]
+    (finding,) = findings(done, "allreduce")
+    assert finding["level"] == "error"
+    assert "exit code 1" in finding["seen"]

@@ -79,9 +79,9 @@ def test_the_job_of_this_folder_is_meant_and_a_second_one_says_whose_names_it_ta
     there.wait_for("up.0")
     second = Command(here.folder, "true", ranks=1)
     second.argv.remove("--quiet")
-    said = second.run().said
+    output = second.run().said
     pid = launchers[0].pid
-    assert f"-{Path(here.argv[-1]).name}-{pid} (process {pid}) still runs in this folder" in said
+    assert f"-{Path(here.argv[-1]).name}-{pid} (process {pid}) still runs in this folder" in output
     assert fleetrun("stop", folder=here.folder).returncode == 0
     here.finish(launchers[0])
     assert [running.launcher for running in jobs.find() if running.launcher == launchers[1].pid]
@@ -101,8 +101,8 @@ def test_what_a_killed_launcher_left_behind_is_found_and_ended() -> None:
     name = f"20250102T030405Z-lost-{os.getpid()}"
     environ = {**os.environ, "FLEETRUN_JOB": name, "FLEETRUN_RUN_DIR": "/nowhere"}
     with subprocess.Popen(["sleep", "1000"], env=environ, start_new_session=True) as orphan:
-        (found,) = listed(name)
-        assert (found["pid"], found["processes"]) == (None, [orphan.pid])
+        (job,) = listed(name)
+        assert (job["pid"], job["processes"]) == (None, [orphan.pid])
         assert fleetrun("ps", name).stdout.splitlines()[1].split()[:2] == ["killed", name]
         done = fleetrun("attach", name)
         assert done.returncode == 3
@@ -139,8 +139,8 @@ def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -
         tmp_path, "echo first; until [ -e go ]; do sleep 0.1; done; echo last; exit 7", ranks=1
     )
     pid = detached(command)
-    (found,) = listed(str(pid))
-    assert found["pid"] == pid
+    (job,) = listed(str(pid))
+    assert job["pid"] == pid
     # Of no terminal and no session but its own.
     assert os.getsid(pid) == pid
     watcher = started("attach", str(pid))

@@ -37,8 +37,8 @@ def cells(line: str) -> list[str]:
 
 def strategy(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
     code = cli.main(["strategy", *words], environ={})
-    said = capsys.readouterr()
-    return Said(code, said.out, said.err)
+    printed = capsys.readouterr()
+    return Said(code, printed.out, printed.err)
 
 
 def test_list_has_every_preset_and_no_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,9 +65,9 @@ def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("name", load.PRESETS)
 def test_show_prints_a_preset_to_start_from(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = strategy(capsys, "show", name)
+    output = strategy(capsys, "show", name)
     # amp and gradient_merge are fields, too; who wants to see the preset means its file.
-    assert said.out == (CONFIGS / f"{name}.yaml").read_text()
+    assert output.out == (CONFIGS / f"{name}.yaml").read_text()
 
 
 def test_show_tells_all_about_a_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,8 +92,8 @@ def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written
 
 
 def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixture[str]) -> None:
-    said = strategy(capsys, "show", "gradient_merge")
-    assert "`fleetrun strategy show strategy.gradient_merge`" in said.err
+    output = strategy(capsys, "show", "gradient_merge")
+    assert "`fleetrun strategy show strategy.gradient_merge`" in output.err
     out = strategy(capsys, "show", "strategy.gradient_merge").out
     assert out.startswith("strategy:\n  gradient_merge: true or false")
 
@@ -111,17 +111,17 @@ def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixtur
 def test_show_tells_of_the_sections_of_variables(
     name: str, section: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = strategy(capsys, "show", name)
-    assert said.out.startswith(f"{section}: environment variables of every rank.")
-    assert f"fleetrun --set {section}." in said.out
+    output = strategy(capsys, "show", name)
+    assert output.out.startswith(f"{section}: environment variables of every rank.")
+    assert f"fleetrun --set {section}." in output.out
 
 
 def test_show_tells_of_a_part_by_what_it_is_part_of(capsys: pytest.CaptureFixture[str]) -> None:
     whole = strategy(capsys, "show", "gradient_merge_configs").out
     assert strategy(capsys, "show", "gradient_merge_configs.avg").out == whole
-    said = strategy(capsys, "show", "k_steps").out
-    assert whole in said
-    assert "localsgd_configs" in said
+    output = strategy(capsys, "show", "k_steps").out
+    assert whole in output
+    assert "localsgd_configs" in output
 
 
 def test_validate_says_file_line_and_what_was_meant(

@@ -15,9 +15,9 @@ def test_a_plain_host_has_nothing_to_say() -> None:
 
 
 def test_each_kind_that_paddle_has_is_named() -> None:
-    found = list(gpus.judge_plugins({"mlu": 4, "foo": 1}, {}))
-    assert [(finding.check, finding.level) for finding in found] == [("MLUs", OK), ("FOOs", OK)]
-    assert found[0].seen == "4 of Paddle's kind mlu; ranks talk to each other by xccl"
+    findings = list(gpus.judge_plugins({"mlu": 4, "foo": 1}, {}))
+    assert [(finding.check, finding.level) for finding in findings] == [("MLUs", OK), ("FOOs", OK)]
+    assert findings[0].seen == "4 of Paddle's kind mlu; ranks talk to each other by xccl"
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,6 @@ def test_each_kind_that_paddle_has_is_named() -> None:
 def test_what_is_missing_is_said_with_what_mends_it(
     kind: str, counts: dict[str, int], check: str, fix: str
 ) -> None:
-    (found,) = gpus.judge_plugins(counts, {kind: "why"})
-    assert (found.check, found.level, found.seen) == (check, WARNING, "why")
-    assert found.fix.startswith(fix)
+    (finding,) = gpus.judge_plugins(counts, {kind: "why"})
+    assert (finding.check, finding.level, finding.seen) == (check, WARNING, "why")
+    assert finding.fix.startswith(fix)

@@ -38,8 +38,8 @@ WELL = Gpus(
 )
 
 
-def judged(found: Gpus) -> list[Finding]:
-    return list(gpus.judge(found))
+def judged(health: Gpus) -> list[Finding]:
+    return list(gpus.judge(health))
 
 
 def test_gpus_that_are_well_have_nothing_to_mend() -> None:
@@ -50,8 +50,8 @@ def test_gpus_that_are_well_have_nothing_to_mend() -> None:
 
 def test_without_a_driver_there_is_nothing_to_judge() -> None:
     without = Gpus(has_driver=False)
-    (found,) = judged(without)
-    assert (found.level, found.seen) == (OK, "no NVIDIA driver: ranks run on the CPU")
+    (finding,) = judged(without)
+    assert (finding.level, finding.seen) == (OK, "no NVIDIA driver: ranks run on the CPU")
     assert [finding.seen for finding in gpus.judge(without, has_others=True)] == [
         "no NVIDIA driver"
     ]
@@ -188,5 +188,5 @@ def test_nvml_alone_keeps_no_job_from_its_gpus() -> None:
 
 def test_the_same_error_many_times_is_one_finding() -> None:
     rows = tuple(Xid(79, "0000:3b:00", "x") for _ in range(50))
-    (found,) = [finding for finding in judged(WELL._replace(xids=rows)) if finding.level != OK]
-    assert "50 times" in found.seen
+    (finding,) = [finding for finding in judged(WELL._replace(xids=rows)) if finding.level != OK]
+    assert "50 times" in finding.seen

@@ -53,10 +53,10 @@ def test_a_step_that_fails_is_an_error_with_the_last_words() -> None:
 
 
 def test_a_sum_that_fails_asks_for_another_way_of_nccl() -> None:
-    (found,) = judged(PROOF._replace(failure=FAILURE._replace(step="sum of the ranks")))
-    assert found.fix.startswith("--nccl P2P_DISABLE=1")
+    (finding,) = judged(PROOF._replace(failure=FAILURE._replace(step="sum of the ranks")))
+    assert finding.fix.startswith("--nccl P2P_DISABLE=1")
 
 
 def test_what_could_not_be_tried_is_a_warning() -> None:
-    (found,) = judged(PROOF._replace(trouble="no process can be started"))
-    assert found.level == WARNING
+    (finding,) = judged(PROOF._replace(trouble="no process can be started"))
+    assert finding.level == WARNING

@@ -33,8 +33,8 @@ GPUS = Gpus(
 )
 
 
-def judged(found: Software, gpus: Gpus = NO_GPUS, feature: str | None = None) -> list[Finding]:
-    return list(software.judge(found, gpus, feature=feature))
+def judged(installed: Software, gpus: Gpus = NO_GPUS, feature: str | None = None) -> list[Finding]:
+    return list(software.judge(installed, gpus, feature=feature))
 
 
 def test_software_that_is_well_has_nothing_to_mend() -> None:
@@ -110,8 +110,8 @@ def test_kernels_that_do_not_run_on_a_gpu_are_an_error_whatever_the_cuda(
     kernels: tuple[str, ...], capability: tuple[int, int], runs: bool
 ) -> None:
     gpus = GPUS._replace(gpus=(Gpu(0, "H100", "GPU-0", capability=capability),))
-    found = judged(WELL._replace(build=FOR_GPUS._replace(kernels=kernels)), gpus)
-    assert bad(found) == ([] if runs else [("Paddle for this GPU", ERROR)])
+    findings = judged(WELL._replace(build=FOR_GPUS._replace(kernels=kernels)), gpus)
+    assert bad(findings) == ([] if runs else [("Paddle for this GPU", ERROR)])
     # What has run there is not doubted.
     build = FOR_GPUS._replace(kernels=kernels)
     assert bad(list(software.judge(WELL._replace(build=build), gpus, is_proven=True))) == []
@@ -129,8 +129,10 @@ def test_paddles_cuda_is_held_against_the_driver(
     built: str, driver: tuple[int, int], level: str
 ) -> None:
     wanted = WELL._replace(build=FOR_GPUS._replace(cuda=built))
-    found = judged(wanted, GPUS._replace(cuda=driver))
-    assert [finding.level for finding in found if finding.check == "driver for Paddle"] == [level]
+    findings = judged(wanted, GPUS._replace(cuda=driver))
+    assert [finding.level for finding in findings if finding.check == "driver for Paddle"] == [
+        level
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_paddles_cuda_is_held_against_the_gpu(
 ) -> None:
     wanted = WELL._replace(build=FOR_GPUS._replace(cuda=built))
     gpus = GPUS._replace(gpus=(Gpu(0, "X", "GPU-0", capability=capability),), cuda=None)
-    (found,) = [
+    (finding,) = [
         finding for finding in judged(wanted, gpus) if finding.check == "Paddle for this GPU"
     ]
-    assert found.level == level
+    assert finding.level == level

@@ -31,8 +31,8 @@ JOB = a_run(
 
 
 def chosen(rank: str | None = None, attempt: int | None = None, *, failed: bool = False) -> str:
-    found = choose.find_logs([JOB], rank=rank, attempt=attempt, failed=failed)
-    return " ".join(f"{log.process}/{log.attempt}" for log in found)
+    logs = choose.find_logs([JOB], rank=rank, attempt=attempt, failed=failed)
+    return " ".join(f"{log.process}/{log.attempt}" for log in logs)
 
 
 def test_trainers_come_first_and_in_order() -> None:

@@ -391,6 +391,6 @@ def test_names_of_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert Command(tmp_path, "true", ranks=1).run().code == 0
     monkeypatch.chdir(tmp_path)
     [run] = (tmp_path / "log" / "runs").iterdir()
-    found = answers.candidates(["logs"], run.name[:4])
-    assert [item.value for item in found] == [run.name]
+    items = answers.candidates(["logs"], run.name[:4])
+    assert [item.value for item in items] == [run.name]
     assert "logs" in COMMANDS

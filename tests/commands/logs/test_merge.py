@@ -60,8 +60,8 @@ def test_only_lines_with_a_match_are_shown() -> None:
 
 
 def test_what_is_gone_from_the_beginning_is_skipped() -> None:
-    one = merge.Stream(Text(b"gone\nhere\n", begin=5), pattern=None)
-    assert b"".join(one.lines(10)) == b"here\n"
+    stream = merge.Stream(Text(b"gone\nhere\n", begin=5), pattern=None)
+    assert b"".join(stream.lines(10)) == b"here\n"
 
 
 LINES = st.lists(st.binary(max_size=12).map(lambda text: re.sub(rb"[\r\n]", b"", text)), max_size=8)

@@ -348,8 +348,8 @@ def applied(folder: Path, monkeypatch: pytest.MonkeyPatch, fail: str) -> int:
 
 def handed(folder: Path, number: int) -> tuple[str, dict[str, Any]]:
     """Return the words of call NUMBER of kubectl, and the resource that it got."""
-    (one,) = loaded((folder / f"file.{number}").read_text())
-    return (folder / f"words.{number}").read_text().strip(), one
+    (resource,) = loaded((folder / f"file.{number}").read_text())
+    return (folder / f"words.{number}").read_text().strip(), resource
 
 
 def test_what_a_job_needs_belongs_to_it_and_goes_with_it(
@@ -361,9 +361,9 @@ def test_what_a_job_needs_belongs_to_it_and_goes_with_it(
     ]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "t", "uid": "7-8-9"}
     for number in (1, 2):
-        words, one = handed(tmp_path, number)
-        assert (words, one["metadata"]["ownerReferences"]) == ("create -f -", [owner])
-        assert check(one, "1.37.0") == []
+        words, resource = handed(tmp_path, number)
+        assert (words, resource["metadata"]["ownerReferences"]) == ("create -f -", [owner])
+        assert check(resource, "1.37.0") == []
     assert capsys.readouterr().out == "job/t created\ncreated\ncreated\n"
 
 
@@ -373,8 +373,8 @@ def test_a_job_that_cannot_have_what_it_needs_is_not_left(
 ) -> None:
     assert applied(tmp_path, monkeypatch, str(fail)) == 4
     if fail:
-        words, one = handed(tmp_path, 3)
-        assert (words, one["kind"]) == ("delete -f - --wait=false", "Job")
+        words, resource = handed(tmp_path, 3)
+        assert (words, resource["kind"]) == ("delete -f - --wait=false", "Job")
     else:
         assert not (tmp_path / "words.1").exists()
 

@@ -73,8 +73,8 @@ def test_devices_whose_use_nobody_can_read_are_named_once() -> None:
         RankRow(f"rank {n}", n, "running", "here", device, 1)
         for n, device in enumerate(("mlu:0", "mlu:1,mlu:2", "npu:0", "cpu"))
     ]
-    said = text(screen.frame(a_snapshot(*rows), 0, None))
-    assert said[1] == "4 processes: 4 running; use of MLUs and NPUs is not known"
+    lines = text(screen.frame(a_snapshot(*rows), 0, None))
+    assert lines[1] == "4 processes: 4 running; use of MLUs and NPUs is not known"
 
 
 def test_of_a_long_path_the_end_is_kept() -> None:

@@ -143,8 +143,8 @@ def test_half_a_line_and_the_later_rank_are_dealt_with(tmp_path: Path) -> None:
     for rank, updates in made.items():
         keys = ("number", "at", "loss")
         lines = [
-            json.dumps({"schema": 1, "kind": "update", **dict(zip(keys, one, strict=True))})
-            for one in updates
+            json.dumps({"schema": 1, "kind": "update", **dict(zip(keys, update, strict=True))})
+            for update in updates
         ]
         lines += ["x", '{"schema": 1, "kind": "update"}', lines[0].replace("1", "9")[:-1]]
         (tmp_path / f"rank.{rank}.jsonl").write_text("\n".join(lines))

@@ -60,8 +60,8 @@ class Page(NamedTuple):
 
     def key(self, name: str) -> str:
         """Return what stands for the run NAME."""
-        (found,) = [run["key"] for run in self.ask("api/runs") if run["name"] == name]
-        return str(found)
+        (key,) = [run["key"] for run in self.ask("api/runs") if run["name"] == name]
+        return str(key)
 
 
 @contextmanager
@@ -77,8 +77,8 @@ def served(folder: Path) -> Iterator[Page]:
         yield Page(address, token)
     finally:
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=LONG_S)
-    assert (process.returncode, b"Traceback" in said) == (130, False), said
+        _, output = process.communicate(timeout=LONG_S)
+    assert (process.returncode, b"Traceback" in output) == (130, False), output
 
 
 def test_a_browser_shows_1024_ranks_and_takes_nothing_that_they_print_for_a_page(
@@ -264,8 +264,8 @@ sys.exit(rank)
             page.ask(f"api/runs/{key}/stacks", method="POST")
 
             def stacks() -> list[dict[str, str]]:
-                found: list[dict[str, str]] = page.ask(f"api/runs/{key}/stacks")["stacks"]
-                return found
+                stacks: list[dict[str, str]] = page.ask(f"api/runs/{key}/stacks")["stacks"]
+                return stacks
 
             until(lambda: sum("stuck_here" in stack["text"] for stack in stacks()) == 2)
             assert [stack["label"] for stack in stacks()] == ["rank 0", "rank 1"]

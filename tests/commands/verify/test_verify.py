@@ -102,20 +102,20 @@ def test_a_command_that_launches_is_verified_with_its_own_log_folder(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("end", "code", "said"),
+    ("end", "code", "expected"),
     [
         ("true", 5, "part at update 3: b.weight of rank 0 differs by 0.001 ("),
         ("exit 3", 1, "plain Paddle: it exited with 3, although a training succeeded: "),
     ],
 )
 def test_all_launches_of_a_command_and_its_own_end_count(
-    end: str, code: int, said: str, tmp_path: Path
+    end: str, code: int, expected: str, tmp_path: Path
 ) -> None:
     launch = "python3 -m paddle.distributed.launch --nproc_per_node=2"
     command = f"{launch} train.py wrong && {launch} --log_dir=its train.py equal && {end}"
     done = verify(tmp_path, "--set=fuse_grad_size_in_MB=1", "exec", "sh", "-c", command)
     assert (done.returncode, done.stderr) == (code, "")
-    assert said in done.stdout
+    assert expected in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,10 @@ def test_ranks_that_hold_other_parts_may_differ(
     axes = RankAxes((("dp", 2), ("sharding", 2), ("mp", 2)))
     own = {rank: {(0, 1): held(float(rank == differing), kind=kind)} for rank in range(8)}
     # What has the same place as the other one differs with it.
-    found = differences.ranks_apart(RunSnapshots({0: own[0], differing: own[differing]}, {}), axes)
-    assert (found is not None) == is_found
+    difference = differences.ranks_apart(
+        RunSnapshots({0: own[0], differing: own[differing]}, {}), axes
+    )
+    assert (difference is not None) == is_found
 
 
 def test_numbers_that_are_none_are_equal_to_each_other_alone() -> None:
@@ -176,9 +178,9 @@ def test_losses_within_the_noise_of_plain_runs_are_equal() -> None:
         RunSnapshots({0: {(0, 1): held(1.0)}}, {0: {1: loss}}) for loss in (1.0, 1.1, 1.2)
     )
     known = differences.noise([differences.between(plain, again)])
-    found = differences.between(plain, other)
-    assert not differences.beyond(found, known, plain)
-    assert differences.beyond(found, differences.noise([]), plain)
+    differing = differences.between(plain, other)
+    assert not differences.beyond(differing, known, plain)
+    assert differences.beyond(differing, differences.noise([]), plain)
 
 
 def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
@@ -201,22 +203,22 @@ def test_weights_that_are_alike_by_chance_are_no_measure_of_noise() -> None:
 
 def test_losses_that_were_printed_have_no_update() -> None:
     runs = [
-        RunSnapshots({0: {(0, 9): held(each)}}, {0: {2: each}}, are_printed=True)
-        for each in (1.0, 2.0)
+        RunSnapshots({0: {(0, 9): held(weight)}}, {0: {2: weight}}, are_printed=True)
+        for weight in (1.0, 2.0)
     ]
-    found = differences.between(*runs)
-    parted = equivalence._earliest([found], differences.noise([]), runs[0])
+    differing = differences.between(*runs)
+    parted = equivalence._earliest([differing], differences.noise([]), runs[0])
     assert [(difference.update, difference.is_printed) for difference in parted] == [
         (9, False),
         (2, True),
     ]
-    said = equivalence._where(equivalence.Equivalence(()), parted[1])
-    assert said == "loss 2 that rank 0 printed differs by 1"
+    place = equivalence._where(equivalence.Equivalence(()), parted[1])
+    assert place == "loss 2 that rank 0 printed differs by 1"
 
 
 def test_runs_of_different_updates_are_not_compared() -> None:
-    one, other = (RunSnapshots({0: {(0, update): held(1.0)}}, {}) for update in (1, 2))
-    assert "has not made the same updates" in differences.between(one, other).fault
+    first, other = (RunSnapshots({0: {(0, update): held(1.0)}}, {}) for update in (1, 2))
+    assert "has not made the same updates" in differences.between(first, other).fault
 
 
 def test_the_largest_elements_tell_of_differences_between_the_recorded_ones() -> None:
@@ -224,5 +226,5 @@ def test_the_largest_elements_tell_of_differences_between_the_recorded_ones() ->
         RunSnapshots({0: {(0, 1): [held(1.0)[0]._replace(size=9, checksum=n, largest=n)]}}, {})
         for n in (1, 5)
     )
-    (found,) = differences.between(first, second).weights.values()
-    assert found.apart == 4.0
+    (difference,) = differences.between(first, second).weights.values()
+    assert difference.apart == 4.0
