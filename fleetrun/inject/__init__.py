@@ -115,6 +115,10 @@ def _install_recorded(
     paddle: ModuleType, install: Callable[[], None], *, has_strategy: bool
 ) -> None:
     """Call INSTALL; record what the launcher requests: topology, collectives, a profile."""
+    # paddle.jit.to_static translates every function that runs below it, and cannot translate ours.
+    skip = getattr(paddle.base.core, "eval_frame_skip_file_prefix", None)
+    if skip is not None:
+        skip((os.path.dirname(__file__) + os.sep,))
     topology.watch()
     flight_recorder.watch()
     recorder = profile.from_environment()

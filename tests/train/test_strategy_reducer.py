@@ -144,6 +144,14 @@ def test_models_that_are_not_plain_are_averaged_right_where_only_bytes_are_asked
 
 
 @pytest.mark.parametrize("version", PYTHONS)
+def test_a_compiled_function_may_call_the_parallel_model(version: str, tmp_path: Path) -> None:
+    asked = {"fuse_grad_size_in_MB": 0.0003}
+    train_as_alone(version, "compiled.py", tmp_path, asked, check_ranks="auto")
+    proof = evidence(tmp_path / "ours")
+    assert (proof["updates"], proof["ranks_equal"], proof["failures"]) == (12, True, [])
+
+
+@pytest.mark.parametrize("version", PYTHONS)
 def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_gives_none(
     version: str, tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ GradScaler.update(self)  MERGE: follows an update
 AmpScaler.scale(self)  AMP: a loss is scaled
 [paddle.base.core]
 get_low_precision_op_list  AMP: Paddle's counts of operators
+eval_frame_skip_file_prefix  -: keeps paddle.jit.to_static from translating our functions
 [paddle.nn.utils]
 clip_grad_norm_(parameters)  MERGE: clips merged gradients
 [paddle.nn.layer.layers]
