@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # How long an answer of etcd is awaited, and how late it may end a lease.
 _TIMEOUT_S, _LATE_S = 2.0, 0.6
-# How likely a host loses its way to etcd, and etcd is gone for a while.
-_ASTRAY, _DOWN = 0.2, 0.2
 # How likely a host is cut off from the others, and not from etcd.
 _APART = 0.4
 
@@ -41,8 +39,6 @@ class Etcd:
         self._record: tuple[str, int, int] | None = None
         # Nobody is answered before.
         self.down_until = 0.0
-        # How often a job went on under another coordinator.
-        self.successions = 0
 
     def do(self, what: str, values: tuple[Any, ...]) -> Any:  # noqa: PLR0911 - one for each
         """Do what one of the launchers asks for."""
@@ -55,7 +51,6 @@ class Etcd:
                 known = 0 if self._record is None else self._record[1]
                 if self._leader is not None or known != record_revision:
                     return None
-                self.successions += self._record is not None
                 lease = self._next()
                 self._leases[lease] = (ttl_s, self._world.now + ttl_s)
                 self._leader = (value, self._next(), lease)
@@ -194,7 +189,7 @@ class ElectedWorld(World):
         """Plan what goes wrong, with the way to etcd alone, too."""
         super().script()
         for host in self.launchers:
-            if self.chance.random() < _ASTRAY:
+            if self.chance.random() < self.chances.astray:
                 begin = self.chance.uniform(0.0, 40.0)
                 until = begin + self.chance.uniform(0.0, 60.0)
                 self.after(begin, partial(setattr, host, "astray_until", until))
@@ -202,7 +197,7 @@ class ElectedWorld(World):
     # What must hold.
     def check(self, until: float) -> None:
         """Play, and see that all ended, and that they agree where nobody was lost."""
-        if self.chance.random() < _DOWN:
+        if self.chance.random() < self.chances.down:
             self.etcd.down_until = self.chance.uniform(0.0, 30.0)
         self.play(until)
         live = [host for host in self.launchers if host.is_alive]
@@ -224,6 +219,21 @@ class ElectedWorld(World):
         return any(not host.is_alive or host.was_cut_long for host in self.launchers) or bool(
             self.etcd.down_until or any(host.astray_until for host in self.launchers)
         )
+
+
+class KilledWorld(ElectedWorld):
+    """The same, where whoever coordinates after a while is killed."""
+
+    def script(self) -> None:
+        """Plan that, too."""
+        super().script()
+        self.at(20.0, self.kill)
+
+    def kill(self) -> None:
+        """Kill the coordinator."""
+        for host in self.launchers:
+            if host.session.serves:
+                self.die(host, is_silent=False)
 
 
 class ApartWorld(ElectedWorld):

@@ -43,7 +43,6 @@ class Chances(NamedTuple):
     # A launcher is stopped for a while (`kill -STOP`), its ranks and its guard are not.
     stop: float = 0.1
     never_comes: float = 0.03
-    duplicate: float = 0.03
     no_plan: float = 0.03
     # A host is asked to end, and the job may go on without it.
     departs: float = 0.1
@@ -51,9 +50,33 @@ class Chances(NamedTuple):
     late: float = 0.2
     # Something is wrong with a host before another generation.
     trouble: float = 0.1
+    # A host loses its way to etcd, and etcd is gone for a while.
+    astray: float = 0.2
+    down: float = 0.2
     # One of these is how long ranks last at most, and until when something goes wrong.
     lasts_s: tuple[float, ...] = (3.0, 8.0, 40.0)
     spans_s: tuple[float, ...] = (1.0, 10.0, 40.0)
+
+
+# Nothing goes wrong by chance, and all train for a while.
+QUIET = Chances(
+    failure=0.0,
+    kill=0.0,
+    crash=0.0,
+    reset=0.0,
+    short_cut=0.0,
+    long_cut=0.0,
+    jump=0.0,
+    stop=0.0,
+    never_comes=0.0,
+    no_plan=0.0,
+    departs=0.0,
+    late=0.0,
+    trouble=0.0,
+    astray=0.0,
+    down=0.0,
+    lasts_s=(40.0,),
+)
 
 
 class End(Connection):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from elections import ApartWorld, ElectedWorld
+from elections import ApartWorld, ElectedWorld, KilledWorld
 from examples import at_most
-from simulation import Chances, play
+from simulation import QUIET, Chances, play
 
 HISTORIES, MANY = 30, 20_000
 _PARTS = 4
@@ -24,8 +24,23 @@ CHANCES = Chances(
 
 
 def test_whoever_coordinates_no_two_generations_run_at_once_and_none_waits_for_ever() -> None:
-    worlds = [play(seed, ElectedWorld, CHANCES, has_store=True) for seed in range(HISTORIES)]
-    assert any(world.etcd.successions for world in worlds), "nobody has succeeded a coordinator"
+    for seed in range(at_most(HISTORIES)):
+        play(seed, ElectedWorld, CHANCES, has_store=True)
+
+
+@pytest.mark.parametrize("kind", [ElectedWorld, KilledWorld])
+def test_an_elastic_job_succeeds_even_if_its_coordinator_is_killed(
+    kind: type[ElectedWorld],
+) -> None:
+    for seed in range(1, 2 * HISTORIES, 2):
+        world = play(seed, kind, QUIET, has_store=True)
+        ends = {
+            host.name: [verdict.failure for verdict in host.verdicts.values() if verdict.is_final]
+            for host in world.launchers
+            if host.is_alive and host.rosters
+        }
+        assert all(end == [None] for end in ends.values()), (seed, ends)
+        assert len(ends) >= world.config.most - (kind is KilledWorld), (seed, ends)
 
 
 def test_the_same_holds_where_each_host_has_options_of_its_own() -> None:

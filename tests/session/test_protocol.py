@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from examples import at_most
-from simulation import Chances, World, play
+from simulation import QUIET, Chances, World, play
 
 HISTORIES, MANY = 200, 20_000
 _PARTS = 4
@@ -22,24 +22,16 @@ def test_the_same_holds_where_each_host_has_options_of_its_own(part: int) -> Non
         play(seed, World, Chances(), is_mixed=True)
 
 
+def test_a_job_succeeds_where_nothing_goes_wrong() -> None:
+    for seed in range(at_most(HISTORIES)):
+        world = play(seed, World, QUIET)
+        (roster,) = world.rosters.values()
+        assert len(roster.entries) == world.config.most
+        assert all(verdict.failure is None for verdict in world.launchers[0].verdicts.values())
+
+
 # Launchers are killed or stopped while all train, and little else goes wrong.
-KILLED = Chances(
-    failure=0.0,
-    kill=0.4,
-    crash=0.0,
-    reset=0.1,
-    short_cut=0.0,
-    long_cut=0.0,
-    jump=0.0,
-    never_comes=0.0,
-    no_plan=0.0,
-    departs=0.0,
-    late=0.0,
-    trouble=0.0,
-    stop=0.3,
-    lasts_s=(200.0,),
-    spans_s=(80.0,),
-)
+KILLED = QUIET._replace(kill=0.4, reset=0.1, stop=0.3, lasts_s=(200.0,), spans_s=(80.0,))
 
 
 @pytest.mark.parametrize("part", range(_PARTS))
