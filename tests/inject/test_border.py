@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from fleetrun.inject import border
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +48,18 @@ def test_the_others_are_called_all_the_same_when_one_has_failed(
     monkeypatch.setattr(border, "_remarked", set())
     calls: list[tuple[str, int]] = []
 
-    def fail(_source: str, _number: int) -> None:
+    def fail(_source: Any, _number: int) -> None:
         raise OSError(13, "no access")
 
-    def prove(_source: str, number: int) -> None:
+    def prove(_source: Any, number: int) -> None:
         if number == 3:
             raise border.Disproved
 
-    watching = {fail: "the heartbeat", lambda *given: calls.append(given): "", prove: "the check"}
+    watching: dict[Callable[[Any, Any], None], str] = {
+        fail: "the heartbeat",
+        lambda *given: calls.append(given): "the count",
+        prove: "the check",
+    }
     for number in (1, 2):
         border.call_each(watching, "optimizer", number)
     assert calls == [("optimizer", 1), ("optimizer", 2)]
