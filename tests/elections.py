@@ -204,7 +204,7 @@ class ElectedWorld(World):
         for host in live:
             assert host.has_ended, f"{host.name} still waits: {host.state}"
         for job_generation, roster in self.rosters.items():
-            placed = {one.launcher for one in roster.entries}
+            placed = {entry.launcher for entry in roster.entries}
             ends = {
                 host.name: host.verdicts[job_generation[1]].failure is None
                 for host in live

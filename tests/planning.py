@@ -73,9 +73,9 @@ def gathered(request: Request, facts: Facts, *, dry: bool = True) -> Roster:
     """Gather the hosts of REQUEST, dryly unless said otherwise, so that no port need be free."""
     request = request._replace(dry_run="table" if dry else None)
     slots = planner.slots(request, facts, planner.share(request, facts))
-    found = engines.find(request, facts.environ, planner.places(request))
-    with closing(found.ports(facts.pid)) as ports:
-        return found.assign(ports, request, facts, slots)
+    engine = engines.find(request, facts.environ, planner.places(request))
+    with closing(engine.ports(facts.pid)) as ports:
+        return engine.assign(ports, request, facts, slots)
 
 
 def planned(request: Request, facts: Facts, *, dry: bool = True) -> LaunchPlan:

@@ -67,7 +67,9 @@ class Slurm:
         self._hosts = hosts
         folder.mkdir()
         self._conf = folder / "slurm.conf"
-        nodes = [f"NodeName={one.name} NodeAddr={one.ip} CPUs=4 RealMemory=1000" for one in hosts]
+        nodes = [
+            f"NodeName={host.name} NodeAddr={host.ip} CPUs=4 RealMemory=1000" for host in hosts
+        ]
         first = hosts[0]
         text = CONF.format(
             first=first.name, address=first.ip, folder=folder, nodes="\n".join(nodes)

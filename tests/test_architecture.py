@@ -44,7 +44,7 @@ def test_every_room_and_no_other_has_a_sentence() -> None:
 
 def test_the_floors_are_those_that_are_guarded() -> None:
     floors = re.findall(r"^\d+\. ((?:.+\n)(?:   .+\n)*)", section("Floors"), flags=re.MULTILINE)
-    told = [{f"fleetrun.{name}" for name in re.findall(r"`([\w.]+)`", one)} for one in floors]
+    told = [{f"fleetrun.{name}" for name in re.findall(r"`([\w.]+)`", floor)} for floor in floors]
     assert told == [set(floor) for floor in FLOORS]
 
 
@@ -61,8 +61,8 @@ def test_every_file_and_folder_that_is_named_is_there() -> None:
 
 def test_no_two_files_of_tests_have_one_name() -> None:
     """They are files and not a package: pytest would refuse to collect both."""
-    found = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name in found if found.count(name) > 1] == []
+    files = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in files if files.count(name) > 1] == []
 
 
 def test_no_helper_of_tests_hides_a_module_of_python() -> None:

@@ -194,9 +194,10 @@ def test_a_command_without_script_is_refused(words: list[str]) -> None:
 
 
 def test_an_option_that_took_the_script_for_its_value_is_named() -> None:
-    said = "no script to run: --nproc_per_node has taken train.py as its value; "
+    message = "no script to run: --nproc_per_node has taken train.py as its value; "
     assert (
-        refusal("--nproc_per_node", "train.py") == f"{said}write --nproc_per_node=VALUE train.py."
+        refusal("--nproc_per_node", "train.py")
+        == f"{message}write --nproc_per_node=VALUE train.py."
     )
 
 

@@ -100,8 +100,8 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
 def test_bench_nodes_measures_everything(tmp_path: Path) -> None:
     little = ["--hosts=2", "--rounds=1", "--heavy-hosts=0", "--give-up-s=20"]
     shown = ("2 hosts, one rank each", "unconnected", "Goals")
-    found = bench(tmp_path, ["nodes", *little], shown)
-    starts = {one["launcher"]: one["rounds"] for one in found["starts"]}
+    document = bench(tmp_path, ["nodes", *little], shown)
+    starts = {start["launcher"]: start["rounds"] for start in document["starts"]}
     for name in ("unconnected", "fleetrun --ips"):
         assert 0 < starts[name][0]["first_s"] <= starts[name][0]["last_s"]
 
@@ -113,8 +113,8 @@ def test_bench_nodes_measures_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["ssh", "slurm", "mpi"])
 def test_bench_nodes_measures_an_engine_and_fleetrun_below_it(tmp_path: Path, engine: str) -> None:
     little = ["--hosts=2", "--rounds=1", f"--engine={engine}"]
-    found = bench(tmp_path, ["nodes", *little], ("the engine alone", "fleetrun"))
-    (row,) = found["seconds"]
+    document = bench(tmp_path, ["nodes", *little], ("the engine alone", "fleetrun"))
+    (row,) = document["seconds"]
     assert row["hosts"] == 2
     assert row["the engine alone"][0] > 0
     assert row["fleetrun"][0] > 0

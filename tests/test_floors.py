@@ -209,7 +209,7 @@ def imports_of(name: str, path: Path) -> list[Import]:
 @cache
 def imports() -> list[Import]:
     """Return all imports of the house; not when tests are collected, which every worker does."""
-    return [found for name, path in MODULES.items() for found in imports_of(name, path)]
+    return [imported for name, path in MODULES.items() for imported in imports_of(name, path)]
 
 
 def within(name: str, rooms: tuple[str, ...]) -> bool:
@@ -229,7 +229,9 @@ def floor(name: str) -> int:
 
 
 def show(breaches: list[Import]) -> str:
-    return "\n".join(f"{one.by} line {one.line} imports {one.target}" for one in breaches)
+    return "\n".join(
+        f"{breach.by} line {breach.line} imports {breach.target}" for breach in breaches
+    )
 
 
 def test_every_module_stands_on_a_floor() -> None:
@@ -253,10 +255,10 @@ def test_nobody_imports_from_a_floor_above() -> None:
 
 def test_the_island_is_linked_to_nobody() -> None:
     breaches = [
-        one
-        for one in imports()
-        if within(one.target, ("fleetrun",))
-        and within(one.by, (ISLAND,)) != within(one.target, (ISLAND,))
+        imported
+        for imported in imports()
+        if within(imported.target, ("fleetrun",))
+        and within(imported.by, (ISLAND,)) != within(imported.target, (ISLAND,))
     ]
     assert not breaches, show(breaches)
 
@@ -281,7 +283,9 @@ def test_a_circle_is_seen() -> None:
 @cache
 def edges() -> set[tuple[str, str]]:
     return {
-        (one.by, one.target) for one in imports() if one.target in MODULES and one.by != one.target
+        (imported.by, imported.target)
+        for imported in imports()
+        if imported.target in MODULES and imported.by != imported.target
     }
 
 
@@ -325,7 +329,7 @@ def test_packages_from_outside_are_imported_where_they_belong(package: str) -> N
 
 def test_nothing_reads_words_by_argparse() -> None:
     # One parser, click, for what the launch's own does not read.
-    breaches = [one for one in imports() if within(one.target, ("argparse",))]
+    breaches = [imported for imported in imports() if within(imported.target, ("argparse",))]
     assert not breaches, show(breaches)
 
 

@@ -241,10 +241,10 @@ def _match(pattern: str, value: str, values: dict[str, str], name: str) -> None:
         f"(?P<p{index}>[^,:]+)" if index % 2 else re.escape(part)
         for index, part in enumerate(parts)
     )
-    found = re.fullmatch(expression, value)
-    assert found, f"{name}: {value} does not fit {pattern}"
+    match = re.fullmatch(expression, value)
+    assert match, f"{name}: {value} does not fit {pattern}"
     for index in range(1, len(parts), 2):
-        assert values.setdefault(parts[index], found[f"p{index}"]) == found[f"p{index}"], name
+        assert values.setdefault(parts[index], match[f"p{index}"]) == match[f"p{index}"], name
 
 
 @_named([case for case in CASES if _failed(case) and case["case"] not in OURS])

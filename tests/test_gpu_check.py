@@ -42,9 +42,9 @@ def test_training_and_a_field_are_tried_on_the_cpu_and_written_down(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("No GPU is here (or --cpu): 2 ranks on the CPU over gloo")
     assert "2 as predicted, 0 not, 2 left out." in done.stdout
-    found = json.loads(numbers.read_text())
-    assert (found["device"], found["ranks"], found["schema"]) == ("cpu", 2, 1)
-    seen = {row["name"]: (row["is_right"], row["seen"]) for row in found["checks"]}
+    document = json.loads(numbers.read_text())
+    assert (document["device"], document["ranks"], document["schema"]) == ("cpu", 2, 1)
+    seen = {row["name"]: (row["is_right"], row["seen"]) for row in document["checks"]}
     assert seen["plain dygraph"] == (True, "ranks differ by 0.0e+00, on cpu")
     assert seen["hierarchical dygraph"] == (None, "needs 4 ranks")
     assert seen["tests marked gpu"] == (None, "no GPU")

@@ -52,10 +52,10 @@ def refusal(*words: str) -> str:
     ],
 )
 def test_a_word_of_another_launcher_is_answered_with_ours(words: list[str], says: str) -> None:
-    said = refusal(*words)
-    assert said.startswith("no such option: ")
-    assert says in said
-    assert "hunter2" not in said
+    message = refusal(*words)
+    assert message.startswith("no such option: ")
+    assert says in message
+    assert "hunter2" not in message
 
 
 def test_what_counts_processes_elsewhere_and_hosts_in_paddle_is_told_apart() -> None:
@@ -76,7 +76,7 @@ def test_a_hint_names_options_that_there_are() -> None:
         says = hint.says
         for command, words in re.findall(r"`fleetrun (\w+) ([^`]*)`", says):
             # Those of another command of ours are its own.
-            own = {name for one in parser.load(command).params for name in one.opts}
+            own = {name for row in parser.load(command).params for name in row.opts}
             assert {f"--{name}" for name in re.findall(r"--([a-z][\w-]+)", words)} <= own, word
             says = says.replace(words, "")
         assert set(re.findall(r"--([a-z][\w-]+)", says)) <= known, word
@@ -164,8 +164,8 @@ def test_torchruns_values_of_options_that_are_called_the_same_here_are_answered(
     ],
 )
 def test_redirects_are_asked_for_as_torchrun_does(words: list[str], *, is_on: bool) -> None:
-    found = request.resolve(argv.split([*words, "train.py"]), {}, None)
-    assert (found.redirects, found.script.target) == (is_on, "train.py")
+    made = request.resolve(argv.split([*words, "train.py"]), {}, None)
+    assert (made.redirects, made.script.target) == (is_on, "train.py")
 
 
 def test_a_word_that_is_ours_is_no_hint() -> None:

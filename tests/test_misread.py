@@ -47,7 +47,7 @@ def test_the_other_hosts_are_told_as_far_as_it_can_be_read_where_they_are(
     start = f"--start_port={port}"
     well = Command.python(folders[0], "open('up', 'w')", ips, start, "--host=127.0.0.1", ranks=1)
     ill = Command.python(folders[1], "open('up', 'w')", start, "--host=127.0.0.2", ranks=1)
-    ill.argv[-1:] = [one.format(ips=ips) for one in options] + ill.argv[-1:]
+    ill.argv[-1:] = [option.format(ips=ips) for option in options] + ill.argv[-1:]
     if mistake == "a variable":
         ill.argv.remove("--nproc_per_node=1")
     with ExitStack() as stack:
@@ -78,6 +78,6 @@ def test_where_there_is_nobody_to_tell_the_launch_ends_with_the_mistake(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*words, "train.py"], environ={}) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "--grace=soon" in said or "m.json" in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "--grace=soon" in printed or "m.json" in printed

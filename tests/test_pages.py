@@ -186,9 +186,9 @@ def test_every_command_works_when_it_is_pasted_where_it_stands(
     project, is_made = tmp_path / "project", name != "README.md"
     shutil.copytree(projects[is_made], project, symlinks=True)
     begin = [". .venv/bin/activate", "cd demo"] if is_made else []
-    said = paste([*begin, *script(PAGES[name])], project)
+    output = paste([*begin, *script(PAGES[name])], project)
     # A restart that loads its checkpoint.
-    assert ("resuming at step 10" in said) == (name == "docs/cookbook.md")
+    assert ("resuming at step 10" in output) == (name == "docs/cookbook.md")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -199,9 +199,9 @@ def test_every_block_of_yaml_can_be_read(name: str) -> None:
 
 def test_the_commands_are_found() -> None:
     assert {"README.md", "docs/launching.md", "docs/strategies.md", "docs/logs.md"} <= set(PASTED)
-    found = [command for page in PAGES.values() for command in script(page)]
-    assert "fleetrun train.py --epochs 3" in "\n".join(found)
-    assert sum(command.startswith("echo '>>> ") for command in found) >= 30
+    pasted = [command for page in PAGES.values() for command in script(page)]
+    assert "fleetrun train.py --epochs 3" in "\n".join(pasted)
+    assert sum(command.startswith("echo '>>> ") for command in pasted) >= 30
 
 
 @pytest.mark.parametrize(
@@ -303,10 +303,10 @@ def test_the_page_of_knobs_is_what_the_tables_and_measurements_make_of_it(made: 
         assert page.read_text(encoding="utf-8") == script["text"](page), "run scripts/knobs_page.py"
     assert sys.modules["pages"].MISSING == []
     known = {field.name for field in fields.TABLE}
-    for one in script["read"]():
-        assert set(one["knobs"]) <= known
-        assert 0 < one["low"] <= one["ratio"] <= one["high"]
-        assert one["model"] in script["MODELS"]
+    for row in script["read"]():
+        assert set(row["knobs"]) <= known
+        assert 0 < row["low"] <= row["ratio"] <= row["high"]
+        assert row["model"] in script["MODELS"]
 
 
 def test_every_exit_code_of_the_code_is_in_the_help() -> None:
@@ -327,8 +327,8 @@ def headings(text: str) -> list[int]:
 
 def links(text: str, name: str) -> set[str]:
     """Return where links lead, in either language, but for those to the page NAME itself."""
-    found = {link.replace(CHINESE, ".md") for link in re.findall(r"\]\(([^)]+)\)", text)}
-    return {link.removeprefix(name) for link in found} - {""}
+    links = {link.replace(CHINESE, ".md") for link in re.findall(r"\]\(([^)]+)\)", text)}
+    return {link.removeprefix(name) for link in links} - {""}
 
 
 def shapes(text: str) -> list[int]:

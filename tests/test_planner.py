@@ -147,8 +147,8 @@ def test_gpus_that_cuda_numbers_its_own_way_are_near_nothing(how: str) -> None:
     chosen = facts._replace(environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     plan = planner.plan(request, chosen, made, roster)
     assert [process.cpus for process in plan.processes] == [(0,), (1,)]
-    said = "CUDA_DEVICE_ORDER numbers GPUs otherwise than the driver: which is near is not known."
-    assert said in plan.notes
+    remark = "CUDA_DEVICE_ORDER numbers GPUs otherwise than the driver: which is near is not known."
+    assert remark in plan.notes
 
 
 def test_hosts_that_take_free_gpus_take_the_same_number() -> None:

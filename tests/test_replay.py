@@ -163,8 +163,8 @@ def test_what_the_config_file_said_is_kept(folder: Path) -> None:
     assert "hush" not in path.read_text()
     again, _ = asked((f"--from-manifest={path}",), {"DB_PASSWORD": "hush"})
     assert again._replace(typed=()) == first._replace(typed=())
-    said = refusal(f"--from-manifest={path}")
-    assert "DB_PASSWORD=*** is secret, so its value was not written down" in said
+    message = refusal(f"--from-manifest={path}")
+    assert "DB_PASSWORD=*** is secret, so its value was not written down" in message
     beside = asked((f"--from-manifest={path}", "--env=DB_PASSWORD=x"), {})[0]
     assert dict(beside.env) == {"A": "b", "DB_PASSWORD": "x"}
     assert asked((f"--from-manifest={path}", f"--config={config}"), {})[0].grace_s == 1
@@ -208,8 +208,8 @@ def test_what_is_another_machine_now_is_said(folder: Path) -> None:
 
 def test_secrets_must_be_exported_again(folder: Path) -> None:
     path = write(folder, (*WORDS[:-1], "--key", "abcdefgh"), {"NCCL_TOKEN": "x", **ENVIRON})
-    said = refusal(f"--from-manifest={path}", environ={"HF_TOKEN": "x"})
-    assert said == (
+    message = refusal(f"--from-manifest={path}", environ={"HF_TOKEN": "x"})
+    assert message == (
         f"{path}: --password=*** is secret, so its value was not written down: export it first as "
         "PASSWORD; --key *** is secret, so its value was not written down: export it first as KEY; "
         "$NCCL_TOKEN is secret, so its value was not written down: export it first as NCCL_TOKEN."

@@ -61,9 +61,9 @@ def refusal(
     return str(error.value)
 
 
-def setting(found: Request, name: str) -> Setting:
+def setting(request: Request, name: str) -> Setting:
     """Return the one setting called NAME."""
-    (only,) = [each for each in found.settings if each.name == name]
+    (only,) = [setting for setting in request.settings if setting.name == name]
     return only
 
 
@@ -184,23 +184,23 @@ def test_every_source_fills_the_same_typed_fields(config_file: ConfigFile) -> No
 
 
 def test_without_anything_the_defaults_are_the_model_s_own() -> None:
-    found = asked()
-    fields = type(found)._field_defaults
+    plain = asked()
+    fields = type(plain)._field_defaults
     assert {
-        name: value for name, value in found._asdict().items() if name not in {"script", "settings"}
+        name: value for name, value in plain._asdict().items() if name not in {"script", "settings"}
     } == {name: value for name, value in fields.items() if name != "settings"}
 
 
 def test_the_last_of_two_on_the_command_line_wins() -> None:
-    found = asked("--gpus=0", "--xpus=1")
-    assert (found.devices, found.device_kind) == ("1", "xpu")
-    assert setting(found, "xpus") == Setting("xpus", "1", "command line")
+    made = asked("--gpus=0", "--xpus=1")
+    assert (made.devices, made.device_kind) == ("1", "xpu")
+    assert setting(made, "xpus") == Setting("xpus", "1", "command line")
 
 
 def test_devices_by_their_neutral_name_have_no_kind() -> None:
-    found = asked(environ={"PADDLE_DEVICES": "0,1"})
-    assert (found.devices, found.device_kind) == ("0,1", None)
-    assert setting(found, "devices") == Setting("devices", "0,1", "$PADDLE_DEVICES")
+    made = asked(environ={"PADDLE_DEVICES": "0,1"})
+    assert (made.devices, made.device_kind) == ("0,1", None)
+    assert setting(made, "devices") == Setting("devices", "0,1", "$PADDLE_DEVICES")
 
 
 def test_a_variable_that_makes_no_sense_only_matters_when_it_counts() -> None:
@@ -213,10 +213,10 @@ def test_a_variable_that_makes_no_sense_only_matters_when_it_counts() -> None:
 
 @pytest.mark.parametrize("word", ["--gpus=", "--log_dir= ", "--ips=", "--job_id=", "--tee="])
 def test_an_empty_value_counts_as_not_given(word: str) -> None:
-    found = asked(word)
+    made = asked(word)
     name = word.partition("=")[0]
-    assert found._replace(notes=()) == asked()
-    assert found.notes == (f"{name} is empty and counts as not given.",)
+    assert made._replace(notes=()) == asked()
+    assert made.notes == (f"{name} is empty and counts as not given.",)
 
 
 # -- values of their own kind --
@@ -230,8 +230,8 @@ def test_ranks_to_show_are_written_out(raw: str, tee: str) -> None:
 @given(st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True), st.text()))
 def test_variables_come_through_as_they_are(variables: dict[str, str]) -> None:
     clean = {name: value.replace("\0", "") for name, value in variables.items()}
-    found = asked(*(f"--env={name}={value}" for name, value in clean.items()))
-    assert dict(found.env) == clean
+    made = asked(*(f"--env={name}={value}" for name, value in clean.items()))
+    assert dict(made.env) == clean
 
 
 def test_variables_of_file_and_command_line_are_put_together(config_file: ConfigFile) -> None:
@@ -471,10 +471,10 @@ def test_what_words_and_variables_mean_together(
     fields: Mapping[str, object],
     notes: tuple[str, ...] | None,
 ) -> None:
-    found = asked(*words.split(), environ=environ)
-    assert {name: getattr(found, name) for name in fields} == fields
-    assert notes in {None, found.notes}
-    assert setting(found, "run_mode").value == found.run_mode
+    made = asked(*words.split(), environ=environ)
+    assert {name: getattr(made, name) for name in fields} == fields
+    assert notes in {None, made.notes}
+    assert setting(made, "run_mode").value == made.run_mode
 
 
 @pytest.mark.parametrize(("words", "environ", "sentence"), REFUSED)
@@ -512,9 +512,9 @@ def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
     ],
 )
 def test_run_check_with_master_is_one_of_two_hosts_as_in_paddle(words: str, nnodes: str) -> None:
-    found = request.resolve(argv.split([*words.split(), "run_check"]), {}, None)
-    assert found.nnodes == nnodes
-    assert any("one of two hosts" in note for note in found.notes) == (nnodes == "2")
+    made = request.resolve(argv.split([*words.split(), "run_check"]), {}, None)
+    assert made.nnodes == nnodes
+    assert any("one of two hosts" in note for note in made.notes) == (nnodes == "2")
     assert asked("--master=a:1").nnodes == "1"
 
 
@@ -542,9 +542,9 @@ def test_a_range_of_ports_is_two_of_them(text: str) -> None:
 
 def test_mpi_is_no_backend_but_a_way_to_start() -> None:
     """Paddle has none of that name, but who uses MPI exports it all the same."""
-    said = refusal(environ={"PADDLE_DISTRI_BACKEND": "mpi"})
-    assert "`mpirun -n 8 fleetrun train.py`" in said
-    assert "unset PADDLE_DISTRI_BACKEND" in said
+    message = refusal(environ={"PADDLE_DISTRI_BACKEND": "mpi"})
+    assert "`mpirun -n 8 fleetrun train.py`" in message
+    assert "unset PADDLE_DISTRI_BACKEND" in message
     assert "leave it out" in refusal("--backend=MPI")
 
 
@@ -552,10 +552,10 @@ def test_mpi_is_no_backend_but_a_way_to_start() -> None:
 
 
 def test_the_option_of_another_kind_wins_over_the_variable() -> None:
-    found = asked("--mlus=0", environ={XCCL: "npu"})
-    assert found.device_kind == "mlu"
-    assert found.notes == (f"--mlus=0 overrides ${XCCL}=npu.",)
-    assert setting(found, "device_kind").source == "default"
+    made = asked("--mlus=0", environ={XCCL: "npu"})
+    assert made.device_kind == "mlu"
+    assert made.notes == (f"--mlus=0 overrides ${XCCL}=npu.",)
+    assert setting(made, "device_kind").source == "default"
 
 
 # -- what another launcher left behind --
@@ -578,10 +578,10 @@ def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
         "PADDLE_MASTER": "etcd://a:1",
         "PADDLE_RANK": "1",
     }
-    found = asked(environ=environ)
-    assert (found.nnodes, found.master, found.rank) == ("1", None, None)
-    assert len(found.notes) == 1
-    assert "$PADDLE_NNODES" in found.notes[0]
+    made = asked(environ=environ)
+    assert (made.nnodes, made.master, made.rank) == ("1", None, None)
+    assert len(made.notes) == 1
+    assert "$PADDLE_NNODES" in made.notes[0]
     assert "give --master=HOST:PORT" in refusal(environ={"PADDLE_NNODES": "2"})
 
 
@@ -615,15 +615,15 @@ def test_what_the_script_is_told_selects_nothing() -> None:
 
 def test_a_role_with_a_list_of_servers_selects_them() -> None:
     cluster = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
-    found = asked(environ=cluster)
-    assert (found.run_mode, setting(found, "run_mode").source) == ("ps", "$TRAINING_ROLE")
+    made = asked(environ=cluster)
+    assert (made.run_mode, setting(made, "run_mode").source) == ("ps", "$TRAINING_ROLE")
 
 
 @pytest.mark.parametrize("option", ACCEPTED, ids=lambda option: option.name)
 def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> None:
-    found = asked(f"{option.flag}=1")
-    assert found.notes == (f"{option.flag} has no effect: {option.reason}",)
-    assert found._replace(notes=()) == asked()
+    made = asked(f"{option.flag}=1")
+    assert made.notes == (f"{option.flag} has no effect: {option.reason}",)
+    assert made._replace(notes=()) == asked()
     assert asked(f"{option.flag}=0") == asked()
 
 
@@ -686,16 +686,16 @@ def test_what_a_file_asks_for_is_refused_with_its_line(
     "text", ["", "# nothing\n", "gpus:\n", "gpus: null\n", "gpus: ''\n", "env:\n"]
 )
 def test_a_file_may_say_nothing(text: str, config_file: ConfigFile) -> None:
-    found = asked(config=config_file(text))
-    assert found.devices is None
-    assert setting(found, "config") == Setting("config", "fleetrun.yaml", "current folder")
+    made = asked(config=config_file(text))
+    assert made.devices is None
+    assert setting(made, "config") == Setting("config", "fleetrun.yaml", "current folder")
 
 
 def test_a_file_may_use_any_spelling_and_an_empty_variable(config_file: ConfigFile) -> None:
-    found = asked(config=config_file("selected-gpus: 0\nenv: {A: }\nscale: 2\n"))
-    assert found.devices == "0"
-    assert found.env == (("A", ""),)
-    assert found.notes[0].startswith("scale has no effect")
+    made = asked(config=config_file("selected-gpus: 0\nenv: {A: }\nscale: 2\n"))
+    assert made.devices == "0"
+    assert made.env == (("A", ""),)
+    assert made.notes[0].startswith("scale has no effect")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ class Ended(NamedTuple):
     """How a script ended."""
 
     code: int
-    said: str
+    output: str
     ran: list[str]
 
     def installed(self) -> list[str]:
@@ -271,9 +271,10 @@ def test_all_that_an_ordinary_user_lacks_is_said_at_once_with_the_line_to_type(
     ended = machine(uid=1000, has=[]).run("setup")
     assert ended.code == 3
     assert (
-        "lacks: the venv module of Python 3.11.2; GCC's OpenMP library, libgomp.so.1." in ended.said
+        "lacks: the venv module of Python 3.11.2; GCC's OpenMP library, libgomp.so.1."
+        in ended.output
     )
-    (line,) = re.findall(r"(?m)^    (.*)$", ended.said)
+    (line,) = re.findall(r"(?m)^    (.*)$", ended.output)
     assert line == (
         "su - -c 'apt-get update && apt-get install -y --no-install-recommends"
         " python3-venv libgomp1'"
@@ -283,24 +284,24 @@ def test_all_that_an_ordinary_user_lacks_is_said_at_once_with_the_line_to_type(
 
 def test_root_needs_to_type_nothing(machine: Make) -> None:
     ended = machine(has=[]).run("setup")
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.output
     assert ended.ran[1].startswith("apt-get update")
     assert ended.ran[2].endswith("python3-venv libgomp1")
-    assert "has fleetrun 0.1.0 and Paddle 3.3.1 (paddlepaddle)" in ended.said
+    assert "has fleetrun 0.1.0 and Paddle 3.3.1 (paddlepaddle)" in ended.output
 
 
 def test_what_apt_does_not_have_is_said_and_ends_it(machine: Make) -> None:
     ended = machine(has=[], apt=["libgomp1"]).run("setup")
     assert ended.code == 3
-    assert "lacks: the venv module of Python 3.11.2." in ended.said
+    assert "lacks: the venv module of Python 3.11.2." in ended.output
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_a_python_that_is_too_old_is_said_at_once(machine: Make, uid: int) -> None:
     ended = machine(uid=uid, version=[3, 9], has=[]).run("setup")
     assert ended.code == 3
-    assert "Paddle 3.3.1 needs Python 3.10 to 3.13; python3 here is Python 3.11.2" in ended.said
-    assert "PYTHON=/path/to/python scripts/setup" in ended.said
+    assert "Paddle 3.3.1 needs Python 3.10 to 3.13; python3 here is Python 3.11.2" in ended.output
+    assert "PYTHON=/path/to/python scripts/setup" in ended.output
     assert ended.ran == ["index"]
 
 
@@ -308,9 +309,9 @@ def test_a_newer_python_of_the_system_is_named(machine: Make) -> None:
     apt = ["python3.12", "python3.12-venv"]
     ended = machine(uid=1000, version=[3, 9], apt=apt).run("setup")
     assert ended.code == 3
-    assert "lacks: Python 3.10 to 3.13 (python3 is Python 3.11.2)." in ended.said
-    assert "python3.12 python3.12-venv'" in ended.said
-    assert "PYTHON=/path/to/python scripts/setup" in ended.said
+    assert "lacks: Python 3.10 to 3.13 (python3 is Python 3.11.2)." in ended.output
+    assert "python3.12 python3.12-venv'" in ended.output
+    assert "PYTHON=/path/to/python scripts/setup" in ended.output
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,7 @@ def test_a_python_that_does_not_suit_is_told_in_one_sentence(
 ) -> None:
     ended = machine(version=[3, 9]).run("setup", PYTHON=python)
     assert ended.code == 3
-    assert ended.said == (
+    assert ended.output == (
         f"setup: PYTHON={python} is {what}; Paddle 3.3.1 needs Python 3.10 to 3.13.\n"
     )
     assert ended.ran == []
@@ -336,22 +337,24 @@ def test_a_python_that_does_not_suit_is_told_in_one_sentence(
 def test_an_option_without_its_value_is_a_mistake(machine: Make, option: str) -> None:
     ended = machine().run("setup", option)
     assert ended.code == 2
-    assert ended.said.startswith(f"setup: {option} needs a ")
-    assert "Usage: scripts/setup" in ended.said
+    assert ended.output.startswith(f"setup: {option} needs a ")
+    assert "Usage: scripts/setup" in ended.output
 
 
 def test_a_machine_without_a_network_is_told_in_one_sentence(machine: Make) -> None:
     ended = machine(online=False, has=[]).run("setup")
     assert ended.code == 3
-    assert "cannot be reached (no route). Connect this machine to the network, or" in ended.said
+    assert "cannot be reached (no route). Connect this machine to the network, or" in ended.output
     assert ended.ran == ["index"]
 
 
 def test_without_a_network_what_pip_has_here_is_tried_once(machine: Make) -> None:
     ended = machine(online=False, places=True).run("setup")
     assert ended.code == 3
-    assert "cannot be reached (no route). Only pip's local places are left." in ended.said
-    assert "pip could not install paddlepaddle==3.3.1, or what it needs. Connect this" in ended.said
+    assert "cannot be reached (no route). Only pip's local places are left." in ended.output
+    assert (
+        "pip could not install paddlepaddle==3.3.1, or what it needs. Connect this" in ended.output
+    )
     assert ended.installed() == ["pip install -qqq setuptools paddlepaddle==3.3.1"]
 
 
@@ -408,12 +411,12 @@ def test_the_build_for_the_driver_comes_from_paddles_own_index(
     machine: Make, driver: str, capability: str, build: str
 ) -> None:
     ended = machine(**{**GPUS, "driver": driver, "capability": capability}).run("setup")
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.output
     assert ended.installed() == [
         f"pip install -q paddlepaddle-gpu==3.3.1 setuptools --extra-index-url {INDEX}/{build}/"
     ]
-    assert f"the build for CUDA {build[2:4]}.{build[4:]} (driver {driver})" in ended.said
-    assert "Paddle 3.3.1 (paddlepaddle-gpu)" in ended.said
+    assert f"the build for CUDA {build[2:4]}.{build[4:]} (driver {driver})" in ended.output
+    assert "Paddle 3.3.1 (paddlepaddle-gpu)" in ended.output
 
 
 def test_a_build_that_is_not_there_gives_way_to_the_next(machine: Make) -> None:
@@ -426,12 +429,12 @@ def test_without_paddles_index_the_older_gpu_build_of_the_default_one_is_taken(
     machine: Make,
 ) -> None:
     ended = machine(**{**GPUS, "indexes": BARE["indexes"]}).run("setup")
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.output
     assert ended.installed() == [
         "pip install -q paddlepaddle-gpu==2.6.2 numpy<2 protobuf>=4.21,<5 setuptools<81"
     ]
-    assert f"{INDEX} cannot be reached" in ended.said
-    assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.said
+    assert f"{INDEX} cannot be reached" in ended.output
+    assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.output
     # What comes with fleetrun must not bring back a NumPy that crashes Paddle 2.6.
     assert "numpy<2" in next(line for line in ended.ran if " -e " in line)
 
@@ -443,10 +446,12 @@ def test_a_mirror_that_has_the_wanted_build_is_taken_before_an_older_one(machine
 
 def test_the_cpu_build_is_the_last_resort_and_is_said_last(machine: Make) -> None:
     ended = machine(**{**GPUS, "indexes": BARE["indexes"], "computes": []}).run("setup")
-    assert ended.code == 0, ended.said
-    assert "does not compute on this GPU: failed product on gpu:0 ended with 1: no ke" in ended.said
+    assert ended.code == 0, ended.output
+    assert (
+        "does not compute on this GPU: failed product on gpu:0 ended with 1: no ke" in ended.output
+    )
     assert ended.installed()[-1] == "pip install -q setuptools paddlepaddle==3.3.1"
-    assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
+    assert "THIS IS THE CPU BUILD" in ended.output.splitlines()[-1]
 
 
 LACKS = {"libcudnn.so": "nvidia-cudnn-cu11<9", "libnccl.so": "nvidia-nccl-cu11"}
@@ -454,31 +459,31 @@ LACKS = {"libcudnn.so": "nvidia-cudnn-cu11<9", "libnccl.so": "nvidia-nccl-cu11"}
 
 def test_libraries_that_the_build_does_not_bring_are_installed_and_linked(machine: Make) -> None:
     ended = machine(**{**GPUS, "indexes": BARE["indexes"], "lacks": LACKS}).run("setup")
-    assert ended.code == 0, ended.said
-    assert "it wants libcudnn.so libnccl.so, which it does not bring: installing" in ended.said
+    assert ended.code == 0, ended.output
+    assert "it wants libcudnn.so libnccl.so, which it does not bring: installing" in ended.output
     assert "pip install -q nvidia-cudnn-cu11<9 nvidia-nccl-cu11" in ended.ran
     assert "link" in ended.ran
-    assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.said
+    assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.output
 
 
 def test_a_library_that_no_package_brings_ends_the_try(machine: Make) -> None:
     lacks = {"libothers.so": ""}
     ended = machine(**{**GPUS, "indexes": BARE["indexes"], "lacks": lacks}).run("setup")
-    assert ended.code == 0, ended.said
-    assert "Paddle wants libothers.so, which no package brings." in ended.said
-    assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
+    assert ended.code == 0, ended.output
+    assert "Paddle wants libothers.so, which no package brings." in ended.output
+    assert "THIS IS THE CPU BUILD" in ended.output.splitlines()[-1]
 
 
 def test_a_driver_that_is_too_old_for_any_build_is_said(machine: Make) -> None:
     ended = machine(**{**GPUS, "driver": "440.33.01", "computes": []}).run("setup")
-    assert "No build of Paddle 3.3.1 is for driver 440.33.01" in ended.said
-    assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
+    assert "No build of Paddle 3.3.1 is for driver 440.33.01" in ended.output
+    assert "THIS IS THE CPU BUILD" in ended.output.splitlines()[-1]
 
 
 def test_cpu_asks_no_index_for_a_gpu_build(machine: Make) -> None:
     ended = machine(**GPUS).run("setup", "--cpu")
     assert ended.installed() == ["pip install -q setuptools paddlepaddle==3.3.1"]
-    assert "CPU BUILD" not in ended.said
+    assert "CPU BUILD" not in ended.output
 
 
 @pytest.mark.parametrize(
@@ -499,12 +504,12 @@ def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
     here = machine(**{**GPUS, "gpus": gpus})
     assert here.run("setup").code == 0
     ended = here.run("quickstart", **env)
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.output
     is_alone = gpus == 1 or mask == "GPU-7"
     strategy = "" if is_alone else "--strategy=recommended "
     words = f"--log_filter=images {strategy}scripts/train_resnet.py --depth=8 --epochs=3"
-    assert f"ran with {ran.format(words)}\n" in ended.said
-    *_, trained, sent, hint = ended.said.splitlines()[-4:]
+    assert f"ran with {ran.format(words)}\n" in ended.output
+    *_, trained, sent, hint = ended.output.splitlines()[-4:]
     assert "test accuracy 0.9. Logs" in (sent if is_alone else trained)
     if not is_alone:
         assert sent == (
@@ -518,4 +523,4 @@ def test_quickstart_trains_on_the_cpu_where_paddle_has_no_gpu_build(machine: Mak
     here = machine(**{**GPUS, "computes": []})
     assert here.run("setup").code == 0
     ended = here.run("quickstart")
-    assert "two ranks on the CPU" in ended.said
+    assert "two ranks on the CPU" in ended.output

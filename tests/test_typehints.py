@@ -50,9 +50,9 @@ def attempt(action: typing.Callable[[], object]) -> object:
     try:
         return action()
     except (TypeError, ValueError) as error:
-        said = str(error).replace("Theirs", "Ours")
+        message = str(error).replace("Theirs", "Ours")
         # That of `_replace` is a TypeError from Python 3.13 on.
-        return "Got unexpected" in said or type(error), said
+        return "Got unexpected" in message or type(error), message
 
 
 ACTIONS: tuple[typing.Callable[[Any], object], ...] = (

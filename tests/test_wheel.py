@@ -115,8 +115,8 @@ def test_presets_are_shown_where_there_is_no_checkout(installed: Installed) -> N
 
 
 def test_presets_are_read_where_there_is_no_checkout(installed: Installed) -> None:
-    said = installed.say("strategy", "validate", *load.PRESETS)
-    assert [line.partition(":")[0] for line in said.splitlines()] == list(load.PRESETS)
+    output = installed.say("strategy", "validate", *load.PRESETS)
+    assert [line.partition(":")[0] for line in output.splitlines()] == list(load.PRESETS)
 
 
 def test_a_name_that_paddle_has_taken_is_noticed_and_given_back(installed: Installed) -> None:

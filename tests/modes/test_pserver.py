@@ -94,8 +94,8 @@ def placed(
     return Placed(request, roles(request), pserver.ranks(slots, roster))
 
 
-def ports(found: Placed, role: str) -> list[int]:
-    return [spec.endpoint.port for spec in found.of(role)]
+def ports(placement: Placed, role: str) -> list[int]:
+    return [spec.endpoint.port for spec in placement.of(role)]
 
 
 # -- who and where -------------------------------------------------------------------------------
@@ -140,14 +140,14 @@ def test_lists_keep_their_ports_and_the_rest_counts_from_6170() -> None:
 
 
 def test_counting_skips_ports_that_the_lists_took() -> None:
-    found = placed(job(servers=("a:6171",), trainers=("a", "a", "b")))
+    placement = placed(job(servers=("a:6171",), trainers=("a", "a", "b")))
     # 6171 is taken on a, so is 6172 then; the third counts for b, where nothing is.
-    assert [str(spec.endpoint) for spec in found.of(TRAINER)] == ["a:6172", "a:6173", "b:6173"]
+    assert [str(spec.endpoint) for spec in placement.of(TRAINER)] == ["a:6172", "a:6173", "b:6173"]
 
 
 def test_a_number_beside_a_list_of_one_host_means_that_host() -> None:
-    found = placed(job(servers=("10.0.0.1:8000",), trainer_num=2))
-    assert {spec.endpoint.host for spec in found.ranks.ranks} == {"10.0.0.1"}
+    placement = placed(job(servers=("10.0.0.1:8000",), trainer_num=2))
+    assert {spec.endpoint.host for spec in placement.ranks.ranks} == {"10.0.0.1"}
 
 
 def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
@@ -184,15 +184,15 @@ def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
 
 
 def test_launchers_at_one_address_each_have_all_slots() -> None:
-    found = placed(job(server_num=1, trainer_num=2), hosts=("127.0.0.1", "127.0.0.1"))
+    placement = placed(job(server_num=1, trainer_num=2), hosts=("127.0.0.1", "127.0.0.1"))
     for role, count in ((SERVER, 1), (TRAINER, 2)):
-        assert [spec.node_rank for spec in found.of(role)] == [0] * count + [1] * count
+        assert [spec.node_rank for spec in placement.of(role)] == [0] * count + [1] * count
 
 
 def test_trainers_are_waited_for_and_the_others_are_not() -> None:
-    found = placed(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
-    assert {spec.role for spec in found.ranks.ranks if pserver.is_essential(spec)} == {TRAINER}
-    assert [pserver.log(spec) for spec in found.ranks.ranks] == [
+    placement = placed(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
+    assert {spec.role for spec in placement.ranks.ranks if pserver.is_essential(spec)} == {TRAINER}
+    assert [pserver.log(spec) for spec in placement.ranks.ranks] == [
         "serverlog.0",
         "workerlog.0",
         "heterlog.0",

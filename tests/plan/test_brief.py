@@ -15,7 +15,7 @@ from fleetrun.records import names
 HOSTS = ("10.0.0.1", "10.0.0.2")
 
 
-def said(made: LaunchPlan, **changes: object) -> list[str]:
+def lines_of(made: LaunchPlan, **changes: object) -> list[str]:
     return brief(request(**changes), made)
 
 
@@ -43,21 +43,23 @@ def with_roles(made: LaunchPlan, *roles: tuple[str, str, int]) -> LaunchPlan:
 
 
 def test_banner_is_what_it_was() -> None:
-    assert_golden("banner.txt", "\n".join(said(plan())) + "\n")
+    assert_golden("banner.txt", "\n".join(lines_of(plan())) + "\n")
 
 
 def test_banner_of_a_host_among_several_says_which_of_the_ranks_are_its_own() -> None:
-    first, *_ = said(plan(hosts=HOSTS, node=1))
+    first, *_ = lines_of(plan(hosts=HOSTS, node=1))
     assert first == "starting train.py on 10.0.0.2 (node rank 1 of 2 nodes): ranks 2-3 of 4"
 
 
 def test_banner_names_a_job_that_has_a_name() -> None:
-    assert said(plan(), job_id="exp7")[0].startswith("starting train.py, job exp7, on this host")
+    assert lines_of(plan(), job_id="exp7")[0].startswith(
+        "starting train.py, job exp7, on this host"
+    )
 
 
 def test_banner_counts_the_roles_of_parameter_servers() -> None:
     roles = (("server", "serverlog", 0), ("trainer", "workerlog", 0), ("trainer", "workerlog", 1))
-    lines = said(with_roles(plan(), *roles))
+    lines = lines_of(with_roles(plan(), *roles))
     assert lines[0] == "starting train.py on this host: server 0 and trainers 0-1"
     assert "logs in log/ with serverlog.N, workerlog.N" in lines
 
@@ -81,7 +83,7 @@ def test_banner_says_devices_and_backend(
     groups: tuple[tuple[Device, ...], ...], shown: str
 ) -> None:
     made = with_devices(plan(env={"PADDLE_DISTRI_BACKEND": "nccl"}), *groups)
-    assert said(made)[1] == f"devices {shown}; backend nccl"
+    assert lines_of(made)[1] == f"devices {shown}; backend nccl"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_banner_says_devices_and_backend(
     ],
 )
 def test_banner_names_the_strategy_and_who_wins(strategy: Strategy, line: str) -> None:
-    assert said(plan(strategy=strategy))[2] == line
+    assert lines_of(plan(strategy=strategy))[2] == line
 
 
 def test_banner_names_files_that_exist_where_links_do_not() -> None:
@@ -109,7 +111,7 @@ def test_banner_names_files_that_exist_where_links_do_not() -> None:
 
 def test_banner_shows_paths_as_they_are_typed_in_the_job_s_folder() -> None:
     run_dir = "/home/me/job/log/runs/x"
-    lines = said(plan(log_dir="/home/me/job/log", run_dir=run_dir))
+    lines = lines_of(plan(log_dir="/home/me/job/log", run_dir=run_dir))
     assert lines[-2:] == [
         "logs in log/workerlog.0 to workerlog.1",
         "settings in log/runs/x/launch.txt",
@@ -124,13 +126,13 @@ def test_banner_has_every_path_whole_where_there_is_no_terminal() -> None:
 
 def test_banner_names_the_logs_of_standard_error() -> None:
     made = plan()
-    split = [one._replace(error_log=names.error_log(one.log)) for one in made.processes]
-    lines = said(made._replace(processes=tuple(split)))
+    split = [process._replace(error_log=names.error_log(process.log)) for process in made.processes]
+    lines = lines_of(made._replace(processes=tuple(split)))
     assert "logs in log/ with workerlog.N, workererr.N" in lines
 
 
 def test_banner_of_a_host_without_processes_says_so() -> None:
-    assert said(plan(processes=()))[0] == "starting train.py on this host: nothing"
+    assert lines_of(plan(processes=()))[0] == "starting train.py on this host: nothing"
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
@@ -157,7 +159,7 @@ def test_banner_fits_whatever_is_in_it(
         run_dir=f"{folder}/runs/x",
         strategy=Strategy(tuple(names[2:]), ()),
     )
-    made = with_devices(made, *((Device("gpu", each, 0),) for each in names[:2]))
+    made = with_devices(made, *((Device("gpu", name, 0),) for name in names[:2]))
     wanted = request(script=Script("file", target, ()), job_id=job)
     lines = brief(wanted, made)
     assert len(lines) <= 5

@@ -33,14 +33,14 @@ def test_scripts_modules_and_programs(
     form: str, target: str, program: str | None, expected: tuple[str, ...]
 ) -> None:
     request = a_request(script=Script(form, target, AWKWARD))
-    found = command.argv(request, some_facts(program=program))
-    assert found == (*expected, *AWKWARD)
+    argv = command.argv(request, some_facts(program=program))
+    assert argv == (*expected, *AWKWARD)
 
 
 def test_run_check_is_a_script_of_ours() -> None:
-    found = command.argv(a_request(script=Script("file", "run_check", ())), some_facts())
-    assert found[:2] == (PYTHON, "-u")
-    assert Path(found[2]).is_file()
+    argv = command.argv(a_request(script=Script("file", "run_check", ())), some_facts())
+    assert argv[:2] == (PYTHON, "-u")
+    assert Path(argv[2]).is_file()
     other = command.argv(a_request(script=Script("file", "./run_check", ())), some_facts())
     assert other == ("./run_check",)
 
@@ -56,5 +56,5 @@ def test_coverage_stands_before_python_scripts(
     form: str, target: str, expected: tuple[str, ...]
 ) -> None:
     facts = some_facts(environ={"WITH_COVERAGE": "ON"})
-    found = command.argv(a_request(script=Script(form, target, ())), facts)
-    assert found == (PYTHON, "-u", "-m", "coverage", "run", "--branch", "-p", *expected)
+    argv = command.argv(a_request(script=Script(form, target, ())), facts)
+    assert argv == (PYTHON, "-u", "-m", "coverage", "run", "--branch", "-p", *expected)

@@ -59,15 +59,15 @@ def a_host(*interfaces: str, dead: Iterable[str] = (), **fields: object) -> Fact
 def test_nccl_chooses_unless_its_choice_would_fail(
     interfaces: tuple[str, ...], dead: tuple[str, ...], expected: str | None
 ) -> None:
-    found = told(a_host(*interfaces, dead=dead))
-    assert found.get("NCCL_SOCKET_IFNAME") == expected
-    assert found["GLOO_SOCKET_IFNAME"] == interfaces[0]
+    env = told(a_host(*interfaces, dead=dead))
+    assert env.get("NCCL_SOCKET_IFNAME") == expected
+    assert env["GLOO_SOCKET_IFNAME"] == interfaces[0]
 
 
 def test_a_network_that_is_named_is_the_one_for_all() -> None:
-    found = told(a_host("eth0", "eth1", "eth10", network=Address("eth1", "10.0.1.1")))
-    assert found["NCCL_SOCKET_IFNAME"] == "=eth1"
-    assert found["GLOO_SOCKET_IFNAME"] == "eth1"
+    env = told(a_host("eth0", "eth1", "eth10", network=Address("eth1", "10.0.1.1")))
+    assert env["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert env["GLOO_SOCKET_IFNAME"] == "eth1"
 
 
 def test_with_infiniband_nccl_is_told_no_interface() -> None:
@@ -86,9 +86,9 @@ def test_the_network_of_the_address_that_the_user_names_is_used() -> None:
 
 
 def test_one_host_talks_to_itself() -> None:
-    found = told(a_host("eth0", "eth1", dead=("eth1",)), TWO_HOSTS[:1])
-    assert found["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "NCCL_SOCKET_IFNAME" not in found
+    env = told(a_host("eth0", "eth1", dead=("eth1",)), TWO_HOSTS[:1])
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_SOCKET_IFNAME" not in env
     assert told(some_facts(), TWO_HOSTS[:1], kind="cpu") == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -100,8 +100,8 @@ def test_gloo_uses_the_interface_of_our_own_address_where_no_way_is_known() -> N
 
 
 def test_nccl_is_not_spoken_of_on_the_cpu() -> None:
-    found = told(a_host("eth0", "eth1", dead=("eth1",)), kind="cpu")
-    assert found == {"GLOO_SOCKET_IFNAME": "eth0"}
+    env = told(a_host("eth0", "eth1", dead=("eth1",)), kind="cpu")
+    assert env == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_nccl_is_not_spoken_of_on_the_cpu() -> None:
 def test_infiniband_is_used_or_switched_off(
     hcas: tuple[str, ...], rdma: tuple[str, ...], hosts: tuple[str, ...], expected: dict[str, str]
 ) -> None:
-    found = told(some_facts(8, hcas=hcas, rdma=rdma), hosts)
-    assert {name: value for name, value in found.items() if name.startswith("NCCL_IB")} == expected
+    env = told(some_facts(8, hcas=hcas, rdma=rdma), hosts)
+    assert {name: value for name, value in env.items() if name.startswith("NCCL_IB")} == expected
 
 
 NAMES = st.sampled_from(["eth0", "eth1", "ens3", "bond0", "docker0", "br-1", "virbr0", "ib0"])

@@ -27,14 +27,14 @@ def masked(mask: str, gpus: int = 8, **fields: Any) -> Facts:
     return some_facts(gpus, environ={"CUDA_VISIBLE_DEVICES": mask}, **fields)
 
 
-def indexes(found: Share) -> list[list[int]]:
+def indexes(shared: Share) -> list[list[int]]:
     """Return the indexes of each rank's devices."""
-    return [[device.ordinal for device in group] for group in found.groups]
+    return [[device.ordinal for device in group] for group in shared.groups]
 
 
-def ids(found: Share) -> list[list[str]]:
+def ids(shared: Share) -> list[list[str]]:
     """Return the ids of each rank's devices."""
-    return [[device.id for device in group] for group in found.groups]
+    return [[device.id for device in group] for group in shared.groups]
 
 
 def plugged(environ: dict[str, str] | None = None, **counts: int) -> Facts:
@@ -189,7 +189,7 @@ NO_PLUGIN = (
 COUNT = "give a number from 1, or one of auto, gpu, cpu"
 # Of the user, or of the host.
 REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
-    *(({"devices": named}, some_facts(8), UsageError, said) for named, said in (
+    *(({"devices": named}, some_facts(8), UsageError, message) for named, message in (
         ("", "an id is missing"), ("0,,1", "an id is missing"), ("0,", "an id is missing"),
         ("3-1", "3-1 is not a range"), ("0-99999999999", "is not a range"),
         ("x", "x is not a device"), ("-1", "-1 is not a device"), ("0-", "0- is not a device"),
@@ -203,7 +203,7 @@ REFUSED: list[tuple[Mapping[str, Any], Facts, type[FleetrunError], str]] = [
     ({"devices": "0,1", **ON_GPU}, masked("4,5"), EnvironmentFault,
      f"--gpus=0,1: {CUDA} does not contain 0; it allows 4, 5."),
     # CUDA reads of 4-7 the 4 alone.
-    *(({}, masked(mask), EnvironmentFault, said) for mask, said in (
+    *(({}, masked(mask), EnvironmentFault, message) for mask, message in (
         ("0,8", "names 8: this host has 8 GPUs, 0-7"), ("1,1", "names 1 twice"),
         ("4-7", "4-7 is not a number, and drivers interpret it differently; list the numbers"),
         ("0,1;2", "1;2 is not a number"))),
@@ -299,8 +299,8 @@ def test_what_cannot_be_shared_out_is_one_sentence(
 
 
 def test_one_process_beside_others_has_one_device() -> None:
-    found = share(a_request(nproc_per_node=1), some_facts(2), takes_all=False)
-    assert indexes(found) == [[0]]
+    shared = share(a_request(nproc_per_node=1), some_facts(2), takes_all=False)
+    assert indexes(shared) == [[0]]
 
 
 @pytest.mark.parametrize("mask", [None, "0,1", ""])
@@ -309,10 +309,10 @@ def test_a_refusal_for_want_of_devices_is_one_sentence_and_one_remedy(mask: str 
     for gpus in (0, 8) if mask == "" else (0,):
         with pytest.raises(EnvironmentFault) as caught:
             share(a_request(devices="0,1"), some_facts(gpus, environ=environ))
-        said = str(caught.value)
-        assert said.count("but") == 1, said
-        assert "training runs on the CPU" not in said
-        assert said.endswith("leave the option out to train on the CPU.")
+        message = str(caught.value)
+        assert message.count("but") == 1, message
+        assert "training runs on the CPU" not in message
+        assert message.endswith("leave the option out to train on the CPU.")
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,8 @@ def test_other_kinds_have_masks_and_backends_of_their_own(
     kind: str, mask: str, backend: str
 ) -> None:
     facts = some_facts(device_counts={kind: 4}, environ={mask: "2,3", "CUDA_VISIBLE_DEVICES": ""})
-    found = share(a_request(devices="3", device_kind=kind), facts)
-    assert (found.kind, found.backend, indexes(found)) == (kind, backend, [[1]])
+    shared = share(a_request(devices="3", device_kind=kind), facts)
+    assert (shared.kind, shared.backend, indexes(shared)) == (kind, backend, [[1]])
     assert share(a_request(), facts).kind == kind
 
 
@@ -385,6 +385,6 @@ def test_whatever_is_asked_a_share_is_sound_or_refused(
 def test_a_plugins_mask_that_hides_all_means_the_cpu(mask: str, count: int) -> None:
     facts = plugged({"FOO_VISIBLE_DEVICES": mask}, foo=count)
     for request in (a_request(), a_request(**chosen("foo", "$PADDLE_XCCL_BACKEND"))):
-        found = share(request, facts._replace(absent={"foo": "Paddle sees none"}))
-        assert found.kind == "cpu"
-        assert found.notes[0].startswith(f"FOO_VISIBLE_DEVICES={mask} hides all FOOs: training")
+        shared = share(request, facts._replace(absent={"foo": "Paddle sees none"}))
+        assert shared.kind == "cpu"
+        assert shared.notes[0].startswith(f"FOO_VISIBLE_DEVICES={mask} hides all FOOs: training")

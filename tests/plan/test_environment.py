@@ -472,4 +472,4 @@ def test_a_kind_that_is_not_paddles_first_is_all_that_its_ranks_load() -> None:
     assert "CUSTOM_DEVICE_ROOT" not in planned(a_request(), facts).processes[0].env
     plan = planned(a_request(device_kind="mlu"), facts)
     assert plan.links == {f"{plan.run_dir}/libmlu.so": "/plug-ins/libmlu.so"}
-    assert {one.env["CUSTOM_DEVICE_ROOT"] for one in plan.processes} == {plan.run_dir}
+    assert {process.env["CUSTOM_DEVICE_ROOT"] for process in plan.processes} == {plan.run_dir}

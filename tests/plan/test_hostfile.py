@@ -34,7 +34,7 @@ def test_a_file_lists_a_host_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a slots=4\nb slots=four\n", r"^hosts:2: four is not a number of slots"),
         ("a slots=0", r"^hosts:1: 0 is not a number of slots"),
@@ -51,13 +51,13 @@ def test_a_file_lists_a_host_a_line() -> None:
         ("# nobody\n", r"^hosts: no host is in this file"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_line(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_bad_line_is_named_by_file_and_line(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         hostfile.read(text, "hosts")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a:8,,b:8", r"--hosts=a:8,,b:8: an empty name is not a host name"),
         ("a:x", r"--hosts=a:x: x is not a number of slots"),
@@ -66,8 +66,8 @@ def test_a_bad_line_is_named_by_file_and_line(text: str, said: str) -> None:
         ("", r"--hosts=: an empty name is not a host name"),
     ],
 )
-def test_a_bad_list_is_one_sentence(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_bad_list_is_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         hostfile.parse(text)
 
 
@@ -90,7 +90,7 @@ def test_some_are_chosen_as_in_deepspeed(
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "said"),
+    ("include", "exclude", "message"),
     [
         ("a", "b", r"give one of them"),
         ("worker-9", None, r"--include=worker-9: worker-9 is not one of the hosts listed"),
@@ -100,8 +100,10 @@ def test_some_are_chosen_as_in_deepspeed(
         (None, "worker-0@10.0.0.7@worker-2", r"leaves no host"),
     ],
 )
-def test_a_bad_choice_is_one_sentence(include: str | None, exclude: str | None, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_bad_choice_is_one_sentence(
+    include: str | None, exclude: str | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         hostfile.chosen(HOSTS, include, exclude)
 
 
@@ -126,7 +128,7 @@ def test_what_is_written_is_read(hosts: dict[str, int]) -> None:
 def test_any_text_is_hosts_or_one_sentence(text: str) -> None:
     for read in (hostfile.parse, lambda text: hostfile.read(text, "hosts")):
         try:
-            found = read(text)
+            hosts = read(text)
         except UsageError:
             continue
-        assert len({host.name for host in found}) == len(found) > 0
+        assert len({host.name for host in hosts}) == len(hosts) > 0

@@ -138,7 +138,7 @@ def test_table_is_what_it_was() -> None:
 
 def test_table_of_two_hosts_is_what_it_was() -> None:
     plans = [
-        one._replace(notes=("A remark.",), files={"log/runs/x/list": "a"}) for one in two_hosts()
+        host._replace(notes=("A remark.",), files={"log/runs/x/list": "a"}) for host in two_hosts()
     ]
     assert_golden("dry-run-two-hosts.txt", render.table(plans, request(), here=1))
 

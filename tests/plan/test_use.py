@@ -26,20 +26,20 @@ def host(*uses: GpuUse | None, **fields: object) -> Facts:
     return facts._replace(**fields)  # type: ignore[arg-type]
 
 
-def ids(found: Share) -> list[list[str]]:
-    return [[device.id for device in group] for group in found.groups]
+def ids(shared: Share) -> list[list[str]]:
+    return [[device.id for device in group] for group in shared.groups]
 
 
 def test_free_are_those_on_which_nobody_computes_and_that_have_their_memory() -> None:
-    found = share(a_request(devices="free"), host(FULL, FREE, HELD, FREE, FILLED))
-    assert ids(found) == [["1"], ["3"]]
-    assert found.notes == ("--devices=free takes 1, 3 of 5 GPUs.",)
+    shared = share(a_request(devices="free"), host(FULL, FREE, HELD, FREE, FILLED))
+    assert ids(shared) == [["1"], ["3"]]
+    assert shared.notes == ("--devices=free takes 1, 3 of 5 GPUs.",)
 
 
 @pytest.mark.parametrize("wanted", [1, 2])
 def test_as_many_free_ones_are_taken_as_there_are_processes(wanted: int) -> None:
-    found = share(a_request(devices="free", nproc_per_node=wanted), host(FREE, FULL, FREE, FREE))
-    assert ids(found) == [["0"], ["2"]][:wanted]
+    shared = share(a_request(devices="free", nproc_per_node=wanted), host(FREE, FULL, FREE, FREE))
+    assert ids(shared) == [["0"], ["2"]][:wanted]
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_free_stands_alone_and_for_gpus() -> None:
 
 def test_free_ones_are_looked_for_within_the_mask() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-0"}
-    found = share(a_request(devices="free"), host(FREE, FREE, FULL, environ=environ))
-    assert ids(found) == [["GPU-0"]]
+    shared = share(a_request(devices="free"), host(FREE, FREE, FULL, environ=environ))
+    assert ids(shared) == [["GPU-0"]]
 
 
 def test_a_gpu_that_others_fill_is_named_before_the_start() -> None:
-    found = share(a_request(devices="0,1,2"), host(FULL, FREE, FILLED, HELD))
+    shared = share(a_request(devices="0,1,2"), host(FULL, FREE, FILLED, HELD))
     remedy = "; --gpus=free takes free ones."
     by = ", by pid 7 (python train.py), pid 9"
-    assert found.notes == (
+    assert shared.notes == (
         f"GPU 0 is in use: 60.0 of 80.0 GiB are taken{by}{remedy}",
         f"GPU 2 is in use: 9.0 of 80.0 GiB are taken{remedy}",
     )

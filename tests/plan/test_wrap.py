@@ -24,7 +24,7 @@ def commands(made: Request, me: int = 0, fault: str | None = None) -> list[tuple
     roster = a_roster(("10.0.0.1", "10.0.0.2"), me=me)
     facts = some_facts(wrap_fault=fault)
     share = Share("gpu", roster.members[me].groups, "nccl")
-    return [one.argv for one in planner.plan(made, facts, share, roster).processes]
+    return [process.argv for process in planner.plan(made, facts, share, roster).processes]
 
 
 def asked(text: str) -> Request:

@@ -124,10 +124,10 @@ def test_messages_that_shift_the_calls_of_a_gloo_group_are_not_blamed_on_the_net
         *done, last = [call for call in record.collectives if len(call.channel.ranks) > 1]
         unfinished = last._replace(done_at=None)
         records[rank] = record._replace(collectives=(*done, unfinished), settled_at=99.0)
-    (found,) = flight.verdict(records, JobRanks(3))
-    assert (found.kind, found.ranks) == (UNFINISHED, ())
-    assert ("call 2 of ranks 0-1, call 1 of rank 2" in found.text) == is_blocking
-    assert ("the network or a device" in found.text) != is_blocking
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
+    assert ("call 2 of ranks 0-1, call 1 of rank 2" in finding.text) == is_blocking
+    assert ("the network or a device" in finding.text) != is_blocking
 
 
 def test_a_send_and_a_recv_are_paired_by_gloo_only_as_the_same_call_of_both_ranks() -> None:
@@ -141,8 +141,8 @@ def test_a_send_and_a_recv_are_paired_by_gloo_only_as_the_same_call_of_both_rank
     records[1] = records[1]._replace(collectives=(shifted._replace(done_at=None),))
     *done, last = records[2].collectives
     records[2] = records[2]._replace(collectives=(*done, last._replace(done_at=None)))
-    (found,) = flight.verdict(records, JobRanks(3))
-    assert "call 1 of rank 1, call 2 of rank 2" in found.text
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert "call 1 of rank 1, call 2 of rank 2" in finding.text
 
 
 def test_a_recv_without_its_send_is_open_whatever_paddle_says() -> None:
@@ -157,8 +157,8 @@ def test_a_recv_without_its_send_is_open_whatever_paddle_says() -> None:
     # What runs in the stream of computation.
     (recv,) = records[2].collectives
     records[2] = records[2]._replace(collectives=(recv._replace(done_at=99.0),))
-    (found,) = flight.verdict(records, JobRanks(3))
-    assert (found.kind, found.ranks) == (MISSING, (1,))
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert (finding.kind, finding.ranks) == (MISSING, (1,))
 
 
 def test_a_rank_waits_whose_pipeline_seems_done_behind_a_stage_that_waits() -> None:
@@ -180,8 +180,8 @@ def test_a_rank_waits_whose_pipeline_seems_done_behind_a_stage_that_waits() -> N
         )
         last = {call.channel: 1 for call in script}
         records[rank] = records[rank]._replace(collectives=issued, last=last)
-    (found,) = flight.verdict(records, JobRanks(4))
-    assert (found.kind, found.ranks) == (MISSING, (1,))
+    (finding,) = flight.verdict(records, JobRanks(4))
+    assert (finding.kind, finding.ranks) == (MISSING, (1,))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_rank_that_stops_is_named_alone(seed: int, ranks: int) -> None:
     findings = flight.verdict(
         play(scripts), JobRanks(ranks, states={culprit: RankState("data.py:88")})
     )
-    assert [one.ranks for one in findings] == [(culprit,)]
+    assert [finding.ranks for finding in findings] == [(culprit,)]
     assert findings[0].kind == MISSING
     assert findings[0].text.startswith(f"rank {culprit} never entered ")
     assert findings[0].text.endswith("; it stands in data.py:88")
@@ -256,16 +256,16 @@ def test_the_rank_that_calls_something_else_is_named_alone(seed: int, ranks: int
     world = CollectiveChannel(tuple(range(ranks)))
     wrong = draw.choice((Call(world, "reduce"), Call(world, "all_reduce", 9)))
     scripts[culprit][where] = wrong
-    (found,) = flight.verdict(play(scripts), JobRanks(ranks))
-    assert (found.kind, found.ranks) == (DESYNC, (culprit,))
+    (finding,) = flight.verdict(play(scripts), JobRanks(ranks))
+    assert (finding.kind, finding.ranks) == (DESYNC, (culprit,))
 
 
 @given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
 def test_a_dead_network_is_no_rank(seed: int, ranks: int) -> None:
     draw = random.Random(seed)
     dead = frozenset(draw.sample(range(ranks), draw.randint(1, ranks - 1)))
-    (found,) = flight.verdict(play(scripts_of(draw, ranks), dead=dead), JobRanks(ranks))
-    assert (found.kind, found.ranks) == (UNFINISHED, ())
+    (finding,) = flight.verdict(play(scripts_of(draw, ranks), dead=dead), JobRanks(ranks))
+    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
 
 
 @given(seed=st.integers(0, 10**9), ranks=st.integers(2, 9))
@@ -276,7 +276,7 @@ def test_who_has_no_record_is_never_named(seed: int, ranks: int) -> None:
     del scripts[culprit][draw.randrange(len(scripts[culprit])) :]
     records = play(scripts)
     for broken in ({}, {culprit: records[culprit]._replace(has_failed=True)}):
-        known = {rank: one for rank, one in records.items() if rank != culprit} | broken
+        known = {rank: record for rank, record in records.items() if rank != culprit} | broken
         assert flight.verdict(known, JobRanks(ranks)) == ()
 
 
@@ -288,9 +288,9 @@ def test_a_circle_of_receivers_is_drawn(ranks: int, shift: int) -> None:
         if before == rank:
             return
         scripts[rank] = [p2p("recv", before, rank, ranks)]
-    (found,) = flight.verdict(play(scripts), JobRanks(ranks))
-    assert found.kind == CYCLE
-    assert " → " in found.text
+    (finding,) = flight.verdict(play(scripts), JobRanks(ranks))
+    assert finding.kind == CYCLE
+    assert " → " in finding.text
 
 
 def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
@@ -304,9 +304,11 @@ def test_in_a_circle_the_rank_that_left_its_order_is_named() -> None:
     scripts = {rank: step[rank] * 3 for rank in range(3)}
     # It skips the first one in its third step.
     del scripts[1][6]
-    (found,) = flight.verdict(play(scripts), JobRanks(3))
-    assert (found.kind, found.ranks) == (CYCLE, (1,))
-    assert found.text.startswith("rank 1 has left the order of its earlier calls; ranks wait for ")
+    (finding,) = flight.verdict(play(scripts), JobRanks(3))
+    assert (finding.kind, finding.ranks) == (CYCLE, (1,))
+    assert finding.text.startswith(
+        "rank 1 has left the order of its earlier calls; ranks wait for "
+    )
 
 
 def test_the_verdict_reads_as_people_would_say_it() -> None:
@@ -315,9 +317,9 @@ def test_the_verdict_reads_as_people_would_say_it() -> None:
     records = play({rank: [step] * (3 if rank == 13 else 4) for rank in mp.ranks})
     axes = RankAxes((("dp", 2), ("mp", 8)))
     states = {13: RankState("data.py:88 (next)")}
-    (found,) = flight.verdict(records, JobRanks(16, axes, states))
-    said, _, since = found.text.partition(" since ")
-    assert said == (
+    (finding,) = flight.verdict(records, JobRanks(16, axes, states))
+    text, _, since = finding.text.partition(" since ")
+    assert text == (
         "rank 13 (dp 1, mp 5) never entered all_reduce 4 of mp [8-15]; 7 others wait there "
         "in train.py:7"
     )
@@ -366,18 +368,20 @@ SUM = Call(WORLD, "all_reduce")
 def test_examples(
     records: dict[int, FlightRecord], kind: str, ranks: tuple[int, ...], text: str
 ) -> None:
-    (found,) = flight.verdict(records, JobRanks(2))
-    assert (found.kind, found.ranks) == (kind, ranks)
-    assert found.text.startswith(text)
+    (finding,) = flight.verdict(records, JobRanks(2))
+    assert (finding.kind, finding.ranks) == (kind, ranks)
+    assert finding.text.startswith(text)
 
 
 def test_what_runs_on_a_device_does_not_excuse_a_rank_that_sleeps() -> None:
     records = play({0: [SUM, SUM], 1: [SUM]}, is_blocking=False)
     # Nobody has asked the device whether it is done.
     records[1] = records[1]._replace(
-        collectives=tuple(one._replace(done_at=None) for one in records[1].collectives)
+        collectives=tuple(
+            collective._replace(done_at=None) for collective in records[1].collectives
+        )
     )
-    assert [one.ranks for one in flight.verdict(records, JobRanks(2))] == [(1,)]
+    assert [finding.ranks for finding in flight.verdict(records, JobRanks(2))] == [(1,)]
 
 
 def asked(
@@ -385,8 +389,8 @@ def asked(
 ) -> FlightRecord:
     """Return RECORD whose device was last asked at SETTLED_AT; DONE has what is known by place."""
     collectives = tuple(
-        one._replace(done_at=done.get(place, one.done_at))
-        for place, one in enumerate(record.collectives)
+        collective._replace(done_at=done.get(place, collective.done_at))
+        for place, collective in enumerate(record.collectives)
     )
     return record._replace(collectives=collectives, settled_at=settled_at)
 
@@ -401,8 +405,8 @@ def test_what_is_not_known_to_be_done_hides_no_rank_that_stops(seed: int, ranks:
         rank: asked(record, dict.fromkeys(range(draw.randint(0, 99), 99)))
         for rank, record in play(scripts, is_blocking=False).items()
     }
-    found = flight.verdict(records, JobRanks(ranks))
-    assert [(one.kind, one.ranks) for one in found] == [(MISSING, (culprit,))]
+    findings = flight.verdict(records, JobRanks(ranks))
+    assert [(finding.kind, finding.ranks) for finding in findings] == [(MISSING, (culprit,))]
 
 
 def test_a_device_that_hangs_is_no_rank_though_others_have_called_more() -> None:
@@ -410,19 +414,21 @@ def test_a_device_that_hangs_is_no_rank_though_others_have_called_more() -> None
     records[0] = asked(records[0], {0: None}, settled_at=9.0)
     # Rank 1 waits in its interpreter, so that no thread of it can ask.
     records[1] = asked(records[1], {0: None})
-    (found,) = flight.verdict(records, JobRanks(2))
-    assert (found.kind, found.ranks) == (UNFINISHED, ())
-    assert "all_reduce 1 of all ranks" in found.text
+    (finding,) = flight.verdict(records, JobRanks(2))
+    assert (finding.kind, finding.ranks) == (UNFINISHED, ())
+    assert "all_reduce 1 of all ranks" in finding.text
     # Where the others have done it, its own device does not excuse it.
     done = records | {0: asked(records[0], {0: 3.0}, settled_at=9.0)}
-    assert [one.ranks for one in flight.verdict(done, JobRanks(2))] == [(1,)]
+    assert [finding.ranks for finding in flight.verdict(done, JobRanks(2))] == [(1,)]
 
 
 def test_in_a_job_that_runs_nobody_is_late_for_what_has_just_begun() -> None:
     records = play({0: [SUM, SUM], 1: [SUM]})
     called = records[0].collectives[-1].issued_at
     assert flight.verdict(records, JobRanks(2), until=called - 0.1) == ()
-    assert [one.ranks for one in flight.verdict(records, JobRanks(2), until=called)] == [(1,)]
+    assert [finding.ranks for finding in flight.verdict(records, JobRanks(2), until=called)] == [
+        (1,)
+    ]
 
 
 def test_what_has_raised_is_waited_for_only_where_the_job_has_failed() -> None:
@@ -430,8 +436,8 @@ def test_what_has_raised_is_waited_for_only_where_the_job_has_failed() -> None:
     raised = records[0].collectives[-1]._replace(state=RAISED)
     records[0] = records[0]._replace(collectives=(*records[0].collectives[:-1], raised))
     assert flight.verdict(records, JobRanks(2)) == ()
-    found = flight.verdict(records, JobRanks(2), has_failed=True)
-    assert [one.ranks for one in found] == [(1,)]
+    findings = flight.verdict(records, JobRanks(2), has_failed=True)
+    assert [finding.ranks for finding in findings] == [(1,)]
 
 
 def test_of_several_waits_for_one_rank_the_oldest_is_told() -> None:
@@ -444,9 +450,9 @@ def test_of_several_waits_for_one_rank_the_oldest_is_told() -> None:
         )
     }
     records[0] = FlightRecord(0, 0, 0, (), {})
-    (found,) = flight.verdict(records, JobRanks(3))
-    assert found.ranks == (0,)
-    assert "never entered reduce 1 of ranks 0, 2; rank 2 waits there" in found.text
+    (finding,) = flight.verdict(records, JobRanks(3))
+    assert finding.ranks == (0,)
+    assert "never entered reduce 1 of ranks 0, 2; rank 2 waits there" in finding.text
 
 
 def test_who_is_right_in_a_tie_is_left_to_ranks_that_come() -> None:

@@ -65,10 +65,10 @@ def test_cgroups_of_both_versions_are_read(
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = kernelfacts.cgroup(str(tmp_path / "own"), str(tmp_path / "root"))
-    assert found is not None
-    assert (found.oom_kills, found.limit) == (2, 1 << 30)
-    assert os.path.samefile(found.file, tmp_path / "root" / events)
+    group = kernelfacts.cgroup(str(tmp_path / "own"), str(tmp_path / "root"))
+    assert group is not None
+    assert (group.oom_kills, group.limit) == (2, 1 << 30)
+    assert os.path.samefile(group.file, tmp_path / "root" / events)
 
 
 def test_without_cgroups_nothing_is_known(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_s14_where_nothing_is_counted_nothing_is_claimed(monkeypatch: pytest.Mon
 def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=7)
     monkeypatch.setattr(kernelfacts, "records", lambda: [OOM])
-    said = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
-    assert said[0] == "The kernel's out-of-memory killer did it."
-    assert "anon-rss:8kB" in said[1]
+    facts = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
+    assert facts[0] == "The kernel's out-of-memory killer did it."
+    assert "anon-rss:8kB" in facts[1]
 
 
 def test_s15_shared_memory_is_measured() -> None:
@@ -144,5 +144,5 @@ def test_an_exit_code_needs_no_evidence() -> None:
 def test_a_place_that_takes_nothing_is_named(tmp_path: Path) -> None:
     assert kernelfacts.unwritable(str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
-    (said,) = kernelfacts.unwritable(str(tmp_path / "gone"))
-    assert "Nothing can be written to" in said
+    (fact,) = kernelfacts.unwritable(str(tmp_path / "gone"))
+    assert "Nothing can be written to" in fact

@@ -106,14 +106,14 @@ def findings(*victims: Victim) -> Investigation:
     return Investigation(culprit, source=culprit.log, victims=victims)
 
 
-def said(reported: Investigation, *, shown: frozenset[int] = frozenset()) -> list[str]:
+def lines_of(reported: Investigation, *, shown: frozenset[int] = frozenset()) -> list[str]:
     return report.verdict(Outcome(exited(2, 5.0)), reported, LABELS, shown).split("\n")
 
 
 def test_s16_culprit_before_victims() -> None:
     lost = [Victim(exited(n, 0.0), after, "peer lost") for n, after in ((0, 0.2), (3, 1.0))]
     stopped = Victim(exited(1, 0.0, signum=15), 0.1, "stopped")
-    first, where, log, *words, known, others = said(findings(*lost, stopped))
+    first, where, log, *words, known, others = lines_of(findings(*lost, stopped))
     assert first == "rank 2 exited with 1."
     assert where.startswith("It failed first, on h (GPU 2), pid 42, at 2001-09-0")
     assert where.endswith(", 3.0 s after the start.")
@@ -128,16 +128,18 @@ def test_s16_culprit_before_victims() -> None:
 
 def test_one_lost_peer_is_told_with_its_code() -> None:
     victim = Victim(exited(0, 0.0), 0.4, "peer lost")
-    assert said(findings(victim))[-1] == "After that rank 0 exited with 1 0.4 s later: peer lost."
+    assert (
+        lines_of(findings(victim))[-1] == "After that rank 0 exited with 1 0.4 s later: peer lost."
+    )
 
 
 def test_many_failures_are_folded() -> None:
     victims = [Victim(exited(n, 0.0), 0.0, "") for n in range(7)]
-    assert said(findings(*victims))[-1].endswith("; 4 more failed after that.")
+    assert lines_of(findings(*victims))[-1].endswith("; 4 more failed after that.")
 
 
 def test_what_is_on_the_screen_is_not_said_again() -> None:
-    lines = said(findings(), shown=frozenset({2}))
+    lines = lines_of(findings(), shown=frozenset({2}))
     assert "Its log is /log/workerlog.2." in lines
     assert not any("Traceback" in line for line in lines)
 

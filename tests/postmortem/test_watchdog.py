@@ -45,20 +45,20 @@ def finding(logs: dict[int, str]) -> tuple[flight.FlightFinding, ...]:
 
 def test_the_rank_that_lags_in_a_group_is_named_with_the_operation() -> None:
     logs = {rank: last(rank, 37) + waits(rank, 38) for rank in (0, 2, 3)}
-    (found,) = finding({1: last(1, 37), **logs})
-    assert (found.kind, found.ranks) == (flight.MISSING, (1,))
-    assert found.text == (
+    (verdict,) = finding({1: last(1, 37), **logs})
+    assert (verdict.kind, verdict.ranks) == (flight.MISSING, (1,))
+    assert verdict.text == (
         "rank 1 never entered NCCL ALLREDUCE 38 of all ranks; 3 others wait there since 10:07:11"
     )
     # Whose watchdog has said nothing may be anywhere.
-    assert [one.ranks for one in finding(logs)] in ([], [()])
+    assert [verdict.ranks for verdict in finding(logs)] in ([], [()])
 
 
 def test_a_sender_waits_for_its_receiver_and_messages_of_batches_are_left_out() -> None:
     pair: dict[str, Any] = {"group_key": "nccl_ids/5/0->1", "group_ranks": "1~2", "nranks": 2}
-    (found,) = finding({1: waits(1, 4, op="SEND", **pair), 2: last(2, 3, op="RECV", **pair)})
-    assert found.ranks == (2,)
-    assert "never entered NCCL SEND/RECV 4 of ranks 1-2; rank 1 waits" in found.text
+    (verdict,) = finding({1: waits(1, 4, op="SEND", **pair), 2: last(2, 3, op="RECV", **pair)})
+    assert verdict.ranks == (2,)
+    assert "never entered NCCL SEND/RECV 4 of ranks 1-2; rank 1 waits" in verdict.text
     assert finding({1: waits(1, 4, op="SEND"), 2: last(2, 3, op="RECV")}) == ()
 
 
@@ -70,8 +70,8 @@ def test_what_was_only_late_names_nobody(after: str) -> None:
 
 def test_the_last_operations_of_an_earlier_delay_count_for_nothing() -> None:
     earlier = AT.replace("10:08", "10:05")
-    found = finding({1: last(1, 37, at=earlier), 0: waits(0, 1038), 2: waits(2, 1038)})
-    assert not any(one.ranks for one in found)
+    verdicts = finding({1: last(1, 37, at=earlier), 0: waits(0, 1038), 2: waits(2, 1038)})
+    assert not any(verdict.ranks for verdict in verdicts)
 
 
 def test_the_time_of_a_line_is_before_now() -> None:

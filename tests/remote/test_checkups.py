@@ -57,8 +57,10 @@ def test_a_host_that_cannot_be_reached_is_a_finding_with_its_fix(tmp_path: Path)
 def test_a_host_that_prints_without_end_is_a_finding(tmp_path: Path) -> None:
     command = Command(tmp_path, "", ranks=1)
     command.argv[-1:-1] = ["--hosts=a", instead_of_ssh(tmp_path, "exec yes")]
-    said = "a: the check-up gives no result (its shell prints endlessly before fleetrun can answer"
-    assert said in doctor(command).out.decode()
+    expected = (
+        "a: the check-up gives no result (its shell prints endlessly before fleetrun can answer"
+    )
+    assert expected in doctor(command).out.decode()
 
 
 def test_findings_that_are_alike_are_one_with_its_hosts() -> None:

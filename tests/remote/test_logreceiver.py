@@ -53,9 +53,9 @@ def test_files_arrive_as_they_were_with_their_well_known_names(tmp_path: Path, p
     run = a_run(tmp_path)
     assert logsender.find(str(tmp_path / "log"), 7) == str(run)
     there = tmp_path / "head"
-    shown, answers, said = received(there, sent(run, everything=True), piece)
+    shown, answers, message = received(there, sent(run, everything=True), piece)
     assert (shown, answers) == (b"out\n", [logsender.SEND])
-    assert said == f"The logs are in {there}/runs/{RUN}."
+    assert message == f"The logs are in {there}/runs/{RUN}."
     for name in ("events.jsonl", "workerlog.0", "gathered/workerlog.1", "empty.json"):
         assert (there / "latest" / name).read_bytes() == (run / name).read_bytes()
     assert not (there / "latest" / "secret").exists()
@@ -70,9 +70,9 @@ def test_logs_that_cannot_be_kept_let_nobody_wait_for_an_answer(
 ) -> None:
     run = a_run(tmp_path)
     (tmp_path / "there").write_text("a file")
-    _, answers, said = received(tmp_path / folder, sent(run), 4096)
+    _, answers, message = received(tmp_path / folder, sent(run), 4096)
     assert answers == [logsender.KEEP]
-    assert said.startswith("The logs could not be fetched from the first host (")
+    assert message.startswith("The logs could not be fetched from the first host (")
     # Neither does what is no run's name.
     _, answers, _ = received(tmp_path / "head", sent(run).replace(b"default", b"/../.."), 7)
     assert answers == [logsender.KEEP]
@@ -89,8 +89,8 @@ def test_only_the_ends_of_logs_are_sent_unless_all_is_wanted(tmp_path: Path) -> 
 
 def test_a_folder_that_both_have_is_left_as_it_is(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    _, answers, said = received(tmp_path / "log", sent(run), 4096)
-    assert (answers, said) == ([logsender.KEEP], "")
+    _, answers, message = received(tmp_path / "log", sent(run), 4096)
+    assert (answers, message) == ([logsender.KEEP], "")
     assert (run / "lock").read_text() == "not to be sent"
 
 
@@ -114,8 +114,8 @@ def test_what_is_cut_off_or_never_comes_is_a_sentence(tmp_path: Path) -> None:
 )
 def test_no_name_leads_out_of_the_run_directory(tmp_path: Path, line: bytes) -> None:
     begin = logsender.MARK + NONCE.encode() + json.dumps(RUN).encode() + b"\n"
-    _, _, said = received(tmp_path / "head", begin + line + b"\nX[]\n", 4096)
-    assert "(what came is no log)" in said
+    _, _, message = received(tmp_path / "head", begin + line + b"\nX[]\n", 4096)
+    assert "(what came is no log)" in message
     assert {path.name for path in (tmp_path / "head" / "runs" / RUN).iterdir()} == {"lock"}
 
 

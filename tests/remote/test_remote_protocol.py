@@ -56,7 +56,7 @@ def test_hosts_that_are_alike_are_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "expected"),
     [
         ({"fault": "there is no folder /work."}, "there is no folder /work."),
         ({"fleetrun": "0.2.0"}, "fleetrun is 0.2.0, and on a 0.1.0."),
@@ -65,9 +65,9 @@ def test_hosts_that_are_alike_are_well() -> None:
         ({"digest": "bb"}, "the script differs from that on a."),
     ],
 )
-def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None:
+def test_each_difference_is_a_sentence(other: dict[str, Any], expected: str) -> None:
     answers = {"a": WELL, "b": WELL._replace(**other), "c": WELL}
-    assert protocol.faults(answers, NONE) == (("b", said),)
+    assert protocol.faults(answers, NONE) == (("b", expected),)
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None
 )
 def test_gpus_that_are_missing_are_told(gpus: int, wanted: int | None, problem: tuple[str]) -> None:
     answers = {"a": WELL._replace(gpus=8), "b": WELL._replace(gpus=gpus)}
-    found = protocol.faults(answers, NONE, {"a": 8, "b": wanted})
-    assert found == tuple(("b", fault) for fault in problem)
+    faults = protocol.faults(answers, NONE, {"a": 8, "b": wanted})
+    assert faults == tuple(("b", fault) for fault in problem)
     # A job that needs none may run anywhere, and so may one of hosts that have none.
     assert protocol.faults(answers, NONE) == ()
     assert protocol.faults({"a": WELL._replace(gpus=0), "b": WELL}, NONE, {"a": 8, "b": 8}) == ()
 
 
 def test_a_clock_that_differs_is_told() -> None:
-    said = "its clock differs by -60 s from the one here."
-    assert protocol.faults({"a": WELL, "b": WELL}, {"a": 0.0, "b": -60.0}) == (("b", said),)
+    expected = "its clock differs by -60 s from the one here."
+    assert protocol.faults({"a": WELL, "b": WELL}, {"a": 0.0, "b": -60.0}) == (("b", expected),)
 
 
 def test_a_host_that_answered_long_before_the_last_one_has_no_other_clock_for_that() -> None:

@@ -45,9 +45,9 @@ def names(sent: bytes) -> set[str]:
     size, _, data = rest.partition(b"\n")
     assert len(data) == int(size)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        found = set(archive.getnames())
-    assert {"lib/fleetrun/cli.py", "lib/yaml/__init__.py", "lib/configs/overlap.yaml"} <= found
-    return {name[4:] for name in found if name.startswith("job/")}
+        members = set(archive.getnames())
+    assert {"lib/fleetrun/cli.py", "lib/yaml/__init__.py", "lib/configs/overlap.yaml"} <= members
+    return {name[4:] for name in members if name.startswith("job/")}
 
 
 @pytest.mark.parametrize("is_repository", [False, True])
@@ -91,8 +91,8 @@ def test_a_folder_that_is_too_large_is_not_sent_and_its_largest_parts_are_named(
             file.truncate(size)
     with pytest.raises(UsageError) as caught:
         shipment.pack(str(work), SCRIPT, "log")
-    said = f"--ship sends at most 50 MiB, and {work} has 70 MiB (data/ 40 MiB, huge 30 MiB, "
-    assert str(caught.value).startswith(said)
+    expected = f"--ship sends at most 50 MiB, and {work} has 70 MiB (data/ 40 MiB, huge 30 MiB, "
+    assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_an_old_python_is_named(
     ast.parse(Path(bootstrap.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
     monkeypatch.setattr(bootstrap, "_OLDEST", (99, 1))
     bootstrap.run(protocol.line(protocol.Answer()).decode(), protocol.MARK.decode(), 1.0)
-    said = capfd.readouterr().out.strip().removeprefix(protocol.MARK.decode())
-    fault = protocol.read(said.encode(), protocol.Answer).fault
+    printed = capfd.readouterr().out.strip().removeprefix(protocol.MARK.decode())
+    fault = protocol.read(printed.encode(), protocol.Answer).fault
     assert fault.startswith("Python is 3.")
     assert fault.endswith(f" ({sys.executable}), and fleetrun needs 99.1 or later.")
 

@@ -44,9 +44,9 @@ def test_the_code_of_the_step_is_that_of_the_launch(tmp_path: Path) -> None:
     command.argv[-1:-1] = ["--env=A=b c"]
     ended = command.finish(command.start(env=env))
     assert ended.code == 7, ended.said
-    said = (tmp_path / "srun").read_text()
-    assert said.startswith("--nodes=4 --ntasks=4 --ntasks-per-node=1 --job-name=fleetrun-")
-    assert said.endswith(f"--env=A=b c {command.argv[-1]}\n")
+    output = (tmp_path / "srun").read_text()
+    assert output.startswith("--nodes=4 --ntasks=4 --ntasks-per-node=1 --job-name=fleetrun-")
+    assert output.endswith(f"--env=A=b c {command.argv[-1]}\n")
 
 
 def test_the_launchers_of_a_step_share_a_token_that_ranks_do_not_get(tmp_path: Path) -> None:

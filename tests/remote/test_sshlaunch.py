@@ -68,8 +68,8 @@ def test_devices_of_a_plugin_are_counted_on_each_host(tmp_path: Path) -> None:
     ended = command.finish(command.start(env=env))
     assert ended.code == 0, ended.said
     for rank in range(2):
-        found = (tmp_path / f"rank-{rank}").read_text().split()
-        assert found == [
+        words = (tmp_path / f"rank-{rank}").read_text().split()
+        assert words == [
             f"CUSTOM_DEVICE_ROOT={root}",
             "FLAGS_selected_accelerators=1",
             "FLAGS_selected_mlus=1",
@@ -302,8 +302,8 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
     )
     assert asked.ports == (port, port + 1)
     assert asked.reach_ports == tuple(range(port + 96, port + 100))
-    found = agent.look(asked._replace(ports=(port,)), {})
-    assert found.fault.startswith(f"Port {port} is taken by ")
+    answer = agent.look(asked._replace(ports=(port,)), {})
+    assert answer.fault.startswith(f"Port {port} is taken by ")
     assert agent.look(asked._replace(ports=()), {}).fault == ""
     # On loopback each host has an address to itself.
     assert (
@@ -469,9 +469,9 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     head = sshlaunch.Head(connections, wanted, closing_s=0.0)
     head.run()
     assert head.code == 3
-    said = capfd.readouterr().err
-    assert "fleetrun: 127.0.0.1  ssh: no\n" in said
-    assert "fleetrun: ssh to 127.0.0.2 does not exit, so it is killed.\n" in said
+    printed = capfd.readouterr().err
+    assert "fleetrun: 127.0.0.1  ssh: no\n" in printed
+    assert "fleetrun: ssh to 127.0.0.2 does not exit, so it is killed.\n" in printed
     assert connections[1].status == -signal.SIGKILL
     # Nor does the child of a script that stands for ssh.
     child = Path("/proc", up.read_text().strip(), "cmdline")
@@ -613,8 +613,8 @@ def test_a_host_without_ssh_is_told_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["--hosts=a,b", "t.py"], environ={}) == 3
-    assert "There is no ssh here" in (said := capsys.readouterr().err)
-    assert "apt-get install openssh-client" in said
+    assert "There is no ssh here" in (printed := capsys.readouterr().err)
+    assert "apt-get install openssh-client" in printed
 
 
 @pytest.mark.parametrize(

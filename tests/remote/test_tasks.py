@@ -121,8 +121,8 @@ def test_a_first_task_that_does_not_come_is_not_waited_for_for_ever() -> None:
 def test_devices_of_the_tasks_are_those_of_the_launcher(
     masks: list[str], together: str | None
 ) -> None:
-    found = tasks.together([Task((), {"CUDA_VISIBLE_DEVICES": mask}) for mask in masks])
-    assert found.get("CUDA_VISIBLE_DEVICES") == together
+    variables = tasks.together([Task((), {"CUDA_VISIBLE_DEVICES": mask}) for mask in masks])
+    assert variables.get("CUDA_VISIBLE_DEVICES") == together
 
 
 @pytest.mark.parametrize("masks", [["0,1", "1"], ["0", ""]])

@@ -32,13 +32,13 @@ def rank(place: int, **changes: object) -> RankConditions:
 
 def host(*odd: RankConditions, gpus: tuple[GpuConditions, ...] = ()) -> HostConditions:
     """Return a host of four ranks, of which ODD are as given."""
-    ranks = {place: rank(place) for place in range(4)} | {one.process: one for one in odd}
+    ranks = {place: rank(place) for place in range(4)} | {use.process: use for use in odd}
     return HostConditions(0, tuple(ranks.values()), gpus, ())
 
 
 def told(host: HostConditions, plan: LaunchPlan = PLAN) -> list[tuple[tuple[int, ...], str, str]]:
-    found = conditions.compare({0: host}, plan)
-    return [(one.ranks, one.cause, one.text) for one in found]
+    slow = conditions.compare({0: host}, plan)
+    return [(slowness.ranks, slowness.cause, slowness.text) for slowness in slow]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def test_the_host_whose_best_link_is_bad_is_named(
         )._replace(**changes)  # type: ignore[arg-type]
         for other in (0, 1, 3)
     }
-    found = conditions.compare(linked(4, links), hosts_of(4))
-    assert found == (conditions.Slowness((2,), "link", f"the link of c (rank 2) is slow: {text}"),)
+    slow = conditions.compare(linked(4, links), hosts_of(4))
+    assert slow == (conditions.Slowness((2,), "link", f"the link of c (rank 2) is slow: {text}"),)
 
 
 def test_one_bad_pair_names_no_host() -> None:
@@ -261,7 +261,7 @@ def test_what_a_host_measures_becomes_shares_of_the_time() -> None:
     assert shares is not None
     assert shares.ranks[0] == RankConditions(0, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0, "0-1")
     # The read bytes of rank 1 are not known.
-    assert [one.read_bytes_per_s for one in shares.ranks] == [0.0, -1.0]
+    assert [rank.read_bytes_per_s for rank in shares.ranks] == [0.0, -1.0]
     assert shares.links == (LinkConditions(1, 0.001, 10 << 20, 0.01),)
     assert shares.gpus == (GpuConditions(0, (0,), 0x04, 61.0, 1500, 2, (8,)),)
 

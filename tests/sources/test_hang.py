@@ -135,7 +135,7 @@ def busy(
         used = dict.fromkeys(pids, at)
         sign = QUIET._replace(cpu_s=at, beat=beat, is_scripts=False, output=number * bool(beat))
         if clock.look({0: sign}, at):
-            counts: dict[str, Any] = {name: number * one for name, one in (more or {}).items()}
+            counts: dict[str, Any] = {name: number * count for name, count in (more or {}).items()}
             depth = DeepSample(used, 0, is_in_disk_wait=False)
             clock.look_closer({0: depth._replace(**counts)}, at)
         if clock.wants_stacks(at):
@@ -216,7 +216,7 @@ def lags(*shares: tuple[float, ...], seconds: float = 40.0) -> list[Lag]:
         if lag is not None:
             lags_seen.append(lag)
         share = shares[min(number, len(shares) - 1)]
-        used = [one + 5.0 * part for one, part in zip(used, share, strict=True)]
+        used = [seconds + 5.0 * part for seconds, part in zip(used, share, strict=True)]
     return lags_seen
 
 

@@ -113,7 +113,7 @@ def test_standard_error_comes_where_it_has_a_log_of_its_own(tmp_path: Path) -> N
     job.run()
     gathered = tmp_path / "node0/gathered"
     assert (gathered / "workererr.3").read_bytes() == b"err\n"
-    assert sorted(one.name for one in gathered.glob("workererr.*")) == ["workererr.3"]
+    assert sorted(path.name for path in gathered.glob("workererr.*")) == ["workererr.3"]
     assert job.gathered(3) == b"out"
 
 

@@ -189,7 +189,7 @@ Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
   fuse_grad_size_in_MB: auto: a tenth of the gradients
   Environment: FLAGS_x=1"""  # noqa: E501 - as wide as it is
     ]
-    assert [type(one) for one in here.declared] == [StrategyReport]
+    assert [type(report) for report in here.declared] == [StrategyReport]
 
 
 def test_what_differs_between_ranks_has_a_line_of_its_own(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_differe
     tmp_path: Path,
 ) -> None:
     here = Room(tmp_path, ranks=1, asked=strict())
-    knobs = [{**one, "status": "no_difference"} for one in GOOD]
+    knobs = [{**knob, "status": "no_difference"} for knob in GOOD]
     # What was not asked for may be as it likes.
     here.leave(0, evidence([*knobs, knob("amp", "no_effect")]))
     here.exit(0)
@@ -538,7 +538,9 @@ def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> N
     here, _, sent = hosts(tmp_path, serves=False)
     here.leave(0, evidence(IDLE))
     here.exit(0)
-    assert [(one.generation, one.process, one.has_ended) for one in sent] == [(0, 0, True)]
+    assert [(message.generation, message.process, message.has_ended) for message in sent] == [
+        (0, 0, True)
+    ]
     told = json.loads(codec.unpack(sent[0].packed, 1 << 20))
     assert told["knobs"] == IDLE
     assert here.said == []
@@ -549,7 +551,7 @@ def test_what_is_too_long_for_a_message_is_not_sent(tmp_path: Path) -> None:
     here, _, sent = hosts(tmp_path, serves=False)
     here.leave(0, evidence(GOOD, notes=[random.Random(0).randbytes(60_000).hex()]))
     here.exit(0)
-    assert [one.packed for one in sent] == [""]
+    assert [message.packed for message in sent] == [""]
 
 
 @pytest.mark.parametrize(
@@ -563,7 +565,7 @@ def test_a_host_speaks_for_its_own_ranks_of_this_generation(
     text = codec.pack(json.dumps(evidence(GOOD)).encode())
     message = PackedEvidence(generation, process, has_ended=True, packed=text)
     session.hearers[PackedEvidence](node_rank, message)
-    assert [one.evidence for one in here.proof._trainers.values()] == [None, None]
+    assert [trainer.evidence for trainer in here.proof._trainers.values()] == [None, None]
 
 
 # ---------------------------------------------------------------------------------- real processes
@@ -587,25 +589,25 @@ def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
     job = Driven(tmp_path, rank(evidence(GOOD)), rank(evidence(IDLE)), strategy=ASKED)
     ended = job.run()
     assert ended.code == 0
-    said = ended.said
-    assert "161 gradients in 6 allreduces" in said
+    output = ended.said
+    assert "161 gradients in 6 allreduces" in output
     rest = "fuse_bn_act_ops has no effect: dygraph has no such ops."
-    assert f"Rank 1 differs from rank 0: {rest}" in said
-    judged = [one for one in job.events() if one["event"] == "strategy_report"]
-    told = {(one["name"], *one["who"]): one["status"] for one in judged[-1]["verdicts"]}
+    assert f"Rank 1 differs from rank 0: {rest}" in output
+    judged = [event for event in job.events() if event["event"] == "strategy_report"]
+    told = {(knob["name"], *knob["who"]): knob["status"] for knob in judged[-1]["verdicts"]}
     assert told["fuse_bn_act_ops", "rank 1"] == "no_effect"
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
 def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
-    ranks = [rank(evidence(one), seconds) for one in (GOOD, IDLE)]
+    ranks = [rank(evidence(content), seconds) for content in (GOOD, IDLE)]
     job = Driven(tmp_path, *ranks, strategy=strict(), max_restarts=2)
     ended = job.run()
     assert ended.code == 5
-    said = ended.said
-    assert "The strategy is not in effect as asked, and --strategy_strict requires it:" in said
-    assert "    Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in said
-    assert [one["event"] for one in job.events()].count("strategy_rejected") == 1
+    output = ended.said
+    assert "The strategy is not in effect as asked, and --strategy_strict requires it:" in output
+    assert "    Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in output
+    assert [event["event"] for event in job.events()].count("strategy_rejected") == 1
     assert job.events()[-1]["exit_code"] == 5
     assert job.events()[-1]["attempts"] == 1
 
@@ -617,7 +619,7 @@ UNABLE = {**IMPORTED, "unapplied": ["the strategy cannot be applied: ImportError
 def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
     tmp_path: Path,
 ) -> None:
-    ranks = [rank(one, 60.0) for one in (IMPORTED, UNABLE, IMPORTED)]
+    ranks = [rank(content, 60.0) for content in (IMPORTED, UNABLE, IMPORTED)]
     job = Driven(tmp_path, *ranks, strategy=ASKED, max_restarts=2)
     ended = job.run()
     assert ended.code == 5
@@ -666,8 +668,8 @@ def test_a_rank_that_has_paddle_without_our_code_is_found(
 def test_ranks_none_of_which_can_apply_the_strategy_train_as_paddle_does(tmp_path: Path) -> None:
     ended = Driven(tmp_path, *[rank(UNABLE)] * 2, strategy=ASKED).run()
     assert ended.code == 0
-    said = ended.said
-    assert "has no strategy: the strategy cannot be applied: ImportError('no')" in said
+    output = ended.said
+    assert "has no strategy: the strategy cannot be applied: ImportError('no')" in output
 
 
 def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:

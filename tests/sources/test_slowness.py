@@ -68,7 +68,9 @@ def test_the_slow_rank_is_named_once_when_ranks_train(tmp_path: Path) -> None:
     assert host.said == []
     host.measure(7)
     assert host.said == [TEXT]
-    assert [(one.what, one.labels) for one in host.declared] == [("straggler", ("rank 1",))]
+    assert [(warning.what, warning.labels) for warning in host.declared] == [
+        ("straggler", ("rank 1",))
+    ]
     assert (host.slow.why([1]), host.slow.why([0])) == (TEXT[0].lower() + TEXT[1:-1], "")
     host.measure(7)
     assert host.said == [TEXT]

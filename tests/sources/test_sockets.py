@@ -45,7 +45,7 @@ def test_bytes_count_on_both_sides(pair: tuple[socket.socket, socket.socket]) ->
 
 
 def test_the_sockets_of_a_process_are_found(pair: tuple[socket.socket, socket.socket]) -> None:
-    assert {inode(one) for one in pair} <= sockets.inodes([os.getpid()])
+    assert {inode(end) for end in pair} <= sockets.inodes([os.getpid()])
 
 
 def test_a_process_that_is_gone_has_none() -> None:
@@ -92,4 +92,4 @@ def test_a_connection_that_nobody_answers_is_found(unanswered: tuple[socket.sock
 def test_connections_within_this_host_are_no_links(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    assert not {inode(one) for one in pair} & sockets.links().keys()
+    assert not {inode(end) for end in pair} & sockets.links().keys()

@@ -89,11 +89,11 @@ class Room:
             child.wait()
 
 
-def seconds(said: str) -> int:
+def seconds(text: str) -> int:
     """Return for how long it says; on a busy machine a look may come late."""
-    found = re.search(r" for (\d+) s ", said)
-    assert found is not None
-    return int(found[1])
+    match = re.search(r" for (\d+) s ", text)
+    assert match is not None
+    return int(match[1])
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def room(tmp_path: Path) -> Iterator[Callable[..., Room]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for meter in made:
+        meter.close()
 
 
 @pytest.mark.extended
@@ -209,8 +209,8 @@ def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
         seen.append(rank.output())
     # Whoever only waits for a connection shows no life, nor who waits for others.
     waits = "line\nretry to connect\n"
-    for said in ("", "W1126 cc:1] Find timeout start but not finish task:group_key:\n\n"):
-        logs[1].write_text(waits + said)
+    for line in ("", "W1126 cc:1] Find timeout start but not finish task:group_key:\n\n"):
+        logs[1].write_text(waits + line)
         seen.append(rank.output())
     assert seen == [-2, 0, 5, 10, 10, 10]
 

@@ -23,13 +23,13 @@ def asked(
     return request.resolve(argv.split([*words, "train.py"]), environ or {}, read)
 
 
-def strategy(found: Request) -> Strategy:
-    assert found.strategy is not None
-    return found.strategy
+def strategy(requested: Request) -> Strategy:
+    assert requested.strategy is not None
+    return requested.strategy
 
 
-def settings(found: Request, name: str) -> list[tuple[str, str, str]]:
-    return [(n, v, s) for n, v, s in found.settings if n == name or n.startswith(f"{name}.")]
+def settings(requested: Request, name: str) -> list[tuple[str, str, str]]:
+    return [(n, v, s) for n, v, s in requested.settings if n == name or n.startswith(f"{name}.")]
 
 
 def test_nobody_asks_for_one() -> None:

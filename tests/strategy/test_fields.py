@@ -22,11 +22,11 @@ def field(name: str, section: str = "strategy") -> Field:
 
 
 def test_no_spelling_means_two_fields() -> None:
-    spellings = [name for one in fields.TABLE for name in (one.name, *one.aliases)]
+    spellings = [name for field in fields.TABLE for name in (field.name, *field.aliases)]
     assert len(spellings) == len(set(spellings))
 
 
-@pytest.mark.parametrize("one", EVERY, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", EVERY, ids=lambda value: value.name)
 def test_a_row_is_whole(one: Field) -> None:
     assert one.section in fields.FIELD_SECTIONS
     assert one.doc.endswith(".")

@@ -38,8 +38,8 @@ def test_the_example_of_every_field_is_a_strategy(field: fields.Field, written: 
 def test_an_example_shows_another_value_than_the_default_unless_that_is_refused(
     field: fields.Field,
 ) -> None:
-    for one in field.keys or (field,):
-        assert explanation.other_than_default(one) != one.default or one.refused is not None
+    for part in field.keys or (field,):
+        assert explanation.other_than_default(part) != part.default or part.refused is not None
 
 
 @pytest.mark.parametrize("section", VARIABLE_SECTIONS)

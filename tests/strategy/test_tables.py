@@ -45,9 +45,9 @@ def test_every_line_of_the_table_is_about_places_there_are() -> None:
         *(fields.NO_EFFECT, fields.REFUSED, fields.UNTESTED),
     }
     for field in fields.TABLE:
-        for one in (*field.on, *field.off):
-            assert one.status in statuses
-            assert one.reason
+        for outcome in (*field.on, *field.off):
+            assert outcome.status in statuses
+            assert outcome.reason
     places = {*fields.GRAPHS, *fields.PADDLES, *fields.DEVICES, "any", "false"}
     lines = re.findall(r"(?m)^  ([a-z][a-z0-9. ]*): \S", table.TEXT)
     others = {"also", "auto", "plan", "only", "own", "as", "never true", "never false"}
@@ -55,7 +55,7 @@ def test_every_line_of_the_table_is_about_places_there_are() -> None:
 
 
 def status(name: str, paddle: str, graph: str, device: str = "cpu") -> str:
-    field = next(one for one in fields.TABLE if one.name == name)
+    field = next(row for row in fields.TABLE if row.name == name)
     return fields.outcome(field, paddle=paddle, graph=graph, device=device).status
 
 
@@ -93,4 +93,4 @@ def test_a_field_that_a_paddle_lacks_has_no_effect_there_on_or_off() -> None:
     field = fields.find("build_strategy", "fuse_resunit")
     place = {"paddle": "2.6.2", "graph": "static", "device": "cpu"}
     outcomes = [fields.outcome(field, is_off=is_off, **place) for is_off in (False, True)]
-    assert [one.reason for one in outcomes] == ["Paddle 2.6.2 has no such field"] * 2
+    assert [outcome.reason for outcome in outcomes] == ["Paddle 2.6.2 has no such field"] * 2
