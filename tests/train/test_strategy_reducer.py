@@ -89,6 +89,7 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
         assert seen["plain"] == seen["accumulated"] == seen["probed"] == rest
         taken_back = [*first, True, True, True, True]
         assert seen["several"] == seen["thawed"] == seen["turned"] == taken_back
+        assert all(seen["strided"])
     proof = evidence(tmp_path / "ours")
     (knob,) = proof["knobs"]
     assert knob["status"] == "effective"

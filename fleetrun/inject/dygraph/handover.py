@@ -455,8 +455,9 @@ class SparingReducer(Reducer):
 
 def _noting(computed: list[int], key: int) -> Callable[[Any], None]:
     def note(gradient: Any) -> None:
-        # On devices, the hook after this one makes it contiguous.
-        if gradient.is_contiguous():
+        computed.append(key)
+        if not gradient.is_contiguous():
+            # On devices, the next hook makes it contiguous. What comes twice is not plain.
             computed.append(key)
 
     return note

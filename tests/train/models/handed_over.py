@@ -81,6 +81,11 @@ def turned(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
                 loss_of(out + 1).backward()
 
 
+def strided(model: Any, batch: Any, **_: bool) -> None:
+    """Use the only matrix transposed."""
+    loss_of(model(batch, is_late=True)).backward()
+
+
 def plain_steps(model: Any, batch: Any, **_: bool) -> None:
     """Do as everybody does."""
     loss_of(model(batch)).backward()
@@ -88,7 +93,7 @@ def plain_steps(model: Any, batch: Any, **_: bool) -> None:
 
 def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
     """Train; return the weights, and the number of allreduces in each update."""
-    ways = {"several": several, "accumulated": accumulated, "probed": probed, "turned": turned}
+    ways = {each.__name__: each for each in (several, accumulated, probed, turned, strided)}
     way = ways.get(name, plain_steps)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
     drawn, meter = batches(ranks, 4, 8), Meter()
@@ -107,8 +112,8 @@ def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
 report = {}
 # All of them live, and are counted.
 models = []
-for name in ("plain", "several", "accumulated", "thawed", "probed", "turned"):
-    net, alone = twins(Turned if name == "turned" else mlp)
+for name in ("plain", "several", "accumulated", "thawed", "probed", "turned", "strided"):
+    net, alone = twins(Turned if name in {"turned", "strided"} else mlp)
     if name == "thawed":
         for each in (net, alone):
             each[0].weight.stop_gradient = True
