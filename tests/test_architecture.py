@@ -92,10 +92,10 @@ def test_no_file_name_means_two_things() -> None:
     assert repeated(files) - {"__init__.py"} == SAME_FILES
 
 
-def test_names_in_the_package_tell_what_they_stand_for() -> None:
+def test_names_in_the_package_and_scripts_tell_what_they_stand_for() -> None:
     names = {
-        (path.relative_to(HOUSE).as_posix(), name)
-        for path in HOUSE.rglob("*.py")
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in (*HOUSE.rglob("*.py"), *(ROOT / "scripts").rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for name in (
             getattr(node, "id", None),
