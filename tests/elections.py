@@ -132,10 +132,6 @@ class ElectedLauncher(Launcher):
 
     world: ElectedWorld
     session: ElectedSession
-    # Until when it does not reach etcd, although it reaches the others.
-    astray_until = 0.0
-    # And until when it reaches etcd alone.
-    apart_until = 0.0
 
     def __init__(self, world: ElectedWorld, index: int, *, name: str) -> None:
         super().__init__(world, index, name=name)
@@ -158,7 +154,6 @@ class ElectedWorld(World):
     """All hosts, the network, the time, and etcd."""
 
     kind = ElectedLauncher
-    launchers: Sequence[ElectedLauncher]
 
     def __init__(self, seed: int, *, asked: Sequence[RendezvousConfig], chances: Chances) -> None:
         super().__init__(seed, asked=asked, chances=chances)
@@ -166,14 +161,11 @@ class ElectedWorld(World):
 
     def apart_until(self, host: Launcher, other: Launcher) -> float:
         """Return until when nothing gets through between HOST and OTHER, which may reach etcd."""
-        assert isinstance(host, ElectedLauncher)
-        assert isinstance(other, ElectedLauncher)
         until = super().apart_until(host, other)
         return max(until, host.apart_until, other.apart_until)
 
     def reaches_etcd(self, host: Launcher) -> bool:
         """Whether HOST gets through to etcd now."""
-        assert isinstance(host, ElectedLauncher)
         return self.now >= max(self.etcd.down_until, host.astray_until, host.cut_until)
 
     def tell_loss(self, host: Launcher, *, has_ranks: bool) -> None:
@@ -246,7 +238,7 @@ class ApartWorld(ElectedWorld):
             if self.chance.random() < _APART:
                 self.after(self.chance.uniform(0.0, 40.0), partial(self.part, host))
 
-    def part(self, host: ElectedLauncher) -> None:
+    def part(self, host: Launcher) -> None:
         """Cut HOST off from the others."""
         host.apart_until = self.now + self.chance.uniform(0.0, 120.0)
         host.was_cut_long = True

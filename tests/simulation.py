@@ -144,8 +144,6 @@ class End(Connection):
 class Calls(Dialer):
     """Calls the launcher at a target until it answers."""
 
-    trouble = ""
-
     def __init__(
         self,
         host: Launcher,
@@ -159,6 +157,7 @@ class Calls(Dialer):
         (self._target,) = targets
         self._found, self._refused_by = opened, closed
         self._connection = None
+        self.troubles = {}
         # Of the call that is under way, if any is.
         self._number = 0
         self._is_calling = False
@@ -224,6 +223,9 @@ class Door(Listener):
 
 class Launcher(SessionHandler):
     """A host: its launcher with its session and loop, its guard, its ranks, its clock."""
+
+    # Until when it does not reach etcd, although it reaches the others; and etcd alone.
+    astray_until = apart_until = 0.0
 
     def __init__(self, world: World, index: int, *, name: str) -> None:
         self.world = world
