@@ -247,7 +247,8 @@ class Watch(Source):
 
     def _forget(self, process: int, *, has_failed: bool) -> None:
         self._ranks.pop(process, None)
-        if has_failed and not self._is_ending:
+        if (has_failed or not self._ranks) and not self._is_ending:
+            # Others may fail because these have ended.
             self._send_records()
         if not self._ranks and not self._is_ending and self._records is not None:
             # A device may pair calls that differ, so that the job goes on.

@@ -154,9 +154,16 @@ def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
     assert evidence(124) == []
 
 
-@pytest.mark.parametrize("ends", [Exited, SignalAll])
-def test_records_are_sent_when_a_job_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type
+@pytest.mark.parametrize(
+    "ends",
+    [
+        Exited(0, "rank 1", ExitStatus(7), 2.0),
+        Exited(0, "rank 1", ExitStatus(0), 2.0),
+        SignalAll(15),
+    ],
+)
+def test_records_are_sent_when_a_rank_fails_or_all_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Exited | SignalAll
 ) -> None:
     ring = tmp_path / "collectives.1"
     record(ring, "all_reduce", monkeypatch, 1)
@@ -175,10 +182,7 @@ def test_records_are_sent_when_a_job_fails(
     watch.open(Timers(), lambda _: None)
     watch.on_event(Started(0, "rank 1", 101, 1.0))
     assert sent == []
-    if ends is Exited:
-        watch.on_event(Exited(0, "rank 1", ExitStatus(7), 2.0))
-    else:
-        watch.on_event(SignalAll(15))
+    watch.on_event(ends)
     assert [type(message) for message in sent] == [PackedCollectives]
 
 
