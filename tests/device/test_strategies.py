@@ -228,7 +228,6 @@ def test_strided_gradients_are_added_up_right_when_a_model_is_taken_back_from_pa
     for models in ranks:
         for name in ("several", "thawed", "turned"):
             assert all(models[name]["allreduces"][4:]), name
-        assert all(models["strided"]["allreduces"])
         assert not any(models["plain"]["allreduces"][4:7])
 
 

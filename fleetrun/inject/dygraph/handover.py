@@ -185,6 +185,11 @@ class PaddlesReducer:
         self.prepare_for_backward = self._made.prepare_for_backward
         return True
 
+    def makes_contiguous(self, parameters: Sequence[Any]) -> set[int]:
+        """Return the ids of those of PARAMETERS whose gradients it would make contiguous."""
+        model: Any = self._model()
+        return set(map(id, _of_own_layers(model, parameters)))
+
     def retire(self) -> None:
         """Leave later backwards to the other reducer."""
         for hook in self._hooks:
@@ -341,11 +346,12 @@ class SparingReducer(Reducer):
         super().begin()
         if self._paddles is None:
             return
+        own = self._paddles.makes_contiguous(self.parameters) if self._is_active else set()
         for parameter in self.parameters:
             if parameter.stop_gradient:
                 continue
             if self._is_active:
-                note = _noting(self._computed, id(parameter))
+                note = _noting(self._computed, id(parameter), takes_strided=id(parameter) in own)
                 self._hooks.append(parameter.register_hook(note))
             self._hooks += tensors.keep_additions_right(parameter)
 
@@ -453,10 +459,10 @@ class SparingReducer(Reducer):
         self._arrange()
 
 
-def _noting(computed: list[int], key: int) -> Callable[[Any], None]:
+def _noting(computed: list[int], key: int, *, takes_strided: bool) -> Callable[[Any], None]:
     def note(gradient: Any) -> None:
         computed.append(key)
-        if not gradient.is_contiguous():
+        if not (takes_strided or gradient.is_contiguous()):
             # On devices, the next hook makes it contiguous. What comes twice is not plain.
             computed.append(key)
 
