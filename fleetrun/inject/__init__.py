@@ -115,10 +115,7 @@ def _install_recorded(
     paddle: ModuleType, install: Callable[[], None], *, has_strategy: bool
 ) -> None:
     """Call INSTALL; record what the launcher requests: topology, collectives, a profile."""
-    # paddle.jit.to_static translates every function that runs below it, and cannot translate ours.
-    skip = getattr(paddle.base.core, "eval_frame_skip_file_prefix", None)
-    if skip is not None:
-        skip((os.path.dirname(__file__) + os.sep,))
+    import_hooks.after_import("paddle.base.core", _leave_to_python)
     topology.watch()
     flight_recorder.watch()
     recorder = profile.from_environment()
@@ -128,6 +125,12 @@ def _install_recorded(
     if recorder is not None:
         # This comes after all others.
         profile.watch(recorder, paddle, has_strategy=has_strategy)
+
+
+def _leave_to_python(core: ModuleType) -> None:
+    """Keep paddle.jit.to_static from translating our functions, which it cannot do."""
+    if hasattr(core, "eval_frame_skip_file_prefix"):
+        core.eval_frame_skip_file_prefix((os.path.dirname(__file__) + os.sep,))
 
 
 def _install_all(spec: StrategySpec, proof: Evidence) -> None:
