@@ -135,7 +135,7 @@ class Leader:
                     str(number) for number in range(self._count) if number not in self._tasks
                 ]
                 raise RendezvousError(
-                    f"Of the {self._count} tasks of this host {', '.join(missing)} did not come "
+                    f"Of the {self._count} tasks of this host {', '.join(missing)} did not join "
                     f"within {self._timeout_s:g} s."
                 ) from None
             self._take(link)

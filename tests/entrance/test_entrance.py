@@ -216,7 +216,7 @@ def test_a_signal_for_the_caller_reaches_the_launch(project: Path) -> None:
         (("nowhere-at-all",), "nowhere-at-all is not a program"),
         (("--dry-run", "true"), "--dry-run cannot be the default of launches"),
         (("--gpus=x,,y,", "--max_restart=many", "true"), "--max_restart=many"),
-        (("--install", "true"), "--install stands alone"),
+        (("--install", "true"), "--install takes no command"),
         (("--install", "--uninstall"), "contradict each other"),
     ],
 )

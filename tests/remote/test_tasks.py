@@ -104,10 +104,10 @@ def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -
 
 def test_a_first_task_that_does_not_come_is_not_waited_for_for_ever() -> None:
     here = TaskPlace(f"\0fleetrun/tasks/test/{os.getpid()}", 1, 3)
-    with pytest.raises(RendezvousError, match=r"first of the 3 tasks of this host did not come"):
+    with pytest.raises(RendezvousError, match=r"first of the 3 tasks of this host did not join"):
         tasks.follow(here, Task((), {}), 0.001)
     leader = tasks.Leader(here, Task((), {}), 0.001)
-    with pytest.raises(RendezvousError, match=r"Of the 3 tasks of this host 1, 2 did not come"):
+    with pytest.raises(RendezvousError, match=r"Of the 3 tasks of this host 1, 2 did not join"):
         leader.collect()
     with pytest.raises(EnvironmentFault, match=r"Another first task of this run"):
         tasks.Leader(here, Task((), {}), 0.001)

@@ -117,7 +117,7 @@ def spoil(net: Any) -> None:
             each = dict(net.named_parameters())[name]
             each.set_value(each.numpy() + 1e-2)
 
-    counted._after.insert(0, change)
+    counted._after = {change: "change", **counted._after}
 
 
 def main() -> dict[str, Any]:

@@ -262,15 +262,15 @@ def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
                 parameter.set_value(parameter.numpy() + 1e-2)
 
     # Before the comparison, which comes after the updates 1 and 3, and 2 with `auto`.
-    counted._after.insert(0, spoil)
+    counted._after = {spoil: "spoil", **counted._after}
 
 
 report = {}
 for way in os.environ["WAYS"].split(";"):
     proof.ranks_equal = None
     proof._notes.clear()
-    callbacks = list(counted._after)
+    callbacks = dict(counted._after)
     hooked.clear()
     report[way] = train(way)
-    counted._after[:] = callbacks
+    counted._after = callbacks
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
