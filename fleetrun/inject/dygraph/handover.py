@@ -346,14 +346,13 @@ class SparingReducer(Reducer):
         super().begin()
         if self._paddles is None:
             return
-        own = self._paddles.makes_contiguous(self.parameters) if self._is_active else set()
-        for parameter in self.parameters:
-            if parameter.stop_gradient:
-                continue
-            if self._is_active:
+        trained = [parameter for parameter in self.parameters if not parameter.stop_gradient]
+        if self._is_active:
+            own = self._paddles.makes_contiguous(self.parameters)
+            for parameter in trained:
                 note = _noting(self._computed, id(parameter), takes_strided=id(parameter) in own)
                 self._hooks.append(parameter.register_hook(note))
-            self._hooks += tensors.keep_additions_right(parameter)
+        self._hooks += tensors.keep_additions_right(trained)
 
     def finish(self) -> None:
         """Send everything and wait for it, unless Paddle's reducer has done so."""
@@ -453,9 +452,8 @@ class SparingReducer(Reducer):
         self._paddles = None
         self._is_paddles_turn = self._check.replaces_paddles = False
         self._next_own = 0
-        for parameter in self._sentinels:
-            # The others are not watched yet.
-            tensors.keep_additions_right(parameter)
+        # The others are not watched yet.
+        tensors.keep_additions_right(self._sentinels)
         self._arrange()
 
 

@@ -264,7 +264,7 @@ class Reducer:
     def _watch(self, parameter: Any) -> None:
         """Record each gradient of PARAMETER."""
         if self._arrivals.watch(parameter):
-            tensors.keep_additions_right(parameter)
+            tensors.keep_additions_right([parameter])
 
     def _expect_last(self, parameter: Any) -> None:
         """Check for complete buckets after each gradient of PARAMETER, likely a last one."""

@@ -62,10 +62,12 @@ def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
     return [parameter.register_hook(contiguous) for parameter in parameters if parameter.ndim > 1]
 
 
-def keep_additions_right(parameter: Any) -> list[Any]:
-    """Let gradients of PARAMETER be accumulated whatever their layout; return the hooks."""
-    # Plug-ins add bare memory, which is wrong for strided gradients; CPUs use the strides.
-    return make_contiguous([parameter]) if parameter.place.is_custom_place() else []
+def keep_additions_right(parameters: Sequence[Any]) -> list[Any]:
+    """Let gradients of PARAMETERS of a model be accumulated in any layout; return the hooks."""
+    # Plug-ins add bare memory, which is wrong for strided gradients; CPUs use the strides. All
+    # parameters are where the first one is: a look at each costs 0.5 ms for 300 of them.
+    adds_bare = bool(parameters) and parameters[0].place.is_custom_place()
+    return make_contiguous(parameters) if adds_bare else []
 
 
 def _are_views_strided() -> bool:
