@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 # A rank is held back if its share of time exceeds the others' by this much and by this factor.
 _SHARE, _TIMES = 0.15, 1.5
-# A rank is late if its share of time in collectives is this much smaller than the others'.
+# A rank is late if its share of time in collectives is this much smaller than the others'. For one
+# that is held back, half of it will do: a backward of Paddle's own reducer counts as a collective.
 _LATE = 0.15
 # A rank waits if its main thread runs for less than this share of its time outside collectives.
 _RUNS = 0.5
@@ -167,10 +168,11 @@ def compare(hosts: Mapping[int, HostConditions], plan: LaunchPlan) -> tuple[Slow
     late = _late(ranks)
     if late is not None:
         known = {rank for cause in causes for rank in cause.ranks}
-        causes += [_own_work(ranks[rank], plan) for rank in sorted(late.keys() - known)]
+        own = sorted(rank for rank in late.keys() - known if late[rank] >= _LATE)
+        causes += [_own_work(ranks[rank], plan) for rank in own]
         causes = [_with_waits(cause, late) for cause in causes if _matters(cause, late)]
-    # A cause that names most of the ranks does not make them slower than the others.
-    return tuple(cause for cause in causes if len(cause.ranks) <= len(ranks) // 2)
+    # A cause of all ranks makes none of them slower than the others.
+    return tuple(cause for cause in causes if len(cause.ranks) < len(ranks))
 
 
 def _matters(cause: Slowness, late: Mapping[int, float]) -> bool:
@@ -191,16 +193,16 @@ def _late(ranks: Mapping[int, RankConditions]) -> dict[int, float] | None:
     shares = {place: rank.collectives for place, rank in ranks.items()}
     if min(shares.values()) < 0:
         return None
-    others = _others(shares)
+    others = _others(shares, upper=True)
     return {
         place: others[place] - share
         for place, share in shares.items()
-        if others[place] - share >= _LATE
+        if others[place] - share >= _LATE / 2
     }
 
 
-def _others(values: Mapping[int, float]) -> dict[int, float]:
-    """Return for each place the lower median of the other VALUES, of two or more.
+def _others(values: Mapping[int, float], *, upper: bool = False) -> dict[int, float]:
+    """Return for each place the lower (or UPPER) median of the other VALUES, of two or more.
 
     Sorted once: for each of thousands of ranks by itself it would hold up the launcher.
 
@@ -208,7 +210,7 @@ def _others(values: Mapping[int, float]) -> dict[int, float]:
     {0: 2.0, 1: 3.0, 2: 2.0, 3: 3.0}
     """
     ordered = sorted(values.values())
-    middle = (len(ordered) - 2) // 2
+    middle = (len(ordered) - 2 + upper) // 2
     # Without a value up to the middle, the next one takes its place.
     return {place: ordered[middle + (value <= ordered[middle])] for place, value in values.items()}
 

@@ -136,6 +136,18 @@ def test_a_rank_for_which_others_wait_in_collectives_is_named(
     assert told(host(*late(3, 0.1, **changes))) == [((3,), cause, text)]
 
 
+@pytest.mark.parametrize("collectives", [(-1.0, -1.0), (0.68, 0.82)])
+def test_two_of_three_ranks_on_one_processor_are_named(collectives: tuple[float, float]) -> None:
+    """The second times are those of Paddle's own reducer, whose backwards count as collectives."""
+    pinned, free = collectives
+    ranks = [rank(place, queued=0.5, processors="0", collectives=pinned) for place in (0, 1)]
+    ranks += [rank(2, collectives=free)]
+    (slow,) = conditions.compare(
+        {0: HostConditions(0, tuple(ranks), (), ())}, plans.plan(per_node=3)
+    )
+    assert (slow.ranks, slow.cause) == ((0, 1), "queued")
+
+
 def test_a_rank_that_is_held_back_while_nobody_waits_for_it_is_not_named() -> None:
     assert told(host(*late(3, 0.55, queued=0.5))) == []
 
