@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import time
@@ -64,14 +65,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also the tests that are marked long")
 
 
-class Doctests:
-    """Leaves out files without examples in docstrings, which would all be imported and searched."""
+# What a file says of all of its tests, but for those that are left out where something is missing.
+_OF_ALL_TESTS = re.compile(r"(?m)^pytestmark = (\[[^\]]*\]|.*)")
+
+
+class Files:
+    """Leaves out files that no test would be run of, which each worker would import and search."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        terms = config.option.markexpr.split(" and ")
+        self._left_out = {term[4:] for term in terms if term.startswith("not ")}
+        if not config.getoption("--long"):
+            self._left_out.add("long")
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out a file if all its tests have a mark that is not wanted."""
+        if not collection_path.match("test_*.py"):
+            return None
+        said = _OF_ALL_TESTS.search(collection_path.read_text(encoding="utf-8"))
+        marks = re.findall(r"pytest\.mark\.(\w+)", said[1]) if said else []
+        # Others may have to say something to it.
+        return not self._left_out.isdisjoint(marks) or None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_file(
         self, file_path: Path
     ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-        """Filter what is collected of the file at FILE_PATH."""
+        """Look for tests in the docstrings only of files that have any."""
         collected = yield
         has_any = any(type(one).__name__ == "DoctestModule" for one in collected)
         if not has_any or b">>>" in file_path.read_bytes():
@@ -82,7 +102,7 @@ class Doctests:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried, before the tests are read."""
     # Of a conftest.py's own hooks, those for files see only the files beside it.
-    config.pluginmanager.register(Doctests())
+    config.pluginmanager.register(Files(config))
     if os.environ.get("FLEETRUN_TEST_EXPLORE"):
         settings.load_profile("explore")
     elif config.getoption("--long"):
