@@ -8,10 +8,12 @@ import signal
 import subprocess
 import uuid
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MARKER = "FLEETRUN_TEST_MARKER"
 # Less than the minute for which ranks of tests sleep: what ends by itself would not be noticed.
@@ -34,7 +36,7 @@ def kill_what_was_left(since_s: float) -> None:
                 os.kill(pid, signal.SIGKILL)
     ticks = int(since_s * os.sysconf("SC_CLK_TCK"))
     for process in [item for item in objects if isinstance(item, subprocess.Popen)]:
-        stat = _read(Path(f"/proc/{process.pid}/stat")) if process.returncode is None else b""
+        stat = _read(f"/proc/{process.pid}/stat") if process.returncode is None else b""
         if not stat or int(stat.rpartition(b")")[2].split()[19]) < ticks or process in servers:
             continue
         process.kill()
@@ -44,22 +46,29 @@ def kill_what_was_left(since_s: float) -> None:
                 pipe.close()
 
 
-def _read(path: Path) -> bytes:
+def _read(path: str) -> bytes:
+    # Each test looks at all processes: no Path, which takes ten times as long.
     try:
-        return path.read_bytes()
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return b""
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 1 << 16), b""))
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def survivors(marker: str) -> dict[int, str]:
     """Return the living processes whose environment says MARKER=marker, with their commands."""
     entry = f"\0{MARKER}={marker}\0".encode()
     processes = {}
-    for folder in Path("/proc").iterdir():
+    for name in os.listdir("/proc"):
         # The environment of a zombie is empty, so it does not count as alive.
-        if folder.name.isdigit() and entry in b"\0" + _read(folder / "environ"):
-            command = _read(folder / "cmdline").replace(b"\0", b" ").decode(errors="replace")
-            processes[int(folder.name)] = command
+        if name.isdigit() and entry in b"\0" + _read(f"/proc/{name}/environ"):
+            command = _read(f"/proc/{name}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+            processes[int(name)] = command
     processes.pop(os.getpid(), None)
     return processes
 
