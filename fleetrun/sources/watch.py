@@ -208,11 +208,11 @@ class Watch(Source):
                 beats = spec.env.get(variables.HEARTBEAT, "")
                 ring = spec.env.get(variables.FLIGHT_RECORDER, "")
                 self._ranks[process] = _Rank(pid, logs, beats, self._since_ns, attempt, ring=ring)
-            case Exited(process=process, status=status):
-                self._forget(process, has_failed=status.exit_code != 0)
-            case SignalAll() if happening.ends_ranks:
-                self._end()
+            case Exited(process=process):
+                self._forget(process)
+            case SignalAll() if happening.ends_ranks and not self._is_ending:
                 self._send_records()
+                self._end()
             case Finished():
                 self._end()
             case StacksRequested():
@@ -245,12 +245,11 @@ class Watch(Source):
             self._slow = SlowRanks(self._job, self._session)
             self._slow.open(self._waiting, self._declare)
 
-    def _forget(self, process: int, *, has_failed: bool) -> None:
+    def _forget(self, process: int) -> None:
         self._ranks.pop(process, None)
-        if (has_failed or not self._ranks) and not self._is_ending:
-            # Others may fail because these have ended.
-            self._send_records()
         if not self._ranks and not self._is_ending and self._records is not None:
+            # Others may fail because these have ended.
+            self._records.send()
             # A device may pair calls that differ, so that the job goes on.
             self._records.look()
 

@@ -154,23 +154,30 @@ def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
     assert evidence(124) == []
 
 
+FAILED, ENDED = (
+    [Exited(process, f"rank {2 + process}", ExitStatus(code), 2.0) for process in range(2)]
+    for code in (7, 0)
+)
+
+
 @pytest.mark.parametrize(
     "ends",
     [
-        Exited(0, "rank 1", ExitStatus(7), 2.0),
-        Exited(0, "rank 1", ExitStatus(0), 2.0),
-        SignalAll(15),
+        pytest.param([FAILED[0], SignalAll(15), SignalAll(9), FAILED[1]], id="a rank fails"),
+        pytest.param([ENDED[0], FAILED[1]], id="the last rank fails"),
+        pytest.param(ENDED, id="all end"),
+        pytest.param([SignalAll(15), *FAILED], id="another host fails"),
     ],
 )
-def test_records_are_sent_when_a_rank_fails_or_all_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Exited | SignalAll
+def test_records_are_sent_once_when_a_rank_fails_or_all_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[Exited | SignalAll]
 ) -> None:
     ring = tmp_path / "collectives.1"
     record(ring, "all_reduce", monkeypatch, 1)
     plan = plans.plan(
         hosts=("a", "b"),
         node=1,
-        per_node=1,
+        per_node=2,
         cwd=str(tmp_path),
         run_dir=".",
         env={"FLEETRUN_FLIGHT_RECORDER": str(ring)},
@@ -180,10 +187,12 @@ def test_records_are_sent_when_a_rank_fails_or_all_end(
     plan = plan._replace(rules=Rules(hang_timeout_s=60.0))
     watch = Watch(plans.job(plan), session=session)
     watch.open(Timers(), lambda _: None)
-    watch.on_event(Started(0, "rank 1", 101, 1.0))
+    for process in range(2):
+        watch.on_event(Started(process, f"rank {2 + process}", 101 + process, 1.0))
     assert sent == []
-    watch.on_event(ends)
-    assert [type(message) for message in sent] == [PackedCollectives]
+    for happening in ends:
+        watch.on_event(happening)
+    assert [type(message) for message in sent] == [PackedCollectives] * 2
 
 
 def test_ranks_that_differ_are_named_though_they_end_well(
