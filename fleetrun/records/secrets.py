@@ -81,10 +81,7 @@ def is_certain(name: str) -> bool:
 
 
 def _certainty(name: str) -> int:
-    # In names that every launch has, `path` and `signal` hold the parts `pat` and `sig`, which mean
-    # something only at the end of a word.
-    lower = name.lower().replace("path", "_h").replace("signal", "s_l")
-    if name in _FOLDERS or not _has_one(_PARTS, lower):
+    if name in _FOLDERS or not _has_part(name.lower()):
         return _NONE
     words = _words(name)
     if re.search(_HARMLESS, words):
@@ -95,6 +92,13 @@ def _certainty(name: str) -> int:
         return _NONE
     # Variables are named for what they hold; in code `token` and `key` are many things.
     return _SURE if name == name.upper() else _UNSURE
+
+
+def _has_part(lower: str) -> bool:
+    """Whether the text LOWER may name a secret."""
+    # In names that every launch has, `path` and `signal` hold the parts `pat` and `sig`, which mean
+    # something only at the end of a word.
+    return _has_one(_PARTS, lower.replace("path", "_h").replace("signal", "s_l"))
 
 
 def _has_one(parts: Sequence[str], text: str) -> bool:
@@ -256,7 +260,7 @@ def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
     lower = text.lower()
     if not _has_one(_FIRST_MARKS, lower):
         return text
-    has_parts = _has_one(_PARTS, lower)
+    has_parts = _has_part(lower)
     for marks, pattern, is_meant in _SHAPES:
         # Looking for a mark first is many times faster than looking for what it may begin.
         if _has_one(marks, lower) and (has_parts or pattern is not _OPTIONS):
@@ -264,7 +268,8 @@ def _masked(text: str, masked: list[str], *, is_word: bool = False) -> str:
             every = re.finditer(_LOGIN_IN_WORD if is_login else pattern, text)
             matches = [match for match in every if is_meant(match)]
             text = _without((match.span(match.lastindex or 0) for match in matches), text, masked)
-    return _without(_values(text), text, masked) if has_parts else text
+    is_named = has_parts and _has_one(":=", text)
+    return _without(_values(text), text, masked) if is_named else text
 
 
 def _without(spans: Iterable[tuple[int, int]], text: str, masked: list[str]) -> str:

@@ -273,3 +273,7 @@ def test_what_every_launch_has_compiles_no_pattern(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(secrets, "re", None)
     for name in ("PATH", "LD_LIBRARY_PATH", "FLEETRUN_STACK_SIGNAL"):
         assert not secrets.is_secret(name)
+    # Lines of launch.txt, and an option.
+    table = "| PADDLE_NNODES   1 |\n| FLEETRUN_STACK_SIGNAL   60 |\n| PYTHONPATH   /a:/b |\n" * 9
+    for text in (table, "elastic_pre_hook"):
+        assert secrets.mask(text) == text
