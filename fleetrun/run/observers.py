@@ -124,6 +124,11 @@ class ObservedJob:
         """Return the paths of the output of a process of the current plan that has STARTED."""
         return names.log_paths(self.plan, self.plan.processes[started.process], started.attempt)
 
+    def late_s(self, delay_s: float) -> float:
+        """Return DELAY_S for late work if the start of the ranks needs all processors, else 0."""
+        has_spare = len(os.sched_getaffinity(0)) > len(self.plan.processes)
+        return 0.0 if has_spare else delay_s
+
     def preparing(self) -> Sequence[Sink | Source]:
         """Return new observers that prepare something before the ranks are started."""
         return ()

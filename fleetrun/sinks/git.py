@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from fleetrun.run.isolation import run_program
 from fleetrun.typehints import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -100,5 +99,7 @@ def parse(output: str) -> Revision | None:
 
 def ask(folder: str) -> IsolatedCall:
     """Ask git for the status of FOLDER, for `parse`."""
+    from fleetrun.run.isolation import run_program  # a short job never asks
+
     environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     return run_program((_COMMAND[0], "-C", folder, *_COMMAND[1:]), environ)

@@ -29,7 +29,7 @@ class LaunchFile(Sink):
     def open(self, waiting: Waiting) -> None:
         """Write a little after the ranks have started."""
         self._chores = Chores(waiting)
-        self._chores.add("launch file", _AFTER_S, self._write_first)
+        self._chores.add("launch file", self._job.late_s(_AFTER_S), self._write_first)
 
     def on_event(self, happening: Happening) -> None:
         """Add the environment of another attempt, which has other ports."""

@@ -34,7 +34,7 @@ class ManifestFile(Sink):
         """Write a little after the ranks have started."""
         self._waiting = waiting
         self._chores = Chores(waiting)
-        self._chores.add("manifest", _AFTER_S, self._begin)
+        self._chores.add("manifest", self._job.late_s(_AFTER_S), self._begin)
 
     def close(self) -> None:
         """Write the file now if the launch ended before the timer."""

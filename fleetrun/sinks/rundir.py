@@ -125,7 +125,7 @@ class RunDirectory(Sink):
     def open(self, waiting: Waiting) -> None:
         """Create the well-known links; the rest can wait."""
         self._chores = Chores(waiting)
-        self._chores.add("plan", _PLAN_AFTER_S, self._write_plan)
+        self._chores.add("plan", self._job.late_s(_PLAN_AFTER_S), self._write_plan)
         if self._is_first:
             self._name_previous()
             self._link(names.LATEST, self._run_dir)

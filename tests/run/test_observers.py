@@ -240,3 +240,10 @@ def test_each_chore_is_done_once_and_at_the_end_at_the_latest() -> None:
     timers.elapse("late")
     chores.finish()
     assert done == ["early", "late"]
+
+
+def test_late_work_waits_where_ranks_need_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = plans.job(plans.plan(per_node=2))
+    for processors, delay_s in ((2, 0.5), (3, 0.0)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: range(count))
+        assert job.late_s(0.5) == delay_s
