@@ -218,7 +218,7 @@ class _Asking:
         except OSError as error:
             os.close(self._fd)
             return f"it cannot be asked: {error.strerror}"
-        self._deadline = time.monotonic() + _ANSWER_S
+        self._asked, self._deadline = process.pid, time.monotonic() + _ANSWER_S
         self._look_again()
         return ""
 
@@ -237,5 +237,7 @@ class _Asking:
         os.close(self._fd)
         if self._collection.is_over:
             return
-        self.write(text or f"# it did not answer within {_ANSWER_S:g} s\n")
+        if not text:
+            text = f"# it did not answer within {_ANSWER_S:g} s: {proc.state_of(self._asked)}\n"
+        self.write(text)
         self._ask_next()

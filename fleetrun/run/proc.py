@@ -225,6 +225,12 @@ def io(pid: int) -> Io | None:
     return Io(written, fetched, read + wrote)
 
 
+def switches(pid: int) -> int:
+    """Return how often the main thread of PID has gone to sleep or made room for another one."""
+    status = rows(pid, "status")
+    return sum(int(status.get(f"{kind}voluntary_ctxt_switches", "0")) for kind in ("", "non"))
+
+
 def reads_terminal(pid: int) -> bool:
     """Whether the main thread of PID waits for input from a terminal; False without permission."""
     syscall, _, arguments_ = content(f"/proc/{pid}/syscall").partition(b" ")

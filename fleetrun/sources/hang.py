@@ -59,8 +59,9 @@ class DeepSample(NamedTuple):
     cpu_s: Mapping[int, float]
     # Bytes sent to disks.
     written: int
-    # Whether a process of it waits for a disk, in uninterruptible sleep.
-    is_in_disk_wait: bool
+    # Of its processes that wait for a disk, in uninterruptible sleep: how often each has slept. The
+    # number stays if a file server is gone.
+    disk_waits: Mapping[int, int] = {}
     # Whether a process of it waits for input at a terminal.
     is_at_prompt: bool = False
     # Bytes that each of its TCP connections has sent and received; empty: unknown.
@@ -180,7 +181,7 @@ class IdleClock:
         for rank, now in depths.items():
             past = None if before is None else before.get(rank)
             if (
-                now.is_in_disk_wait
+                now.disk_waits.items() - (past.disk_waits.items() if past is not None else ())
                 or now.is_at_prompt
                 or (past is not None and now.written - past.written > noise)
             ):

@@ -593,7 +593,11 @@ class Watch(Source):
                 fetched=sum(total.fetched for total in totals),
                 moved=sum(total.moved for total in totals),
                 faults=sum(member.faults for member in family),
-                is_in_disk_wait=any(member.state == "D" for member in family),
+                disk_waits={
+                    member.pid: proc.switches(member.pid)
+                    for member in family
+                    if member.state == "D"
+                },
                 is_at_prompt=any(map(proc.reads_terminal, pids)),
                 traffic={link: traffic[link] for link in links},
             )

@@ -67,6 +67,19 @@ def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
     assert job.events()[-1]["exit_code"] == 124
 
 
+def test_s61_a_rank_that_never_leaves_one_wait_for_a_disk_hangs(tmp_path: Path) -> None:
+    # Until a child of vfork ends, its parent is in the state in which a lost file server holds it.
+    code = """
+import ctypes
+libc = ctypes.PyDLL(None)
+if rank == 0 and libc.vfork() == 0:
+    libc.pause()
+time.sleep(600)
+"""
+    ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
+    assert ended.code == 124, ended.said
+
+
 # A thread holds the lock while a child is forked, as a logger's or a cache's.
 FORKED = """
 import threading

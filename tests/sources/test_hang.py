@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 QUIET = Sample("S", 1.0, 10, 0)
-IDLE = DeepSample({7: 1.0}, 0, is_in_disk_wait=False)
+IDLE = DeepSample({7: 1.0}, 0)
 
 
 def watched(
@@ -73,7 +73,7 @@ def test_s61_silence_of_all_is_a_hang() -> None:
             (QUIET, IDLE._replace(**depth))
             for depth in (
                 {"written": 4096},
-                {"is_in_disk_wait": True},
+                {"disk_waits": {7: 12}},
                 {"is_at_prompt": True},
                 {"cpu_s": {7: 1.0, 8: 0.5}},
                 {"cpu_s": {7: 1.5}},
@@ -104,6 +104,9 @@ def test_s62_any_sign_or_work_of_one_rank_is_life(sign: Sample, depth: DeepSampl
         (lambda _: {"beat": 1}, lambda n: {"traffic": {9: n * 100_000}}, True),
         (lambda _: {"beat": 1}, lambda n: {"written": n * 10_000_000}, False),
         (lambda n: {"beat": 1, "calls": n}, lambda _: {}, True),
+        # It waits for a disk again and again, or for a file server that is gone.
+        (lambda _: {}, lambda n: {"disk_waits": {7: n}}, False),
+        (lambda _: {}, lambda n: {"disk_waits": {7: 12} if n else {}}, True),
         # The updates are reported by us, and it evaluates.
         (lambda n: {"beat": 1, "is_scripts": False, "calls": n}, lambda _: {}, False),
     ],
@@ -136,7 +139,7 @@ def busy(
         sign = QUIET._replace(cpu_s=at, beat=beat, is_scripts=False, output=number * bool(beat))
         if clock.look({0: sign}, at):
             counts: dict[str, Any] = {name: number * count for name, count in (more or {}).items()}
-            depth = DeepSample(used, 0, is_in_disk_wait=False)
+            depth = DeepSample(used, 0)
             clock.look_closer({0: depth._replace(**counts)}, at)
         if clock.wants_stacks(at):
             clock.see_stacks(stacks(number), at)
