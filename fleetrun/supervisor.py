@@ -49,7 +49,7 @@ from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 from fleetrun.typehints import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
     from fleetrun.model import LaunchPlan, ProcessSpec
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Declared
     from fleetrun.run.forkserver import ServerState
     from fleetrun.run.gathering import Gathering
+    from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
     from fleetrun.run.readiness import Readiness
 
@@ -66,7 +67,7 @@ _SILENCE_S = 1.0
 _SWALLOWED_S = 1.0
 # A killed descendant that still exists after this waits for a device.
 _SWEEP_S = 5.0
-# How often to look whether a host that waits has imported Paddle.
+# How often to look whether the process from which ranks are forked has imported Paddle.
 _READY_S = 1.0
 # Orphans are reaped this long after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
@@ -228,11 +229,16 @@ class Supervisor:
             count=count,
         )
 
-    def standing_by(self) -> ServerState:
-        """Return that process's state."""
+    def await_server(self, waiting: Waiting, then: Callable[[ServerState], None]) -> None:
+        """Call THEN with that process's state, once it has imported Paddle or failed."""
         from fleetrun.run import forkserver  # only where ranks may be forked
 
-        return forkserver.ServerState(*self._guard.standing_by())
+        server = forkserver.ServerState(*self._guard.standing_by())
+        if server.state == forkserver.LOADING:
+            again = partial(self.await_server, waiting, then)
+            waiting.timer("fork server", time.monotonic() + _READY_S, again)
+        else:
+            then(server)
 
     def _keep_ready(self, foreseen: LaunchPlan) -> None:
         """Let ranks like those FORESEEN be forked if this host, which waits, is needed."""
@@ -246,15 +252,7 @@ class Supervisor:
         _enter(foreseen.cwd)
         self._start_guard(foreseen)
         self.stand_by(foreseen.processes[forkable[0]], request.preload, len(forkable))
-
-        def tell() -> None:
-            server = self.standing_by()
-            if server.state == forkserver.LOADING:
-                self._loop.timer("ready", time.monotonic() + _READY_S, tell)
-            else:
-                self._log(visible.sentence(str(server)))
-
-        tell()
+        self.await_server(self._loop, lambda server: self._log(visible.sentence(str(server))))
 
     # Generations --------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.forkserver import ServerState
     from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import ObservedJob
     from fleetrun.supervisor import Supervisor
@@ -67,15 +68,13 @@ class StandBy(Source):
     def _look(self) -> None:
         now = time.monotonic()
         if not self._is_calm(now):
-            is_over = False
-        elif not self._is_begun:
-            is_over, self._is_begun = False, True
+            self._waiting.timer("look", now + _LOOK_S, self._look)
+            return
+        if not self._is_begun:
+            self._is_begun = True
             like, count = self._job.plan.processes[self._pythons[0]], len(self._pythons)
             self._supervisor.stand_by(like, self._job.request.preload, count)
-        else:
-            is_over = self._tell(now)
-        if not is_over:
-            self._waiting.timer("look", now + _LOOK_S, self._look)
+        self._supervisor.await_server(self._waiting, self._tell)
 
     def _is_calm(self, now: float) -> bool:
         """Whether all ranks have had Paddle loaded for a while."""
@@ -86,10 +85,8 @@ class StandBy(Source):
         self._calm_since = self._calm_since or now
         return now - self._calm_since >= _CALM_S
 
-    def _tell(self, now: float) -> bool:
-        """Declare whether ranks can be forked, once that is known; return whether it is."""
-        server = self._supervisor.standing_by()
-        if server.state not in {self._told, forkserver.LOADING}:
+    def _tell(self, server: ServerState) -> None:
+        """Declare once whether ranks can be forked."""
+        if server.state != self._told:
             self._told = server.state
-            self._declare(RunWarning("fork server", str(server), now))
-        return server.state != forkserver.LOADING
+            self._declare(RunWarning("fork server", str(server), time.monotonic()))
