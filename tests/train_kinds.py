@@ -32,7 +32,7 @@ class Launch(NamedTuple):
     """What the ranks of one launch reported, and what the launcher said."""
 
     reports: list[dict[str, Any]]
-    said: str
+    output: str
 
 
 def launch(

@@ -74,8 +74,8 @@ def mostly(version: str) -> list[Any]:
 
     For tests that train for long, of what others show with each Paddle, too.
     """
-    marks = {one: () if one == version else pytest.mark.long for one in PYTHONS}
-    return [pytest.param(one, marks=mark) for one, mark in marks.items()]
+    marks = {paddle: () if paddle == version else pytest.mark.long for paddle in PYTHONS}
+    return [pytest.param(paddle, marks=mark) for paddle, mark in marks.items()]
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Any:
@@ -99,9 +99,9 @@ def told(asked: dict[str, Any]) -> dict[str, Any]:
 
 def evidence(folder: Path, rank: int = 0) -> dict[str, Any]:
     """Return what RANK has recorded last of its strategy in FOLDER."""
-    found = rankfile.evidence(str(folder), str(rank))
-    assert found is not None, f"no evidence of rank {rank} in {folder}"
-    return found
+    recorded = rankfile.evidence(str(folder), str(rank))
+    assert recorded is not None, f"no evidence of rank {rank} in {folder}"
+    return recorded
 
 
 def run(
@@ -281,16 +281,19 @@ def ends(ranks: list[subprocess.Popen[bytes]], folder: Path) -> tuple[list[int],
     """
     try:
         until(
-            lambda: all(one.poll() == 0 for one in ranks) or any(one.poll() for one in ranks),
+            lambda: (
+                all(process.poll() == 0 for process in ranks)
+                or any(process.poll() for process in ranks)
+            ),
             TRAINING_S,
         )
         with suppress(AssertionError):
-            until(lambda: None not in [one.poll() for one in ranks], _AFTERWARDS_S)
+            until(lambda: None not in [process.poll() for process in ranks], _AFTERWARDS_S)
     finally:
         for rank in ranks:
             rank.kill()
-    said = [(folder / f"output.{rank}").read_text() for rank in range(len(ranks))]
-    return [rank.wait() for rank in ranks], said
+    outputs = [(folder / f"output.{rank}").read_text() for rank in range(len(ranks))]
+    return [rank.wait() for rank in ranks], outputs
 
 
 def assert_as_alone(ranks: Sequence[Any], near: float = 1e-6) -> None:
@@ -327,4 +330,4 @@ def run_program(
     ranks = start(PYTHONS[version], argv, folder, nranks, lambda _: more, OUTPUT=report)
     codes, outputs = ends(ranks, folder)
     files = [folder / f"report.{rank}" for rank in range(nranks)]
-    return codes, outputs, [json.loads(one.read_text()) for one in files if one.exists()]
+    return codes, outputs, [json.loads(file.read_text()) for file in files if file.exists()]

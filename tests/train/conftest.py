@@ -110,7 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("gloo connects CPUs only")
     parameters = getattr(item, "callspec", None)
     given = {*map(str, parameters.params.values())} if parameters else set()
-    version = next((one for one in PYTHONS if one in given), "3.3.1")
+    version = next((name for name in PYTHONS if name in given), "3.3.1")
     for refusal in REFUSALS:
         if _is_named(item, refusal.tests) and _refuses(refusal, version):
             pytest.skip(f"Paddle {version}: {refusal.sentence}")
@@ -128,8 +128,8 @@ def _is_named(item: pytest.Item, names: str) -> bool:
 def _refuses(refusal: Refusal, version: str) -> bool:
     """Whether the Paddle of VERSION fails with the words of REFUSAL; it may fail with no others."""
     with tempfile.TemporaryDirectory() as folder:
-        codes, said, _ = run_program(
+        codes, outputs, _ = run_program(
             Path(folder), refusal.program, refusal.nranks, version, FLAGS_enable_pir_api="0"
         )
-    assert not any(codes) or re.search(refusal.words, said[0]), (codes, said)
+    assert not any(codes) or re.search(refusal.words, outputs[0]), (codes, outputs)
     return any(codes)

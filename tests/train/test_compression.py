@@ -25,8 +25,8 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 def row(folder: Path, name: str) -> dict[str, Any]:
     proof = evidence(folder)
-    found: dict[str, Any] = next(knob for knob in proof["knobs"] if knob["name"] == name)
-    return found
+    knob: dict[str, Any] = next(knob for knob in proof["knobs"] if knob["name"] == name)
+    return knob
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -38,24 +38,24 @@ def launch(
 def reports(folder: Path) -> list[dict[str, Any]]:
     """Return what the ranks of a launch in FOLDER have reported, in their order."""
     files = sorted(folder.glob("report.*"))
-    return [json.loads(one.read_text()) for one in files]
+    return [json.loads(file.read_text()) for file in files]
 
 
 def weights_on_the_cpu(folder: Path) -> list[float]:
     with devices.on(""):
         done = launch(folder, "training", "--nproc_per_node=1")
     assert done.returncode == 0, done.stdout
-    (found,) = reports(folder)
-    assert found["place"] == "Place(cpu)"
-    weights: list[float] = found["weights"]
+    (report,) = reports(folder)
+    assert report["place"] == "Place(cpu)"
+    weights: list[float] = report["weights"]
     return weights
 
 
 @pytest.fixture
 def weights(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Train once on the CPU."""
-    found: list[float] = made_once(tmp_path_factory, "cpu", weights_on_the_cpu)
-    return found
+    trained: list[float] = made_once(tmp_path_factory, "cpu", weights_on_the_cpu)
+    return trained
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_script_trains_on_every_device_of_a_kind(
     several = f"0-{count - 1}" if count > 1 else "0"
     assert f"devices {kind} {several}; backend xccl" in done.stdout
     reported = reports(tmp_path)
-    assert [one["place"] for one in reported] == [f"Place({kind}:{n})" for n in range(count)]
-    for one in reported:
-        assert one["weights"] == pytest.approx(weights, abs=1e-5)
+    assert [report["place"] for report in reported] == [f"Place({kind}:{n})" for n in range(count)]
+    for report in reported:
+        assert report["weights"] == pytest.approx(weights, abs=1e-5)
 
 
 @pytest.mark.parametrize("chosen", ["mlu", pytest.param("npu", marks=pytest.mark.long)])
@@ -89,7 +89,7 @@ def test_one_of_two_kinds_is_chosen_and_the_other_is_not_even_loaded(
     with devices.on("npu", count=2):
         done = launch(tmp_path, "training", f"--device_kind={chosen}", "--devices=1,0", **more)
     assert done.returncode == 0, done.stdout
-    places = [one["place"] for one in reports(tmp_path)]
+    places = [report["place"] for report in reports(tmp_path)]
     assert places == [f"Place({chosen}:1)", f"Place({chosen}:0)"]
 
 
@@ -97,14 +97,14 @@ def test_a_mask_that_the_plugin_does_not_read_holds_all_the_same(tmp_path: Path)
     with devices.on("mlu", count=4):
         done = launch(tmp_path, "training", MLU_VISIBLE_DEVICES="1,3", **COLD)
     assert done.returncode == 0, done.stdout
-    assert [one["place"] for one in reports(tmp_path)] == ["Place(mlu:1)", "Place(mlu:3)"]
+    assert [report["place"] for report in reports(tmp_path)] == ["Place(mlu:1)", "Place(mlu:3)"]
 
 
 def test_who_wants_the_cpu_gets_it_although_paddle_prefers_its_plugin(tmp_path: Path) -> None:
     with devices.on("mlu", count=4):
         done = launch(tmp_path, "training", "--nproc_per_node=1", "--device_kind=cpu", **COLD)
     assert done.returncode == 0, done.stdout
-    assert [one["place"] for one in reports(tmp_path)] == ["Place(cpu)"]
+    assert [report["place"] for report in reports(tmp_path)] == ["Place(cpu)"]
 
 
 def test_a_restart_and_the_report_of_a_failure_name_the_device(tmp_path: Path) -> None:
@@ -145,11 +145,11 @@ def test_two_hosts_train_on_their_own_devices(tmp_path: Path, weights: list[floa
 
     with devices.on("mlu", count=4), ThreadPoolExecutor() as pool:
         ended = list(pool.map(begin, ("127.0.0.1", "127.0.0.2")))
-    assert [one.returncode for one in ended] == [0, 0], ended
+    assert [launcher.returncode for launcher in ended] == [0, 0], ended
     reported = reports(tmp_path)
-    assert [one["place"] for one in reported] == [f"Place(mlu:{n})" for n in (0, 1, 0, 1)]
-    for one in reported:
-        assert one["weights"] == pytest.approx(weights, abs=1e-5)
+    assert [report["place"] for report in reported] == [f"Place(mlu:{n})" for n in (0, 1, 0, 1)]
+    for report in reported:
+        assert report["weights"] == pytest.approx(weights, abs=1e-5)
 
 
 @pytest.mark.parametrize(("version", "count", "listed"), [("3.3.1", 4, "1,2"), ("2.6.2", 2, "1")])

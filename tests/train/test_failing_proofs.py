@@ -132,11 +132,13 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
         for well, broken in zip(ran["well"], ran["broken"], strict=True):
             assert well["weights"] == broken["weights"]
             assert well["remarks"] == []
-            said = [text.partition(" has failed and is skipped: ") for text in broken["remarks"]]
-            assert {why for _, _, why in said} == {"ValueError: (NotFound) it is broken"}
+            failures = [
+                text.partition(" has failed and is skipped: ") for text in broken["remarks"]
+            ]
+            assert {why for _, _, why in failures} == {"ValueError: (NotFound) it is broken"}
             # Each is remarked on once.
-            assert len({what for what, _, _ in said}) == len(said)
-            failed |= {what for what, _, _ in said}
+            assert len({what for what, _, _ in failures}) == len(failures)
+            failed |= {what for what, _, _ in failures}
     assert failed | IN_STATIC_GRAPHS == set(everything_watched())
 
 
@@ -156,10 +158,12 @@ def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -
         FLEETRUN_RECORDS=str(tmp_path / "rank.0.jsonl"),
         FLAGS_enable_pir_api="0",
     )
-    said = done.stdout
-    assert done.returncode == 0, said
+    output = done.stdout
+    assert done.returncode == 0, output
     for what in IN_STATIC_GRAPHS:
-        assert said.count(f"{what} has failed and is skipped: ValueError: (NotFound)") == 1, said
+        assert output.count(f"{what} has failed and is skipped: ValueError: (NotFound)") == 1, (
+            output
+        )
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -301,7 +305,7 @@ def split(folder: Path, spoil: str, **how: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize(
-    ("what", "ranks"), [*((each, "1") for each in SPLITS), ("another Paddle", "01")]
+    ("what", "ranks"), [*((split, "1") for split in SPLITS), ("another Paddle", "01")]
 )
 def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     what: str, ranks: str, tmp_path: Path

@@ -41,18 +41,18 @@ def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: 
                     "FLAGS_check_nan_inf": str(rank),
                     "FLAGS_max_inplace_grad_add": str(3 + rank),
                 }
-                one = forks.order(tmp_path, str(MODELS), *words, rank=rank, **more)
-                one = one._replace(cpus=(max(os.sched_getaffinity(0)),) if rank else ())
-                started, ended = forks.run(parent, one)
+                order = forks.order(tmp_path, str(MODELS), *words, rank=rank, **more)
+                order = order._replace(cpus=(max(os.sched_getaffinity(0)),) if rank else ())
+                started, ended = forks.run(parent, order)
                 assert started.is_forked == is_forked, started.why_not
                 assert ended.status == (os.CLD_EXITED, rank + 5), (tmp_path / "log.0").read_text()
                 assert ended.left == ()
                 states[is_forked, rank] = json.loads(file.read_text())
     finally:
         parent.dismiss()
-    drawn = [each.pop("drawn") for each in states.values()]
+    drawn = [state.pop("drawn") for state in states.values()]
     # No two ranks draw the same where nothing is seeded.
-    assert all(len({each[at] for each in drawn}) == len(drawn) for at in range(len(drawn[0])))
+    assert all(len({values[at] for values in drawn}) == len(drawn) for at in range(len(drawn[0])))
     for rank in (0, 1):
         new, forked = states[False, rank], states[True, rank]
         for when in ("before", "after"):

@@ -23,7 +23,9 @@ def test_no_tensor_is_read_on_the_host_in_each_step(version: str, tmp_path: Path
     for reads in train(PYTHONS[version], "host_reads.py", tmp_path / "ours", fused):
         # The first steps say that the counter counts.
         assert any(reads[step - 1] for step in COMPARED)
-        others = [each for number, each in enumerate(reads, 1) if number not in COMPARED]
+        others = [
+            step_reads for number, step_reads in enumerate(reads, 1) if number not in COMPARED
+        ]
         assert not any(others), others
 
 

@@ -76,8 +76,13 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
     ended = job.run(env={name: env[name] for name in env if not name.startswith(unset)})
     who = f"rank {fault.rank}"
     events = list(eventfile.read(str(tmp_path / "log" / "latest" / "events.jsonl")))
-    hung = [one for event in events if event.event == "hung" for one in event.more["collectives"]]
-    named = [tuple(one["who"]) for one in hung]
+    hung = [
+        finding
+        for event in events
+        if event.event == "hung"
+        for finding in event.more["collectives"]
+    ]
+    named = [tuple(finding["who"]) for finding in hung]
     named += [tuple(event.more["who"]) for event in events if event.more.get("what") == "desync"]
     if fault.way == "end":
         # Over gloo the others raise.
@@ -97,7 +102,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
     assert "cannot be watched from inside" not in ended.said
     if "in a circle" in ended.said:
         # Before it has made a step there is no order to leave.
-        assert all(who in one for one in named)
+        assert all(who in labels for labels in named)
     else:
         assert set(map(tuple, named)) <= {(who,)}, ended.said
     assert ended.said.count(", unlike the rest") <= 1
@@ -126,10 +131,10 @@ for _ in paddle.io.DataLoader(Data(), num_workers=2): pass
 """
     job = Command.python(tmp_path, code, ranks=1)
     assert job.run().code == 1
-    said = rankfile.error(str(tmp_path / "log" / "latest" / "rank.0.jsonl"))
-    assert said is not None
+    error = rankfile.error(str(tmp_path / "log" / "latest" / "rank.0.jsonl"))
+    assert error is not None
     # In the main thread Paddle says only that; the reason is in the log, from another thread.
-    assert said.kind == "SystemError"
+    assert error.kind == "SystemError"
     assert "bad sample" in job.log(0).read_text()
 
 

@@ -223,8 +223,8 @@ def test_gradients_that_a_trainer_averages_itself_are_merged(
     [
         {"sharding": 2, "stage": 2},
         *(
-            pytest.param(one, marks=pytest.mark.long)
-            for one in ({"sharding": 2}, {"sharding": 2, "stage": 3})
+            pytest.param(layout, marks=pytest.mark.long)
+            for layout in ({"sharding": 2}, {"sharding": 2, "stage": 3})
         ),
     ],
 )
@@ -260,13 +260,13 @@ def assert_counted(proof: dict[str, Any], witness: Path, nranks: int) -> None:
     """Compare what the PROOF of rank 0 has counted with what its device's witness saw."""
     seen = devices.witnessed(witness, 0)
     # Paddle has a group for each axis, over which it sends weights first; norms are one number.
-    paddles = {one.group for one in seen if one.operation == "broadcast"}
+    paddles = {call.group for call in seen if call.operation == "broadcast"}
     sums = Counter(
-        one.group
-        for one in seen
-        if one.operation in ("all_reduce", "reduce")
-        and (one.dtype, one.group in paddles) == ("float32", False)
-        and one.bytes > len("norm")
+        call.group
+        for call in seen
+        if call.operation in ("all_reduce", "reduce")
+        and (call.dtype, call.group in paddles) == ("float32", False)
+        and call.bytes > len("norm")
     )
     assert sum(sums.values()) == proof["counts"]["allreduces"] * UPDATES
     if nranks == 2:
@@ -288,12 +288,12 @@ def assert_sent(
         return
     seen: dict[str, set[int]] = {}
     for rank in group:
-        for one in devices.witnessed(witness, rank):
-            seen.setdefault(one.group, set()).add(rank)
+        for call in devices.witnessed(witness, rank):
+            seen.setdefault(call.group, set()).add(rank)
     counted = Counter(
-        one.operation
-        for one in devices.witnessed(witness, group[0])
-        if one.dtype == "float32" and one.ranks == len(group) and seen[one.group] == {*group}
+        call.operation
+        for call in devices.witnessed(witness, group[0])
+        if call.dtype == "float32" and call.ranks == len(group) and seen[call.group] == {*group}
     )
     for key, number in sent.items():
         least = UPDATES if is_most else number * UPDATES
@@ -458,7 +458,7 @@ def test_buffers_of_sharding_are_those_asked_for(case: str, tmp_path: Path) -> N
     (knob,) = evidence(tmp_path / "ours")["knobs"]
     assert row in knob["reason"] + knob["evidence"]
     seen = devices.witnessed(witness, 0)
-    scattered = [one for one in seen if one.operation == "reduce_scatter"]
+    scattered = [call for call in seen if call.operation == "reduce_scatter"]
     assert len(scattered) == buffers * UPDATES
     if case == "overlapping":
-        assert any(one.beside for one in scattered)
+        assert any(call.beside for call in scattered)

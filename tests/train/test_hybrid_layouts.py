@@ -110,7 +110,7 @@ def hooked(way: str) -> str:
 def cases() -> list[Any]:
     rows = [(kind, n, "3.3.1") for kind, table in (("", CPU), ("npu", NPU)) for n in table]
     rows += [("", n, "2.6.2") for n in CPU]
-    return [pytest.param(*each, marks=pytest.mark.long if each[1] == 8 else ()) for each in rows]
+    return [pytest.param(*row, marks=pytest.mark.long if row[1] == 8 else ()) for row in rows]
 
 
 @pytest.mark.parametrize(("kind", "nranks", "version"), cases())
@@ -133,14 +133,16 @@ def test_copies_are_compared_and_a_rank_that_differs_is_named(
         assert [*map(len, repaired)] == ["split" in way] * nranks, way
         for row, notes in zip(rows, repaired, strict=True):
             row["notes"] = [note for note in row["notes"] if note not in notes]
-        said = {note for row in rows for note in row["notes"]}
+        remarks = {note for row in rows for note in row["notes"]}
         if not differ:
-            assert said == set(), way
+            assert remarks == set(), way
             assert [row["equal"] for row in rows] == [True] * nranks, way
             continue
         name = way.rpartition(":")[2]
-        assert any(note.startswith(f"after update 2 {differ} in the") for note in said), said
-        assert all(f"{name} of shape" in note and note.endswith(GOES_ON) for note in said), said
+        assert any(note.startswith(f"after update 2 {differ} in the") for note in remarks), remarks
+        assert all(f"{name} of shape" in note and note.endswith(GOES_ON) for note in remarks), (
+            remarks
+        )
         assert [row["equal"] for row in rows] == [bool(not row["notes"]) for row in rows], way
     # Nothing is left over for other ways.
     proof = rankfile.evidence(str(tmp_path / "ours"), "0")

@@ -26,7 +26,7 @@ def test_planned_buckets_are_those_that_are_reduced_and_train_as_one_process(
         assert report["made"] == ranks[0]["made"]
     proofs = [evidence(tmp_path / "run", rank) for rank in (0, 1)]
     for proof in proofs:
-        (knob,) = [each for each in proof["knobs"] if each["name"] == "fuse_grad_size_in_MB"]
+        (knob,) = [row for row in proof["knobs"] if row["name"] == "fuse_grad_size_in_MB"]
         # What is planned, and so which status, depends on the times.
         is_moot = proof["counts"]["allreduces"] == proof["counts"]["allreduces_before"] == 1
         assert knob["status"] == ("no_difference" if is_moot else "effective")

@@ -67,10 +67,10 @@ def cases(kind: str, *, all_names: bool) -> list[dict[str, Any]]:
             if name.path.endswith("_slice"):
                 wanted.append({"name": place, "how": "crash"})
     trained = [{"name": None, "how": "", "is_armed": False}]
-    trained += [{**each, "is_armed": True} for each in wanted]
+    trained += [{**case, "is_armed": True} for case in wanted]
     return [
-        {**each, "is_static": is_static, "environ": environ(1 + (not is_static))}
-        for each in trained
+        {**case, "is_static": is_static, "environ": environ(1 + (not is_static))}
+        for case in trained
     ]
 
 
@@ -112,7 +112,7 @@ def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
             "ignore",
             MODELS / "without.py",
             tmp_path / "cases",
-            tmp_path / "found",
+            tmp_path / "results",
         ],
         env={
             **os.environ,
@@ -125,8 +125,8 @@ def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
         timeout=TRAINING_S,
         check=True,
     )
-    document = json.loads((tmp_path / "found").read_text())
-    plain, merged = (each["numbers"][0] for each in document[:2])
+    document = json.loads((tmp_path / "results").read_text())
+    plain, merged = (result["numbers"][0] for result in document[:2])
     assert plain != pytest.approx(merged, abs=1e-3)
     wrong = []
     trained = 0
@@ -153,7 +153,7 @@ def fault(
     if any(result["codes"]):
         return "" if any(result["alone"]) else "Paddle trains without this name, fleetrun does not"
     first, *others = result["numbers"]
-    if any(each != first for each in others):
+    if any(numbers != first for numbers in others):
         return "the ranks differ"
     heads = ("lacks here what fleetrun needs", "differs from the versions")
     notes = [note for note in result["proof"]["notes"] if any(head in note for head in heads)]
@@ -161,7 +161,7 @@ def fault(
         not any(text in note for text in FALLBACKS.values()) for note in notes
     ):
         return f"the notes are {notes}"
-    knobs = {each["name"]: each for each in result["proof"]["knobs"]}
+    knobs = {knob["name"]: knob for knob in result["proof"]["knobs"]}
     is_merged = knobs["gradient_merge"]["status"] == "effective"
     if not is_merged and not knobs["gradient_merge"]["reason"].startswith("in this Paddle "):
         return f"the table says {knobs}"

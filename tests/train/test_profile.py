@@ -17,9 +17,9 @@ pytestmark = pytest.mark.train
 
 def recorded(folder: Path) -> list[tracefile.TraceRecord]:
     """Return the traces of both ranks."""
-    found = [tracefile.read(str(folder / f"trace.{rank}.json")) for rank in range(2)]
-    assert None not in found
-    return [one for one in found if one is not None]
+    traces = [tracefile.read(str(folder / f"trace.{rank}.json")) for rank in range(2)]
+    assert None not in traces
+    return [trace for trace in traces if trace is not None]
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -32,13 +32,13 @@ def test_each_bucket_is_sent_flies_and_is_waited_for(version: str, tmp_path: Pat
         assert trace.steps == 3
         # The wait for a processor is a sum.
         kinds = trace.seconds.keys() - {"queued"}
-        counts = {kind: sum(one.kind == kind for one in trace.spans) for kind in kinds}
+        counts = {kind: sum(span.kind == kind for span in trace.spans) for kind in kinds}
         # Four layers have eight gradients. Each step loads a batch before it: the next is none.
         assert counts == {
             **dict.fromkeys(("step", "forward", "backward", "update", "data"), 3),
             **dict.fromkeys(("send", "flight", "wait"), 12),
         }
-        assert {one.track for one in trace.spans if one.kind == "flight"} == {
+        assert {span.track for span in trace.spans if span.kind == "flight"} == {
             f"bucket {number}" for number in range(4)
         }
         assert trace.hidden is not None

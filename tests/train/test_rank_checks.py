@@ -100,8 +100,8 @@ def test_ranks_whose_scaler_skips_what_is_compared_prove_nothing(
     for proof in proofs(tmp_path / "ours"):
         assert proof["ranks_equal"] is (True if is_proved else None)
         assert proof["counts"]["skipped"] == (3 if moves else 4)
-        said = [note for note in proof["notes"] if "equal ranks prove nothing" in note]
-        assert len(said) == (not is_proved)
+        remarks = [note for note in proof["notes"] if "equal ranks prove nothing" in note]
+        assert len(remarks) == (not is_proved)
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -129,9 +129,9 @@ def test_checks_and_evidence_call_nothing_for_each_parameter_of_a_step(
 ) -> None:
     ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", {"amp": False})
     # There are 300 parameters. 600 calls were seen where a function was called for each.
-    assert all(0 < each["calls"] < 50 for each in ranks)
+    assert all(0 < rank["calls"] < 50 for rank in ranks)
     # 600 looks in each step were seen where no comparison was to come.
-    assert [each["looks"] for each in ranks] == [0, 0]
+    assert [rank["looks"] for rank in ranks] == [0, 0]
 
 
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
@@ -141,4 +141,4 @@ def test_the_reducer_calls_nothing_for_each_gradient_of_a_step(
     # 300 gradients in five buckets, for each of which some 30 functions are called.
     asked = {"fuse_grad_size_in_num": 60}
     ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", asked)
-    assert all(5 < each["calls"] < 250 for each in ranks)
+    assert all(5 < rank["calls"] < 250 for rank in ranks)

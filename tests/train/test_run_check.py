@@ -29,9 +29,9 @@ def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_pa
     assert done.returncode == 0, done.stdout
     for rank in range(2):
         # Paddle would check the first device of a plug-in in each rank.
-        for said in ("works well on 2 ranks", *["works well on 1 CPU"] * (not devices.kind())):
+        for sentence in ("works well on 2 ranks", *["works well on 1 CPU"] * (not devices.kind())):
             assert any(
-                line.startswith(f"[rank {rank}] ") and said in line
+                line.startswith(f"[rank {rank}] ") and sentence in line
                 for line in done.stdout.splitlines()
             ), done.stdout
 
@@ -54,9 +54,9 @@ def test_with_master_two_hosts_are_checked_together(version: str, tmp_path: Path
             )
         )
     for host in hosts:
-        said, _ = host.communicate(timeout=TRAINING_S)
-        assert host.returncode == 0, said
-        assert "works well on 2 ranks of 2 hosts." in said
+        output, _ = host.communicate(timeout=TRAINING_S)
+        assert host.returncode == 0, output
+        assert "works well on 2 ranks of 2 hosts." in output
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def test_what_paddle_saves_is_whole(tmp_path: Path, version: str) -> None:
     for kind in ("files", "parts"):
         folder = tmp_path / kind
         newest = str(folder / "checkpoint-1")
-        found = checkpoints.find(str(folder))
-        assert found == (newest, found.written_ns, ())
+        resumable = checkpoints.find(str(folder))
+        assert resumable == (newest, resumable.written_ns, ())
         for file in (folder / "checkpoint-1").iterdir():
             text = file.read_bytes()
             file.write_bytes(text[:-10])

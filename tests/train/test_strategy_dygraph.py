@@ -88,7 +88,7 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
         assert "Descent updates the weights" in rank["stopped"]
         assert "no step of the optimizer (SGD) is called" in rank["stopped"]
     proof = evidence(tmp_path / "ours")
-    knob = {each["name"]: each for each in proof["knobs"]}["gradient_merge"]
+    knob = {row["name"]: row for row in proof["knobs"]}["gradient_merge"]
     assert knob["status"] == "no_effect"
     assert "Descent updates the weights" in knob["reason"]
     assert "no optimizer of Paddle's has stepped" in knob["reason"]
@@ -110,8 +110,8 @@ def test_what_a_script_averages_in_each_micro_step_is_merged_and_counted(
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4, "avg": True}}
     train_as_alone(version, "averaged.py", tmp_path, merge)
     proof = evidence(tmp_path / "ours")
-    (said,) = {knob["evidence"] for knob in proof["knobs"]}
-    assert said == (
+    (text,) = {knob["evidence"] for knob in proof["knobs"]}
+    assert text == (
         "4 micro-steps made one update; 16 allreduces by the script or Paddle among them, none by"
         " fleetrun"
     )

@@ -59,8 +59,8 @@ def keys(version: str, field: fields.Field) -> list[fields.Field]:
 
 def part(known: dict[str, Any], name: str) -> Any:
     """Return the default of the part NAME, which may be one of another part; KeyError if none."""
-    for each in name.split("."):
-        known = known[each]
+    for key in name.split("."):
+        known = known[key]
     return known
 
 
@@ -79,23 +79,23 @@ def test_paddle_knows_each_field_and_part(paddle: tuple[str, dict[str, Any]]) ->
 def test_no_field_of_paddle_s_build_or_execution_strategy_is_missing(
     paddle: tuple[str, dict[str, Any]],
 ) -> None:
-    version, found = paddle
+    version, defaults = paddle
     for section in _SECTIONS:
-        assert found.get(section, {}).keys() <= {*ours(version, section)}
+        assert defaults.get(section, {}).keys() <= {*ours(version, section)}
 
 
 def test_defaults_are_paddle_s(paddle: tuple[str, dict[str, Any]]) -> None:
-    version, found = paddle
+    version, defaults = paddle
     for section in fields.FIELD_SECTIONS:
-        known = found if section == "strategy" else found.get(section, {})
+        known = defaults if section == "strategy" else defaults.get(section, {})
         for name, field in ours(version, section).items():
-            for one, default in (
+            for row, default in (
                 [(key, part(known[name], key.name)) for key in keys(version, field)]
                 if field.keys
                 else [(field, known[name])]
             ):
-                if isinstance(one.default, tuple):
-                    assert not default, one.name
+                if isinstance(row.default, tuple):
+                    assert not default, row.name
                 else:
-                    expected = pytest.approx(default) if one.kind == "float" else default
-                    assert one.default == expected, one.name
+                    expected = pytest.approx(default) if row.kind == "float" else default
+                    assert row.default == expected, row.name

@@ -40,7 +40,7 @@ def trained(python: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict
 def plain(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what became of the kinds that Paddle's own data parallel trains."""
     return [
-        {name: found for name, found in report.items() if not name.startswith("alone ")}
+        {name: result for name, result in report.items() if not name.startswith("alone ")}
         for report in trained
     ]
 
@@ -126,15 +126,15 @@ def test_merged_gradients_of_every_kind_equal_a_larger_batch(
     ranks = [dict(report) for report in merged[0]]
     assert ranks[0].keys() == {*plain[0], *TWINS}
     assert_same(plain, ranks)
-    for name, found in ranks[0].items():
-        calls = [len(sizes) for sizes in found["summed"]]
+    for name, result in ranks[0].items():
+        calls = [len(sizes) for sizes in result["summed"]]
         expected = CALLS.get(name, [0, 0, 0, 1])
         assert calls == expected * (len(calls) // len(expected)), name
 
 
 def test_a_rest_that_is_applied_is_reported(python: Path, tmp_path: Path) -> None:
-    said = launch(python, tmp_path, "--kinds=loaded", strategy=MERGE, accumulate=1).said
-    assert "2 partial rounds were applied at the end of a paddle.io.DataLoader" in said
+    output = launch(python, tmp_path, "--kinds=loaded", strategy=MERGE, accumulate=1).output
+    assert "2 partial rounds were applied at the end of a paddle.io.DataLoader" in output
 
 
 def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
@@ -144,10 +144,10 @@ def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
     tmp_path: Path,
 ) -> None:
     words = ("--kinds=resumed", "--resume", f"--checkpoint={merged[1]}")
-    reports, said = launch(python, tmp_path, *words, strategy=MERGE, accumulate=1)
+    reports, output = launch(python, tmp_path, *words, strategy=MERGE, accumulate=1)
     assert_same(plain, reports)
     assert reports[0]["resumed"]["after"] == reports[0]["resumed"]["weights"]
-    assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in said
+    assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in output
 
 
 def test_buckets_and_fused_optimizers_give_every_kind_the_weights_of_paddles_own(
@@ -199,9 +199,9 @@ strategy:
   fuse_grad_size_in_num: 1
   nccl_comm_num: 2
 """
-    ranks, said = launch(python, tmp_path, FOUR, strategy=strategy, nranks=4)
+    ranks, output = launch(python, tmp_path, FOUR, strategy=strategy, nranks=4)
     assert_same(plain, ranks)
-    assert re.search(r"fuse_grad_size_in_MB +auto +1(\.0)? +effective", said), said
+    assert re.search(r"fuse_grad_size_in_MB +auto +1(\.0)? +effective", output), output
     for name in ranks[0]:
         # One gradient in each.
         buckets = dense(ranks[0], name)

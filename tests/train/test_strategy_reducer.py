@@ -72,7 +72,7 @@ def test_paddles_own_reducer_gets_strided_gradients_wrong_as_the_readme_says(
 ) -> None:
     ranks = train(PYTHONS[version], "strided.py", tmp_path / "paddles", None)
     first, second = (rank["adapted"]["weights"] for rank in ranks)
-    assert max(abs(one - other) for one, other in zip(first, second, strict=True)) > 0.1
+    assert max(abs(weight - other) for weight, other in zip(first, second, strict=True)) > 0.1
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -191,7 +191,7 @@ def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
         # A model may be made before the one that it takes the place of has gone, or after it.
         assert max(rank["seen"][3:]) <= max(rank["seen"][:3]), rank["seen"]
         # What was left is right for another model.
-        assert all(each == rank["weights"][0] for each in rank["weights"])
+        assert all(weights == rank["weights"][0] for weights in rank["weights"])
     assert ranks[0]["weights"] == ranks[1]["weights"]
 
 
@@ -271,7 +271,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
         ranks = train(PYTHONS[version], "failing.py", tmp_path / name, strategy)
         assert ranks[0]["weights"] == ranks[1]["weights"]
         proof = evidence(tmp_path / name)
-        knobs = {each["name"]: each for each in proof["knobs"]}
+        knobs = {knob["name"]: knob for knob in proof["knobs"]}
         assert ("as built" in knobs["fuse_grad_size_in_MB"]["evidence"]) is is_paddles, name
         for field in asked if is_paddles else ():
             # All gradients fit into one bucket of Paddle's.
@@ -286,7 +286,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
     }
     for name, fields in own.items():
         train(PYTHONS[version], "failing.py", tmp_path / name, fields)
-        knobs = {each["name"]: each for each in evidence(tmp_path / name)["knobs"]}
+        knobs = {knob["name"]: knob for knob in evidence(tmp_path / name)["knobs"]}
         for field in fields:
             is_merge = field in merged
             assert knobs[field]["status"] == ("no_effect" if is_merge else "no_difference"), name
@@ -321,7 +321,7 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
         assert [model["freed"] for model in ranks[rank].values()] == [frees * n for n in freed]
     for rank in range(4):
         proof = evidence(folder, rank)
-        knobs = {each["name"]: each for each in proof["knobs"]}
+        knobs = {knob["name"]: knob for knob in proof["knobs"]}
         knob = knobs["use_hierarchical_allreduce"]
         assert (knob["status"], knob["in_effect"]) == ("no_difference", False)
         assert knob["reason"] == (
@@ -339,8 +339,8 @@ def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone_and_are_sel
     more = {"UPDATES": "600"}
     folder = tmp_path / "ours"
     ours = train(PYTHONS["3.3.1"], "calls.py", folder, asked, check_ranks="auto", more=more)
-    for without, found in zip(plain, ours, strict=True):
+    for without, with_strategy in zip(plain, ours, strict=True):
         # However many parameters there are.
-        assert 0 < found - without <= 30
+        assert 0 < with_strategy - without <= 30
     # After the updates 1, 2, 4, ..., 512, however fast the machine is.
     assert evidence(folder)["counts"]["gradients_checked"] == 10

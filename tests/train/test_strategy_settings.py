@@ -202,9 +202,9 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         printed = [float(loss) for loss in re.findall(r"^LOSS \d+ ([\d.]+)$", log, re.MULTILINE)]
         assert len(printed) == 3
         made = [*rankfile.updates(str(tmp_path / f"rank.{rank}.jsonl"))]
-        assert [one.number for one in made] == [1, 2, 3, 4]
-        assert [one.loss for one in made][:3] == pytest.approx(printed)
-        assert [one.at for one in made] == sorted(one.at for one in made)
+        assert [update.number for update in made] == [1, 2, 3, 4]
+        assert [update.loss for update in made][:3] == pytest.approx(printed)
+        assert [update.at for update in made] == sorted(update.at for update in made)
     # The last one is written at the end.
     assert heartbeat.read_step(str(tmp_path / "beat")) == 4
 
@@ -224,7 +224,7 @@ def test_the_strategy_wins_on_request_and_ranks_that_diverge_are_stopped(
     assert "FINAL 16 ['a', 'b'] 4" in logs[0], "\n".join(logs)
     # The launcher ends the others as soon as one has said it.
     proof = next(proof for proof in proofs(tmp_path) if proof["ranks_equal"] is False)
-    assert [(each["name"], each["script"], each["used"]) for each in proof["disagreements"]] == [
+    assert [(row["name"], row["script"], row["used"]) for row in proof["disagreements"]] == [
         ("fuse_grad_size_in_MB", 4, 16),
         ("recompute_configs", {"checkpoints": ["mine"]}, {"checkpoints": ["a", "b"]}),
     ]

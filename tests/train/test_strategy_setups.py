@@ -80,9 +80,9 @@ class Done(NamedTuple):
     def knob(self, name: str) -> dict[str, Any]:
         """Find what every rank says of the field NAME."""
         rows: list[dict[str, Any]] = [
-            {each["name"]: each for each in proof["knobs"]}[name] for proof in self.proofs
+            {knob["name"]: knob for knob in proof["knobs"]}[name] for proof in self.proofs
         ]
-        assert {each["status"] for each in rows} == {rows[0]["status"]}
+        assert {row["status"] for row in rows} == {rows[0]["status"]}
         return rows[0]
 
     def status(self, name: str) -> str:
@@ -133,13 +133,17 @@ class Trained:
     def find(self, version: str, preset: str, graph: str = "dygraph", says: str = "") -> Done:
         """Return what became of it: it ended well, and all ranks have the same weights."""
         wanted = (version, preset, graph, says)
-        (setup,) = [each for each in self._launches if (*each[:3], each.says) == wanted]
+        (setup,) = [
+            candidate for candidate in self._launches if (*candidate[:3], candidate.says) == wanted
+        ]
         done = self._launches[setup].result()
         assert done.code == 0, done.output
         first, *others = done.made
         assert len(others) == setup.ranks - 1
         for trainings in others:
-            assert [each["weights"] for each in trainings] == [each["weights"] for each in first]
+            assert [training["weights"] for training in trainings] == [
+                training["weights"] for training in first
+            ]
         if preset:
             assert len(done.proofs) == setup.ranks
             assert all(proof["complete"] and proof["ranks_equal"] for proof in done.proofs)
@@ -163,7 +167,9 @@ def trained(launches: dict[Setup, Future[Done]]) -> Trained:
 
 
 def flat(value: Any) -> list[float]:
-    return [one for each in value for one in flat(each)] if isinstance(value, list) else [value]
+    return (
+        [number for part in value for number in flat(part)] if isinstance(value, list) else [value]
+    )
 
 
 def counts(ops: list[str], *names: str) -> list[int]:
@@ -179,9 +185,9 @@ def calls(made: dict[str, Any], step: int = -1) -> list[tuple[str, int, int]]:
 
     Without the sum that averages are checked by: two numbers for each bucket.
     """
-    found = [(str(name), int(group), int(size)) for name, group, size in made["calls"][step]]
+    sent = [(str(name), int(group), int(size)) for name, group, size in made["calls"][step]]
     most = 2 * len(SIZES)
-    return [each for each in found if each[0] != "all_reduce" or each[2] > most]
+    return [call for call in sent if call[0] != "all_reduce" or call[2] > most]
 
 
 # In numbers, two gradients in each: they are small enough for one.
@@ -250,8 +256,8 @@ def test_hierarchical_allreduce_goes_by_groups_and_their_leaders(
     for rank, made in enumerate(done.made):
         sent = calls(made[0])
         for name in ("reduce", "broadcast"):
-            assert [size for each, _, size in sent if each == name] == BUCKETS
-        among_leaders = [size for each, _, size in sent if each == "all_reduce"]
+            assert [size for operation, _, size in sent if operation == name] == BUCKETS
+        among_leaders = [size for operation, _, size in sent if operation == "all_reduce"]
         assert among_leaders == (BUCKETS if rank in {0, 2} else [])
     for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
         assert done.status(name) == "effective"
@@ -263,7 +269,7 @@ def test_gradient_merge_is_a_batch_four_times_as_large(trained: Trained, version
     done = trained.find(version, "gradient_merge")
     trained.compare(done, version, large=True)
     for rank in done.made:
-        made = [[each[0] for each in calls(rank[0], step)] for step in range(8)]
+        made = [[call[0] for call in calls(rank[0], step)] for step in range(8)]
         assert [len(step) for step in made[:3] + made[4:7]] == [0] * 6
         assert made[7] == ["all_reduce"]
         assert [len(step) for step in rank[0]["kernels"]] == [0, 0, 0, 6] * 2

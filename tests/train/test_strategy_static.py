@@ -29,8 +29,8 @@ class Trained:
 
     def knob(self, name: str) -> dict[str, Any]:
         """Find what is said of the field NAME."""
-        (found,) = [each for each in self.proofs[0]["knobs"] if each["name"] == name]
-        return dict(found)
+        (knob,) = [row for row in self.proofs[0]["knobs"] if row["name"] == name]
+        return dict(knob)
 
     def assert_near(self, *cases: str) -> None:
         """Each rank has what it should have, by training without fleet."""

@@ -138,7 +138,7 @@ def test_a_trainer_with_a_strategy_trains_as_plain_paddle(
     if (kind, library) == ("merged", "paddlenlp"):
         pytest.skip("sums in another order move Adam's updates a third further than verify allows")
     renamed = RENAMED.get(library, {})
-    more = [word for each in KINDS[kind] for word in renamed.get(each, (each,))]
+    more = [word for option in KINDS[kind] for word in renamed.get(option, (option,))]
     options = ["--strategy=recommended", "--nproc_per_node=2", "--updates=4"]
     options += MERGED if kind in {"merged", "accumulated"} else ()
     done = launched(library, tmp_path, "verify", *options, *words(library, *more, "--max_steps=64"))

@@ -154,9 +154,9 @@ def launch(version: str, case: Case, folder: Path) -> Done:
     ]
     ended = run(PYTHONS[version], argv, folder)
     proof = rankfile.evidence(str(folder / "log" / "latest"), "0")
-    said: list[dict[str, Any]] = [] if proof is None else proof["knobs"]
+    knobs: list[dict[str, Any]] = [] if proof is None else proof["knobs"]
     logs = "".join(log.read_text() for log in folder.glob("log/workerlog.*"))
-    statuses = {str(knob["name"]): str(knob["status"]) for knob in said}
+    statuses = {str(knob["name"]): str(knob["status"]) for knob in knobs}
     return Done(ended.returncode, ended.stdout + logs, statuses)
 
 
@@ -164,7 +164,7 @@ def stop(version: str, folder: Path) -> str:
     """Let a rank whose peer never comes try what stops Paddle; return what it prints."""
     folder.mkdir()
     ends = [f"127.0.0.1:{port}" for port in ports.free(3)]
-    tried = [each.names.split()[0] for each in STOPS if version in each.versions]
+    tried = [refusal.names.split()[0] for refusal in STOPS if version in refusal.versions]
     ended = run(
         PYTHONS[version],
         [SCRIPT, "--static", "--each", *tried],
@@ -204,7 +204,7 @@ def expected(version: str, graph: str, name: str, *, is_off: bool = False) -> st
     if (name, graph, devices.kind()) == ("fp16_allreduce", "dygraph", "npu") and not is_off:
         # It is gloo that sums them wrongly.
         return fields.EFFECTIVE
-    field = next(one for one in fields.TABLE if one.name == name)
+    field = next(row for row in fields.TABLE if row.name == name)
     return fields.outcome(field, paddle=version, graph=graph, device="cpu", is_off=is_off).status
 
 
@@ -236,11 +236,11 @@ def test_each_verdict_is_what_this_paddle_does(tried: Tried, version: str, graph
             seen |= measured(future.result(), case)
     if graph == "static":
         lines = tried.stops[version].result().splitlines()
-        for each in STOPS:
-            if version in each.versions:
-                name, *parts = each.names.split()
+        for refusal in STOPS:
+            if version in refusal.versions:
+                name, *parts = refusal.names.split()
                 (how,) = [line for line in lines if line.startswith(f"{name} stopped: ")]
-                assert each.says in how
+                assert refusal.says in how
                 seen |= dict.fromkeys((name, *parts), fields.REFUSED)
     table = {name: expected(version, graph, name) for name in seen}
     wrong = {name: (status, table[name]) for name, status in seen.items() if status != table[name]}

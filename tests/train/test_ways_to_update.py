@@ -164,10 +164,10 @@ updates.on_update(lambda *_: see("update"), "a test")
 updates.on_skipped(lambda *_: see("skip"), "a test")
 """
     script = SCRIPT.replace("WAYS", proof + watched)
-    proved, said = alone(version, tmp_path, script, {"strategy": {"fuse_all_reduce_ops": True}})
+    proved, output = alone(version, tmp_path, script, {"strategy": {"fuse_all_reduce_ops": True}})
     assert "3 updates were skipped by a GradScaler: gradients were not finite" in proved["notes"]
-    found = [json.loads(line[4:]) for line in said.splitlines() if line.startswith("WAY ")]
-    assert {name: tuple(rest) for name, *rest in found} == {
+    rows = [json.loads(line[4:]) for line in output.splitlines() if line.startswith("WAY ")]
+    assert {name: tuple(rest) for name, *rest in rows} == {
         name: tuple(expected) for name, (_, *expected) in ways.items()
     }
 

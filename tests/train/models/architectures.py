@@ -27,8 +27,8 @@ class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
     def __init__(self) -> None:
         super().__init__()
         self.base, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
-        for each in self.parameters():
-            each.stop_gradient = True
+        for parameter in self.parameters():
+            parameter.stop_gradient = True
         self.down, self.up = self.create_parameter([2, 6]), self.create_parameter([8, 2])
 
     def forward(self, x: Any) -> Any:
@@ -62,7 +62,8 @@ class Heads(nn.Layer):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: Any) -> Any:
         by_head: list[Any] = [
-            paddle.einsum("bsi,ihd->bhsd", x, each) for each in (self.query, self.key, self.value)
+            paddle.einsum("bsi,ihd->bhsd", x, projection)
+            for projection in (self.query, self.key, self.value)
         ]
         scores: Any = functional.softmax(by_head[0] @ by_head[1].transpose([0, 1, 3, 2]) / 2.0)
         mixed: Any = paddle.einsum("bhst,bhtd->bshd", scores, by_head[2])
@@ -114,8 +115,8 @@ class Powers(nn.Layer):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: Any) -> Any:
         out = self.slope(self.form(x, x)) * paddle.exp(self.temperature)
-        for each in self.several:
-            out = out * (1.0 + each)
+        for scale in self.several:
+            out = out * (1.0 + scale)
         return out
 
 
@@ -169,8 +170,12 @@ class Twofold(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.body, self.head, self.idle = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 2)
 
     def forward(self, *, x: Any) -> dict[str, Any]:
-        one, other = self.body(x), self.body(paddle.flip(x, [1]))
-        return {"likeness": (one * other).sum(-1), "head": [self.head(one)], "idle": self.idle(one)}
+        hidden, flipped = self.body(x), self.body(paddle.flip(x, [1]))
+        return {
+            "likeness": (hidden * flipped).sum(-1),
+            "head": [self.head(hidden)],
+            "idle": self.idle(hidden),
+        }
 
 
 class Mixed(nn.Layer):  # type: ignore[misc, unused-ignore]
@@ -185,8 +190,8 @@ class Mixed(nn.Layer):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: Any) -> Any:
         x = self.first(x).astype("float64")
-        for each in self.middle:
-            x = paddle.tanh(x @ each)
+        for weight in self.middle:
+            x = paddle.tanh(x @ weight)
         return self.last(x.astype("float32"))
 
 
@@ -199,12 +204,12 @@ class Both:
         self._optimizers = optimizers
 
     def step(self) -> None:
-        for each in self._optimizers:
-            each.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
 
     def clear_grad(self) -> None:
-        for each in self._optimizers:
-            each.clear_grad()
+        for optimizer in self._optimizers:
+            optimizer.clear_grad()
 
 
 def mixed() -> None:
@@ -226,11 +231,11 @@ class Uneven(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.large = nn.Linear(6, 500, bias_attr=False)
 
     def forward(self, x: Any) -> Any:
-        for each in list(self.small)[:2]:
-            x = paddle.tanh(each(x))
+        for layer in list(self.small)[:2]:
+            x = paddle.tanh(layer(x))
         wide = self.large(x)
-        for each in list(self.small)[2:]:
-            x = x + each(x)
+        for layer in list(self.small)[2:]:
+            x = x + layer(x)
         return paddle.concat([x, wide * 0.1], -1)
 
 
@@ -420,8 +425,8 @@ def each_rank() -> None:
     shared = nn.Linear(6, 6)
     own = [nn.Linear(6, 3) for _ in range(2)]
     for expert in own:
-        for each in expert.parameters():
-            each.no_sync = True
+        for parameter in expert.parameters():
+            parameter.no_sync = True
 
     class Part(nn.Layer):  # type: ignore[misc, unused-ignore]
         """The shared layer, and the experts of these ranks."""
@@ -435,7 +440,9 @@ def each_rank() -> None:
 
         def forward(self, x: Any) -> Any:
             parts = paddle.split(paddle.tanh(self.shared(x)), len(self.own))
-            return paddle.concat([one(each) for one, each in zip(self.own, parts, strict=True)])
+            return paddle.concat(
+                [expert(rows) for expert, rows in zip(self.own, parts, strict=True)]
+            )
 
     net = Part()
     # The mean of a rank's rows makes gradients as many times larger as there are ranks.
@@ -445,8 +452,8 @@ def each_rank() -> None:
         {"params": net.own.parameters(), "learning_rate": rate / 0.1},
     ]
     learn("each_rank", net, SGD(0.1, parameters=parts), batches(6, updates=UPDATES))
-    found = learning.weights(shared)
-    learning.report["each_rank"]["weights"] = found
+    shared_weights = learning.weights(shared)
+    learning.report["each_rank"]["weights"] = shared_weights
     experts = learning.weights(net.own)
     half = len(experts) // 2
     learning.report["each_rank"]["own"] = (

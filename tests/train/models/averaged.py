@@ -30,9 +30,9 @@ dist.init_parallel_env()
 
 def plainly(parameters: list[Any]) -> None:
     """Average each gradient."""
-    for each in parameters:
-        dist.all_reduce(each.grad)
-        each.grad.scale_(0.5)
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+        parameter.grad.scale_(0.5)
 
 
 def by_fleet(parameters: list[Any]) -> None:
@@ -43,10 +43,10 @@ def by_fleet(parameters: list[Any]) -> None:
 
 def by_raw_gradients(parameters: list[Any]) -> None:
     """Replace each gradient by one that was averaged."""
-    for each in parameters:
-        gradient = each._grad_ivar().clone()
+    for parameter in parameters:
+        gradient = parameter._grad_ivar().clone()
         dist.all_reduce(gradient)
-        each._set_grad_ivar(gradient.scale_(0.5))
+        parameter._set_grad_ivar(gradient.scale_(0.5))
 
 
 def train(

@@ -34,7 +34,7 @@ new = partial(mlp, 6, 8, 6)
 
 def rows(numbers: Sequence[int], ranks: list[int]) -> Any:
     """Return the rows of RANKS in the batches of NUMBERS."""
-    seeds = [10 * number + each for number in numbers for each in ranks]
+    seeds = [10 * number + rank for number in numbers for rank in ranks]
     parts = [np.random.RandomState(seed).randn(4, 6) for seed in seeds]
     return paddle.to_tensor(np.concatenate(parts).astype("float32"))
 
@@ -48,23 +48,23 @@ def twice(model: Any, batch: Any) -> None:
 def noised(parameters: list[Any]) -> None:
     """Clip, and add what is to be noise."""
     nn.utils.clip_grad_norm_(parameters, 0.05)
-    for place, each in enumerate(parameters):
-        each.grad = each.grad + 0.01 * (place + 1)
+    for place, parameter in enumerate(parameters):
+        parameter.grad = parameter.grad + 0.01 * (place + 1)
 
 
 def scaled(parameters: list[Any]) -> None:
     """Change the gradients where they are, by their size."""
     with paddle.no_grad():
-        for each in parameters:
-            each.grad.scale_(1 / (0.1 + float(each.grad.abs().max())))
+        for parameter in parameters:
+            parameter.grad.scale_(1 / (0.1 + float(parameter.grad.abs().max())))
     nn.utils.clip_grad_value_(parameters, 0.5)
 
 
 def signs(parameters: list[Any]) -> None:
     """Take the signs only, of what all ranks have."""
     with paddle.no_grad():
-        for each in parameters:
-            paddle.assign(paddle.sign(each.grad), each.grad)
+        for parameter in parameters:
+            paddle.assign(paddle.sign(parameter.grad), parameter.grad)
 
 
 def without_one(parameters: list[Any]) -> None:
@@ -77,14 +77,14 @@ def nothing(_parameters: list[Any]) -> None:
 
 
 def by_new_ones(parameters: list[Any], _optimizer: Any) -> None:
-    for each in parameters:
-        each.grad = paddle.zeros_like(each)
+    for parameter in parameters:
+        parameter.grad = paddle.zeros_like(parameter)
 
 
 def by_zeros(parameters: list[Any], _optimizer: Any) -> None:
     with paddle.no_grad():
-        for each in parameters:
-            each.grad.zero_()
+        for parameter in parameters:
+            parameter.grad.zero_()
 
 
 def by_optimizer(_parameters: list[Any], optimizer: Any) -> None:
@@ -149,11 +149,11 @@ def composed(net: Any) -> None:
     for number in range(MICRO):
         batch = rows([number], [rank])
         once(model, batch)
-        kept = [each.grad.clone() for each in net.parameters()]
+        kept = [parameter.grad.clone() for parameter in net.parameters()]
         optimizer.clear_grad()
         once(model, batch + 1)
-        for each, gradient in zip(net.parameters(), kept, strict=True):
-            each.grad = (each.grad + gradient).tanh()
+        for parameter, gradient in zip(net.parameters(), kept, strict=True):
+            parameter.grad = (parameter.grad + gradient).tanh()
         optimizer.step()
 
 
@@ -161,8 +161,8 @@ def assigned(net: Any) -> None:
     """Make gradients without backward."""
     optimizer = paddle.optimizer.SGD(parameters=net.parameters())
     made: Any = paddle.grad([net(paddle.ones([1, 6])).sum()], net.parameters())
-    for each, gradient in zip(net.parameters(), made, strict=True):
-        each.grad = gradient
+    for parameter, gradient in zip(net.parameters(), made, strict=True):
+        parameter.grad = gradient
     optimizer.step()
 
 

@@ -109,8 +109,8 @@ class Sequence(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 def frozen() -> Any:
     layer = nn.Linear(WIDTH, WIDTH)
-    for each in layer.parameters():
-        each.stop_gradient = True
+    for parameter in layer.parameters():
+        parameter.stop_gradient = True
     return Straight(layer)
 
 
@@ -158,7 +158,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 def optimizer(random: Any, net: Any) -> Any:
     """Draw an optimizer for NET; sparse gradients are not for all of them."""
-    has_sparse = any(getattr(each, "_sparse", False) for each in net.sublayers())
+    has_sparse = any(getattr(layer, "_sparse", False) for layer in net.sublayers())
     clips = [
         *(None, None, nn.ClipGradByGlobalNorm(0.1)),
         *(nn.ClipGradByNorm(0.05), nn.ClipGradByValue(0.01)),
@@ -167,7 +167,7 @@ def optimizer(random: Any, net: Any) -> Any:
     rate: Any = 0.05
     if random.randint(3) == 0:
         rate = paddle.optimizer.lr.StepDecay(0.05, step_size=1, gamma=0.5)
-    trained = [each for each in net.parameters() if not each.stop_gradient]
+    trained = [parameter for parameter in net.parameters() if not parameter.stop_gradient]
     parts: Any = trained
     if len(trained) > 3 and random.randint(4) == 0 and not has_sparse:
         parts = [{"params": trained[:2], "learning_rate": 0.5}, {"params": trained[2:]}]
@@ -203,12 +203,12 @@ def drawn(seed: int) -> None:
     paddle.seed(seed)
     net = Net(random)
     chosen = optimizer(random, net)
-    has_unused = any(isinstance(each, Chosen) for each in net.blocks)
+    has_unused = any(isinstance(block, Chosen) for block in net.blocks)
     model = parallel(net, find_unused_parameters=bool(random.randint(2)) or has_unused)
     # What the loop does besides.
     has_second_loss, goes_back_twice, looks, no_sync = (random.randint(4) == 0 for _ in range(4))
     sets_to_zero, minimizes = bool(random.randint(2)), random.randint(4) == 0
-    if net.repeated or any(isinstance(each, (Again, Sequence)) for each in net.blocks):
+    if net.repeated or any(isinstance(block, (Again, Sequence)) for block in net.blocks):
         # Paddle itself cannot go back twice through these.
         goes_back_twice = False
     if isinstance(chosen._param_groups[0], dict):

@@ -34,9 +34,9 @@ moe: Any = importlib.import_module("paddle.incubate.distributed.models.moe.moe_l
 
 def exchange(x: Any, sent: Any, received: Any, group: Any) -> Any:
     """Send the rows of X, in their order, SENT to each rank and expert; return those RECEIVED."""
-    counts = [each.numpy().reshape(SHARES, -1).sum(1).tolist() for each in (sent, received)]
+    counts = [tensor.numpy().reshape(SHARES, -1).sum(1).tolist() for tensor in (sent, received)]
     out = paddle.empty([sum(counts[1]), x.shape[1]], x.dtype)
-    outs, ins = ([*paddle.split(each, n)] for each, n in ((out, counts[1]), (x, counts[0])))
+    outs, ins = ([*paddle.split(rows, n)] for rows, n in ((out, counts[1]), (x, counts[0])))
     wait = paddle.distributed.alltoall(outs, ins, group=group)
     if wait is not None:
         wait.wait()
@@ -49,8 +49,10 @@ def order(counts: Any, *, by_rank: bool) -> list[int]:
     rows = np.arange(table.sum())
     parts = np.split(rows, np.cumsum(table.reshape(-1))[:-1])
     experts = table.shape[1]
-    found = np.concatenate([parts[r * experts + e] for e in range(experts) for r in range(SHARES)])
-    return list(np.argsort(found) if by_rank else found)
+    by_expert = np.concatenate(
+        [parts[r * experts + e] for e in range(experts) for r in range(SHARES)]
+    )
+    return list(np.argsort(by_expert) if by_rank else by_expert)
 
 
 def scatter(x: Any, local: Any, received: Any, group: Any = None) -> Any:
@@ -75,8 +77,8 @@ class Expert(nn.Layer):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 6), nn.Linear(6, WIDTH)
         own = np.random.RandomState(number)
-        for each in self.parameters():
-            each.set_value((own.randn(*each.shape) * 0.3).astype("float32"))
+        for parameter in self.parameters():
+            parameter.set_value((own.randn(*parameter.shape) * 0.3).astype("float32"))
 
     def forward(self, x: Any) -> Any:
         return self.down(self.up(x).tanh())
@@ -114,8 +116,8 @@ def spoil(net: Any) -> None:
     def change(_optimizer: Any, number: int) -> None:
         ends.append(number)
         if (len(ends), rank) == (2, int(bad)):
-            each = dict(net.named_parameters())[name]
-            each.set_value(each.numpy() + 1e-2)
+            parameter = dict(net.named_parameters())[name]
+            parameter.set_value(parameter.numpy() + 1e-2)
 
     counted._after = {change: "change", **counted._after}
 
@@ -153,7 +155,7 @@ def main() -> dict[str, Any]:
     proof = getattr(sys.modules.get("_fleetrun_inject.settings"), "_settings", None)
     return {
         "first": EXPERTS // SHARES * (group.rank if group else 0),
-        "weights": {name: each.numpy().tolist() for name, each in net.named_parameters()},
+        "weights": {name: parameter.numpy().tolist() for name, parameter in net.named_parameters()},
         "updates": getattr(sys.modules.get("_fleetrun_inject.updates"), "count", int)(),
         "notes": proof._proof._notes if proof else [],
     }

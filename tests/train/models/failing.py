@@ -71,8 +71,10 @@ class LookUp(nn.Layer):
 
 first = [LookUp()] if "looks_up" in fault else []
 net = nn.Sequential(*first, *(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
-for place, each in enumerate(net.parameters()):
-    each.set_value(np.random.RandomState(place).randn(*each.shape).astype("float32") * 0.3)
+for place, parameter in enumerate(net.parameters()):
+    parameter.set_value(
+        np.random.RandomState(place).randn(*parameter.shape).astype("float32") * 0.3
+    )
 model = paddle.DataParallel(net)
 optimizer = paddle.optimizer.Momentum(0.05, parameters=net.parameters())
 scaler = paddle.amp.GradScaler(enable=True, init_loss_scaling=4.0)
@@ -88,5 +90,5 @@ for step in range(12):
         optimizer.step()
     optimizer.clear_grad()
 
-found = {"weights": [each.numpy().ravel().tolist() for each in net.parameters()]}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps({**found, "remarks": remarks}))
+result = {"weights": [parameter.numpy().ravel().tolist() for parameter in net.parameters()]}
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps({**result, "remarks": remarks}))

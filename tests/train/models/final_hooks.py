@@ -60,15 +60,15 @@ def replaced(parameters: list[Any]) -> None:
     if parameters[0].dtype == paddle.bfloat16:
         eager.set_master_grads(parameters)
         return
-    for each in parameters:
-        each.grad = each.grad.detach() * 1.0
+    for parameter in parameters:
+        parameter.grad = parameter.grad.detach() * 1.0
 
 
 def batches(ranks: list[int]) -> Any:
     """Yield the rows of RANKS, quarters that 16 bits hold exactly."""
-    numbers = [np.random.RandomState(each) for each in ranks]
+    generators = [np.random.RandomState(rank) for rank in ranks]
     for _ in range(MICRO * ROUNDS):
-        rows = [each.randint(-4, 5, (4, 6)).astype("float32") / 4 for each in numbers]
+        rows = [generator.randint(-4, 5, (4, 6)).astype("float32") / 4 for generator in generators]
         yield paddle.to_tensor(np.concatenate(rows))
 
 
@@ -99,8 +99,8 @@ def train(model: Any, ranks: list[int]) -> dict[str, Any]:
             if not is_half:
                 parameter.set_value(by_hand[place])
             parameter.clear_gradient(set_to_zero=False)
-    found = by_hand if is_half else [parameter.numpy() for parameter in parameters]
-    weights = [float(value) for array in found for value in array.ravel()]
+    arrays = by_hand if is_half else [parameter.numpy() for parameter in parameters]
+    weights = [float(value) for array in arrays for value in array.ravel()]
     return {"weights": weights, "dtypes": sorted(name.lower() for name in dtypes)}
 
 

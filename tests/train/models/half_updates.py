@@ -13,7 +13,7 @@ from fleetrun.inject.static import fused_optimizer
 
 paddle.enable_static()
 static: Any = paddle.static
-found = {}
+operators = {}
 for dtype in ("float32", "bfloat16"):
     main = static.Program()
     with static.program_guard(main, static.Program()):
@@ -29,5 +29,5 @@ for dtype in ("float32", "bfloat16"):
                 attrs={"mu": 0.9},
             )
     fused_optimizer.run(main)
-    found[dtype] = [op.type for op in main.global_block().ops]
-json.dump(found, sys.stdout)
+    operators[dtype] = [op.type for op in main.global_block().ops]
+json.dump(operators, sys.stdout)

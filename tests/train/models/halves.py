@@ -47,7 +47,7 @@ for scale in (inf, inf, inf, inf if level == "O2" else 1.0):
     optimizer.clear_grad()
 write(
     {
-        "dtypes": sorted({each.dtype.name for each in net.parameters()}),
+        "dtypes": sorted({parameter.dtype.name for parameter in net.parameters()}),
         "is_scaled": scaler.is_enable(),
         "moved": weights(net) != before,
     }

@@ -93,14 +93,14 @@ def plain_steps(model: Any, batch: Any, **_: bool) -> None:
 
 def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
     """Train; return the weights, and the number of allreduces in each update."""
-    ways = {each.__name__: each for each in (several, accumulated, probed, turned, strided)}
+    ways = {way.__name__: way for way in (several, accumulated, probed, turned, strided)}
     way = ways.get(name, plain_steps)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
     drawn, meter = batches(ranks, 4, 8), Meter()
     for step in range(1, 9):
         if step == LATE:
-            for each in net.parameters():
-                each.stop_gradient = False
+            for parameter in net.parameters():
+                parameter.stop_gradient = False
         with meter.running():
             way(model, next(drawn), is_late=step >= LATE, is_alone=len(ranks) > 1)
             optimizer.step()
@@ -115,8 +115,8 @@ models = []
 for name in ("plain", "several", "accumulated", "thawed", "probed", "turned", "strided"):
     net, alone = twins(Turned if name in {"turned", "strided"} else mlp)
     if name == "thawed":
-        for each in (net, alone):
-            each[0].weight.stop_gradient = True
+        for model in (net, alone):
+            model[0].weight.stop_gradient = True
     models.append(paddle.DataParallel(net))
     report[name] = train(name, net, models[-1], [rank])
     report[name]["alone"] = train(name, alone, alone, [0, 1])["weights"]

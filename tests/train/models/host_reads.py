@@ -14,7 +14,7 @@ from twins import write  # type: ignore[import-not-found, unused-ignore]
 
 READS = ("numpy", "item", "tolist", "__float__", "__int__", "__bool__", "__index__", "cpu")
 STEPS = 12
-found: list[list[str]] = []
+reads: list[list[str]] = []
 tensor: Any = paddle.Tensor
 
 
@@ -22,7 +22,7 @@ def watched(name: str, plain: Any) -> Any:
     def read(*args: Any, **options: Any) -> Any:
         frame = sys._getframe(1)
         if os.sep + "inject" + os.sep in frame.f_code.co_filename:
-            found[-1].append(f"{name} in {frame.f_code.co_name}")
+            reads[-1].append(f"{name} in {frame.f_code.co_name}")
         return plain(*args, **options)
 
     return read
@@ -37,8 +37,8 @@ net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 model = paddle.DataParallel(net)
 optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
 for _ in range(STEPS):
-    found.append([])
+    reads.append([])
     model(paddle.randn([5, 4])).mean().backward()
     optimizer.step()
     optimizer.clear_grad()
-write(found)
+write(reads)

@@ -66,10 +66,10 @@ def fill(made: list[Any], mp_rank: int | None) -> dict[str, Any]:
     for prefix, layer in zip(("up", "", "down", "norm", "", "head"), made, strict=True):
         if layer is None or not prefix:
             continue
-        for end, each in (("w", layer.weight), ("b", layer.bias)):
+        for end, parameter in (("w", layer.weight), ("b", layer.bias)):
             name = f"{prefix}.{end}"
-            each.set_value(part(name, WHOLE[name], mp_rank))
-            drawn[name] = each
+            parameter.set_value(part(name, WHOLE[name], mp_rank))
+            drawn[name] = parameter
     return drawn
 
 
@@ -84,7 +84,7 @@ def alone() -> dict[str, Any]:
     """Train the whole model on all data."""
     made = layers(parallel=False)
     net = nn.Sequential(*made)
-    found, optimizer = fill(made, None), optimizer_of(net.parameters())
+    parameters, optimizer = fill(made, None), optimizer_of(net.parameters())
     skipped = {-(-layout.get("infinite", 0) // STEPS)}
     for number, rows in enumerate(DATA, 1):
         (loss_of(net(paddle.to_tensor(rows))) / STEPS).backward()
@@ -92,7 +92,7 @@ def alone() -> dict[str, Any]:
             if number // STEPS not in skipped:
                 optimizer.step()
             optimizer.clear_grad()
-    return {name: each.numpy() for name, each in found.items()}
+    return {name: parameter.numpy() for name, parameter in parameters.items()}
 
 
 def init() -> None:
@@ -155,12 +155,12 @@ def together() -> tuple[dict[str, Any], int]:
     if degree["sep"] > 1:
         share, shares = share * degree["sep"] + hcg.get_sep_parallel_rank(), shares * degree["sep"]
     mp_rank = hcg.get_model_parallel_rank()
-    rows = [np.split(each, shares)[share] for each in DATA]
+    rows = [np.split(array, shares)[share] for array in DATA]
     if degree["pp"] > 1:
         return pipeline(rows, mp_rank), mp_rank
     made = layers(parallel=True)
     net: Any = nn.Sequential(*made)
-    found = fill(made, mp_rank)
+    parameters = fill(made, mp_rank)
     model, optimizer, scaler = distributed(net, hcg)
     for number, batch in enumerate(rows, 1):
         # The sums over sep are not averaged.
@@ -183,7 +183,7 @@ def together() -> tuple[dict[str, Any], int]:
             optimizer.clear_grad()
     if layout.get("stage") == 3:
         model.get_all_parameters()
-    return {name: each.numpy() for name, each in found.items()}, mp_rank
+    return {name: parameter.numpy() for name, parameter in parameters.items()}, mp_rank
 
 
 def step_by_hand(optimizer: Any) -> None:
@@ -207,14 +207,14 @@ def pipeline(rows: list[Any], mp_rank: int) -> dict[str, Any]:
         loss_fn=lambda *args: loss_of(*args) / degree["sep"],
         topology=fleet_.fleet._hcg._topo,
     )
-    kept = {id(each) for each in model.sublayers()}
-    found = fill([each if id(each) in kept else None for each in made], mp_rank)
+    kept = {id(layer) for layer in model.sublayers()}
+    parameters = fill([layer if id(layer) in kept else None for layer in made], mp_rank)
     parallel = fleet_.distributed_model(model)
     optimizer = fleet_.distributed_optimizer(optimizer_of(model.parameters()))
     for first in range(0, len(rows), ACCUMULATE):
         batch = paddle.to_tensor(np.concatenate(rows[first : first + ACCUMULATE]))
         parallel.train_batch([batch, batch], optimizer)
-    return {name: each.numpy() for name, each in found.items()}
+    return {name: parameter.numpy() for name, parameter in parameters.items()}
 
 
 def report() -> dict[str, Any]:

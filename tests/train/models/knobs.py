@@ -91,8 +91,8 @@ def try_each(names: list[str]) -> None:
             fleet.init(is_collective=True, strategy=strategy)
             train_static()
         except Exception as error:  # Paddle raises all kinds
-            said = " ".join(str(error).split())
-            print(f"{name} stopped: {type(error).__name__}: {said}", flush=True)
+            message = " ".join(str(error).split())
+            print(f"{name} stopped: {type(error).__name__}: {message}", flush=True)
 
 
 if "--static" in sys.argv:

@@ -75,8 +75,8 @@ class Block(nn.Layer):  # type: ignore[misc, unused-ignore]
             nn.Linear(8, 16 // parts),
             nn.Linear(16 // parts, 8),
         )
-        for each in (self.up.weight, self.up.bias, self.down.weight):
-            each.is_distributed = parts > 1
+        for parameter in (self.up.weight, self.up.bias, self.down.weight):
+            parameter.is_distributed = parts > 1
 
     def forward(self, x: Any) -> Any:
         group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
@@ -183,8 +183,11 @@ def train(way: str) -> dict[str, Any]:
             experts = [mixture(groups.get_sharding_parallel_group())]
         if "colored" in words:
             experts = [nn.Linear(8, 8)]
-            for each in experts[0].parameters():
-                each.color = {"color": "moe_expert", "group": groups.get_sharding_parallel_group()}
+            for parameter in experts[0].parameters():
+                parameter.color = {
+                    "color": "moe_expert",
+                    "group": groups.get_sharding_parallel_group(),
+                }
         net = nn.Sequential(*(Block(degrees.get("mp", 1)) for _ in range(2)), *experts)
     model, optimizer = distributed(net, groups, words)
     if bad:
@@ -239,8 +242,8 @@ def expert() -> Any:
     """Return a layer that only this rank trains."""
     layer = nn.Linear(8, 8)
     layer.weight.set_value(layer.weight.numpy() + rank)
-    for each in layer.parameters():
-        each.no_sync = True
+    for parameter in layer.parameters():
+        parameter.no_sync = True
     return layer
 
 
@@ -254,8 +257,10 @@ def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
     def spoil(_optimizer: Any, number: int) -> None:
         counts.append(number)
         if len(counts) == 2 and rank == int(bad_rank):
-            found = [value for known, value in model.named_parameters() if known.endswith(name)]
-            parameter = getattr(found[0], "fw_storage", found[0])
+            parameters = [
+                value for known, value in model.named_parameters() if known.endswith(name)
+            ]
+            parameter = getattr(parameters[0], "fw_storage", parameters[0])
             if waits:
                 waiting.append(lambda: parameter.set_value(parameter.numpy() + 1e-2))
             else:

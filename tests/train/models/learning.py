@@ -88,7 +88,7 @@ def one_process() -> Iterator[None]:
         yield
     finally:
         alone, (rank, world, report) = report, kept
-        report |= {f"alone {name}": found for name, found in alone.items()}
+        report |= {f"alone {name}": result for name, result in alone.items()}
 
 
 def mlp(width: int = 8) -> Any:
@@ -102,18 +102,20 @@ def weights(net: Any, *, running: bool = False) -> list[float]:
     """Return the numbers in the parameters of NET, or its RUNNING statistics."""
     return [
         float(value)
-        for name, each in net.named_parameters()
-        for value in each.numpy().ravel()
+        for name, parameter in net.named_parameters()
+        for value in parameter.numpy().ravel()
         if name.endswith(("_mean", "_variance")) is running
     ]
 
 
 def say(name: str, nets: list[Any], meter: Meter, **more: Any) -> None:
     """Report what became of NETS, and what METER has counted."""
-    trained = [each for net in nets for each in net.parameters() if not each.stop_gradient]
+    trained = [
+        parameter for net in nets for parameter in net.parameters() if not parameter.stop_gradient
+    ]
     report[name] = {
         # In the order in which backward makes them, or nearly so.
-        "sizes": [each.size * 4 for each in trained][::-1],
+        "sizes": [parameter.size * 4 for parameter in trained][::-1],
         "weights": [value for net in nets for value in weights(net)],
         "running": [value for net in nets for value in weights(net, running=True)],
         **meter.report(),

@@ -28,15 +28,17 @@ class Words(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.is_sparse = False
 
     def forward(self, x: Any) -> Any:
-        found = nn.functional.embedding(x, self.table, sparse=self.is_sparse)
-        return self.last(found.mean(1))
+        embedded = nn.functional.embedding(x, self.table, sparse=self.is_sparse)
+        return self.last(embedded.mean(1))
 
 
 def words(ranks: list[int]) -> Iterator[Any]:
     """Yield the words of each of RANKS, without end."""
-    numbers = [np.random.RandomState(each) for each in ranks]
+    generators = [np.random.RandomState(rank) for rank in ranks]
     while True:
-        yield paddle.to_tensor(np.concatenate([each.randint(0, 20, [4, 5]) for each in numbers]))
+        yield paddle.to_tensor(
+            np.concatenate([generator.randint(0, 20, [4, 5]) for generator in generators])
+        )
 
 
 def train(name: str, net: Any, model: Any, ranks: list[int]) -> list[float]:

@@ -40,9 +40,9 @@ def square(out: Any) -> Any:
 
 
 def step(*optimizers: Any) -> None:
-    for each in optimizers:
-        each.step()
-        each.clear_grad()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.clear_grad()
 
 
 def alternating() -> None:
@@ -58,8 +58,8 @@ def alternating() -> None:
         share(square(model(batch))).backward()
         if is_due(number):
             optimizers[number // MICRO % 2].step()
-            for each in optimizers:
-                each.clear_grad()
+            for optimizer in optimizers:
+                optimizer.clear_grad()
     say("alternating", [net], Meter())
 
 
@@ -124,12 +124,12 @@ def critic() -> None:
     """Train a critic, whose weights are clipped, twice as often as a maker."""
     maker, judge = mlp(4), nn.Linear(2, 1)
     models = parallel(maker), parallel(judge)
-    optimizers = [SGD(0.05, parameters=each.parameters()) for each in (maker, judge)]
+    optimizers = [SGD(0.05, parameters=net.parameters()) for net in (maker, judge)]
 
     def clip() -> None:
         with paddle.no_grad():
-            for each in judge.parameters():
-                each.set_value(each.clip(-0.3, 0.3))
+            for parameter in judge.parameters():
+                parameter.set_value(parameter.clip(-0.3, 0.3))
 
     clip()
     for number, batch in enumerate(batches(6, updates=4)):
@@ -151,7 +151,7 @@ def early() -> None:
     """Clear before backward, as most examples of adversaries do; the judge gets a penalty."""
     maker, judge = mlp(4), nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
     models = parallel(maker), parallel(judge)
-    optimizers = [SGD(0.05, parameters=each.parameters()) for each in (maker, judge)]
+    optimizers = [SGD(0.05, parameters=net.parameters()) for net in (maker, judge)]
     for number, batch in enumerate(batches(6)):
         if number % options.accumulate == 0:
             optimizers[1].clear_grad()
@@ -241,8 +241,8 @@ def smoothed() -> None:
     """Keep a moving average of the weights, and learn to do as it does."""
     net, teacher = mlp(), mlp()
     teacher.set_state_dict(net.state_dict())
-    for each in teacher.parameters():
-        each.stop_gradient = True
+    for parameter in teacher.parameters():
+        parameter.stop_gradient = True
     optimizer = SGD(0.1, parameters=net.parameters())
 
     def loss(model: Any, batch: Any) -> Any:
@@ -267,9 +267,9 @@ def by_hand() -> None:
         share(square(model(batch))).backward()
         if is_due(number):
             with paddle.no_grad():
-                for each in net.parameters():
-                    each.set_value(each - 0.1 * each.grad)
-                    each.clear_gradient()
+                for parameter in net.parameters():
+                    parameter.set_value(parameter - 0.1 * parameter.grad)
+                    parameter.clear_gradient()
     say("by_hand", [net], Meter())
 
 
@@ -326,14 +326,16 @@ def projected() -> None:
             continue
         kept: list[list[Any]] = []
         for shift in (0.0, 0.5):
-            for each in parts:
-                share(square(model(each) - shift)).backward()
+            for part in parts:
+                share(square(model(part) - shift)).backward()
             kept.append([parameter.grad.clone() for parameter in net.parameters()])
             optimizer.clear_grad(set_to_zero=shift == 0.0)
         with paddle.no_grad():
-            for parameter, one, other in zip(net.parameters(), *kept, strict=True):
-                against: Any = paddle.clip((one * other).sum() / square(other) / other.size, max=0)
-                parameter.grad = one - against * other + other
+            for parameter, gradient, other in zip(net.parameters(), *kept, strict=True):
+                against: Any = paddle.clip(
+                    (gradient * other).sum() / square(other) / other.size, max=0
+                )
+                parameter.grad = gradient - against * other + other
         step(optimizer)
         parts = []
     say("projected", [net], Meter())
@@ -433,10 +435,10 @@ def reloaded() -> None:
     for number, batch in enumerate(batches(6, updates=4)):
         if number == MICRO:
             saved = [
-                {name: each.clone() for name, each in model.state_dict().items()},
+                {name: tensor.clone() for name, tensor in model.state_dict().items()},
                 {
-                    name: each.clone() if isinstance(each, paddle.Tensor) else each
-                    for name, each in optimizer.state_dict().items()
+                    name: value.clone() if isinstance(value, paddle.Tensor) else value
+                    for name, value in optimizer.state_dict().items()
                 },
             ]
         if number == 2 * MICRO:
@@ -531,8 +533,8 @@ def unscaled() -> None:
         (share(value) * 512.0).backward()
         if is_due(number):
             with paddle.no_grad():
-                for each in net.parameters():
-                    each.grad.scale_(1 / 512.0)
+                for parameter in net.parameters():
+                    parameter.grad.scale_(1 / 512.0)
             step(optimizer)
     say("unscaled", [net], Meter())
 
@@ -549,9 +551,9 @@ def replaced_at_the_end() -> None:
     optimizer = Momentum(0.1, parameters=net.parameters())
 
     def replace() -> None:
-        for each in net.parameters():
-            if each.grad is not None:
-                each.grad = each.grad.clone()
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     for number, batch in enumerate(batches(6)):
         value = share(square(model(batch)))
@@ -568,7 +570,10 @@ def thinned() -> None:
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
-    masks = [(paddle.arange(each.size) % 3 != 0).reshape(each.shape) for each in net.parameters()]
+    masks = [
+        (paddle.arange(parameter.size) % 3 != 0).reshape(parameter.shape)
+        for parameter in net.parameters()
+    ]
     masks = [mask.astype("float32") for mask in masks]
     for number, batch in enumerate(batches(6)):
         share(square(model(batch))).backward()

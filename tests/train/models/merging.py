@@ -47,8 +47,8 @@ for name in ("SGD", "Momentum", "Adam", "AdamW"):
             else:
                 optimizer.step()
             if name == "Momentum":
-                for each in net.parameters():
-                    each.clear_gradient()
+                for parameter in net.parameters():
+                    parameter.clear_gradient()
             else:
                 optimizer.clear_grad()
             rate.step()

@@ -60,10 +60,10 @@ net, alone = twins(Net)
 model = paddle.DataParallel(net, find_unused_parameters=has_unused)
 # As SGD, but there are fused kernels of it.
 optimizer = paddle.optimizer.Momentum(0.05, 0.0, parameters=net.parameters())
-drawn = [batches([each], 4, 5) for each in range(nranks)]
+drawn = [batches([rank], 4, 5) for rank in range(nranks)]
 for _ in range(UPDATES):
     for _ in range(micro_steps):
-        xs = [next(each) for each in drawn]
+        xs = [next(stream) for stream in drawn]
         own = loss(model, xs[rank], rank)
         with elsewhere():
             own.backward()
@@ -73,8 +73,8 @@ for _ in range(UPDATES):
             (loss(alone, x, owner) / (nranks * micro_steps)).backward()
     with paddle.no_grad():
         # By hand, as merged optimizers wait.
-        for each in alone.parameters():
-            if each.grad is not None:
-                each.set_value(each - 0.05 * each.grad)
-            each.clear_gradient(set_to_zero=False)
+        for parameter in alone.parameters():
+            if parameter.grad is not None:
+                parameter.set_value(parameter - 0.05 * parameter.grad)
+            parameter.clear_gradient(set_to_zero=False)
 write({"weights": weights(net), "alone": weights(alone), "place": str(net.last.weight.place)})

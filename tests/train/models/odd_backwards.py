@@ -90,9 +90,9 @@ def train(way: str, net: Any, model: Any, ranks: list[int], *, is_odd: Callable[
 def trained(way: str, *, is_odd: Callable[[], bool] = lambda: True) -> dict[str, Any]:
     """Train by all ranks, and alone."""
     net, alone = twins(Net)
-    found, seen = train(way, net, paddle.DataParallel(net), [rank], is_odd=is_odd)
+    actual, seen = train(way, net, paddle.DataParallel(net), [rank], is_odd=is_odd)
     expected, _ = train(way, alone, alone, [0, 1], is_odd=is_odd)
-    return {"weights": found, "seen": seen, "alone": expected}
+    return {"weights": actual, "seen": seen, "alone": expected}
 
 
 report: dict[str, Any] = {way: trained(way) for way in ("strided", "raised", "frozen")}

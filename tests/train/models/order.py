@@ -45,6 +45,6 @@ for name, layer in net.named_children():
     layer.weight._register_backward_hook(lambda name=name: seen.append(name))
 model = paddle.DataParallel(net, find_unused_parameters=True)
 seen.clear()
-found = train(model, batches([rank], 5, 4), STEPS, before=lambda _: seen.append([]))
-report = {"weights": found, "seen": [*seen]}
+weights = train(model, batches([rank], 5, 4), STEPS, before=lambda _: seen.append([]))
+report = {"weights": weights, "seen": [*seen]}
 write({**report, "alone": train(alone, batches([0, 1], 5, 4), STEPS)})

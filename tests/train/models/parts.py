@@ -26,8 +26,8 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.sometimes = nn.Linear(16, 16)
         self.never = nn.Linear(3, 3)
         self.frozen = nn.Linear(16, 16)
-        for each in self.frozen.parameters():
-            each.stop_gradient = True
+        for parameter in self.frozen.parameters():
+            parameter.stop_gradient = True
         self.last = nn.Linear(16, 4)
 
     def forward(self, words: Any, more: bool) -> Any:

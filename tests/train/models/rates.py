@@ -145,13 +145,13 @@ def compare(way: Any, shape: tuple[int, ...], name: str, *, is_one: bool) -> Non
     """Train WAY's models of SHAPE by all ranks, in one model if IS_ONE, and alone."""
     nets, alone = zip(*(twins(lambda wide=wide: mlp(outputs=wide)) for wide in shape), strict=True)
     report[name] = {}
-    shared: list[Any] = [paddle.DataParallel(each) for each in nets] if not is_one else []
+    shared: list[Any] = [paddle.DataParallel(net) for net in nets] if not is_one else []
     if is_one:
         model = paddle.DataParallel(Parts(nets), find_unused_parameters=True)
         shared = [Part(model, number) for number in range(len(nets))]
-    optimizers = [paddle.optimizer.SGD(RATE, parameters=each.parameters()) for each in nets]
+    optimizers = [paddle.optimizer.SGD(RATE, parameters=net.parameters()) for net in nets]
     train(way, shared, optimizers, batches([rank], 4, 8), name)
-    merging = [ByHand(RATE, each.parameters(), MERGED) for each in alone]
+    merging = [ByHand(RATE, net.parameters(), MERGED) for net in alone]
     train(way, alone, merging, batches([0, 1], 4, 8), name)
     report[name].update(weights=weights(*nets), alone=weights(*alone))
 

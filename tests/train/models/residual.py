@@ -115,7 +115,7 @@ def train_dynamic(size: int, steps: int) -> dict[str, Any]:
         optimizer.step()
         kernels.append(list(counted.calls))
         optimizer.clear_grad()
-    weights = [each.numpy().tolist() for each in net.parameters()]
+    weights = [parameter.numpy().tolist() for parameter in net.parameters()]
     return {"weights": weights, "calls": calls, "kernels": kernels, "early": early}
 
 
@@ -139,7 +139,8 @@ def train_static(size: int, steps: int) -> dict[str, Any]:
     scope = static.global_scope()
     return {
         "weights": [
-            np.array(scope.find_var(each.name).get_tensor()).tolist() for each in net.parameters()
+            np.array(scope.find_var(parameter.name).get_tensor()).tolist()
+            for parameter in net.parameters()
         ],
         "ops": [[op.type for op in block.ops] for block in main.blocks],
         "calls": calls,

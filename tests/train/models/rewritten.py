@@ -29,15 +29,15 @@ paddle.distributed.init_parallel_env()
 
 def perturb(parameters: list[Any]) -> list[Any]:
     """Move the weights along their gradients; return the way back."""
-    steps = [0.1 * each.grad for each in parameters]
-    for each, step in zip(parameters, steps, strict=True):
-        each.set_value(each + step)
+    steps = [0.1 * parameter.grad for parameter in parameters]
+    for parameter, step in zip(parameters, steps, strict=True):
+        parameter.set_value(parameter + step)
     return steps
 
 
 def restore(parameters: list[Any], steps: list[Any]) -> None:
-    for each, step in zip(parameters, steps, strict=True):
-        each.set_value(each - step)
+    for parameter, step in zip(parameters, steps, strict=True):
+        parameter.set_value(parameter - step)
 
 
 def sam(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
@@ -55,8 +55,8 @@ def both(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
     """Add those of perturbed weights, and decay the weights there."""
     once(model, batch)
     with paddle.no_grad():
-        for each in parameters:
-            each.scale_(0.99)
+        for parameter in parameters:
+            parameter.scale_(0.99)
     once(model, batch)
     optimizer.step()
     optimizer.clear_grad()
@@ -64,13 +64,13 @@ def both(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
 
 def extragradient(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
     """Make a step, and the real one from where that began."""
-    old = [each.detach().clone() for each in parameters]
+    old = [parameter.detach().clone() for parameter in parameters]
     once(model, batch)
     optimizer.step()
     optimizer.clear_grad()
     once(model, batch)
-    for each, weight in zip(parameters, old, strict=True):
-        each.set_value(weight)
+    for parameter, weight in zip(parameters, old, strict=True):
+        parameter.set_value(weight)
     optimizer.step()
     optimizer.clear_grad()
 
@@ -78,12 +78,12 @@ def extragradient(model: Any, batch: Any, optimizer: Any, parameters: list[Any])
 def composed(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
     """Put the gradients of two losses together in place."""
     once(model, batch)
-    first = [each.grad.clone() for each in parameters]
+    first = [parameter.grad.clone() for parameter in parameters]
     optimizer.clear_grad()
     once(model, batch + 1)
     with paddle.no_grad():
-        for each, gradient in zip(parameters, first, strict=True):
-            each.grad.subtract_(0.5 * gradient)
+        for parameter, gradient in zip(parameters, first, strict=True):
+            parameter.grad.subtract_(0.5 * gradient)
     optimizer.step()
     optimizer.clear_grad()
 
@@ -93,8 +93,8 @@ def decayed(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> No
     once(model, batch)
     optimizer.step()
     optimizer.clear_grad()
-    for each in parameters:
-        each.set_value(0.99 * each)
+    for parameter in parameters:
+        parameter.set_value(0.99 * parameter)
 
 
 def swapped(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:

@@ -21,8 +21,8 @@ paddle.distributed.init_parallel_env()
 def thawed(net: Any) -> Any:
     """Freeze all of NET, and then train all of it after all, as fine-tuning does layer by layer."""
     for value in (True, False):
-        for each in net.parameters():
-            each.stop_gradient = value
+        for parameter in net.parameters():
+            parameter.stop_gradient = value
     return net
 
 

@@ -132,8 +132,8 @@ def frozen() -> None:
     net = mlp()
     net.add_sublayer("unused", nn.Identity())
     net.unused.never = nn.Linear(3, 3)
-    for each in net[2].parameters():
-        each.stop_gradient = True
+    for parameter in net[2].parameters():
+        parameter.stop_gradient = True
     optimizer = Momentum(0.1, parameters=net.parameters())
     learn("frozen", net, optimizer, batches(6), find_unused_parameters=True)
 
@@ -143,8 +143,8 @@ def refrozen(name: str = "refrozen", *, begins_frozen: bool = False) -> None:
     net = mlp()
 
     def freeze(number: int) -> None:
-        for each in net[2].parameters():
-            each.stop_gradient = number // MICRO % 2 == 0
+        for parameter in net[2].parameters():
+            parameter.stop_gradient = number // MICRO % 2 == 0
 
     if begins_frozen:
         freeze(0)
@@ -208,7 +208,7 @@ def accumulated() -> None:
 def two() -> None:
     """Train two models with an optimizer each, as one depends on the other."""
     first, second = mlp(), mlp(4)
-    both = [paddle.DataParallel(each) for each in (first, second)]
+    both = [paddle.DataParallel(net) for net in (first, second)]
     optimizers: list[Any] = [
         SGD(0.1, parameters=first.parameters()),
         Adam(0.01, parameters=second.parameters(), epsilon=1e-4),

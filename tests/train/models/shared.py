@@ -21,51 +21,55 @@ def nets() -> "tuple[Any, Any]":
     return nn.Sequential(first, nn.Linear(6, 4)), nn.Sequential(first, nn.Linear(6, 2))
 
 
-def at_once(one: Any, other: Any, batch: Any, _optimizer: Any) -> None:
+def at_once(first: Any, second: Any, batch: Any, _optimizer: Any) -> None:
     """Take both losses in one backward."""
-    ((one(batch) ** 2).mean() + (other(batch) ** 2).mean()).backward()
+    ((first(batch) ** 2).mean() + (second(batch) ** 2).mean()).backward()
 
 
-def apart(one: Any, other: Any, batch: Any, _optimizer: Any) -> None:
+def apart(first: Any, second: Any, batch: Any, _optimizer: Any) -> None:
     """Take one loss after the other."""
-    for each in (one, other):
-        (each(batch) ** 2).mean().backward()
+    for model in (first, second):
+        (model(batch) ** 2).mean().backward()
 
 
-def in_turn(one: Any, other: Any, batch: Any, optimizer: Any) -> None:
+def in_turn(first: Any, second: Any, batch: Any, optimizer: Any) -> None:
     """Update with one loss, and then with the other."""
-    for each in (one, other):
-        (each(batch) ** 2).mean().backward()
+    for model in (first, second):
+        (model(batch) ** 2).mean().backward()
         optimizer.step()
         optimizer.clear_grad(set_to_zero=False)
 
 
-def train(way: Any, one: Any, other: Any, ranks: "list[int]") -> "list[float]":
+def train(way: Any, first: Any, second: Any, ranks: "list[int]") -> "list[float]":
     """Train in this WAY; return the weights."""
-    found = {id(each): each for net in (one, other) for each in net.parameters()}
-    optimizer = paddle.optimizer.Momentum(0.1, parameters=list(found.values()))
+    parameters = {
+        id(parameter): parameter for net in (first, second) for parameter in net.parameters()
+    }
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=list(parameters.values()))
     drawn = batches(ranks, 4, 8)
     for _ in range(4):
-        way(one, other, next(drawn), optimizer)
+        way(first, second, next(drawn), optimizer)
         optimizer.step()
         optimizer.clear_grad(set_to_zero=False)
-    return [float(value) for each in found.values() for value in each.numpy().ravel()]
+    return [
+        float(value) for parameter in parameters.values() for value in parameter.numpy().ravel()
+    ]
 
 
 report: dict[str, Any] = {}
 for way in (at_once, apart, in_turn):
-    models = [paddle.DataParallel(each) for each in nets()]
+    models = [paddle.DataParallel(net) for net in nets()]
     weights = train(way, models[0], models[1], [rank])
     report[way.__name__] = {"weights": weights, "alone": train(way, *nets(), [0, 1])}
 # The same nets in new models, as a script has it that trains twice.
-one, other = nets()
+first, second = nets()
 weights = []
 for _ in range(2):
-    models = [paddle.DataParallel(each) for each in (one, other)]
+    models = [paddle.DataParallel(net) for net in (first, second)]
     weights = train(apart, models[0], models[1], [rank])
-one, other = nets()
-train(apart, one, other, [0, 1])
-report["again"] = {"weights": weights, "alone": train(apart, one, other, [0, 1])}
+first, second = nets()
+train(apart, first, second, [0, 1])
+report["again"] = {"weights": weights, "alone": train(apart, first, second, [0, 1])}
 # What the script lets go is gone at once, its reducer, too, but for what Python itself must find.
 model = paddle.DataParallel(nn.Linear(2, 2))
 model(paddle.ones([1, 2])).sum().backward()

@@ -81,7 +81,7 @@ def begin_again(_step: int) -> None:
     last_begins.clear()
 
 
-found = train(model, batches([rank], 5, 4), STEPS, before=begin_again)
-report = {"weights": found, "waited": [*waited]}
+weights = train(model, batches([rank], 5, 4), STEPS, before=begin_again)
+report = {"weights": weights, "waited": [*waited]}
 report["stages"] = {name: [*sizes] for name, sizes in stages.items()}
 write({**report, "alone": train(alone, batches([*range(nranks)], 5, 4), STEPS)})

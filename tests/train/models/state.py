@@ -53,26 +53,26 @@ def state() -> dict[str, Any]:
             for name in ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
         },
         "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        "handlers": [str(signal.getsignal(one)) for one in sorted(signal.valid_signals())],
+        "handlers": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
         "deadly": deadly.value,
         "folder": os.getcwd(),
         "umask": status["Umask"],
         "open": sorted(
-            (int(one.name), str(one.readlink()))
-            for one in Path("/proc/self/fd").iterdir()
-            if one.is_symlink()
+            (int(link.name), str(link.readlink()))
+            for link in Path("/proc/self/fd").iterdir()
+            if link.is_symlink()
         ),
         "streams": [
             (s.encoding, s.errors, s.line_buffering, s.write_through, s.mode, s.name, s.isatty())
             for s in streams
         ],
         "collector": (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
-        "warnings": [repr(each) for each in warnings.filters],
+        "warnings": [repr(rule) for rule in warnings.filters],
         # But for what the modules wait in.
         "finders": [
-            str(each).partition(" at ")[0]
-            for each in sys.meta_path
-            if "fork_server" not in str(each)
+            str(finder).partition(" at ")[0]
+            for finder in sys.meta_path
+            if "fork_server" not in str(finder)
         ],
         "stack": len(traceback.extract_stack()),
         "outermost": sys._getframe(1).f_code.co_name,
@@ -101,7 +101,7 @@ for step in range(20):
     optimizer.clear_grad()
     losses.append(float(loss).hex())
 image = np.random.RandomState(1).rand(300, 300)
-found = {
+report = {
     "before": before,
     "stdin": stdin,
     "after": after,
@@ -112,5 +112,5 @@ found = {
     "drawn": drawn,
 }
 atexit.register(lambda: print("at exit", flush=True))
-Path(os.environ["STATE_FILE"]).write_text(json.dumps(found))
+Path(os.environ["STATE_FILE"]).write_text(json.dumps(report))
 sys.exit(int(os.environ["PADDLE_TRAINER_ID"]) + 5)

@@ -124,16 +124,16 @@ def program(
         shared = fleet.distributed_optimizer(method) if is_shared else method
         if case == "halves":
             # As the models of a GAN: each program updates some of the parameters.
-            half = [each.name for each in main.all_parameters()][:4]
+            half = [parameter.name for parameter in main.all_parameters()][:4]
             chosen: tuple[Any, ...] = (None, set(half)) if is_second else (half, None)
             shared.minimize(loss, startup, *chosen)
         elif is_shared:
             shared.minimize(loss, startup)
             if case == "losses":
                 shared.minimize(loss * 2, startup)
-            for each in main.all_parameters():
+            for parameter in main.all_parameters():
                 # As a script does that trains all of a model again; statistics are still none.
-                each.trainable = True
+                parameter.trainable = True
         elif case in BY_HAND:
             main.gradients = static.append_backward(loss)
         else:
@@ -149,9 +149,9 @@ def value(name: str) -> Any:
 def values(main: Any) -> dict[str, Any]:
     """Return the parameters of MAIN that are trained."""
     return {
-        each.name: np.array(value(each.name))
-        for each in sorted(main.all_parameters(), key=lambda each: str(each.name))
-        if not each.stop_gradient
+        parameter.name: np.array(value(parameter.name))
+        for parameter in sorted(main.all_parameters(), key=lambda parameter: str(parameter.name))
+        if not parameter.stop_gradient
     }
 
 
@@ -212,7 +212,7 @@ def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:
         if update % LOCAL == 0:
             for scope in scopes:
                 with static.scope_guard(scope):
-                    put({name: np.mean([each[name] for each in made], 0) for name in first})
+                    put({name: np.mean([weights[name] for weights in made], 0) for name in first})
     return values_in(scopes[rank], main)
 
 
@@ -242,8 +242,8 @@ def count(main: Any) -> dict[str, Any]:
                 name = op.input_arg_names[0]
                 sizes.append(
                     [
-                        4 * int(np.prod(block._find_var_recursive(each).shape))
-                        for each in inside.get(name, [name])
+                        4 * int(np.prod(block._find_var_recursive(variable).shape))
+                        for variable in inside.get(name, [name])
                     ]
                 )
     order = [op.type for block in main.blocks for op in block.ops]

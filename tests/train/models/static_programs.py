@@ -162,5 +162,5 @@ def build_apart(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = {name: build_apart(scenario) for name, scenario in json.load(sys.stdin).items()}
-    print("FOUND" + json.dumps(found))
+    reports = {name: build_apart(scenario) for name, scenario in json.load(sys.stdin).items()}
+    print("FOUND" + json.dumps(reports))

@@ -119,8 +119,8 @@ def scaled() -> None:
 def paired() -> None:
     """Step two optimizers through one scaler, the second of them half as often."""
     nets = mlp(), mlp(4)
-    models = [paddle.DataParallel(each) for each in nets]
-    optimizers = [Momentum(0.1, parameters=each.parameters()) for each in nets]
+    models = [paddle.DataParallel(net) for net in nets]
+    optimizers = [Momentum(0.1, parameters=net.parameters()) for net in nets]
     scaler = scaler_on_cpu()
     meter = Meter()
     for number, batch in enumerate(batches(6, updates=6)):

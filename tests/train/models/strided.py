@@ -24,8 +24,8 @@ class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
     def __init__(self) -> None:
         super().__init__()
         self.base, self.head = nn.Linear(8, 6), nn.Linear(6, 2)
-        for each in self.base.parameters():
-            each.stop_gradient = True
+        for parameter in self.base.parameters():
+            parameter.stop_gradient = True
         zeros = nn.initializer.Constant(0.0)
         self.down = self.create_parameter([4, 8])
         self.up = self.create_parameter([6, 4], default_initializer=zeros)

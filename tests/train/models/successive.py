@@ -28,7 +28,9 @@ def train() -> "tuple[list[float], list[Any]]":
         (model(batch) ** 2).mean().backward()
         optimizer.step()
         optimizer.clear_grad()
-    weights = [float(value) for each in net.parameters() for value in each.numpy().ravel()]
+    weights = [
+        float(value) for parameter in net.parameters() for value in parameter.numpy().ravel()
+    ]
     return weights, [weakref.ref(model), weakref.ref(optimizer)]
 
 
@@ -40,5 +42,5 @@ for _ in range(MODELS):
     gc.collect()
     report["weights"].append(weights)
     report["seen"].append(len(list(Path("/proc/self/fd").iterdir())))
-report["are_gone"] = all(each() is None for each in references)
+report["are_gone"] = all(reference() is None for reference in references)
 write(report)

@@ -106,7 +106,7 @@ def main() -> None:
         last = trainers.get_last_checkpoint(folder)
     print(f"begins with {last}", flush=True)
     trainer.train(resume_from_checkpoint=last)
-    total = sum(float(each.astype("float64").abs().sum()) for each in model.parameters())
+    total = sum(float(parameter.astype("float64").abs().sum()) for parameter in model.parameters())
     print(f"weights {total:.9f}", flush=True)
 
 

@@ -26,44 +26,44 @@ def loss_of(out: Any) -> Any:
     return (out**2).mean()
 
 
-def retain(model: Any, one: Any, _other: Any) -> None:
+def retain(model: Any, batch: Any, _next_batch: Any) -> None:
     """Take two losses of one graph, one after the other."""
-    out = model(one)
+    out = model(batch)
     loss_of(out).backward(retain_graph=True)
     loss_of(out + 1).backward()
 
 
-def retain_at_once(model: Any, one: Any, _other: Any) -> None:
+def retain_at_once(model: Any, batch: Any, _next_batch: Any) -> None:
     """Take the same losses in one backward."""
-    out = model(one)
+    out = model(batch)
     (loss_of(out) + loss_of(out + 1)).backward()
 
 
-def accumulate(model: Any, one: Any, other: Any) -> None:
+def accumulate(model: Any, batch: Any, next_batch: Any) -> None:
     """Keep one micro-batch here, until the other one is averaged."""
     with model.no_sync():
-        loss_of(model(one)).backward()
-    loss_of(model(other)).backward()
+        loss_of(model(batch)).backward()
+    loss_of(model(next_batch)).backward()
 
 
-def cross(model: Any, one: Any, other: Any) -> None:
+def cross(model: Any, batch: Any, next_batch: Any) -> None:
     """Make both forwards before both backwards."""
-    first, second = loss_of(model(one)), loss_of(model(other))
+    first, second = loss_of(model(batch)), loss_of(model(next_batch))
     first.backward()
     second.backward()
 
 
-def look_on(model: Any, one: Any, other: Any) -> None:
+def look_on(model: Any, batch: Any, next_batch: Any) -> None:
     """Make a forward under `no_sync` before the backward of one that is to be averaged."""
-    first = model(one)
+    first = model(batch)
     with model.no_sync():
-        second = model(other)
+        second = model(next_batch)
     (loss_of(first) + loss_of(second)).backward()
 
 
-def at_once(model: Any, one: Any, other: Any) -> None:
+def at_once(model: Any, batch: Any, next_batch: Any) -> None:
     """Take both micro-batches in one backward."""
-    (loss_of(model(one)) + loss_of(model(other))).backward()
+    (loss_of(model(batch)) + loss_of(model(next_batch))).backward()
 
 
 def train(way: Any, model: Any, ranks: list[int]) -> int:

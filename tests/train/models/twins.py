@@ -36,16 +36,16 @@ def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
 
 def batches(ranks: list[int], *shape: int) -> Iterator[Any]:
     """Yield float32 batches without end: SHAPE for each of RANKS, along the first axis."""
-    numbers = [np.random.RandomState(each) for each in ranks]
+    generators = [np.random.RandomState(rank) for rank in ranks]
     while True:
-        parts = [each.randn(*shape) for each in numbers]
+        parts = [generator.randn(*shape) for generator in generators]
         yield paddle.to_tensor(np.concatenate(parts).astype("float32"))
 
 
 def weights(*nets: Any) -> list[float]:
     """Return the values of all parameters of NETS."""
     # numpy has no bfloat16.
-    arrays = [each.cast("float64").numpy() for net in nets for each in net.parameters()]
+    arrays = [parameter.cast("float64").numpy() for net in nets for parameter in net.parameters()]
     return [float(value) for array in arrays for value in array.ravel()]
 
 
@@ -104,8 +104,8 @@ class ByHand:
 
     def clear_grad(self) -> None:
         """Clear the gradients."""
-        for each in self.parameters:
-            each.clear_gradient()
+        for parameter in self.parameters:
+            parameter.clear_gradient()
 
 
 def write(report: object) -> None:

@@ -37,7 +37,9 @@ def owner_of(name: Any) -> tuple[Any, str]:
     owner: Any = sys.modules[name.module]
     *path, last = name.path.split(".")
     for part in path:
-        owner = next(getattr(owner, one) for one in part.split("|") if hasattr(owner, one))
+        owner = next(
+            getattr(owner, attribute) for attribute in part.split("|") if hasattr(owner, attribute)
+        )
     kinds = owner.__mro__ if isinstance(owner, type) else [owner]
     return next(kind for kind in kinds if last in vars(kind)), last
 
@@ -89,8 +91,10 @@ def dynamic(rank: int) -> list[float]:
         nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)),
         nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2)),
     ):
-        for index, each in enumerate(net.parameters()):
-            each.set_value(np.random.RandomState(index).randn(*each.shape).astype("float32"))
+        for index, parameter in enumerate(net.parameters()):
+            parameter.set_value(
+                np.random.RandomState(index).randn(*parameter.shape).astype("float32")
+            )
         momentum = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
         plain = paddle.optimizer.SGD(0.1, parameters=net.parameters())
         model = fleet.distributed_model(net)
@@ -101,7 +105,9 @@ def dynamic(rank: int) -> list[float]:
             (model(paddle.to_tensor(x)) ** 2).mean().backward()
             optimizer.step()
             optimizer.clear_grad()
-        weights += [float(value) for each in net.parameters() for value in each.numpy().ravel()]
+        weights += [
+            float(value) for parameter in net.parameters() for value in parameter.numpy().ravel()
+        ]
     return weights
 
 
@@ -116,9 +122,11 @@ def static(_rank: int) -> list[float]:
     executor = paddle.static.Executor()
     executor.run(paddle.static.default_startup_program())
     main: Any = paddle.static.default_main_program()
-    for index, each in enumerate(sorted(main.all_parameters(), key=lambda one: str(one.name))):
-        tensor = paddle.static.global_scope().find_var(each.name).get_tensor()
-        values = np.random.RandomState(index).randn(*each.shape).astype("float32")
+    for index, parameter in enumerate(
+        sorted(main.all_parameters(), key=lambda parameter: str(parameter.name))
+    ):
+        tensor = paddle.static.global_scope().find_var(parameter.name).get_tensor()
+        values = np.random.RandomState(index).randn(*parameter.shape).astype("float32")
         tensor.set(values, paddle.CPUPlace())
     feed = {"x": np.random.RandomState(3).randn(2, 4).astype("float32")}
     return [float(executor.run(feed=feed, fetch_list=[loss])[0]) for _ in range(STEPS)]
@@ -165,9 +173,9 @@ def child(case: dict[str, Any], folder: Path, rank: int) -> int:
 def begin(case: dict[str, Any], folder: Path) -> list[int]:
     """Begin to train CASE; return the ids of its ranks."""
     folders = [folder / str(rank) for rank in range(len(case["environ"]))]
-    for each in folders:
-        each.mkdir(parents=True)
-    return [child(case, each, rank) for rank, each in enumerate(folders)]
+    for rank_folder in folders:
+        rank_folder.mkdir(parents=True)
+    return [child(case, rank_folder, rank) for rank, rank_folder in enumerate(folders)]
 
 
 def wait(pids: list[int]) -> list[int]:
@@ -208,7 +216,7 @@ def run(cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
             (folder / str(place), begin(case, folder / str(place)))
             for place, case in enumerate(cases[start : start + AT_ONCE], start)
         ]
-        results += [end(pids, each) for each, pids in begun]
+        results += [end(pids, case_folder) for case_folder, pids in begun]
     return results
 
 
@@ -217,10 +225,10 @@ def main() -> None:
     source, target = map(Path, sys.argv[1:])
     cases = json.loads(source.read_text())
     results = run(cases, target.parent / "armed")
-    failed = [place for place, each in enumerate(results) if any(each["codes"])]
+    failed = [place for place, result in enumerate(results) if any(result["codes"])]
     alone = run([{**cases[place], "is_armed": False} for place in failed], target.parent / "alone")
-    for place, each in zip(failed, alone, strict=True):
-        results[place]["alone"] = each["codes"]
+    for place, result in zip(failed, alone, strict=True):
+        results[place]["alone"] = result["codes"]
     target.write_text(json.dumps(results))
 
 
