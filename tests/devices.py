@@ -116,16 +116,16 @@ def witnessed(folder: Path, rank: int) -> list[Collective]:
     if PLUGIN:
         return []
     lines = (folder / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
-    return sorted((Collective(**json.loads(line)) for line in lines), key=lambda one: one.order)
+    return sorted((Collective(**json.loads(line)) for line in lines), key=lambda call: call.order)
 
 
 def traces(folder: Path, nranks: int) -> list[list[list[tuple[str, int]]]]:
     """Return for each communicator what each of its ranks has sent, as witnessed in FOLDER."""
     groups: dict[str, dict[int, list[tuple[str, int]]]] = {}
     for rank in range(nranks):
-        for one in witnessed(folder, rank):
-            sent = groups.setdefault(one.group, {}).setdefault(rank, [])
-            sent.append((one.operation, one.bytes))
+        for call in witnessed(folder, rank):
+            sent = groups.setdefault(call.group, {}).setdefault(rank, [])
+            sent.append((call.operation, call.bytes))
     return [list(ranks.values()) for ranks in groups.values()]
 
 
@@ -174,7 +174,7 @@ def _build(built: Path, paddle: Path, sources: list[Path]) -> None:
         subprocess.Popen(["g++", *flags, "-c", path, "-o", made])
         for path, made in zip(sources, objects, strict=True)
     ]
-    assert [one.wait() for one in compilers] == [0] * len(sources)
+    assert [compiler.wait() for compiler in compilers] == [0] * len(sources)
     new = built.with_suffix(".new")
     # Paddle closes the library at its end, when threads of streams may still be in it.
     argv: list[Any] = ["g++", "-shared", "-pthread", *objects, "-o", new, *libraries]

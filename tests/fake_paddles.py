@@ -26,7 +26,7 @@ for name in sorted(os.listdir(_root) if os.path.isdir(_root) else ()):
     kind, count, *mask = open(os.path.join(_root, name)).read().split()
     _counts[kind] = int(count)
     if mask and mask[0] in os.environ:
-        _counts[kind] = len([one for one in os.environ[mask[0]].split(",") if one])
+        _counts[kind] = len([number for number in os.environ[mask[0]].split(",") if number])
 
 def get_all_custom_device_type():
     return list(_counts)

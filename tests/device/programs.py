@@ -94,7 +94,9 @@ def training() -> dict[str, Any]:
         optimizer.clear_grad()
     return {
         "place": str(net[0].weight.place),
-        "weights": [value for each in net.parameters() for value in each.numpy().ravel().tolist()],
+        "weights": [
+            value for parameter in net.parameters() for value in parameter.numpy().ravel().tolist()
+        ],
     }
 
 

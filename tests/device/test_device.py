@@ -23,9 +23,9 @@ def reports(
     folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
 ) -> list[Any]:
     """Return what NRANKS ranks of PROGRAM report, which all end well."""
-    codes, outputs, found = run_program(folder, program, nranks, version, **more)
+    codes, outputs, reported = run_program(folder, program, nranks, version, **more)
     assert codes == [0] * nranks, outputs
-    return found
+    return reported
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -49,30 +49,30 @@ def test_collectives_of_three_late_ranks_are_right_and_witnessed(
         assert results["objects"] == [{"rank": number} for number in range(3)]
         assert results["halves"] == [6, 9]
         seen = devices.witnessed(tmp_path, rank)
-        assert [one.order for one in seen] == list(range(1, len(seen) + 1))
-        assert [(one.operation, one.bytes) for one in seen][:9] == [
+        assert [call.order for call in seen] == list(range(1, len(seen) + 1))
+        assert [(call.operation, call.bytes) for call in seen][:9] == [
             *[("all_reduce", 8)] * 4,
             *(("broadcast", 8), ("reduce", 8), ("all_gather", 8)),
             *(("reduce_scatter", 24), ("all_to_all", 24)),
         ]
-        assert {"send", "recv"} <= {one.operation for one in seen}
-        assert all(one.issued <= one.begin <= one.end for one in seen)
-        assert {(one.rank, one.ranks) for one in seen} == {(rank, 3)}
+        assert {"send", "recv"} <= {call.operation for call in seen}
+        assert all(call.issued <= call.begin <= call.end for call in seen)
+        assert {(call.rank, call.ranks) for call in seen} == {(rank, 3)}
 
 
 def test_training_by_paddle_alone_is_as_on_the_cpu(tmp_path: Path) -> None:
     (cpu,) = reports(tmp_path / "cpu", "training", 1)
     with devices.on("npu", **LATE):
         for nranks in (1, 2, 3):
-            for found in reports(tmp_path / str(nranks), "training", nranks):
-                assert found["place"].startswith("Place(npu:")
-                assert found["weights"] == pytest.approx(cpu["weights"], abs=1e-5)
+            for report in reports(tmp_path / str(nranks), "training", nranks):
+                assert report["place"].startswith("Place(npu:")
+                assert report["weights"] == pytest.approx(cpu["weights"], abs=1e-5)
 
 
 def test_the_host_is_ahead_of_the_device(tmp_path: Path) -> None:
     with devices.on("npu", kernel_us=2000):
-        (found,) = reports(tmp_path, "ahead", 1)
-    assert found == {"early": False, "value": 16, "late": True}
+        (report,) = reports(tmp_path, "ahead", 1)
+    assert report == {"early": False, "value": 16, "late": True}
 
 
 def test_paddle_itself_frees_what_gathers_still_write_to(tmp_path: Path) -> None:
@@ -93,15 +93,15 @@ def test_who_does_not_wait_for_a_collective_misses_it(tmp_path: Path) -> None:
     # Both begin late, so the kernel is first.
     with devices.on("npu", delay_us=200_000):
         ranks = reports(tmp_path, "unordered", 2)
-    assert [found["waited"] for found in ranks] == [4, 4]
-    assert [found["not waited"] for found in ranks] == [2, 3]
+    assert [report["waited"] for report in ranks] == [4, 4]
+    assert [report["not waited"] for report in ranks] == [2, 3]
 
 
 def test_memory_is_limited_and_new_memory_is_garbage(tmp_path: Path) -> None:
     with devices.on("npu", memory_mb=16):
-        (found,) = reports(tmp_path, "memory", 1)
-    assert "CustomDevice error, the error code is : 2" in found["raised"]
-    assert all(math.isnan(value) for value in found["empty"])
+        (report,) = reports(tmp_path, "memory", 1)
+    assert "CustomDevice error, the error code is : 2" in report["raised"]
+    assert all(math.isnan(value) for value in report["empty"])
 
 
 def test_paddle_itself_mixes_up_strided_gradients_and_crashes_on_sparse_ones(
@@ -109,10 +109,10 @@ def test_paddle_itself_mixes_up_strided_gradients_and_crashes_on_sparse_ones(
 ) -> None:
     """What fleetrun's reducer works around, and why no kind of model adds sparse gradients up."""
     with devices.on("npu"):
-        (found,) = reports(tmp_path, "strided", 1)
+        (report,) = reports(tmp_path, "strided", 1)
         codes, outputs, _ = run_program(tmp_path / "sparse", "sparse", 1)
-    assert found["cpu"] == [[36.0, 72.0, 142.0], [84.0, 162.0, 316.0]]
-    assert found["npu"] == [[36.0, 80.0, 74.0], [160.0, 146.0, 316.0]]
+    assert report["cpu"] == [[36.0, 72.0, 142.0], [84.0, 162.0, 316.0]]
+    assert report["npu"] == [[36.0, 80.0, 74.0], [160.0, 146.0, 316.0]]
     assert codes == [-signal.SIGSEGV], outputs
     assert "SelectedRowsMerge" in outputs[0]
 

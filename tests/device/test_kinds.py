@@ -53,8 +53,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     def train(folder: Path) -> Any:
         return launch(PYTHON, folder, *words, nranks=1).reports[0]
 
-    found: dict[str, Any] = made_once(tmp_path_factory, "alone", train)
-    return found
+    trained: dict[str, Any] = made_once(tmp_path_factory, "alone", train)
+    return trained
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ print(train(is_sparse=False))
 def test_each_field_that_takes_effect_is_tried() -> None:
     assert {*device_strategies.FIELDS} == device_strategies.effective()
     tried = [device_strategies.TOGETHER[name] for name, _, _ in SHORT]
-    asked = {field for one in tried for section in one.values() for field in section}
+    asked = {field for document in tried for section in document.values() for field in section}
     assert device_strategies.effective() - asked == {"fuse_grad_size_in_num"} - asked
 
 
@@ -109,11 +109,11 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
         assert report["weights"] == pytest.approx(report["alone"], abs=exactness)
         assert report["weights"] == ranks[0]["weights"]
         proof = evidence(folder, rank)
-        assert {one["name"] for one in proof["knobs"]} == {*asked, *builds}
-        for one in proof["knobs"]:
-            if not has_no_effect(one, proof["counts"], nranks):
-                is_moot = makes_no_difference(one, proof["counts"])
-                assert one["status"] == ("no_difference" if is_moot else "effective"), one
+        assert {knob["name"] for knob in proof["knobs"]} == {*asked, *builds}
+        for knob in proof["knobs"]:
+            if not has_no_effect(knob, proof["counts"], nranks):
+                is_moot = makes_no_difference(knob, proof["counts"])
+                assert knob["status"] == ("no_difference" if is_moot else "effective"), knob
         assert (proof["ranks_equal"], proof["failures"]) == (True, [])
         trace = tracefile.read(str(folder / f"trace.{rank}.json"))
         assert trace is not None
@@ -124,15 +124,15 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
             if not devices.PLUGIN:
                 seen = devices.witnessed(witness, rank)
                 assert_witnessed(proof, seen)
-                made = len({one.group for one in seen})
+                made = len({call.group for call in seen})
                 assert more.get("FLEET") or made == communicators(proof, rank, nranks, hosts)
 
 
 def test_sparse_gradients_are_not_merged_where_paddle_crashes(tmp_path: Path) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
     with devices.on("npu"):
-        _, said = alone("3.3.1", tmp_path, TABLE, {"strategy": asked})
-    refused, dense = said.splitlines()[-2:]
+        _, output = alone("3.3.1", tmp_path, TABLE, {"strategy": asked})
+    refused, dense = output.splitlines()[-2:]
     assert "gradient_merge: Paddle crashes where it adds up sparse gradients on the" in refused
     assert dense == "trained"
 
@@ -184,7 +184,7 @@ def test_the_report_says_why_buckets_are_not_planned(tmp_path: Path) -> None:
         folder = tmp_path / str(len(more))
         with devices.on("npu", **LATE):
             train(PYTHON, "odd.py", folder, {"fuse_grad_size_in_MB": "plan", **more})
-        knobs = {one["name"]: one for one in evidence(folder)["knobs"]}
+        knobs = {knob["name"]: knob for knob in evidence(folder)["knobs"]}
         assert knobs["fuse_grad_size_in_MB"]["reason"].startswith(why)
 
 
@@ -263,8 +263,8 @@ def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> 
 
     Paddle frees none of a plug-in's device.
     """
-    knobs = {one["name"]: one for one in proof["knobs"]}
-    is_paddles = any("as built" in one["evidence"] for one in knobs.values())
+    knobs = {knob["name"]: knob for knob in proof["knobs"]}
+    is_paddles = any("as built" in knob["evidence"] for knob in knobs.values())
     used = 0 if is_paddles else int(proof["counts"]["communicators"])
     groups: list[list[int]] = proof["counts"]["groups"]
     for group in groups:
@@ -280,21 +280,21 @@ def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> 
 def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> None:
     """Compare what PROOF says of the backwards with what a rank's device has SEEN."""
     counts, rank = proof["counts"], seen[0].rank
-    sums = [one for one in seen if one.dtype in WIDTHS]
+    sums = [call for call in seen if call.dtype in WIDTHS]
     # The first of two levels, if this rank has a part in it; two may have been measured, and left.
     first = (
         "reduce"
         if any(len(group) > 1 and rank in group for group in counts["groups"])
         else "all_reduce"
     )
-    buckets = [one for one in sums if one.operation == first]
+    buckets = [call for call in sums if call.operation == first]
     last = buckets[-counts["allreduces"] :]
-    for one, nbytes in zip(last, counts["bucket_bytes"], strict=True):
+    for call, nbytes in zip(last, counts["bucket_bytes"], strict=True):
         # With the gaps before each gradient.
-        assert 0 <= one.bytes * 4 // WIDTHS[one.dtype] - nbytes < ALIGNMENT * GRADIENTS
-    assert len({one.group for one in last}) == counts["communicators"]
-    usage = [one for one in seen if one.dtype == "int32" and one.order > last[0].order]
+        assert 0 <= call.bytes * 4 // WIDTHS[call.dtype] - nbytes < ALIGNMENT * GRADIENTS
+    assert len({call.group for call in last}) == counts["communicators"]
+    usage = [call for call in seen if call.dtype == "int32" and call.order > last[0].order]
     assert len(usage) == counts["usage_allreduces"]
     # Paddle's own reducer, which cannot be observed, may overlap.
-    if not any("as built" in one["evidence"] for one in proof["knobs"]):
-        assert any(one.beside for one in buckets) == (counts["early"] > 0)
+    if not any("as built" in knob["evidence"] for knob in proof["knobs"]):
+        assert any(call.beside for call in buckets) == (counts["early"] > 0)

@@ -74,19 +74,19 @@ def numbered_by_the_driver() -> list[str]:
 
 
 def test_a_rank_has_the_gpu_of_the_drivers_number(tmp_path: Path) -> None:
-    said = launch(tmp_path, WHERE)
-    words = [line.partition("BUS ")[2].split() for line in said.splitlines() if "BUS " in line]
+    output = launch(tmp_path, WHERE)
+    words = [line.partition("BUS ")[2].split() for line in output.splitlines() if "BUS " in line]
     # NVML writes the domain with eight digits, CUDA with four.
-    found = {int(rank): bus[-10:].lower() for rank, bus in words}
+    buses = {int(rank): bus[-10:].lower() for rank, bus in words}
     known = [bus[-10:].lower() for bus in numbered_by_the_driver()]
-    assert found == dict(enumerate(known))
+    assert buses == dict(enumerate(known))
 
 
 def test_sparse_gradients_stay_on_the_gpu(tmp_path: Path) -> None:
     if len(numbered_by_the_driver()) < 2:
         pytest.skip("averaging needs two GPUs")
-    said = launch(tmp_path, SPARSE, "--gpus=0,1", "--set=fuse_grad_size_in_num=2")
-    places = [line for line in said.splitlines() if "SPARSE" in line]
+    output = launch(tmp_path, SPARSE, "--gpus=0,1", "--set=fuse_grad_size_in_num=2")
+    places = [line for line in output.splitlines() if "SPARSE" in line]
     assert len(places) == 6
     assert all("True" in line and "gpu" in line.lower() for line in places), places
 
@@ -96,10 +96,10 @@ def test_a_launch_leaves_no_context_on_a_gpu(tmp_path: Path) -> None:
     script = (
         "import json, os, pynvml, paddle\npaddle.zeros([1])\npynvml.nvmlInit()\n"
         "handle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
-        "held = [one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]\n"
+        "held = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]\n"
         "print('HELD', json.dumps([os.getppid(), held]), flush=True)\n"
     )
-    said = launch(tmp_path, script, "--gpus=0")
-    text = next(line for line in said.splitlines() if "HELD" in line).partition("HELD ")[2]
+    output = launch(tmp_path, script, "--gpus=0")
+    text = next(line for line in output.splitlines() if "HELD" in line).partition("HELD ")[2]
     launcher, held = json.loads(text)
     assert launcher not in held
