@@ -27,8 +27,8 @@ def partitions(kinds: list[str], limit: int | None) -> list[list[list[int]]]:
         places = [0, *(place + 1 for place, cut in enumerate(cuts) if cut), count]
         buckets = [list(range(begin, end)) for begin, end in itertools.pairwise(places)]
         if all(
-            len({kinds[each] for each in one}) == 1 and len(one) <= (limit or count)
-            for one in buckets
+            len({kinds[gradient] for gradient in bucket}) == 1 and len(bucket) <= (limit or count)
+            for bucket in buckets
         ):
             plans.append(buckets)
     return plans
@@ -38,11 +38,11 @@ def partitions(kinds: list[str], limit: int | None) -> list[list[list[int]]]:
 def test_no_other_buckets_end_the_step_sooner(
     gradients: list[tuple[int, str, float]], cost: AllReduceCost, limit: int | None
 ) -> None:
-    sizes, kinds, ready = ([each[place] for each in gradients] for place in range(3))
+    sizes, kinds, ready = ([gradient[place] for gradient in gradients] for place in range(3))
     planned = plan(sizes, kinds, ready, cost, limit_count=limit)  # type: ignore[arg-type]
     every = partitions(kinds, limit)  # type: ignore[arg-type]
     assert planned in every
-    ends = [end_s(each, sizes, ready, cost) for each in every]  # type: ignore[arg-type]
+    ends = [end_s(buckets, sizes, ready, cost) for buckets in every]  # type: ignore[arg-type]
     assert end_s(planned, sizes, ready, cost) == pytest.approx(min(ends))  # type: ignore[arg-type]
 
 
@@ -50,7 +50,10 @@ def test_no_other_buckets_end_the_step_sooner(
 def test_free_starts_leave_no_gradient_waiting_and_free_bytes_make_one_bucket(
     gradients: list[tuple[int, str, float]],
 ) -> None:
-    sizes, ready = [each[0] for each in gradients], sorted(each[2] for each in gradients)
+    sizes, ready = (
+        [gradient[0] for gradient in gradients],
+        sorted(gradient[2] for gradient in gradients),
+    )
     alone = [[index] for index in range(len(sizes))]
     soonest = end_s(alone, sizes, ready, AllReduceCost(0.0, 0.01))
     planned = plan(sizes, "a" * len(sizes), ready, AllReduceCost(0.0, 0.01))
@@ -62,9 +65,9 @@ def test_free_starts_leave_no_gradient_waiting_and_free_bytes_make_one_bucket(
 
 @given(REAL_COSTS, st.sets(st.integers(1, 10**6), min_size=2, max_size=5))
 def test_a_cost_is_found_from_exact_samples(cost: AllReduceCost, sizes: set[int]) -> None:
-    fitted = fit([(each, cost.of(each)) for each in sizes])
-    for each in sizes:
-        assert fitted.of(each) == pytest.approx(cost.of(each), rel=1e-3, abs=1e-9)
+    fitted = fit([(size, cost.of(size)) for size in sizes])
+    for size in sizes:
+        assert fitted.of(size) == pytest.approx(cost.of(size), rel=1e-3, abs=1e-9)
 
 
 def test_samples_that_say_nothing_cost_nothing() -> None:

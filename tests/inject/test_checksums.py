@@ -23,7 +23,7 @@ layer = paddle.nn.Linear(3, 4)
 tensors = [layer.weight, layer.bias, layer.weight.T, paddle.ones([]), paddle.rand([17])]
 tensors += [tensors[-1].astype("float64"), tensors[-1].astype("bfloat16"), paddle.arange(9)]
 on_host = checksums.of_tensors(tensors)
-assert on_host == [int(checksums._of_tensor(each, paddle)) for each in tensors], on_host
+assert on_host == [int(checksums._of_tensor(tensor, paddle)) for tensor in tensors], on_host
 assert len(set(on_host)) == len(on_host)
 # What a plain sum of bits would not see: one grows in size by as much as the other shrinks.
 for size in range(2, 40):

@@ -178,8 +178,8 @@ def test_what_runs_on_a_device_is_done_when_its_task_is(tmp_path: Path) -> None:
     tasks = [group.all_reduce(Tensor(1), "ReduceOp.SUM", False) for _ in range(2)]
     tasks[0].is_done = True
     group.all_reduce(Tensor(1), "ReduceOp.SUM", False)
-    assert [one.is_open for one in seen(tmp_path).collectives] == [False, True, True]
-    assert {one.state for one in seen(tmp_path).collectives} == {ASYNCHRONOUS}
+    assert [collective.is_open for collective in seen(tmp_path).collectives] == [False, True, True]
+    assert {collective.state for collective in seen(tmp_path).collectives} == {ASYNCHRONOUS}
 
 
 def test_a_rank_that_calls_nothing_more_still_records_what_its_device_has_done(
@@ -194,7 +194,7 @@ def test_a_rank_that_calls_nothing_more_still_records_what_its_device_has_done(
     second.is_done = True
     until(lambda: not seen(tmp_path).collectives[2].is_open)
     # A device runs those of one group in order.
-    assert [one.is_open for one in seen(tmp_path).collectives] == [True, False, False]
+    assert [collective.is_open for collective in seen(tmp_path).collectives] == [True, False, False]
     assert not first.is_done
     called_at = seen(tmp_path).collectives[2].issued_at
     until(lambda: seen(tmp_path).settled_at > called_at)
@@ -215,7 +215,11 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
             pass
 
     def run_backward(fails: bool) -> None:
-        assert not [one for one in seen(tmp_path).collectives if one.done_at is not None][2:]
+        assert not [
+            collective
+            for collective in seen(tmp_path).collectives
+            if collective.done_at is not None
+        ][2:]
         if fails:
             raise RuntimeError("peer lost")
 
@@ -249,7 +253,7 @@ def test_the_ring_has_the_newest_and_the_counts_of_all(tmp_path: Path) -> None:
     for _ in range(more):
         group.all_reduce(Tensor(1), "ReduceOp.SUM", True)
     recorded = seen(tmp_path)
-    assert [one.sequence for one in recorded.collectives] == [*range(11, more + 1)]
+    assert [collective.sequence for collective in recorded.collectives] == [*range(11, more + 1)]
     assert recorded.last == {recorded.collectives[0].channel: more}
 
 

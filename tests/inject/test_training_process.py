@@ -56,10 +56,10 @@ def train(kind, sparse=False, **options):
         optimizer.clear_grad()
         rate.step()
         if index == 3:                          # a checkpoint is resumed
-            state = {name: each.clone() if hasattr(each, "clone") else each
-                     for name, each in optimizer.state_dict().items()}
+            state = {name: value.clone() if hasattr(value, "clone") else value
+                     for name, value in optimizer.state_dict().items()}
             optimizer.set_state_dict(state)
-    return np.concatenate([each.numpy().ravel() for each in layers.parameters()])
+    return np.concatenate([parameter.numpy().ravel() for parameter in layers.parameters()])
 
 clip = nn.ClipGradByGlobalNorm(0.5)
 for kind, plain, options in (

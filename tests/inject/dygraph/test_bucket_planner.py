@@ -46,7 +46,7 @@ class Training:
             if not self.planner.is_on:
                 return
             self.planner.begin()
-            ready: list[float | None] = [self.now + each / 1000 for each in range(1, 5)]
+            ready: list[float | None] = [self.now + delay_ms / 1000 for delay_ms in range(1, 5)]
             if number == misses:
                 ready[2] = None
             self.now += self.seconds(self.buckets)
@@ -67,7 +67,7 @@ def test_the_plan_that_is_seen_to_be_fastest_is_kept(
     assert (outcome.chosen, outcome.planned) == ("plan", len(best))
     assert outcome.seen_s["auto"] == pytest.approx(0.02)
     assert outcome.seen_s["plan"] == pytest.approx(0.01)
-    assert outcome.bytes_chosen == tuple(1000 * len(one) for one in best)
+    assert outcome.bytes_chosen == tuple(1000 * len(bucket) for bucket in best)
     assert training.decisions == 1
 
 
@@ -97,7 +97,7 @@ def test_smaller_buckets_are_kept_where_starts_turn_out_to_cost_less_than_measur
     assert len(training.buckets) == outcome.planned == 3
     assert outcome.chosen == "plan"
     assert outcome.seen_s["plan"] == pytest.approx(0.01)
-    assert outcome.bytes_chosen == tuple(1000 * len(one) for one in training.buckets)
+    assert outcome.bytes_chosen == tuple(1000 * len(bucket) for bucket in training.buckets)
 
 
 def test_a_plan_that_is_the_default_is_not_tried() -> None:

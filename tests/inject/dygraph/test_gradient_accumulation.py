@@ -45,8 +45,8 @@ class Signs(SGD):
     def step(self):
         Signs.steps += 1
         with paddle.no_grad():
-            for each in self._parameter_list:
-                each.set_value(each - 0.5 * each.grad)
+            for parameter in self._parameter_list:
+                parameter.set_value(parameter - 0.5 * parameter.grad)
 
 optimizer = Signs(0.1, parameters=layer.parameters())
 for index in range(2):
@@ -89,27 +89,27 @@ way, = sys.argv[1:]
 layer = paddle.nn.Linear(2, 1)
 layer.weight.set_value(paddle.ones([2, 1]))
 optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-held = lambda each: paddle.base.core.eager.get_all_grads([each])[0]
+held = lambda parameter: paddle.base.core.eager.get_all_grads([parameter])[0]
 try:
     for _ in range(8):
         layer(paddle.ones([1, 2])).sum().backward()
         with paddle.no_grad():
-            for each in layer.parameters():
+            for parameter in layer.parameters():
                 if way == "scale":
-                    each.grad.scale_(0.5)
+                    parameter.grad.scale_(0.5)
                 elif way == "replace":
-                    each.grad = each.grad * 0.5
+                    parameter.grad = parameter.grad * 0.5
                 elif way == "held":
-                    held(each).scale_(0.5)
+                    held(parameter).scale_(0.5)
         optimizer.step()
         with paddle.no_grad():
-            for each in layer.parameters():
+            for parameter in layer.parameters():
                 if way == "zero":
-                    each.grad.zero_()
+                    parameter.grad.zero_()
                 elif way == "zero_held":
-                    held(each).zero_()
+                    held(parameter).zero_()
                 else:
-                    each.clear_gradient()
+                    parameter.clear_gradient()
 except RuntimeError as error:
     print(error)
 print("weight", layer.weight.numpy().ravel()[0])
@@ -136,15 +136,15 @@ try:
             optimizer.clear_grad()
         batch(1)
         with paddle.no_grad():
-            for each in layer.parameters():
+            for parameter in layer.parameters():
                 if way in ("scale", "each"):
-                    each.grad.scale_(0.5)
+                    parameter.grad.scale_(0.5)
                 elif way == "replace":
-                    each.grad = each.grad * 0.5
+                    parameter.grad = parameter.grad * 0.5
                 elif way == "clamp":
-                    each.grad.clip_(-1, 1)
+                    parameter.grad.clip_(-1, 1)
                 elif way == "add" and step == 7:
-                    each.grad.add_(paddle.ones_like(each.grad))
+                    parameter.grad.add_(paddle.ones_like(parameter.grad))
         if way == "clip":
             paddle.nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
         optimizer.step()
@@ -220,19 +220,19 @@ def test_optimizers_of_the_same_weights_may_take_turns_by_updates(
     version: str, tmp_path: Path
 ) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
-    _, said = alone(version, tmp_path, TWO_OPTIMIZERS, {"strategy": asked}, "4")
-    assert float(said.split("weight ")[1]) == pytest.approx(1 - 2 * 0.15 - 2 * 0.015)
-    _, said = alone(version, tmp_path, TWO_OPTIMIZERS, {"strategy": asked}, "3")
-    assert "two optimizers update the same parameters in turn" in said
+    _, output = alone(version, tmp_path, TWO_OPTIMIZERS, {"strategy": asked}, "4")
+    assert float(output.split("weight ")[1]) == pytest.approx(1 - 2 * 0.15 - 2 * 0.015)
+    _, output = alone(version, tmp_path, TWO_OPTIMIZERS, {"strategy": asked}, "3")
+    assert "two optimizers update the same parameters in turn" in output
 
 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_weights_may_be_clipped_from_the_beginning_only(version: str, tmp_path: Path) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    _, said = alone(version, tmp_path, CLIPPING, {"strategy": asked}, "0.45")
-    assert float(said.split("weight ")[1]) == pytest.approx(0.5)
-    _, said = alone(version, tmp_path, CLIPPING, {"strategy": asked}, "0.6")
-    assert "clip the weights once before the first step, too" in said
+    _, output = alone(version, tmp_path, CLIPPING, {"strategy": asked}, "0.45")
+    assert float(output.split("weight ")[1]) == pytest.approx(0.5)
+    _, output = alone(version, tmp_path, CLIPPING, {"strategy": asked}, "0.6")
+    assert "clip the weights once before the first step, too" in output
 
 
 @pytest.mark.parametrize(("way", "weight"), [("scale", 0.9), ("replace", 0.9), ("zero", 0.8)])
@@ -241,9 +241,9 @@ def test_what_a_script_does_to_gradients_counts_once_in_each_update(
     version: str, way: str, weight: float, tmp_path: Path
 ) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    told, said = alone(version, tmp_path, BY_HAND, {"strategy": asked}, way)
+    told, output = alone(version, tmp_path, BY_HAND, {"strategy": asked}, way)
     # Two updates with gradients of 1.
-    assert float(said.split("weight ")[1]) == pytest.approx(weight)
+    assert float(output.split("weight ")[1]) == pytest.approx(weight)
     assert told["updates"] == 2
     assert not any("changes gradients" in note for note in told["notes"])
 

@@ -68,8 +68,8 @@ def test_paddles_reducer_stays_where_it_does_what_is_asked(
 ) -> None:
     begin(asked)
     names = [name for name in asked if name in REDUCER_FIELDS]
-    found = handover.suffices(names, packed, has_levels=None, are_paddles=are_paddles)
-    assert found is is_enough
+    suffices = handover.suffices(names, packed, has_levels=None, are_paddles=are_paddles)
+    assert suffices is is_enough
     assert not handover.suffices(names, packed, has_levels=2, are_paddles=are_paddles)
 
 

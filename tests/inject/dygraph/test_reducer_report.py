@@ -45,8 +45,8 @@ def told(
     communicators: Any = [SimpleNamespace(calls=count) for count in calls]
     for number, sizes in enumerate([*buckets, *buckets[-1:]] if deleted else buckets):
         last = number == len(buckets)
-        for each in deleted if last else ():
-            report.forget(each)
+        for model in deleted if last else ():
+            report.forget(model)
         reducer: Any = SimpleNamespace(
             backwards=9 if last else 1,
             parameters=["p"] * (2 * len(sizes)),

@@ -74,9 +74,9 @@ def spelled_by(node: ast.AST) -> Iterator[str]:
         case ast.ImportFrom(module=str(module), names=several):
             inner = module.startswith(("paddle.base.", "paddle.framework"))
             yield from (
-                each.name
-                for each in several
-                if (inner or (module.startswith("paddle") and is_private(each.name)))
+                alias.name
+                for alias in several
+                if (inner or (module.startswith("paddle") and is_private(alias.name)))
             )
 
 
@@ -112,7 +112,7 @@ def test_every_name_of_the_table_is_used() -> None:
                 case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)):
                     spelled.add(name)
                 case ast.ImportFrom(names=several):
-                    spelled.update(each.name for each in several)
+                    spelled.update(alias.name for alias in several)
     stale = [
         f"{name}: {part}"
         for name in private_names.NAMES
@@ -129,5 +129,5 @@ def test_no_row_of_the_table_is_there_twice() -> None:
 
 
 def test_a_capability_of_the_table_has_a_fallback() -> None:
-    used = {each for name in private_names.NAMES for each in name.capabilities}
+    used = {capability for name in private_names.NAMES for capability in name.capabilities}
     assert used == set(private_names.FALLBACKS)

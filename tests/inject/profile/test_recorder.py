@@ -41,8 +41,12 @@ def test_the_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
     trace = tracefile.read(str(tmp_path / "trace"))
     assert trace is not None
     assert (trace.rank, trace.first_step, trace.steps) == (3, 3, 3)
-    assert [one.name for one in trace.spans if one.kind == "step"] == ["step 3", "step 4", "step 5"]
-    assert sum(one.kind == "backward" for one in trace.spans) == 3
+    assert [span.name for span in trace.spans if span.kind == "step"] == [
+        "step 3",
+        "step 4",
+        "step 5",
+    ]
+    assert sum(span.kind == "backward" for span in trace.spans) == 3
     assert 0.0 <= trace.seconds["queued"] < 10.0
     assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600
 
@@ -57,7 +61,7 @@ def test_each_step_has_the_run_of_the_program_that_it_ends_in(tmp_path: Path) ->
         made.end_program(begin)
     recorded = tracefile.read(str(tmp_path / "trace"))
     assert recorded is not None
-    assert [one.kind for one in recorded.spans] == ["step", "step", "run", "run"]
+    assert [span.kind for span in recorded.spans] == ["step", "step", "run", "run"]
     assert recorded.seconds["run"] <= recorded.seconds["step"]
 
 
@@ -84,7 +88,7 @@ def test_an_allreduce_on_a_device_is_recorded_until_it_was_waited_for(tmp_path: 
     assert made.spans == []
     flown.wait()
     assert calls == [2, "waited"]
-    assert [(one.kind, one.details) for one in made.spans] == [(FLIGHT, {"bytes": 12})]
+    assert [(span.kind, span.details) for span in made.spans] == [(FLIGHT, {"bytes": 12})]
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(

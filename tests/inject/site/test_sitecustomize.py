@@ -15,7 +15,7 @@ import fleetrun
 SITE = str(Path(fleetrun.__file__).parent / "inject" / "site")
 
 
-def said(code: str, *paths: str, **env: str) -> str:
+def printed(code: str, *paths: str, **env: str) -> str:
     """Return what CODE prints in a Python of a rank that has PATHS on its PYTHONPATH."""
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -39,23 +39,23 @@ print([p for p in sys.path_importer_cache if "inject" in p], len(sys.meta_path))
     # `faulthandler` and `atexit` are built into the interpreter.
     also = "import faulthandler, atexit\n" + see
     env = {"FLEETRUN_RECORDS": str(tmp_path / "error"), "FLEETRUN_STACK_SIGNAL": "60"}
-    assert said(also, SITE, str(tmp_path), **env) == said(also, str(tmp_path))
+    assert printed(also, SITE, str(tmp_path), **env) == printed(also, str(tmp_path))
 
 
 def test_the_users_own_sitecustomize_runs_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('mine', __file__)\nflag = 1\n")
     code = "import sitecustomize; print(sitecustomize.flag)"
-    assert said(code, SITE, str(tmp_path)) == f"mine {tmp_path}/sitecustomize.py\n1\n"
+    assert printed(code, SITE, str(tmp_path)) == f"mine {tmp_path}/sitecustomize.py\n1\n"
 
 
 def test_what_fails_in_the_users_own_sitecustomize_fails_as_before(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import nowhere_at_all\n")
-    assert said("print(1)", SITE, str(tmp_path)) == said("print(1)", str(tmp_path))
+    assert printed("print(1)", SITE, str(tmp_path)) == printed("print(1)", str(tmp_path))
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n")
-    with_island = said("print(1)", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
-    assert with_island == said("print(1)", str(tmp_path))
+    with_island = printed("print(1)", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
+    assert with_island == printed("print(1)", str(tmp_path))
     # And ours is there all the same.
-    said("raise OSError", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
+    printed("raise OSError", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
     assert (tmp_path / "e").exists()
 
 
@@ -64,28 +64,28 @@ def test_a_hook_that_was_there_before_is_called(tmp_path: Path) -> None:
         "import sys\nsys.excepthook = lambda *_: print('theirs')\n"
     )
     path = tmp_path / "error.json"
-    assert said("1 / 0", SITE, str(tmp_path), FLEETRUN_RECORDS=str(path)) == "theirs\n"
+    assert printed("1 / 0", SITE, str(tmp_path), FLEETRUN_RECORDS=str(path)) == "theirs\n"
     assert "ZeroDivisionError" in path.read_text()
 
 
 def test_a_folder_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
-    plain = said("raise OSError('x')", str(tmp_path))
+    plain = printed("raise OSError('x')", str(tmp_path))
     gone = str(tmp_path / "gone" / "error.json")
-    assert said("raise OSError('x')", SITE, FLEETRUN_RECORDS=gone) == plain
+    assert printed("raise OSError('x')", SITE, FLEETRUN_RECORDS=gone) == plain
     (tmp_path / "error.json").mkdir()
     there = str(tmp_path / "error.json")
-    assert said("raise OSError('x')", SITE, FLEETRUN_RECORDS=there) == plain
+    assert printed("raise OSError('x')", SITE, FLEETRUN_RECORDS=there) == plain
     assert [entry.name for entry in tmp_path.iterdir()] == ["error.json"]
 
 
 def test_nonsense_in_its_variables_is_no_trouble() -> None:
     for value in ("", "x", "9", "-1", "9999"):
-        assert said("print(1)", SITE, FLEETRUN_STACK_SIGNAL=value) == "1\n"
+        assert printed("print(1)", SITE, FLEETRUN_STACK_SIGNAL=value) == "1\n"
 
 
 def test_a_huge_message_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    said("raise ValueError('x' * 3_000_000)", SITE, FLEETRUN_RECORDS=str(path))
+    printed("raise ValueError('x' * 3_000_000)", SITE, FLEETRUN_RECORDS=str(path))
     assert path.stat().st_size < 2_000_000
 
 
@@ -109,10 +109,10 @@ def test_s15_python_and_paddle_both_show_a_crash(tmp_path: Path) -> None:
     (base / "core.py").write_text(PADDLE)
     (tmp_path / "paddle" / "nn.py").write_text("")
     code = "import os, sys, paddle\nprint(len(sys.meta_path), flush=True)\nos.kill(os.getpid(), 11)"
-    output = said(code, SITE, str(tmp_path), PYTHONFAULTHANDLER="1")
+    output = printed(code, SITE, str(tmp_path), PYTHONFAULTHANDLER="1")
     assert "Fatal Python error: Segmentation fault" in output
     assert "theirs" in output
-    finders = said("import sys; print(len(sys.meta_path))", str(tmp_path))
+    finders = printed("import sys; print(len(sys.meta_path))", str(tmp_path))
     assert output.startswith(finders)
 
 
@@ -127,17 +127,17 @@ print([p for p in sys.path_importer_cache if "inject" in p])
 import json
 """
     env = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "nowhere")}
-    assert said(see, SITE, str(tmp_path), **env) == said(see, str(tmp_path))
+    assert printed(see, SITE, str(tmp_path), **env) == printed(see, str(tmp_path))
 
 
 def test_a_strategy_that_cannot_be_read_is_said_and_paddle_is_imported(tmp_path: Path) -> None:
     (tmp_path / "paddle.py").write_text("print('imported')\n")
     env = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "nowhere")}
-    text = said("import paddle", SITE, str(tmp_path), **env)
+    text = printed("import paddle", SITE, str(tmp_path), **env)
     assert text.startswith("imported\n")
     assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
     # Nor is a record that cannot be written a reason to end the training.
-    text = said("import paddle", SITE, str(tmp_path), **env, FLEETRUN_RECORDS=str(tmp_path))
+    text = printed("import paddle", SITE, str(tmp_path), **env, FLEETRUN_RECORDS=str(tmp_path))
     assert text.startswith("imported\n")
     assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
 
@@ -162,7 +162,7 @@ print(type(core.__loader__).__name__, type(core.__spec__.loader).__name__)
         # Only then are losses recorded.
         "FLEETRUN_STOP_AFTER": "9",
     }
-    *lines, told = said(code, SITE, str(tmp_path), **env).splitlines()
+    *lines, told = printed(code, SITE, str(tmp_path), **env).splitlines()
     assert lines == ["True", "SourceFileLoader SourceFileLoader"]
     assert told.startswith("fleetrun: Paddle of unknown version differs from the versions")
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_pat
         "FLEETRUN_RECORDS": str(tmp_path / "rank.0.jsonl"),
         "FLEETRUN_STOP_AFTER": "9",
     }
-    text = said("import paddle; print('on')", SITE, str(tmp_path), **env)
+    text = printed("import paddle; print('on')", SITE, str(tmp_path), **env)
     assert text.startswith("on\nfleetrun: Paddle of unknown version differs from the versions")
     assert (
         "paddle.base.core.eager.run_backward is missing: the losses of steps are not recorded"
@@ -219,10 +219,10 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    assert said(swallow, SITE, str(tmp_path)) == "interrupted\n"
+    assert printed(swallow, SITE, str(tmp_path)) == "interrupted\n"
     other = "class Dying:\n    def __del__(self): raise ValueError('mine')\nDying()"
-    assert "Exception ignored in" in said(other, SITE)
-    assert "ValueError: mine" in said(other, SITE)
+    assert "Exception ignored in" in printed(other, SITE)
+    assert "ValueError: mine" in printed(other, SITE)
 
 
 def test_an_interrupt_is_not_lost_while_python_looks_whether_the_script_is_an_archive(

@@ -120,37 +120,37 @@ def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
 class Built:
     """The programs of one Paddle."""
 
-    def __init__(self, version: str, found: dict[str, Any]) -> None:
+    def __init__(self, version: str, programs: dict[str, Any]) -> None:
         self.version = version
-        self._found = found
+        self._programs = programs
         self.allreduce = "all_reduce" if version == "3.3.1" else "c_allreduce_sum"
 
     def main(self, name: str) -> dict[str, int]:
         """Return how often each operator is in the main block of the program NAME."""
-        assert not self._found[name]["error"], self._found[name]["error"]
-        return dict(self._found[name]["blocks"][0])
+        assert not self._programs[name]["error"], self._programs[name]["error"]
+        return dict(self._programs[name]["blocks"][0])
 
     def blocks(self, name: str) -> list[dict[str, int]]:
         """Return it for the other blocks."""
-        return list(self._found[name]["blocks"][1:])
+        return list(self._programs[name]["blocks"][1:])
 
     def order(self, name: str) -> list[str]:
         """Return the types of the operators of the main block."""
-        return list(self._found[name]["order"][0])
+        return list(self._programs[name]["order"][0])
 
     def error(self, name: str) -> str:
         """Return what the program NAME has ended with."""
-        return str(self._found[name]["error"])
+        return str(self._programs[name]["error"])
 
-    def found(self, name: str) -> dict[str, Any]:
+    def report(self, name: str) -> dict[str, Any]:
         """Return all that is known of the program NAME."""
-        assert not self._found[name]["error"], self._found[name]["error"]
-        return dict(self._found[name])
+        assert not self._programs[name]["error"], self._programs[name]["error"]
+        return dict(self._programs[name])
 
-    def said(self, name: str, knob: str) -> tuple[str, str]:
+    def outcome(self, name: str, knob: str) -> tuple[str, str]:
         """Return the status of KNOB in the program NAME, and the reason or what was counted."""
-        (found,) = [each for each in self._found[name]["knobs"] if each["name"] == knob]
-        return found["status"], found["reason"] or found["evidence"]
+        (row,) = [row for row in self._programs[name]["knobs"] if row["name"] == knob]
+        return row["status"], row["reason"] or row["evidence"]
 
 
 @pytest.fixture(params=["3.3.1", "2.6.2"])
@@ -169,15 +169,15 @@ def test_gradients_share_allreduces_and_one_operator_updates(built: Built) -> No
     assert main[built.allreduce] == 3
     assert main["merged_momentum"] == 1
     assert "momentum" not in main
-    assert built.said("packed", "fuse_grad_size_in_num")[0] == "effective"
-    assert built.said("packed", "enable_auto_fusion") == (
+    assert built.outcome("packed", "fuse_grad_size_in_num")[0] == "effective"
+    assert built.outcome("packed", "enable_auto_fusion") == (
         "no_effect",
         "this build of Paddle has no such pass",
     )
 
 
 def test_auto_is_a_tenth_of_the_gradients_and_says_so(built: Built) -> None:
-    status, text = built.said("auto", "fuse_grad_size_in_MB")
+    status, text = built.outcome("auto", "fuse_grad_size_in_MB")
     assert status == "effective"
     assert re.fullmatch(r"6 gradients in 1 allreduce; .*; auto: a tenth of \S+ MB .*", text)
 
@@ -195,8 +195,8 @@ def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built
     # Each has three: to reduce in a group, to sum among leaders, to broadcast.
     rings = "[100, 101, 102, 105, 106, 107]"
     evidence = f"3 allreduces in turn over 2 communicators (rings {rings})"
-    assert built.said("channels", "nccl_comm_num") == ("effective", evidence)
-    assert "[[0, 1], [2, 3]]" in built.said("channels", "use_hierarchical_allreduce")[1]
+    assert built.outcome("channels", "nccl_comm_num") == ("effective", evidence)
+    assert "[[0, 1], [2, 3]]" in built.outcome("channels", "use_hierarchical_allreduce")[1]
 
 
 def test_merged_gradients_are_summed_where_parameters_are_updated(built: Built) -> None:
@@ -207,34 +207,34 @@ def test_merged_gradients_are_summed_where_parameters_are_updated(built: Built) 
         assert kind not in built.main(name)
         (block,) = built.blocks(name)
         assert block[kind] == number
-        assert built.said(name, "gradient_merge")[0] == "effective"
-    assert built.said("merged channels", "nccl_comm_num")[0] == "effective"
+        assert built.outcome(name, "gradient_merge")[0] == "effective"
+    assert built.outcome("merged channels", "nccl_comm_num")[0] == "effective"
 
 
 def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> None:
-    assert built.found("stepped with each run")["rates"] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
-    assert built.found("stepped each fourth run")["rates"] == [1, 1, 1, 1, 0.5, 0.5, 0.5]
+    assert built.report("stepped with each run")["rates"] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert built.report("stepped each fourth run")["rates"] == [1, 1, 1, 1, 0.5, 0.5, 0.5]
 
 
 def test_what_is_left_of_a_round_is_told(built: Built) -> None:
-    notes = built.found("stepped with each run")["notes"]
+    notes = built.report("stepped with each run")["notes"]
     assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in notes
-    (note,) = [note for note in built.found("stepped each fourth run")["notes"] if "round" in note]
+    (note,) = [note for note in built.report("stepped each fourth run")["notes"] if "round" in note]
     assert note.startswith("1 micro-step of a partial round was dropped (merge_tail=step: ")
 
 
 def test_each_program_counts_its_own_runs(built: Built) -> None:
-    names = built.found("merged")["variables"]
+    names = built.report("merged")["variables"]
     assert "gradient_merge_step" not in names
     assert len([name for name in names if name.startswith("gradient_merge_step")]) == 1
 
 
 def test_what_paddle_puts_into_the_program_is_counted(built: Built) -> None:
-    assert built.said("lars", "lars") == ("effective", "6 lars_momentum")
+    assert built.outcome("lars", "lars") == ("effective", "6 lars_momentum")
     assert built.main("lars")["lars_momentum"] == 6
-    assert built.said("lamb", "lamb") == ("effective", "6 lamb")
+    assert built.outcome("lamb", "lamb") == ("effective", "6 lamb")
     assert built.main("lamb")["lamb"] == 6
-    assert built.said("recompute", "recompute") == (
+    assert built.outcome("recompute", "recompute") == (
         "effective",
         "2 operators are recomputed in the backward pass",
     )
@@ -242,21 +242,21 @@ def test_what_paddle_puts_into_the_program_is_counted(built: Built) -> None:
 
 
 def test_what_is_not_there_has_a_reason(built: Built) -> None:
-    assert built.said("lars of SGD", "lars") == (
+    assert built.outcome("lars of SGD", "lars") == (
         "no_effect",
         "Paddle replaces Momentum only; here: sgd",
     )
-    assert built.said("lamb of SGD", "lamb")[1].endswith("replaces Adam only; here: sgd")
-    assert "names no checkpoints" in built.said("recompute nothing", "recompute")[1]
-    assert built.said("sync_batch_norm", "sync_batch_norm")[0] == "no_effect"
-    assert built.said("streams", "calc_comm_same_stream")[0] == "no_effect"
+    assert built.outcome("lamb of SGD", "lamb")[1].endswith("replaces Adam only; here: sgd")
+    assert "names no checkpoints" in built.outcome("recompute nothing", "recompute")[1]
+    assert built.outcome("sync_batch_norm", "sync_batch_norm")[0] == "no_effect"
+    assert built.outcome("streams", "calc_comm_same_stream")[0] == "no_effect"
 
 
 def test_what_paddle_stops_at_is_refused_in_a_sentence(built: Built) -> None:
     assert built.error("dgc") == "RuntimeError: dgc: Paddle has dgc for GPUs only."
-    assert built.said("dgc", "dgc")[0] == "refused"
+    assert built.outcome("dgc", "dgc")[0] == "refused"
     assert "var any not in this block" in built.error("recompute anything")
-    assert built.said("recompute anything", "recompute")[0] == "refused"
+    assert built.outcome("recompute anything", "recompute")[0] == "refused"
 
 
 @pytest.mark.parametrize("name", ["two losses", "two losses, no strategy"])
@@ -270,24 +270,24 @@ def test_groups_on_gpus_keep_to_the_stream_of_the_computation_or_are_refused(bui
     name = "groups on GPUs"
     if built.version == "3.3.1":
         assert "all rings of an older static program over the first" in built.error(name)
-        assert built.said(name, "use_hierarchical_allreduce")[0] == "refused"
+        assert built.outcome(name, "use_hierarchical_allreduce")[0] == "refused"
         return
     # Three buckets: to the leader, among leaders, and back.
     order = [kind for kind in built.order(name) if kind[:2] == "c_" and "sync" not in kind]
     assert order == ["c_reduce_sum", "c_allreduce_sum", "c_broadcast"] * 3
-    assert built.found(name)["use_calc_stream"] == [True] * 9
+    assert built.report(name)["use_calc_stream"] == [True] * 9
 
 
 def test_levels_that_cannot_be_measured_are_one(built: Built) -> None:
     name = "levels to be measured on GPUs"
     assert built.main(name)[built.allreduce] == 3
     assert not {"reduce", "c_reduce_sum", "broadcast", "c_broadcast"} & built.main(name).keys()
-    status, reason = built.said(name, "use_hierarchical_allreduce")
+    status, reason = built.outcome(name, "use_hierarchical_allreduce")
     assert (status, reason[:26]) == ("no_difference", "auto: off in static graphs")
 
 
 def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) -> None:
-    status, text = built.said("communicators on GPUs", "nccl_comm_num")
+    status, text = built.outcome("communicators on GPUs", "nccl_comm_num")
     if built.version == "3.3.1":
         assert (status, text) == (
             "no_effect",
@@ -299,7 +299,7 @@ def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) ->
 
 @pytest.mark.parametrize("name", ["packed", "communicators on GPUs"])
 def test_allreduces_are_in_the_same_order_on_all_ranks(built: Built, name: str) -> None:
-    outcome = built.found(name)
+    outcome = built.report(name)
     # Paddle 2 keeps the order of its own operators.
     assert len(outcome["summed"]) == (3 if built.version == "3.3.1" else 0)
     for before, after in itertools.pairwise(outcome["summed"]):
@@ -307,19 +307,19 @@ def test_allreduces_are_in_the_same_order_on_all_ranks(built: Built, name: str) 
 
 
 def test_amp_without_casts_is_no_effect(built: Built) -> None:
-    assert built.said("amp", "amp")[0] == "no_effect"
+    assert built.outcome("amp", "amp")[0] == "no_effect"
     assert "cast" not in built.main("amp")
     assert built.main("amp")["check_finite_and_unscale"] == 6
 
 
 def test_localsgd_sums_parameters_on_some_steps_and_no_gradients(built: Built) -> None:
-    assert built.said("localsgd", "localsgd")[0] == "effective"
-    assert built.said("adaptive_localsgd", "adaptive_localsgd")[0] == "effective"
+    assert built.outcome("localsgd", "localsgd")[0] == "effective"
+    assert built.outcome("adaptive_localsgd", "adaptive_localsgd")[0] == "effective"
     # Paddle sums gradients and makes them a mean, too; only the parameters are left to it.
     assert built.allreduce not in built.main("localsgd")
     assert "scale" not in built.main("localsgd")
     assert [block.get(built.allreduce, 0) for block in built.blocks("localsgd")] == [0, 6, 6]
-    assert built.said("localsgd of Adam", "localsgd")[0] == "no_effect"
+    assert built.outcome("localsgd of Adam", "localsgd")[0] == "no_effect"
 
 
 def test_gradients_are_clipped_where_they_are_merged(built: Built) -> None:
@@ -332,9 +332,9 @@ def test_gradients_are_clipped_where_they_are_merged(built: Built) -> None:
 def test_each_paddle_shards_where_it_can(built: Built) -> None:
     if built.version == "2.6.2":
         assert "2.6.2 shards static programs on GPUs only" in built.error("sharding")
-        assert built.said("sharding", "sharding")[0] == "refused"
+        assert built.outcome("sharding", "sharding")[0] == "refused"
         return
-    assert built.said("sharding", "sharding") == ("effective", "6 broadcast, 6 reduce")
+    assert built.outcome("sharding", "sharding") == ("effective", "6 broadcast, 6 reduce")
     # Twelve collectives, each but the first after the one before.
     assert built.main("sharding")["depend"] == 11
     assert "among all 4 ranks only" in built.error("sharding in groups")
