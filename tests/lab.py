@@ -101,8 +101,8 @@ class Host(NamedTuple):
         return self.start("sh", "-c", script, "sh", where, *command, env=environ(**variables))
 
     @property
-    def said(self) -> str:
-        """What was started last has said."""
+    def output(self) -> str:
+        """The output of what was started last."""
         return (self.folder / "output").read_text()
 
     def crash(self) -> None:
@@ -178,7 +178,7 @@ class Network:
 
 def ends(launchers: Sequence[subprocess.Popen[bytes]], seconds: float = LONG_S) -> list[int]:
     """Return the exit codes of LAUNCHERS."""
-    return [one.wait(seconds) for one in launchers]
+    return [launcher.wait(seconds) for launcher in launchers]
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Switch:
 def plug(pid: int, address: str) -> int:
     """Give the host of PID an interface with ADDRESS; return the switch's end of its cable."""
     libc = ctypes.CDLL(None, use_errno=True)
-    home, there = (os.open(f"/proc/{one}/ns/net", os.O_RDONLY) for one in ("self", pid))
+    home, there = (os.open(f"/proc/{process}/ns/net", os.O_RDONLY) for process in ("self", pid))
     if libc.setns(there, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
     port = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)

@@ -74,9 +74,9 @@ def start(host: Host, script: str, *options: str) -> subprocess.Popen[bytes]:
 def run(hosts: tuple[Host, ...], script: str, *options: str) -> list[str]:
     """Run a job of SCRIPT on HOSTS to its good end, and return what each launcher said."""
     launchers = [start(host, script, *options) for host in hosts]
-    assert ends(launchers) == [0] * len(hosts), [host.said for host in hosts]
+    assert ends(launchers) == [0] * len(hosts), [host.output for host in hosts]
     assert not [line for host in hosts for line in host.processes()]
-    return [host.said for host in hosts]
+    return [host.output for host in hosts]
 
 
 @pytest.mark.parametrize("where", [IPS, MASTER])
@@ -85,7 +85,7 @@ def test_where_all_are_reached_nothing_is_said_and_ranks_have_their_ports(
 ) -> None:
     for text in run(two_hosts, LISTEN, *where):
         assert "reach" not in text
-    assert len([one for host in two_hosts for one in host.folder.glob("up.*")]) == 4
+    assert len([file for host in two_hosts for file in host.folder.glob("up.*")]) == 4
 
 
 @pytest.mark.parametrize("what", ANSWERS)
@@ -101,14 +101,14 @@ def test_ports_that_are_blocked_are_named_and_the_job_starts(
 
 
 def test_each_host_tries_the_first_one_and_its_neighbours(four_hosts: Network) -> None:
-    one, two, three, four = four_hosts.hosts
-    block(one, "6071", "drop", of=four.ip)
-    block(two, "6070", "drop", of=three.ip)
-    block(four, "6070-6071", "drop")
+    first, second, third, fourth = four_hosts.hosts
+    block(first, "6071", "drop", of=fourth.ip)
+    block(second, "6070", "drop", of=third.ip)
+    block(fourth, "6070-6071", "drop")
     ips = f"--ips={','.join(host.ip for host in four_hosts.hosts)}"
     texts = run(four_hosts.hosts, LISTEN, ips)
-    found = [re.findall(rf"{re.escape(REMARK)}(.*?) The job", text) for text in texts]
-    assert [one[0] if one else "" for one in found] == [
+    remarks = [re.findall(rf"{re.escape(REMARK)}(.*?) The job", text) for text in texts]
+    assert [of_host[0] if of_host else "" for of_host in remarks] == [
         f"10.88.0.4:6070, 6071: {SILENT}.",
         f"10.88.0.4:6070, 6071: {SILENT}.",
         f"10.88.0.4:6070, 6071: {SILENT}; 10.88.0.2:6070: {SILENT}.",
@@ -123,11 +123,11 @@ def test_the_report_of_a_hang_names_what_a_rank_does_not_reach(
     first, second = two_hosts
     block(first, "6070", what, of=second.ip)
     launchers = [start(host, CONNECT, *IPS, *quick(), "--hang_timeout=3") for host in two_hosts]
-    assert ends(launchers) == [124, 124], [host.said for host in two_hosts]
-    report = first.said
+    assert ends(launchers) == [124, 124], [host.output for host in two_hosts]
+    report = first.output
     assert f"Before the start 10.88.0.2 did not reach 10.88.0.1:6070 ({ANSWERS[what]})." in report
     if what == "drop":
         for rank in (2, 3):
             assert f"Rank {rank} does not reach 10.88.0.1:6070." in report
-        assert "rank 2 does not reach 10.88.0.1:6070" in second.said
+        assert "rank 2 does not reach 10.88.0.1:6070" in second.output
     assert not [line for host in two_hosts for line in host.processes()]

@@ -67,7 +67,7 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
         return
     seen = devices.witnessed(tmp_path, 0)
     # Two ranks of a host, and the first ones of both.
-    sums = [one for one in seen if one.operation == "reduce"]
-    among_leaders = [one for one in seen if one.operation == "all_reduce" and one.ranks == 2]
-    assert {one.ranks for one in sums} == {2}
+    sums = [call for call in seen if call.operation == "reduce"]
+    among_leaders = [call for call in seen if call.operation == "all_reduce" and call.ranks == 2]
+    assert {call.ranks for call in sums} == {2}
     assert len(among_leaders) >= len(sums)

@@ -24,16 +24,18 @@ def doctors(hosts: Pair, *words: str, seconds: float = LONG_S) -> list[Findings]
     ends([start(host, "doctor", "--json", IPS, *words) for host in hosts], seconds)
     for host in hosts:
         assert host.processes() == []
-    return [json.loads(host.said)["findings"] for host in hosts]
+    return [json.loads(host.output)["findings"] for host in hosts]
 
 
-def of(found: Findings, check: str) -> list[tuple[str, str]]:
-    return [(one["level"], one["seen"]) for one in found if one["check"] == check]
+def of(findings: Findings, check: str) -> list[tuple[str, str]]:
+    return [
+        (finding["level"], finding["seen"]) for finding in findings if finding["check"] == check
+    ]
 
 
 def test_hosts_meet_on_every_port_of_the_job(two_hosts: Pair) -> None:
-    found = doctors(two_hosts, "--nproc_per_node=2", f"--wait={LONG_S:g}")
-    for mine, other in zip(found, ("10.88.0.2", "10.88.0.1"), strict=True):
+    findings = doctors(two_hosts, "--nproc_per_node=2", f"--wait={LONG_S:g}")
+    for mine, other in zip(findings, ("10.88.0.2", "10.88.0.1"), strict=True):
         assert of(mine, "connection") == [("ok", f"{other} answers on 2 of 2 ports")]
         assert of(mine, "versions") == [("ok", "alike on 2 hosts")]
         ((_, taken),) = of(mine, "interface")
@@ -45,8 +47,8 @@ def test_a_port_behind_a_firewall_is_an_error_where_it_is_wanted(two_hosts: Pair
     # has no /etc/protocols.
     two_hosts[1].run("ip", "rule", "add", "ipproto", "6", "sport", "6071", "blackhole")
     first, second = doctors(two_hosts, "--nproc_per_node=2", "--wait=3")
-    ((level, said),) = of(first, "connection")
-    assert (level, said) == (
+    ((level, text),) = of(first, "connection")
+    assert (level, text) == (
         "error",
         "10.88.0.2:6071: no answer within 1 s (is a firewall in between?)",
     )
@@ -58,16 +60,16 @@ def test_a_host_without_a_doctor_is_told_from_one_that_is_down(two_hosts: Pair) 
     words = ("doctor", "--json", "--nproc_per_node=1", "--wait=1")
     for ips, level in (("10.88.0.1,10.88.0.2", "warning"), ("10.88.0.1,10.88.0.9", "error")):
         first.fleetrun(*words, f"--ips={ips}").wait(LONG_S)
-        ((judged, _),) = of(json.loads(first.said)["findings"], "connection")
+        ((judged, _),) = of(json.loads(first.output)["findings"], "connection")
         assert judged == level
 
 
 def test_one_rank_of_each_host_does_the_allreduce(two_hosts: Pair) -> None:
     words = ("--nproc_per_node=1", f"--wait={LONG_S:g}", "--allreduce")
     first, second = doctors(two_hosts, *words, seconds=TRAINING_S)
-    ((level, said),) = of(first, "allreduce")
+    ((level, text),) = of(first, "allreduce")
     assert level in {"ok", "warning"}
-    assert "right over gloo" in said
+    assert "right over gloo" in text
     assert of(second, "allreduce") == [
         ("ok", "2 ranks ran it over gloo; rank 0's host has the times")
     ]

@@ -79,11 +79,11 @@ def test_what_cannot_start_on_one_host_starts_on_none(
     ]
     assert ends(launchers) == [code, code]
     for host in two_hosts:
-        assert sentence in host.said
+        assert sentence in host.output
         assert not (host.folder / "up").exists()
         assert not list(host.folder.glob("log/runs/*"))
     ill = two_hosts[place]
-    assert re.search(rf"\(on ({ill.ip}|{ill.name})\)", two_hosts[1 - place].said)
+    assert re.search(rf"\(on ({ill.ip}|{ill.name})\)", two_hosts[1 - place].output)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -100,7 +100,7 @@ def test_a_host_that_comes_after_the_fault_hears_of_it(place: int, four_hosts: N
     launchers.append(start(hosts[2], ips))
     assert ends(launchers) == [3, 3, 3]
     for host in hosts:
-        assert "There is no script train.py" in host.said
+        assert "There is no script train.py" in host.output
 
 
 # What hides a strategy from one host, which has all others' folder.
@@ -125,9 +125,9 @@ def test_the_same_holds_by_ssh(  # noqa: PLR0917 - what the table has
     hosts = "--hosts=10.88.0.1:2,10.88.0.2:2"
     words = (hosts, ssh, "--max_restart=2", "--strategy=own/mine.yaml", "train.py")
     head = two_hosts[0]
-    assert head.fleetrun(*words, folder=tmp_path).wait(LONG_S) == code, head.said
-    assert sentence in head.said
-    assert "was lost" not in head.said
+    assert head.fleetrun(*words, folder=tmp_path).wait(LONG_S) == code, head.output
+    assert sentence in head.output
+    assert "was lost" not in head.output
     assert not (tmp_path / "up").exists()
 
 
@@ -142,11 +142,11 @@ def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
     late = start(ill, *where, *options, before=before)
     assert late.wait(LONG_S) == code
     assert ends(launchers) == [0, 0]
-    assert sentence in ill.said
+    assert sentence in ill.output
     assert not (ill.folder / "up").exists()
     for host in well:
         assert (host.folder / "up").exists()
-        assert sentence in host.said
+        assert sentence in host.output
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_a_program_may_differ_on_a_host_that_is_known_otherwise(
         (host.folder / "rank.sh").write_text(f"echo {host.name} >up")
         words = ("--nproc_per_node=1", "--rdzv_timeout=8", *where, "sh", "rank.sh")
         launchers.append(host.fleetrun(*words, FLEETRUN_TOKEN=token))
-    assert ends(launchers) == codes, [host.said for host in two_hosts]
+    assert ends(launchers) == codes, [host.output for host in two_hosts]
     for host in two_hosts:
         assert (host.folder / "up").exists() == (not codes[0])
     what = "the script" if codes[0] else "the digest of the program"
-    assert any(what in host.said for host in two_hosts)
+    assert any(what in host.output for host in two_hosts)
 
 
 def test_a_stranger_that_says_it_has_a_fault_ends_no_job(four_hosts: Network) -> None:
@@ -173,12 +173,12 @@ def test_a_stranger_that_says_it_has_a_fault_ends_no_job(four_hosts: Network) ->
     launchers = [start(first, *MASTER)]
     # It knows the name of the job and where that meets, and not what it runs.
     assert stranger.fleetrun(*MASTER, "other.py").wait(LONG_S) == 3
-    assert "There is no script other.py" in stranger.said
+    assert "There is no script other.py" in stranger.output
     launchers.append(start(second, *MASTER))
     assert ends(launchers) == [0, 0]
     unproven = "There is no script other.py in "
-    assert unproven in first.said
-    assert "the job waits on: without FLEETRUN_TOKEN nothing proves" in first.said
+    assert unproven in first.output
+    assert "the job waits on: without FLEETRUN_TOKEN nothing proves" in first.output
 
 
 @pytest.mark.skipif(slurm.missing() is not None, reason="there is no Slurm here")

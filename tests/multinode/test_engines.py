@@ -78,8 +78,8 @@ def test_a_task_for_each_rank_by_a_real_mpi(job: Job, mpirun: str) -> None:
     command = [program, *options, "-n", "3", *job.words]
     done = job.run(command)
     assert done.returncode == 0, done.stderr
-    said = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
-    assert said == ["0 of 3 0", "1 of 3 1", "2 of 3 2"]
+    lines = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    assert lines == ["0 of 3 0", "1 of 3 1", "2 of 3 2"]
     done = job.run(command, FAIL="2")
     assert done.returncode == 7, done.stderr
     assert "rank 2 exited with 7" in done.stderr

@@ -66,11 +66,11 @@ def test_of_a_dead_network_no_rank_is_named(two_hosts: tuple[Host, Host]) -> Non
     two_hosts[1].run("nft", "; ".join(rules))
     assert ends(launchers, TRAINING_S) == [124, 124]
     run = two_hosts[0].folder / "log" / "latest"
-    (hung,) = [one for one in eventfile.read(str(run / names.EVENTS)) if one.event == "hung"]
-    (found,) = hung.more["collectives"]
-    assert found["who"] == []
-    assert found["text"].startswith("all its ranks have entered all_reduce ")
-    assert found["text"].endswith("no rank is missing, so the network or a device holds it up")
+    (hung,) = [event for event in eventfile.read(str(run / names.EVENTS)) if event.event == "hung"]
+    (finding,) = hung.more["collectives"]
+    assert finding["who"] == []
+    assert finding["text"].startswith("all its ranks have entered all_reduce ")
+    assert finding["text"].endswith("no rank is missing, so the network or a device holds it up")
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_the_records_of_two_hosts_say_who_keeps_the_others_waiting(
     launchers = [start_warm(host, *options, "job.py") for host in two_hosts]
     assert ends(launchers, TRAINING_S) == [124, 124]
     run = two_hosts[0].folder / "log" / "latest"
-    (hung,) = [one for one in eventfile.read(str(run / names.EVENTS)) if one.event == "hung"]
-    (found,) = hung.more["collectives"]
-    assert found["who"] == [who]
-    assert found["text"].startswith(text)
-    assert two_hosts[1].said.count(text[1:]) == 1
+    (hung,) = [event for event in eventfile.read(str(run / names.EVENTS)) if event.event == "hung"]
+    (finding,) = hung.more["collectives"]
+    assert finding["who"] == [who]
+    assert finding["text"].startswith(text)
+    assert two_hosts[1].output.count(text[1:]) == 1
     # Beside those of its own ranks it has those of the other host's.
     for rank in range(4):
         assert flightfile.read(str(run / names.collectives(str(rank))), 0) is not None

@@ -70,14 +70,14 @@ class Job:
         def spoken() -> list[str]:
             names = [path.name.split(".") for path in self.folder.glob(f"is.*.of.{hosts}.*")]
             # A host that had to wait for a processor may have made one more.
-            for one in {int(name[1]) for name in names}:
-                found = [name[-1] for name in names if int(name[1]) == one]
-                if one >= attempt and len(found) == hosts:
-                    return sorted(found)
+            for number in {int(name[1]) for name in names}:
+                hostnames = [name[-1] for name in names if int(name[1]) == number]
+                if number >= attempt and len(hostnames) == hosts:
+                    return sorted(hostnames)
             return []
 
         until(lambda: spoken() or self._all_over())
-        assert spoken(), [host.said for host in self.launchers]
+        assert spoken(), [host.output for host in self.launchers]
         return spoken()
 
     def _all_over(self) -> bool:
@@ -135,10 +135,10 @@ def test_an_elastic_job_goes_on_without_the_first_host(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
     assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
-    said = [host.said for host in hosts[1:]]
-    assert all("The job goes on with 2 hosts" in text for text in said)
+    outputs = [host.output for host in hosts[1:]]
+    assert all("The job goes on with 2 hosts" in text for text in outputs)
     # One of them has coordinated it since then.
-    assert any(COORDINATES in text for text in said)
+    assert any(COORDINATES in text for text in outputs)
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
     assert [job.end(host) for host in hosts[1:]] == [0, 0, 0]
     four_hosts.heal(first)
     assert job.end(first) != 0
-    assert "no longer coordinates the job: etcd has not answered" in first.said
+    assert "no longer coordinates the job: etcd has not answered" in first.output
 
 
 def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_ends(
@@ -175,7 +175,7 @@ def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_end
     assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
     assert not [line for line in hosts[0].processes() if "etcd --name" not in line]
     for host in hosts[1:]:
-        assert f"the coordinator of the job was lost on {hosts[0].ip}." in host.said
+        assert f"the coordinator of the job was lost on {hosts[0].ip}." in host.output
 
 
 @pytest.mark.skipif(not shutil.which("nft"), reason="there is no nft (Debian: nftables)")
@@ -194,7 +194,7 @@ def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     )
     first.run("nft", "; ".join(rules))
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
-    assert "it reaches 1 host, and the job needs 2" in first.said
+    assert "it reaches 1 host, and the job needs 2" in first.output
     assert not [line for line in first.processes() if line.startswith("sh rank.sh")]
     # Once it reaches them again, it takes part again.
     first.run("nft", "delete table ip lab")
@@ -216,7 +216,7 @@ def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_
     for host in hosts[1:]:
         # A host that vanishes may or may not let its connections break.
         ways = ("coordinator of the job was lost on", "cut off from the coordinator,")
-        assert any(f"{way} {hosts[0].ip}" in host.said for way in ways)
+        assert any(f"{way} {hosts[0].ip}" in host.output for way in ways)
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     job.let_go()
     assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
     # Whoever followed it has the logs of all, and what became of each.
-    (second,) = [host for host in hosts[1:] if COORDINATES in host.said]
+    (second,) = [host for host in hosts[1:] if COORDINATES in host.output]
     (other,) = {*hosts[1:]} - {second}
     run = second.folder / "log" / "latest"
     ends = json.loads((run / "hosts.json").read_text())["hosts"]
@@ -274,7 +274,7 @@ def test_what_an_earlier_job_of_the_same_name_has_left_behind_is_waited_out(
     words = ("--log_dir=log2", *job.options, "sh", "rank.sh")
     launchers = [host.fleetrun(*words, folder=job.folder) for host in hosts[:2]]
     assert ends(launchers) == [0, 0]
-    assert any("a job of this name that has not ended" in host.said for host in hosts[:2])
+    assert any("a job of this name that has not ended" in host.output for host in hosts[:2])
 
 
 SUM_UP = """

@@ -76,7 +76,7 @@ def test_the_others_end_and_the_ranks_may_save(
     assert launchers[1 - victim].wait(LONG_S) == 1
     launchers[victim].wait(LONG_S)
     until(lambda: not running(gone, SHELL))
-    assert "was lost on" in other.said
+    assert "was lost on" in other.output
     saved = (tmp_path / "saved").read_text().splitlines()
     assert sorted(saved) == ["saved by 0", "saved by 1"]
 

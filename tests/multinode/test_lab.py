@@ -79,14 +79,14 @@ import socket, sys
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 link.bind(("0.0.0.0", 6071))
 link.settimeout(0.5)
-found = 0
+echoed = 0
 for number in range(int(sys.argv[2])):
     link.sendto(b"%d" % number, (sys.argv[1], 6072))
     try:
-        found += link.recv(100) == b"%d" % number
+        echoed += link.recv(100) == b"%d" % number
     except TimeoutError:
         pass
-print(found)
+print(echoed)
 """
 PONG = """
 import socket
@@ -112,9 +112,9 @@ def pong(hosts: tuple[Host, ...]) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in answering:
-            one.kill()
-            one.wait()
+        for process in answering:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("kind", ["four_hosts", "slow_hosts"])

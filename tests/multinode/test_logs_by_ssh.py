@@ -37,10 +37,10 @@ def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
     )
     options = (f"--hosts={ips}", ssh, "--gather_logs=all")
     job = head.fleetrun(*options, "sh", "-c", script, folder=work, **shown)
-    assert job.wait(LONG_S) == code, head.said
+    assert job.wait(LONG_S) == code, head.output
     assert_no_survivors(marker)
-    assert "fleetrun: The logs are in log/runs/" in head.said
+    assert "fleetrun: The logs are in log/runs/" in head.output
     for rank in range(4):
-        said = (work / "log" / f"workerlog.{rank}").read_text()
-        assert said == f"rank {rank} on node-{2 + rank // 2}\n"
+        text = (work / "log" / f"workerlog.{rank}").read_text()
+        assert text == f"rank {rank} on node-{2 + rank // 2}\n"
     assert (work / "log" / "latest" / "hosts.json").exists()

@@ -49,7 +49,7 @@ for _ in range(5):
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()
-bits = b"".join(one.numpy().tobytes() for one in model.parameters())
+bits = b"".join(parameter.numpy().tobytes() for parameter in model.parameters())
 with open(os.path.join(sys.argv[1], f"weights.{dist.get_rank()}"), "w") as file:
     file.write(hashlib.sha256(bits).hexdigest())
 """
@@ -116,7 +116,7 @@ class Hosts:
     def run(self, way: Way, script: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run SCRIPT by WAY; nobody may be left."""
         words = (*way.words, *FLEETRUN, *way.options, *script)
-        words = tuple(one.format(ssh=self._ssh, folder=self._folder) for one in words)
+        words = tuple(word.format(ssh=self._ssh, folder=self._folder) for word in words)
         start = self._hosts[0].command if self._cluster is None else self._command
         root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
         done = subprocess.run(
@@ -138,7 +138,7 @@ class Hosts:
         """Run SCRIPT by a launcher on each host, and return their exit codes."""
         env = {**os.environ, **self._shown}
         started = [host.start(*FLEETRUN, IPS, BOTH, *script, env=env) for host in self._hosts]
-        return [one.wait(TRAINING_S) for one in started]
+        return [launcher.wait(TRAINING_S) for launcher in started]
 
 
 def hosts_for(way: Way, hosts: tuple[Host, Host], folder: Path) -> Hosts:

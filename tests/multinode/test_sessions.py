@@ -64,7 +64,7 @@ class Job:
     def wait_until_ready(self) -> None:
         """Wait until every rank speaks."""
         until(lambda: self._is_over() or self._is_ready())
-        assert self._is_ready(), [host.said for host in self.launchers]
+        assert self._is_ready(), [host.output for host in self.launchers]
 
     def fail_once_and_end(self) -> None:
         """Let rank 1 fail, all start again together, and all end well."""
@@ -118,9 +118,9 @@ def test_all_hosts_end_as_the_rank_that_failed_first(
     job.order(2, 7)
     assert job.ends() == [7] * 4
     for host in four_hosts.hosts:
-        assert "ank 2 exited with 7" in host.said
+        assert "ank 2 exited with 7" in host.output
     # Its last line, wherever it ran.
-    assert all("rank 2 of 4 speaks" in host.said for host in four_hosts.hosts)
+    assert all("rank 2 of 4 speaks" in host.output for host in four_hosts.hosts)
     first = four_hosts.hosts[0].folder / "log" / "latest"
     for rank in (1, 2, 3):
         log = (first / "gathered" / f"workerlog.{rank}").read_text()
@@ -154,7 +154,7 @@ def test_hosts_that_meet_may_come_in_any_order_and_by_name(
     for rank in range(4):
         job.order(rank, 0)
     assert job.ends() == [0] * 4
-    assert "FLEETRUN_TOKEN is not set" in four_hosts.hosts[1].said
+    assert "FLEETRUN_TOKEN is not set" in four_hosts.hosts[1].output
     # The master's host is the first; the others follow by their addresses.
     for rank, host in enumerate(four_hosts.hosts):
         log = (host.folder / "log" / "workerlog.0").read_text()
@@ -173,7 +173,7 @@ def test_a_host_that_crashes_is_named_and_ends_the_job(
     assert codes[0] != 0
     for host in four_hosts.hosts:
         if host is not gone:
-            assert gone.ip in host.said
+            assert gone.ip in host.output
 
 
 def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
@@ -185,8 +185,8 @@ def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
     codes = job.ends()
     assert 0 not in codes
     for host in four_hosts.hosts:
-        assert (alone.ip in host.said) or host is alone
-    assert "cut off" in alone.said
+        assert (alone.ip in host.output) or host is alone
+    assert "cut off" in alone.output
 
 
 def test_a_bad_network_is_survived(slow_hosts: Network, tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_a_host_that_never_comes_is_waited_for_and_named(
     job.start(four_hosts.hosts[:3])
     assert job.ends() == [4] * 3
     for host in four_hosts.hosts[:3]:
-        assert f"did not come within {timeout_s} s" in host.said
-        assert make is by_master or "10.88.0.4" in host.said
+        assert f"did not come within {timeout_s} s" in host.output
+        assert make is by_master or "10.88.0.4" in host.output
     assert not list((tmp_path / "job").glob("ready.*"))
 
 

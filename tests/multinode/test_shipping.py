@@ -61,22 +61,22 @@ def test_nothing_that_was_sent_stays_on_a_host(
         text=True,
     ) as process:
         until(lambda: process.poll() is not None or len([*there.glob("*/job/up.*")]) == 2)
-        said = survivors(marker)
+        processes = survivors(marker)
         if killed == "head":
             # And not what has entered the host for it.
             strike(
                 [
                     pid
-                    for pid, line in said.items()
+                    for pid, line in processes.items()
                     if line.startswith(sys.executable) and "--ship" in line
                 ]
             )
         elif killed == "agent":
             # What cleans up is its child.
-            agents = [pid for pid, line in said.items() if protocol.RECEIVE in line]
+            agents = [pid for pid, line in processes.items() if protocol.RECEIVE in line]
             strike([pid for pid in agents if parent(pid) not in agents][:1])
         elif killed == "ssh":
-            strike([pid for pid, line in said.items() if line.startswith("ssh ")][:1])
+            strike([pid for pid, line in processes.items() if line.startswith("ssh ")][:1])
         else:
             next(there.glob("*/job")).joinpath("go").touch()
         out, err = process.communicate(timeout=LONG_S)
@@ -100,5 +100,5 @@ def test_a_host_without_fleetrun_is_told_of_ship(four_hosts: Network, tmp_path: 
     ssh = sshd_hosts.option([host], tmp_path / "keys", CUDA_VISIBLE_DEVICES="")
     job = head.fleetrun(f"--hosts={host.ip}", ssh, "true", folder=tmp_path)
     assert job.wait(LONG_S) == 3
-    assert f"fleetrun: {host.ip}  there is no {sys.executable} there (" in head.said
-    assert "or send it along with --ship." in head.said
+    assert f"fleetrun: {host.ip}  there is no {sys.executable} there (" in head.output
+    assert "or send it along with --ship." in head.output

@@ -75,4 +75,4 @@ def test_the_host_with_the_slow_link_is_named(slow_hosts: Network) -> None:
     assert (remark.more["what"], remark.more["who"]) == ("straggler", ["rank 3"])
     text = f"The link of {slow.name} (rank 3) is slow: round trips take "
     assert remark.more["text"].startswith(text)
-    assert text in first.said
+    assert text in first.output

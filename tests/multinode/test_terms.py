@@ -29,7 +29,7 @@ def start(host: Host, script: str, *options: str, **variables: str) -> subproces
 
 def ranks(host: Host) -> list[str]:
     """Return the ranks that run on HOST."""
-    return [one for one in host.processes() if one.startswith("sh rank.sh")]
+    return [line for line in host.processes() if line.startswith("sh rank.sh")]
 
 
 def test_two_parts_of_a_job_never_train_at_once(four_hosts: Network) -> None:
@@ -45,7 +45,7 @@ def test_two_parts_of_a_job_never_train_at_once(four_hosts: Network) -> None:
     until((first.folder / "up.1").exists)
     assert ranks(second) == []
     four_hosts.heal(second)
-    assert "--heartbeat_timeout=4 (here 60)" in second.said
+    assert "--heartbeat_timeout=4 (here 60)" in second.output
     (first.folder / "done").touch()
     assert ends(launchers) == [0, 1]
 
@@ -65,9 +65,9 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
     ]
     assert ends(launchers) == [7, 7]
     assert (second.folder / "up.1").exists()
-    assert "Attempt 1 of 1" in second.said
-    assert "--max_restart=1 (here 0), --grace=1 (here 60)" in second.said
-    assert "(here" not in first.said
+    assert "Attempt 1 of 1" in second.output
+    assert "--max_restart=1 (here 0), --grace=1 (here 60)" in second.output
+    assert "(here" not in first.output
 
 
 def test_hosts_in_paddles_variables_are_one_job(two_hosts: tuple[Host, Host]) -> None:
@@ -92,6 +92,6 @@ def test_lists_of_hosts_in_another_order_are_said_to_be(
     assert ends(launchers) == [4] * 3
     for host in four_hosts.hosts[:3]:
         assert re.search(
-            "list of hosts has another order|the order of the hosts differs", host.said
+            "list of hosts has another order|the order of the hosts differs", host.output
         )
         assert not (host.folder / "up").exists()

@@ -58,7 +58,7 @@ def launch(hosts: Pair, script: str, *options: str) -> None:
         (host.folder / "job.py").write_text(script)
     begin = start_warm if "import paddle" in script else start
     launchers = [begin(host, *options, "job.py") for host in hosts]
-    assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.said for host in hosts)
+    assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.output for host in hosts)
     for host in hosts:
         assert host.processes() == []
 
@@ -91,10 +91,10 @@ def test_a_host_without_an_address_of_another_waits_as_the_first(two_hosts: Pair
     for host in two_hosts:
         (host.folder / "job.py").write_text(DUMP)
     launchers = [start(first, "--nnodes=2", "--nproc_per_node=1", "job.py")]
-    until(lambda: re.search("^fleetrun --master.*\n", first.said, re.MULTILINE))
-    (line,) = re.findall("^fleetrun (--master=10.88.0.1:.*)\n", first.said, re.MULTILINE)
+    until(lambda: re.search("^fleetrun --master.*\n", first.output, re.MULTILINE))
+    (line,) = re.findall("^fleetrun (--master=10.88.0.1:.*)\n", first.output, re.MULTILINE)
     launchers.append(start(second, *line.split()))
-    assert ends(launchers) == [0, 0], "".join(host.said for host in two_hosts)
+    assert ends(launchers) == [0, 0], "".join(host.output for host in two_hosts)
     for env in dumps(two_hosts):
         hosts = re.findall(r"[\d.]+(?=:)", env["PADDLE_TRAINER_ENDPOINTS"])
         assert hosts == ["10.88.0.1", "10.88.0.2"]
@@ -128,9 +128,9 @@ def test_the_interface_that_reaches_the_peers_is_used(two_hosts: Pair) -> None:
     for env in dumps(two_hosts):
         assert env["GLOO_SOCKET_IFNAME"] == "eth0"
     # NCCL would use aaa0, too, which leads nowhere.
-    (found,) = nccl_sockets(two_hosts[0])
-    assert found.startswith("^=")
-    assert {*found.removeprefix("^=").split(",")} == {"lo", "docker0", "aaa0"}
+    (setting,) = nccl_sockets(two_hosts[0])
+    assert setting.startswith("^=")
+    assert {*setting.removeprefix("^=").split(",")} == {"lo", "docker0", "aaa0"}
     two_hosts[0].run("ip", "link", "del", "aaa0")
     assert nccl_sockets(two_hosts[0]) == set()
 
@@ -140,8 +140,8 @@ def nccl_sockets(host: Host) -> set[str]:
     env = environ(FLEETRUN_ASSUME_DEVICES="gpu:1")
     del env["CUDA_VISIBLE_DEVICES"]
     argv = (sys.executable, "-m", "fleetrun", IPS, "--dry-run=sh", "job.py")
-    said = host.run(*argv, env=env).stdout
-    return set(re.findall(r"NCCL_SOCKET_IFNAME='?([^' \\\n]+)", said))
+    script = host.run(*argv, env=env).stdout
+    return set(re.findall(r"NCCL_SOCKET_IFNAME='?([^' \\\n]+)", script))
 
 
 def test_an_address_that_is_not_ours_is_an_error_that_lists_both(two_hosts: Pair) -> None:
@@ -149,10 +149,10 @@ def test_an_address_that_is_not_ours_is_an_error_that_lists_both(two_hosts: Pair
     (first.folder / "job.py").write_text(DUMP)
     launcher = start(first, "--ips=10.88.0.7,10.88.0.8", "--nproc_per_node=1", "job.py")
     assert launcher.wait(LONG_S) == 3
-    said = first.said
+    output = first.output
     for wanted in ("10.88.0.7", "10.88.0.8", "10.88.0.1 (eth0)", "--host"):
-        assert wanted in said
-    assert "Traceback" not in said
+        assert wanted in output
+    assert "Traceback" not in output
     assert not (first.folder / "rank-0.json").exists()
 
 
@@ -164,10 +164,10 @@ def test_a_taken_port_is_named_with_its_holder(two_hosts: Pair) -> None:
     until((second.folder / "holding").exists)
     launcher = start(second, IPS, "--nproc_per_node=1", "job.py")
     assert launcher.wait(LONG_S) == 3
-    said = second.said
+    output = second.output
     pid = second.run("pgrep", "-f", "hold.py").stdout.split()[0]
     for wanted in ("6070", f"pid {pid} ", "hold.py", "--start_port"):
-        assert wanted in said
+        assert wanted in output
     assert not (second.folder / "rank-1.json").exists()
     holder.kill()
     holder.wait()
@@ -196,7 +196,7 @@ def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) ->
     script = ROOT / "scripts" / "train_resnet.py"
     words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=2")
     launchers = [start_warm(host, *words, version=version) for host in two_hosts]
-    assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.said for host in two_hosts)
+    assert ends(launchers, TRAINING_S) == [0, 0], "\n".join(host.output for host in two_hosts)
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
     weights = [
         line.partition("sha256 ")[2]

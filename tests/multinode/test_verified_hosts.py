@@ -47,15 +47,15 @@ def runs(folder: Path) -> int:
 def test_ranks_of_all_hosts_are_compared(
     two_hosts: tuple[Host, Host], tmp_path: Path, marker: str, case: str
 ) -> None:
-    code, said, count = CASES[case]
+    code, sentence, count = CASES[case]
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker}
     ssh = sshd_hosts.option(two_hosts, tmp_path / "keys", **shown)
     (tmp_path / "train.py").write_text(SCRIPT)
     hosts = f"--hosts={','.join(f'{host.ip}:2' for host in two_hosts)}"
     words = (*VERIFY, hosts, ssh, "train.py", case)
     head = two_hosts[0].fleetrun(*words, folder=tmp_path, **shown)
-    assert head.wait(TRAINING_S) == code, two_hosts[0].said
-    assert said in two_hosts[0].said
+    assert head.wait(TRAINING_S) == code, two_hosts[0].output
+    assert sentence in two_hosts[0].output
     assert runs(tmp_path) == count
     assert_no_survivors(marker)
 
@@ -73,8 +73,8 @@ def test_snapshots_that_stay_on_another_host_are_missed(
     hosts = f"--hosts={','.join(f'{host.ip}:2' for host in two_hosts)}"
     words = (*VERIFY, hosts, ssh, "train.py", "equal")
     head = two_hosts[0].fleetrun(*words, folder=work, **shown)
-    assert head.wait(TRAINING_S) == 1, two_hosts[0].said
-    assert "give an --out that is one folder on all hosts" in two_hosts[0].said
+    assert head.wait(TRAINING_S) == 1, two_hosts[0].output
+    assert "give an --out that is one folder on all hosts" in two_hosts[0].output
     assert_no_survivors(marker)
 
 
@@ -83,9 +83,9 @@ def test_a_difference_on_one_of_two_hosts_holds_up_none(two_hosts: tuple[Host, H
         (host.folder / "train.py").write_text(SCRIPT)
     words = (*VERIFY, "--nnodes=2", "--master=node-1:6170", "--nproc_per_node=2")
     started = [host.fleetrun(*words, "train.py", "second host") for host in two_hosts]
-    said = "\n".join(host.said for host in two_hosts)
-    assert ends(started, TRAINING_S) == [0, 0], said
+    output = "\n".join(host.output for host in two_hosts)
+    assert ends(started, TRAINING_S) == [0, 0], output
     for host, how in zip(two_hosts, ("to the last bit", "within rounding"), strict=True):
-        assert f"{how}, on 2 of 4 ranks." in host.said
+        assert f"{how}, on 2 of 4 ranks." in host.output
         assert runs(host.folder) == RUNS
         assert host.processes() == []
