@@ -59,7 +59,7 @@ class Launched(NamedTuple):
 
     session: Session
     handler: Rank
-    said: list[str]
+    remarks: list[str]
 
 
 class Launchers:

@@ -155,7 +155,7 @@ class Calls(Dialer):
     ) -> None:
         self._host = host
         (self._target,) = targets
-        self._found, self._refused_by = opened, closed
+        self._opened, self._refused_by = opened, closed
         self._connection = None
         self.troubles = {}
         # Of the call that is under way, if any is.
@@ -196,7 +196,7 @@ class Calls(Dialer):
             return
         self.close()
         self._connection = world.connect(host, called)
-        self._found(self._connection)
+        self._opened(self._connection)
 
 
 class Door(Listener):
@@ -290,7 +290,11 @@ class Launcher(SessionHandler):
 
     def is_turned_away(self) -> bool:
         """Whether it came when there was no place, and never had one."""
-        ends = [one.failure.what for one in self.verdicts.values() if one.failure is not None]
+        ends = [
+            verdict.failure.what
+            for verdict in self.verdicts.values()
+            if verdict.failure is not None
+        ]
         return not self.rosters and any("refused this host" in what for what in ends)
 
     # Its loop -------------------------------------------------------------------------------
@@ -554,7 +558,7 @@ class World:
 
     def called(self, name: str) -> Launcher:
         """Return the launcher NAME."""
-        return next(one for one in self.launchers if one.name == name)
+        return next(launcher for launcher in self.launchers if launcher.name == name)
 
     def connect(self, host: Launcher, called: Launcher) -> End:
         """Connect HOST to the launcher that it has CALLED, and return its end."""
@@ -617,8 +621,8 @@ class World:
     def reset(self, host: Launcher) -> None:
         """Break the connections of HOST, as a firewall does, with all that is on its way."""
         for end in list(host.ends):
-            for one in (end, end.peer):
-                one.host.do(partial(one.lose, "reset"))
+            for endpoint in (end, end.peer):
+                endpoint.host.do(partial(endpoint.lose, "reset"))
 
     def jump(self, host: Launcher, seconds: float) -> None:
         """Let a host's clock go forward, as after a pause of the machine."""
@@ -699,7 +703,7 @@ class World:
         for host in live:
             if host.was_cut_long or host.is_turned_away():
                 continue
-            final = [one.failure for one in host.verdicts.values() if one.is_final]
+            final = [verdict.failure for verdict in host.verdicts.values() if verdict.is_final]
             assert final in ([], ends := ends or final), f"{host.name}: {final}, not {ends}"
             if not host.rosters:
                 # Whoever never had a place knows no generation but the first.

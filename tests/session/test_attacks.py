@@ -152,9 +152,9 @@ class Job(Launchers):
         self.strangers.append(made)
         return made
 
-    def said(self) -> str:
+    def console(self) -> str:
         """Return what the console of the coordinator says."""
-        return "\n".join(self.launched[0].said)
+        return "\n".join(self.launched[0].remarks)
 
     def is_well(self) -> bool:
         """Whether the second host is still heard, and its job runs."""
@@ -179,8 +179,8 @@ def offer(
     number: int = 1, settings: tuple[tuple[str, str], ...] = SETTINGS, **more: object
 ) -> JoinRequest:
     """Return what a host brings along."""
-    found = JoinRequest("", f"node-{number}", 7, (7000 + number,), ((),), settings=settings)
-    return found._replace(**more)  # type: ignore[arg-type]
+    request = JoinRequest("", f"node-{number}", 7, (7000 + number,), ((),), settings=settings)
+    return request._replace(**more)  # type: ignore[arg-type]
 
 
 def a_join(
@@ -203,9 +203,9 @@ def test_who_has_another_script_learns_only_that(job: Job) -> None:
     for secret in (SCRIPT, SCRIPT[:12], "collective", "5f3c5f3c", "node-0"):
         assert secret not in why
     # The user of the coordinator sees both.
-    turn_until(job.loop, job.said)
-    assert "its script differs from that" in job.said()
-    assert "--run_mode is ps there and collective on node-0" in job.said()
+    turn_until(job.loop, job.console)
+    assert "its script differs from that" in job.console()
+    assert "--run_mode is ps there and collective on node-0" in job.console()
 
 
 def test_who_says_the_script_it_was_told_of_has_not_proved_it(job: Job) -> None:
@@ -336,8 +336,8 @@ def test_a_fault_ends_a_job_before_its_start_only_if_it_is_proved_to_be_of_it(
         assert [verdict.failure for verdict in first.handler.verdicts] == [FAULT]
         return
     assert "there is no script (the job waits on: without FLEETRUN_TOKEN" in stranger.refusal()
-    turn_until(job.loop, job.said)
-    assert "cannot take part: there is no script" in job.said()
+    turn_until(job.loop, job.console)
+    assert "cannot take part: there is no script" in job.console()
     job.enter()
     turn_until(job.loop, lambda: all(launched.handler.runs for launched in job.launched))
     assert job.is_well()
@@ -402,7 +402,7 @@ def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> 
     turn_until(job.loop, lambda: job.launched[0].handler.runs)
     (roster,) = job.launched[0].handler.rosters
     assert {entry.host for entry in roster.entries} == {HERE}
-    assert all(line.isprintable() for line in job.launched[0].said)
+    assert all(line.isprintable() for line in job.launched[0].remarks)
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_a_connection_that_is_played_again_is_none(job: Job) -> None:
     job.token = TOKEN
     job.enter()
     once = recorded(job)
-    before = job.said()
+    before = job.console()
     with socket.create_connection((HERE, job.port)) as again:
         again.sendall(once)
         again.settimeout(0)
@@ -584,7 +584,7 @@ def test_a_connection_that_is_played_again_is_none(job: Job) -> None:
 
         turn_until(job.loop, is_over)
     assert b"Missing" not in got
-    assert "another token" in job.said().removeprefix(before)
+    assert "another token" in job.console().removeprefix(before)
 
 
 # Who sends much, or nothing ---------------------------------------------------------------------
@@ -602,14 +602,14 @@ def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
         job.join(0)
         job.enter()
         turn_until(job.loop, lambda: all(launched.handler.runs for launched in job.launched))
-        assert len(job.launched[0].said) <= 2
+        assert len(job.launched[0].remarks) <= 2
     finally:
         for link in flood:
             link.close()
 
 
 def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
-    printed = job.launch(allowed=frozenset({"127.0.0.2"})).said
+    printed = job.launch(allowed=frozenset({"127.0.0.2"})).remarks
     stranger = job.stranger(SCRIPT)
     turn_until(job.loop, lambda: printed)
     assert "not an address of this job" in printed[0]

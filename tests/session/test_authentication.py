@@ -47,9 +47,9 @@ def seals(end: Handshake) -> tuple[Seal, Seal]:
 @pytest.mark.parametrize("token", ["a token", None])
 def test_two_that_know_the_key_agree(token: str | None) -> None:
     caller, listener = meet(Key("job", token), Key("job", token))
-    for one, other in ((caller, listener), (listener, caller)):
+    for sender, receiver in ((caller, listener), (listener, caller)):
         for payload in (b"first", b"", b"third"):
-            assert seals(other)[1].take(seals(one)[0].put(payload)) == payload
+            assert seals(receiver)[1].take(seals(sender)[0].put(payload)) == payload
 
 
 @pytest.mark.parametrize(

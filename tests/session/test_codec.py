@@ -181,8 +181,8 @@ def test_a_frame_that_is_too_long_is_refused_by_its_head() -> None:
 
 
 def test_another_program_at_the_port_is_known_by_its_words() -> None:
-    said = "'HTTP/1.1 400 Bad Request', which no launcher sends: another program uses that port"
-    with pytest.raises(Malformed, match=f"^{said}$"):
+    sentence = "'HTTP/1.1 400 Bad Request', which no launcher sends: another program uses that port"
+    with pytest.raises(Malformed, match=f"^{sentence}$"):
         list(Frames(512).feed(b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n"))
     with pytest.raises(Malformed, match=r"^'SSH-2.0-x', which no"):
         list(Frames(512).feed(b"SSH-2.0-x\r\n\x00"))

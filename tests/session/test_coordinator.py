@@ -168,9 +168,9 @@ def failure(number: int, code: int = 7, *, is_victim: bool = False, no_retry: st
 
 
 def test_the_roster_comes_when_all_are_there_the_master_first_the_rest_by_address() -> None:
-    one = Session(3)
-    one.join_all(12, 0, 2)
-    roster = one.told(2, RosterMessage)
+    session = Session(3)
+    session.join_all(12, 0, 2)
+    roster = session.told(2, RosterMessage)
     assert [entry.host for entry in roster.entries] == ["10.0.0.1", "10.0.0.2", "10.0.0.12"]
 
 
@@ -672,9 +672,9 @@ def failed(session: Session, culprit: int, *others: int) -> None:
         session.say(number, Stopped(now, failure(culprit) if number == culprit else None))
 
 
-def hosts_of(one: Session, number: int) -> list[str]:
+def hosts_of(session: Session, number: int) -> list[str]:
     """Return the hosts of the roster that NUMBER was told last."""
-    told = one.told(number, RosterMessage)
+    told = session.told(number, RosterMessage)
     return [entry.hostname for entry in told.entries]
 
 

@@ -36,8 +36,8 @@ def test_a_folder_where_no_log_can_be_written_is_named(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_given_back_is_told_with_who_has_it(tmp_path: Path) -> None:
     lib = FakeNvml(("GPU-a",), uses={"GPU-a": (60 * GIB, 80 * GIB, (4711,))})
-    said = trouble(tmp_path, lib)
-    assert said == "60.0 of 80.0 GiB of the memory of GPU-a are still in use (pid 4711)"
+    fault = trouble(tmp_path, lib)
+    assert fault == "60.0 of 80.0 GiB of the memory of GPU-a are still in use (pid 4711)"
 
 
 def test_a_gpu_that_is_no_longer_there_is_told_with_why(tmp_path: Path) -> None:

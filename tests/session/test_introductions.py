@@ -48,8 +48,8 @@ def meet_all(
 
 def test_hosts_that_come_meet_on_every_port() -> None:
     numbers = ports.free(2)
-    found = meet_all(on_loopback(3, numbers))
-    for me, others in enumerate(found):
+    peers_by_host = meet_all(on_loopback(3, numbers))
+    for me, others in enumerate(peers_by_host):
         assert [peer.card and peer.card.host for peer in others] == [
             f"node{index}" for index in range(3) if index != me
         ]
@@ -89,8 +89,8 @@ def test_what_answers_otherwise_is_another_program() -> None:
 
 def test_a_check_up_of_another_job_is_named_as_such() -> None:
     hosts = on_loopback(2)
-    found = meet_all(hosts, 3.0, keys=[Key("job"), Key("job", "a token")])
-    connects = [peer.connects[0] for (peer,) in found]
+    peers_by_host = meet_all(hosts, 3.0, keys=[Key("job"), Key("job", "a token")])
+    connects = [peer.connects[0] for (peer,) in peers_by_host]
     assert [connect.outcome for connect in connects] == ["another program"] * 2
     # The last call of one may meet the end of the other, which says no more.
     assert any("token" in connect.text for connect in connects)

@@ -44,8 +44,8 @@ def test_what_is_written_is_read(leader: LeaderRecord, record: JobRecord) -> Non
 
 @given(st.text() | JSON.map(json.dumps))
 def test_what_a_stranger_has_written_is_nothing_or_a_value(text: str) -> None:
-    for found in (jobrecord.read_leader(text), jobrecord.read_record(text)):
-        assert found is None or isinstance(found, LeaderRecord | JobRecord)
+    for parsed in (jobrecord.read_leader(text), jobrecord.read_record(text)):
+        assert parsed is None or isinstance(parsed, LeaderRecord | JobRecord)
     assert jobrecord.read_leader("[" * 100_000) is None
 
 

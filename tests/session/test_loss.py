@@ -35,7 +35,7 @@ class Job(Launchers):
 
     def _are_running(self) -> bool:
         known = [launched.session._member for launched in self.launched]
-        return all(one is not None and one.phase == member.RUNNING for one in known)
+        return all(state is not None and state.phase == member.RUNNING for state in known)
 
     def kill(self, session: Session) -> LossReport:
         """Let a launcher end without a word, and its guard speak."""

@@ -42,7 +42,7 @@ def rendezvous(
         bare=BARE,
         plan=plan,
         redact=lambda text: text.replace("hunter2", "***"),
-        log=session.said.append,
+        log=session.remarks.append,
         health=health,
         warm=warm,
         hook=hook,
@@ -58,10 +58,10 @@ class RecordedSession:
         self.planned = self.quit = self.failures.append
         self.offers = 0
         self.troubles: list[str] = []
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.launcher = "this one"
         self.serves = False
-        self.shown = self.said.append
+        self.shown = self.remarks.append
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
@@ -196,8 +196,8 @@ def test_who_stood_by_and_is_not_well_gives_its_place_to_another(loop: Loop) -> 
 def test_who_stands_by_finds_out_whether_paddle_can_be_imported(loop: Loop) -> None:
     session = RecordedSession()
     gathering = stands_by(session, loop, str, lambda: checks.import_trouble("no_paddle"))
-    turn_until(loop, lambda: len(session.said) > 1)
-    assert "No module named 'no_paddle'" in session.said[1]
+    turn_until(loop, lambda: len(session.remarks) > 1)
+    assert "No module named 'no_paddle'" in session.remarks[1]
     gathering.plan(RosterMessage(1, 0, (), RendezvousConfig(2, 2)))
     turn_until(loop, lambda: session.failures)
     (failure,) = session.failures
@@ -227,5 +227,5 @@ def test_the_users_command_runs_before_a_host_joins(
     turn_until(loop, lambda: session.offers)
     assert gathering.missing() == "a place"
     all_the_same = f"The command of --elastic_pre_hook failed ({why}). This host joins anyway."
-    assert session.said == ([] if why is None else [all_the_same])
+    assert session.remarks == ([] if why is None else [all_the_same])
     gathering._abandon()

@@ -46,22 +46,22 @@ def of(line: str, folder: Path) -> str:
     ],
 )
 def test_each_file_that_is_run_counts(line: str, changed: str, folders: tuple[Path, Path]) -> None:
-    one, two = folders
-    assert of(line, one) == of(line, two) != ""
-    before = of(line, two)
-    (two / changed).write_text("# other\n")
-    assert of(line, two) != before
-    (two / changed).unlink()
-    assert of(line, two) != before
+    first, second = folders
+    assert of(line, first) == of(line, second) != ""
+    before = of(line, second)
+    (second / changed).write_text("# other\n")
+    assert of(line, second) != before
+    (second / changed).unlink()
+    assert of(line, second) != before
 
 
 @pytest.mark.parametrize("line", ["train.py --lr 2", "train.py data", "./prog -x", "sh -c true"])
 def test_what_else_stands_on_the_command_line_does_not(
     line: str, folders: tuple[Path, Path]
 ) -> None:
-    one, two = folders
-    (two / "data").write_text("other")
-    assert of(line, one) == of(line, two) == of(line.split(maxsplit=1)[0], one)
+    first, second = folders
+    (second / "data").write_text("other")
+    assert of(line, first) == of(line, second) == of(line.split(maxsplit=1)[0], first)
 
 
 @pytest.mark.parametrize("line", ["none.py", "./none", "no-such-program", "pkg"])
@@ -87,5 +87,5 @@ def test_modules_that_are_not_here_go_by_their_name(folders: tuple[Path, Path]) 
 
 def test_command_lines_that_look_alike_are_told_apart() -> None:
     lines = [("a", ("b c",)), ("a", ("b", "c")), ("a b", ("c",))]
-    found = {script.command_line(Script("file", target, args)) for target, args in lines}
-    assert len(found) == len(lines)
+    texts = {script.command_line(Script("file", target, args)) for target, args in lines}
+    assert len(texts) == len(lines)

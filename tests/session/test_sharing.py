@@ -64,8 +64,8 @@ def test_folders_keep_their_names_when_ranks_change_and_newcomers_get_others(
 
 
 def test_a_job_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
-    (one,) = folders(tmp_path / "deep" / "log")
-    one.withdraw()
+    (folder,) = folders(tmp_path / "deep" / "log")
+    folder.withdraw()
     assert not (tmp_path / "deep" / "log").exists()
 
 
