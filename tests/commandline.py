@@ -42,11 +42,11 @@ def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess
 
 
 class Ended(NamedTuple):
-    """How a launcher ended: its code, what ranks showed, and what it said itself."""
+    """How a launcher ended: its exit code, what its ranks printed, and its own messages."""
 
     code: int
     out: bytes
-    said: str
+    stderr: str
 
 
 class Launcher(Job):

@@ -77,8 +77,8 @@ class Meeting(Job):
         own.mkdir(parents=True, exist_ok=True)
         command = self._make(own, self.script, *self.options, *more, ranks=1)
         command.argv.remove("--quiet")
-        with (own / "said").open("wb") as said:
-            self.launchers.append(command.start(env=self.env, stdout=said, stderr=said))
+        with (own / "output").open("wb") as output:
+            self.launchers.append(command.start(env=self.env, stdout=output, stderr=output))
         self.commands.append(command)
         if not number:
             until(self._is_served)
@@ -88,6 +88,6 @@ class Meeting(Job):
         with closing(socket.socket()) as call:
             return call.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def said(self, number: int) -> str:
+    def output(self, number: int) -> str:
         """Return what launcher NUMBER has said so far."""
-        return (self.folder / f"host{number}" / "said").read_text(errors="replace")
+        return (self.folder / f"host{number}" / "output").read_text(errors="replace")

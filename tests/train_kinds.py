@@ -29,7 +29,7 @@ NOT_MERGED = {
 
 
 class Launch(NamedTuple):
-    """What the ranks of one launch reported, and what the launcher said."""
+    """What the ranks of one launch reported, and what it printed."""
 
     reports: list[dict[str, Any]]
     output: str

@@ -216,7 +216,7 @@ def test_a_container_without_gpus_on_a_machine_with_some_may_run_a_job_on_the_cp
     ended = job.finish(job.start(prefix=prefix))
     assert ended.code == 0
     assert (tmp_path / "started.1").exists()
-    assert "rmmod" not in ended.said
+    assert "rmmod" not in ended.stderr
     (finding,) = findings(run(tmp_path, "--json", "--gpus=0", prefix=prefix), "job")
     assert "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all" in finding["seen"]
 
@@ -270,8 +270,8 @@ def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path
         options = ("--preflight", f"--start_port={port}")
         ended = Command(tmp_path, "touch started", *options).run()
     assert ended.code == 3
-    assert f"error: port: {port} is taken by" in ended.said
-    assert "nothing was started" in ended.said
+    assert f"error: port: {port} is taken by" in ended.stderr
+    assert "nothing was started" in ended.stderr
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "log").exists()
 

@@ -79,7 +79,7 @@ def test_the_job_of_this_folder_is_meant_and_a_second_one_says_whose_names_it_ta
     there.wait_for("up.0")
     second = Command(here.folder, "true", ranks=1)
     second.argv.remove("--quiet")
-    output = second.run().said
+    output = second.run().stderr
     pid = launchers[0].pid
     assert f"-{Path(here.argv[-1]).name}-{pid} (process {pid}) still runs in this folder" in output
     assert fleetrun("stop", folder=here.folder).returncode == 0
@@ -177,7 +177,7 @@ def test_what_cannot_start_in_the_background_says_so_in_front(tmp_path: Path) ->
     command.argv.insert(3, "--detach")
     ended = command.run()
     assert ended.code == 3
-    assert "There is no script nosuch.py" in ended.said
+    assert "There is no script nosuch.py" in ended.stderr
     assert list((tmp_path / "log").iterdir()) == []
 
 

@@ -170,7 +170,7 @@ def test_two_launchers_in_a_step_are_one_job(tmp_path: Path) -> None:
         process = command.start(env={**step, "SLURM_NODEID": node, "SLURM_PROCID": node})
         started.append((command, process))
     ends = [command.finish(process) for command, process in started]
-    assert [end.code for end in ends] == [0, 0], [end.said for end in ends]
+    assert [end.code for end in ends] == [0, 0], [end.stderr for end in ends]
     port = cluster.first_port("77")
     assert ends[0].out.decode() == f"0 of 2 at 127.0.0.1:{port}\n"
     assert ends[1].out.decode() == f"1 of 2 at 127.0.0.2:{port}\n"
@@ -198,7 +198,7 @@ def test_pods_of_an_indexed_job_meet_at_the_first_in_the_order_of_their_numbers(
         }
         started.append((command, command.start(env=pod)))
     ends = [command.finish(process) for command, process in started]
-    assert [end.code for end in ends] == [0, 0], [end.said for end in ends]
+    assert [end.code for end in ends] == [0, 0], [end.stderr for end in ends]
     assert [end.out for end in ends] == [b"1 of 2, none\n", b"0 of 2, none\n"]
 
 

@@ -73,7 +73,7 @@ def test_a_program_that_is_missing_matters_only_where_its_ranks_are() -> None:
 def test_a_program_that_is_missing_is_a_sentence_before_anything_starts(tmp_path: Path) -> None:
     done = Command(tmp_path, "touch started", "--wrap=0: nsys-of-nobody").run()
     assert done.code == 3
-    assert "--wrap=0: nsys-of-nobody: there is no program nsys-of-nobody in $PATH" in done.said
+    assert "--wrap=0: nsys-of-nobody: there is no program nsys-of-nobody in $PATH" in done.stderr
     assert not (tmp_path / "started").exists()
 
 

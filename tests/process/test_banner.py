@@ -24,7 +24,7 @@ def launched(folder: Path, *options: str, script: str = "echo first") -> tuple[l
         job.argv.remove("--quiet")
     done = job.run()
     assert (done.code, done.out) == (0, b"first\n")
-    return done.said.splitlines(), (folder / "log" / "latest" / "launch.txt").read_text()
+    return done.stderr.splitlines(), (folder / "log" / "latest" / "launch.txt").read_text()
 
 
 def test_at_most_five_lines_stand_before_the_scripts_first(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_files_of_the_banner_are_there_where_links_cannot_be(banner: str, tmp_pa
     # As on FAT and some network shares.
     job.argv[1:4] = ["-c", WITHOUT_LINKS]
     done = job.run()
-    assert done.code == 0, done.said
-    named = re.findall(r"\S*log/\S*(?:workerlog\.0|endpoints\.log|launch\.txt)", done.said)
+    assert done.code == 0, done.stderr
+    named = re.findall(r"\S*log/\S*(?:workerlog\.0|endpoints\.log|launch\.txt)", done.stderr)
     assert named
     for path in named:
         assert (tmp_path / path).is_file(), path
@@ -95,5 +95,5 @@ def test_servers_and_trainers_are_counted_in_the_banner(tmp_path: Path) -> None:
     job = Command(tmp_path, "exit 0", *options)
     del job.argv[3:5]
     done = job.run()
-    assert done.code == 0, done.said
-    assert "on this host: server 0 and trainer 0\n" in done.said
+    assert done.code == 0, done.stderr
+    assert "on this host: server 0 and trainer 0\n" in done.stderr

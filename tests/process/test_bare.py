@@ -27,10 +27,10 @@ def shell(before: str) -> tuple[str, ...]:
 def refused(job: Command, prefix: Sequence[str]) -> str:
     """Run JOB after PREFIX, and return the one line with which it was refused."""
     done = job.finish(job.start(prefix))
-    assert done.code == 3, done.said
-    assert done.said.count("\n") == 1, done.said
+    assert done.code == 3, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
     assert not (job.folder / "started").exists()
-    return done.said.removeprefix("fleetrun: ")
+    return done.stderr.removeprefix("fleetrun: ")
 
 
 @pytest.mark.parametrize("limit", [5, 10, 20])
@@ -43,7 +43,7 @@ def test_too_few_open_files_are_a_sentence(tmp_path: Path, limit: int) -> None:
 def test_the_soft_limit_of_open_files_is_raised_before_ports_are_held(tmp_path: Path) -> None:
     job = Command(tmp_path, "ulimit -n", ranks=64)
     done = job.finish(job.start(shell("ulimit -Sn 64")))
-    assert done.code == 0, done.said
+    assert done.code == 0, done.stderr
     # For us alone.
     assert {job.log(rank).read_text() for rank in range(64)} == {"64\n"}
 

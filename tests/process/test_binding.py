@@ -32,7 +32,7 @@ def shown(job: Command, ranks: int, allowed: set[int]) -> list[tuple[set[int], s
     until(lambda: os.sched_getaffinity(launcher.pid) == allowed)
     (job.folder / "go").touch()
     ended = job.finish(launcher)
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     lines = []
     for rank in range(ranks):
         own, child, threads = (job.folder / f"shown{rank}").read_text().split()

@@ -119,8 +119,8 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
     assert ended.code == 0
     assert "argv ['x'] __main__ True" in job.log(1).read_text()
     assert "warning" not in job.log(1).read_text().lower()
-    assert "--hang_timeout=0.2 is suspended by --debug=1." in ended.said
-    assert f"Remote Attach does): 1 at 127.0.0.1:{port}." in ended.said
+    assert "--hang_timeout=0.2 is suspended by --debug=1." in ended.stderr
+    assert f"Remote Attach does): 1 at 127.0.0.1:{port}." in ended.stderr
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ def test_without_debugpy_and_without_a_terminal_nothing_starts(
     job = Command.python(tmp_path, SCRIPT, "--debug=0")
     ended = job.finish(job.start(env=without_debugpy))
     assert ended.code == 3
-    assert "--debug=0: debugpy is not installed, and pdb needs fleetrun in the fore" in ended.said
+    assert "--debug=0: debugpy is not installed, and pdb needs fleetrun in the fore" in ended.stderr
     assert not (tmp_path / "passed0").exists()
     refused = Command.python(tmp_path, SCRIPT, "--debug=first").run()
     says = "fleetrun: --debug=first: give all, or ranks such as 0,3 or 0-3.\n"
-    assert (refused.code, refused.said) == (2, says)
+    assert (refused.code, refused.stderr) == (2, says)

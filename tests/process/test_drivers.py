@@ -25,7 +25,7 @@ pytestmark = pytest.mark.extended
 OTHER_DEV = """
 mount -t tmpfs none "$0" && cd "$0" && touch nvidiactl nvidia0 null zero urandom random tty
 mkdir shm pts; chmod 1777 shm
-for one in null zero urandom random tty shm; do mount --bind /dev/$one $one; done
+for name in null zero urandom random tty shm; do mount --bind /dev/$name $name; done
 mount --move . /dev; cd "$OLDPWD"; exec "$@"
 """
 NAMESPACE = ("unshare", "--mount", "sh", "-c", OTHER_DEV)
@@ -93,7 +93,7 @@ def test_term_ends_a_job_whose_driver_hangs_when_asked_whether_a_gpu_computes(
     launcher.send_signal(signal.SIGTERM)
     done = job.finish(launcher)
     assert done.code == 143
-    assert "asked rank 0 to stop" in done.said
+    assert "asked rank 0 to stop" in done.stderr
 
 
 # Without CAP_KILL root may not end the processes of others.

@@ -41,7 +41,7 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(tmp_path: Path
     wait_for(tmp_path, 1, hosts=2)
     (tmp_path / "go").touch()
     assert job.ends() == [0, -9, 0]
-    assert "The job goes on with 2 hosts; this is host 1." in job.said(2)
+    assert "The job goes on with 2 hosts; this is host 1." in job.output(2)
     log = tmp_path / "host2" / "log" / "latest" / "workerlog.0.attempt1"
     assert log.exists()
 
@@ -54,7 +54,7 @@ def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> 
     wait_for(tmp_path, 1, hosts=2)
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0]
-    assert "This host waits for a place in the job" in job.said(1)
+    assert "This host waits for a place in the job" in job.output(1)
     # The second start of the job is the first of the newcomer.
     log = tmp_path / "host0" / "log" / "latest" / "gathered" / "workerlog.1.attempt1"
     assert log.read_text() == "rank 1 speaks\n"
@@ -66,14 +66,14 @@ def test_without_a_token_a_host_comes_back_and_a_stranger_stays_out(tmp_path: Pa
     job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *quick(), wait, token="")
     _, second = (job.start("--rank", str(rank)) for rank in range(2))
     wait_for(tmp_path, 0, hosts=2)
-    assert "FLEETRUN_TOKEN is not set: hosts that come after the job has begun" in job.said(0)
+    assert "FLEETRUN_TOKEN is not set: hosts that come after the job has begun" in job.output(0)
     secret = next((tmp_path / "host1" / "log").glob(".secret-*"))
     assert secret.stat().st_mode & 0o777 == 0o600
     second.kill()
     wait_for(tmp_path, 1, hosts=1)
     # Whoever has the script and its options, from a place that the job does not know.
     job.start().wait(LONG_S)
-    assert "without FLEETRUN_TOKEN it readmits only hosts that have taken part" in job.said(2)
+    assert "without FLEETRUN_TOKEN it readmits only hosts that have taken part" in job.output(2)
     job.start(host=1)
     wait_for(tmp_path, 2, hosts=2)
     (tmp_path / "go").touch()
@@ -88,7 +88,7 @@ def test_a_rank_that_ends_with_101_lets_all_start_again_without_max_restart(tmp_
     job.start()
     assert job.ends() == [0]
     wait_for(tmp_path, 1, hosts=1)
-    assert "exited with 101. All ranks start again" in job.said(0)
+    assert "exited with 101. All ranks start again" in job.output(0)
 
 
 @pytest.mark.slow
@@ -110,12 +110,12 @@ def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> 
     _, second = (job.start() for _ in range(2))
     wait_for(tmp_path, 0, hosts=2)
     job.start()
-    until(lambda: "This host waits for a place in the job" in job.said(2))
+    until(lambda: "This host waits for a place in the job" in job.output(2))
     second.kill()
     wait_for(tmp_path, 1, hosts=2)
     (tmp_path / "go").touch()
     assert job.ends() == [0, -9, 0]
-    assert "rank 1 of 2" in job.said(2)
+    assert "rank 1 of 2" in job.output(2)
 
 
 TRAIN = """
@@ -137,7 +137,7 @@ def test_the_ranks_of_a_host_that_stood_by_are_forked(tmp_path: Path, preload: s
     wait_for(tmp_path, 0, hosts=2)
     job.start()
     printed = {"": "Ranks of another attempt are forked from", "fails": "fails cannot be imported"}
-    until(lambda: printed.get(preload, "This host waits for a place in the job") in job.said(2))
+    until(lambda: printed.get(preload, "This host waits for a place in the job") in job.output(2))
     assert f"-{job.launchers[2].pid}" not in fleetrun("ps", "--json", folder=tmp_path).stdout
     second.kill()
     wait_for(tmp_path, 1, hosts=2)
@@ -145,7 +145,7 @@ def test_the_ranks_of_a_host_that_stood_by_are_forked(tmp_path: Path, preload: s
     assert job.ends() == [0, -9, 0]
     started = [event for event in job.commands[2].events() if event["event"] == "started"]
     assert [event["is_forked"] for event in started] == [not preload]
-    assert ("imports everything anew: fails cannot" in job.said(2)) == (preload == "fails")
+    assert ("imports everything anew: fails cannot" in job.output(2)) == (preload == "fails")
 
 
 @pytest.mark.slow
@@ -156,10 +156,10 @@ def test_a_host_that_stood_by_in_vain_ends_well(tmp_path: Path) -> None:
         job.start()
     wait_for(tmp_path, 0, hosts=2)
     job.start()
-    until(lambda: "This host waits for a place in the job" in job.said(2))
+    until(lambda: "This host waits for a place in the job" in job.output(2))
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0, 0]
-    assert "The job is done" in job.said(2)
+    assert "The job is done" in job.output(2)
 
 
 @pytest.mark.slow
@@ -171,8 +171,8 @@ def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: P
     second.kill()
     third.kill()
     assert job.ends() == [4, -9, -9]
-    assert "1 host of 2" in job.said(0)
-    assert "did not come within 1 s" in job.said(0)
+    assert "1 host of 2" in job.output(0)
+    assert "did not come within 1 s" in job.output(0)
 
 
 @pytest.mark.slow
@@ -185,14 +185,14 @@ def test_a_host_that_is_not_well_makes_room_for_one_that_stands_by(tmp_path: Pat
         job.start()
     wait_for(tmp_path, 0, hosts=2)
     job.start()
-    until(lambda: "This host waits for a place in the job" in job.said(2))
+    until(lambda: "This host waits for a place in the job" in job.output(2))
     (tmp_path / "host1" / "log").rename(tmp_path / "host1" / "gone")
     (tmp_path / "fail").touch()
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0, 0]
     for number in range(3):
-        assert "stays out: no log can be written" in job.said(number)
-    assert "rank 1 of 2" in job.said(2)
+        assert "stays out: no log can be written" in job.output(number)
+    assert "rank 1 of 2" in job.output(2)
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_the_ranks_of_a_launcher_that_is_stopped_are_killed_before_the_others_go
     until(lambda: second.poll() is not None)
     (tmp_path / "go").touch()
     assert job.ends() == [0, 1]
-    assert "was not running for" in job.said(1)
+    assert "was not running for" in job.output(1)
 
 
 def is_free(lock: Path) -> bool:

@@ -95,20 +95,20 @@ def test_the_last_line_says_how_long_how_far_and_how_it_ended(
     script = f'echo 30 >"$FLEETRUN_HEARTBEAT"; exit {code}'
     ended = loud(Command(tmp_path, script, ranks=1)).run()
     assert ended.code == code
-    last = ended.said.splitlines()[-1]
+    last = ended.stderr.splitlines()[-1]
     assert last.startswith(f"fleetrun: {word} ")
     assert last.endswith(f"and 30 steps (exit code {code}).")
 
 
 def test_a_quiet_launch_has_no_last_line(tmp_path: Path) -> None:
-    assert Command(tmp_path, "true").run().said == ""
+    assert Command(tmp_path, "true").run().stderr == ""
 
 
 def test_a_command_and_an_address_are_told_the_same(hook: Hook, tmp_path: Path) -> None:
     options = ("--on_end=cat >ended.json; echo told", f"--webhook={hook.url}", "--job_id=night")
     ended = Command(tmp_path, "[ $R = 0 ] || exit 7; sleep 60", *options).run()
     assert ended.code == 7
-    assert "told" in ended.said
+    assert "told" in ended.stderr
     document = json.loads((tmp_path / "ended.json").read_text())
     assert hook.taken == [document]
     assert (document["schema"], document["event"], document["job_id"]) == (1, "ended", "night")
@@ -123,29 +123,29 @@ def test_no_secret_is_told_and_the_address_is_one(hook: Hook, tmp_path: Path) ->
     options = (f"--webhook={hook.url}", "--env=DB_PASSWORD=abcdef99", "--job_id=abcdef99")
     ended = Command(tmp_path, "true", *options).run()
     assert ended.code == 0
-    assert "HTTP status 500" in ended.said
+    assert "HTTP status 500" in ended.stderr
     (told,) = hook.taken
     assert "abcdef99" not in json.dumps(told)
     files = [path for path in (tmp_path / "log").rglob("*") if path.is_file()]
     assert files
     for path in files:
         assert b"hook-abcdef12" not in path.read_bytes(), path
-    assert "hook-abcdef12" not in ended.said
+    assert "hook-abcdef12" not in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["exit 9", "no-such-command", "kill -9 $$"])
 def test_a_command_that_fails_changes_no_exit_code(command: str, tmp_path: Path) -> None:
     ended = Command(tmp_path, "true", f"--on_end={command}").run()
     assert ended.code == 0
-    assert "command of --on_end exited with" in ended.said
+    assert "command of --on_end exited with" in ended.stderr
 
 
 def test_an_address_where_nobody_is_changes_no_exit_code(tmp_path: Path) -> None:
     (port,) = ports.free(1)
     ended = Command(tmp_path, "exit 5", f"--webhook=http://127.0.0.1:{port}/abcdef12").run()
     assert ended.code == 5
-    assert "The webhook failed (Connection refused)" in ended.said
-    assert "abcdef12" not in ended.said
+    assert "The webhook failed (Connection refused)" in ended.stderr
+    assert "abcdef12" not in ended.stderr
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -178,8 +178,8 @@ def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path) -> Non
     ended = Command(tmp_path, "true", "--webhook=ftp://host/abcdef12").run()
     assert ended.code == 2
     refusal = "give an address that begins with https:// or http:// to --webhook."
-    assert refusal in ended.said
-    assert "abcdef12" not in ended.said
+    assert refusal in ended.stderr
+    assert "abcdef12" not in ended.stderr
 
 
 def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:

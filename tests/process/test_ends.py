@@ -25,14 +25,14 @@ IGNORE_TERM = "trap '' TERM INT HUP; touch ready{rank}; while :; do sleep 60; do
 
 def test_s12_success_is_0_and_leaves_nothing(tmp_path: Path) -> None:
     done = Driven(tmp_path, "echo hi", "echo ho").run()
-    assert (done.code, done.out, done.said) == (0, b"hi\n", "")
+    assert (done.code, done.out, done.stderr) == (0, b"hi\n", "")
 
 
 def test_s13_the_culprits_code_comes_back_and_the_rest_die(tmp_path: Path) -> None:
     done = Driven(tmp_path, "sleep 60", "sleep 60", "exit 17", "sleep 60").run()
     assert done.code == 17
-    assert "rank 2 exited with 17" in done.said
-    assert "ranks 0-1, 3 were stopped" in done.said
+    assert "rank 2 exited with 17" in done.stderr
+    assert "ranks 0-1, 3 were stopped" in done.stderr
 
 
 @pytest.mark.parametrize(("name", "code"), [("KILL", 137), ("SEGV", 139), ("ABRT", 134)])
@@ -41,7 +41,7 @@ def test_s14_s15_death_by_signal_is_128_and_the_signal(
 ) -> None:
     done = Driven(tmp_path, "sleep 60", f"ulimit -c 0; kill -{name} $$").run()
     assert done.code == code
-    assert f"rank 1 was killed by SIG{name}" in done.said
+    assert f"rank 1 was killed by SIG{name}" in done.stderr
 
 
 def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> 
     os.kill(launcher.pid, signal.SIGCONT)
     done = job.finish(launcher)
     assert done.code == 6
-    assert re.search(r"rank 0 exited with 5 \d+\.\d s later", done.said)
+    assert re.search(r"rank 0 exited with 5 \d+\.\d s later", done.stderr)
 
 
 def started(job: Driven, count: int) -> list[dict[str, object]]:
@@ -84,9 +84,9 @@ def test_s18_the_culprits_traceback_is_the_end_of_the_console(tmp_path: Path) ->
     script = "import time; print('x' * 50); raise ValueError('bad batch')"
     done = Driven(tmp_path, "sleep 60", ["python3", "-c", script]).run()
     assert done.code == 1
-    assert "Traceback (most recent call last)" in done.said
-    assert "ValueError: bad batch" in done.said
-    assert "workerlog.1" in done.said
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "ValueError: bad batch" in done.stderr
+    assert "workerlog.1" in done.stderr
 
 
 def test_what_rank_0_said_is_not_said_twice(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_who_reads_errors_elsewhere_reads_there_what_rank_0_said(tmp_path: Path)
     with open(tmp_path / "out.txt", "wb") as out:
         done = Driven(tmp_path, "echo alas; exit 3").run(stdout=out)
     assert (tmp_path / "out.txt").read_bytes() == b"alas\n"
-    assert "which ends with\n    alas\n" in done.said
+    assert "which ends with\n    alas\n" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_s19_what_cannot_be_started_says_why(
         (tmp_path / name).chmod(mode)
     done = Driven(tmp_path, "sleep 60", [program], "sleep 60", max_restarts=2).run()
     assert done.code == code
-    assert why in done.said
-    assert "Traceback" not in done.said
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_command_that_is_too_large_says_so(tmp_path: Path) -> None:
     done = Driven(tmp_path, ["true", "x" * 200_000]).run()
     assert done.code == 126
-    assert "exceed the system's limit" in done.said
+    assert "exceed the system's limit" in done.stderr
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -150,7 +150,7 @@ def test_s24_a_signal_stops_everybody_politely(
     # Each once; the shell has a word to say about its sleep, too.
     saved = sorted(line for line in done.out.splitlines() if b"saved" in line)
     assert saved == [b"[rank 0] saved", b"[rank 1] saved"]
-    assert f"SIG{name}: asked ranks 0-1 to stop" in done.said
+    assert f"SIG{name}: asked ranks 0-1 to stop" in done.stderr
 
 
 def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     named = [event for event in job.events() if event["event"] in {"signalled", "timer"}]
     steps = [event.get("signal", "timer") for event in named]
     assert steps == ["SIGTERM", "timer", "SIGKILL"]
-    assert "Rank 0 had to be killed" in done.said
+    assert "Rank 0 had to be killed" in done.stderr
 
 
 def test_a_stop_that_comes_with_a_death_reaches_the_other_ranks(tmp_path: Path) -> None:
@@ -361,10 +361,10 @@ def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
         f"sleep 60.5 & {until_it_is('sleep 60.5')}; exit 0",
     ).run()
     assert done.code == 0
-    assert "ended processes that it had left running: pid " in done.said
-    assert "sleep 60.25; : --password=***)" in done.said
-    assert "(sleep 60.5)" in done.said
-    assert "hush" not in done.said
+    assert "ended processes that it had left running: pid " in done.stderr
+    assert "sleep 60.25; : --password=***)" in done.stderr
+    assert "(sleep 60.5)" in done.stderr
+    assert "hush" not in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a PID namespace")
@@ -373,7 +373,7 @@ def test_a_proc_of_another_pid_namespace_is_a_sentence(tmp_path: Path) -> None:
     job = Driven(tmp_path, "sleep 60 & touch ready0")
     done = job.finish(job.start(prefix=["unshare", "--pid", "--fork"]))
     assert done.code == 3
-    assert "/proc shows the processes of another PID namespace" in done.said
+    assert "/proc shows the processes of another PID namespace" in done.stderr
     assert not (tmp_path / "ready0").exists()
     own = Driven(tmp_path, "sleep 60.5 & exit 0")
     launcher = own.start(prefix=["unshare", "--pid", "--fork", "--mount-proc"])

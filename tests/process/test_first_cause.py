@@ -20,23 +20,23 @@ pytestmark = pytest.mark.extended
 
 
 def report(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "log" / "latest" / "report.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((folder / "log" / "latest" / "report.json").read_text())
+    return document
 
 
 def test_s14_sigkill_comes_with_numbers(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && kill -KILL $$; sleep 60").run()
     assert done.code == 137
-    assert "rank 1 was killed by SIGKILL (killed from outside, usually by the kernel" in done.said
-    assert "Its peak memory use was " in done.said
-    assert "this host has " in done.said
+    assert "rank 1 was killed by SIGKILL (killed from outside, usually by the kernel" in done.stderr
+    assert "Its peak memory use was " in done.stderr
+    assert "this host has " in done.stderr
     assert report(tmp_path)["culprit"]["signal"] == "SIGKILL"
     assert report(tmp_path)["culprit"]["peak_bytes"] > 0
 
 
 def test_s15_a_bus_error_measures_shared_memory(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
-    assert "/dev/shm has " in done.said
+    assert "/dev/shm has " in done.stderr
 
 
 def test_s15_semaphores_that_find_no_room_measure_shared_memory(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ if rank == 1:
 time.sleep(60)
 """
     done = Command.python(tmp_path, code).run()
-    assert "/dev/shm has " in done.said
-    assert "Shared memory ran out" in done.said
-    assert "The disk is full" not in done.said
+    assert "/dev/shm has " in done.stderr
+    assert "Shared memory ran out" in done.stderr
+    assert "The disk is full" not in done.stderr
 
 
 UNCAUGHT = (
@@ -68,9 +68,9 @@ def test_s16_a_peer_that_is_stopped_is_told_to_who_lost_it(tmp_path: Path) -> No
     until(lambda: any(e.get("what") == "stopped" for e in job.events()))
     (tmp_path / "gone").touch()
     done = job.finish(launcher)
-    assert re.search(r"Rank 1 was stopped \(T\) \d+\.\d s before and did not go on\.", done.said)
-    assert "This rank lost a peer that was stopped: " in done.said
-    assert "other hosts" not in done.said
+    assert re.search(r"Rank 1 was stopped \(T\) \d+\.\d s before and did not go on\.", done.stderr)
+    assert "This rank lost a peer that was stopped: " in done.stderr
+    assert "other hosts" not in done.stderr
 
 
 @pytest.mark.slow
@@ -85,10 +85,10 @@ until [ -e ../gone ]; do sleep 0.02; done; echo Connection reset by peer; exit 1
     job = Meeting(tmp_path, lose, "--nnodes=3", "--grace=0.1")
     for rank in range(3):
         job.start(f"--rank={rank}")
-    until(lambda: "Rank 1 on 127.0.0.1 is stopped." in job.said(0))
+    until(lambda: "Rank 1 on 127.0.0.1 is stopped." in job.output(0))
     (tmp_path / "gone").touch()
     assert job.ends() == [1, 1, 1]
-    assert re.search(r"Rank 1 was stopped \(T\) \d+\.\d s before and did not", job.said(0))
+    assert re.search(r"Rank 1 was stopped \(T\) \d+\.\d s before and did not", job.output(0))
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_s16_a_peer_that_ended_too_early_is_told_to_who_lost_it(
     until(lambda: any(e["event"] == "exited" for e in job.events()))
     (tmp_path / "gone").touch()
     done = job.finish(launcher)
-    assert done.said.startswith(f"fleetrun: rank 0 {end}")
+    assert done.stderr.startswith(f"fleetrun: rank 0 {end}")
     after = " after 6 updates," if beats else ""
-    said = rf"Rank 1 had ended without an error{after} \d+\.\d s before; its log is "
-    assert re.search(said, done.said), done.said
-    assert "This rank lost a peer that had ended early" in done.said
+    sentence = rf"Rank 1 had ended without an error{after} \d+\.\d s before; its log is "
+    assert re.search(sentence, done.stderr), done.stderr
+    assert "This rank lost a peer that had ended early" in done.stderr
 
 
 def test_s15_a_crash_shows_its_python_stack(tmp_path: Path) -> None:
     code = "import ctypes\nif rank == 1: ctypes.string_at(0)\ntime.sleep(60)"
     done = Command.python(tmp_path, code).run()
     assert done.code == 139
-    assert "rank 1 was killed by SIGSEGV" in done.said
-    assert done.said.count("Fatal Python error: Segmentation fault") == 1
-    assert "in string_at" in done.said
+    assert "rank 1 was killed by SIGSEGV" in done.stderr
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == 1
+    assert "in string_at" in done.stderr
 
 
 def test_s16_who_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_s16_who_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
     script = f"if [ $R = 2 ]; then {ready}; echo alas; exit 7; fi; {lost}{wait}"
     done = Command(tmp_path, script, ranks=4).run()
     assert done.code == 7
-    lines = done.said.splitlines()
+    lines = done.stderr.splitlines()
     assert lines[0] == "fleetrun: rank 2 exited with 7."
     assert lines[1].startswith(f"It failed first, on {os.uname().nodename}, pid ")
     assert lines[3] == "    alas"
     assert lines[-1].startswith("After that ranks 0-1, 3 failed 0.")
     assert lines[-1].endswith(" s later: peer lost.")
-    assert [one["how"] for one in report(tmp_path)["victims"]] == ["peer lost"] * 3
+    assert [victim["how"] for victim in report(tmp_path)["victims"]] == ["peer lost"] * 3
 
 
 def test_s18_s20_the_exception_comes_from_the_records_if_the_log_lacks_it(
@@ -148,8 +148,8 @@ def test_s18_s20_the_exception_comes_from_the_records_if_the_log_lacks_it(
     code = "sys.stderr = open(os.devnull, 'w')\nif rank == 1: raise ValueError('a\\nb \\udcff')"
     done = Command.python(tmp_path, f"{code}\ntime.sleep(60)").run()
     assert done.code == 1
-    assert "/rank.1.jsonl it left" in done.said
-    assert "    Traceback (most recent call last):" in done.said
+    assert "/rank.1.jsonl it left" in done.stderr
+    assert "    Traceback (most recent call last):" in done.stderr
     culprit = report(tmp_path)["culprit"]
     assert (culprit["rank"], culprit["code"], culprit["attempt"]) == (1, 1, 0)
     assert (culprit["class"], culprit["host"]) == ("ValueError", os.uname().nodename)
@@ -169,7 +169,7 @@ def test_s21_half_an_error_file_is_shown_raw(tmp_path: Path) -> None:
     script = """[ $R = 0 ] && sleep 60; printf '{"class": "Odd' > "$FLEETRUN_ERROR_FILE"; exit 5"""
     done = Command(tmp_path, script).run()
     assert done.code == 5
-    assert '    {"class": "Odd' in done.said
+    assert '    {"class": "Odd' in done.stderr
     assert report(tmp_path)["culprit"]["raw"] == '{"class": "Odd'
 
 
@@ -188,7 +188,9 @@ def test_s51_the_first_and_the_last_error_are_told(tmp_path: Path) -> None:
     script = "[ $R = 1 ] && exit $((5 + ${PADDLE_RESTART_COUNT:-0})); sleep 60"
     done = Command(tmp_path, script, "--max_restart=1").run()
     assert done.code == 6
-    assert "attempt 1 (counted from 0); the first failed because rank 1 exited with 5." in done.said
+    assert (
+        "attempt 1 (counted from 0); the first failed because rank 1 exited with 5." in done.stderr
+    )
     assert report(tmp_path)["earlier"] == ["rank 1 exited with 5"]
 
 
@@ -196,7 +198,7 @@ def test_s54_a_missing_paddle_is_told_with_the_interpreter(tmp_path: Path) -> No
     code = "sys.path[:] = []\nsys.modules.pop('paddle', None)\nimport paddle"
     job = Command.python(tmp_path, code, ranks=1)
     done = job.run(env={"VIRTUAL_ENV": "/home/me/other"})
-    assert f"There is no Paddle in {sys.executable}." in done.said
-    assert f"VIRTUAL_ENV is /home/me/other, but the rank ran {sys.executable}." in done.said
+    assert f"There is no Paddle in {sys.executable}." in done.stderr
+    assert f"VIRTUAL_ENV is /home/me/other, but the rank ran {sys.executable}." in done.stderr
     done = job.run(env={"VIRTUAL_ENV": sys.prefix})
-    assert "VIRTUAL_ENV" not in done.said
+    assert "VIRTUAL_ENV" not in done.stderr

@@ -36,11 +36,11 @@ def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) ->
     )
     done = launch.run()
     # The watch over the last generation knows its one rank.
-    assert done.code == 124, done.said
-    assert "/stacks.0.txt." in done.said
+    assert done.code == 124, done.stderr
+    assert "/stacks.0.txt." in done.stderr
     # Prefixes as each generation needs them.
     assert done.out.splitlines() == [b"[rank 0] first", b"[rank 2] third", b"I am 0 of one"]
-    assert "rank 2 exited with 4" in done.said
+    assert "rank 2 exited with 4" in done.stderr
     started = [(e["attempt"], e["process"]) for e in launch.events() if e["event"] == "started"]
     assert started == [
         (0, "trainer.0"),
@@ -83,7 +83,7 @@ def test_a_host_that_comes_later_is_waited_for(tmp_path: Path, attempt: int) -> 
         host.write(b"!")
         host.flush()
         done = job.finish(process)
-    assert (done.code, done.out) == (0, b"trained\n"), done.said
+    assert (done.code, done.out) == (0, b"trained\n"), done.stderr
     assert not (tmp_path / "cancelled").exists()
 
 
@@ -92,8 +92,8 @@ def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> 
     command, process = waiting(tmp_path, "never", attempt)
     process.send_signal(signal.SIGTERM)
     done = command.finish(process)
-    assert done.code == 143, done.said
-    assert "SIGTERM" in done.said
+    assert done.code == 143, done.stderr
+    assert "SIGTERM" in done.stderr
     assert (tmp_path / "cancelled").exists()
     # Before there is a plan there is no run directory.
     assert (tmp_path / "log").exists() == bool(attempt)
@@ -113,11 +113,11 @@ def test_a_job_without_a_plan_ends_with_the_reason(
 ) -> None:
     job, process = waiting(tmp_path, how, attempt, timeout_s=0.2, progress_s=0.05)
     done = job.finish(process)
-    assert done.code == code, done.said
-    assert words in done.said
-    assert (" s for 10.0.0.2." in done.said) == (how == "never")
+    assert done.code == code, done.stderr
+    assert words in done.stderr
+    assert (" s for 10.0.0.2." in done.stderr) == (how == "never")
     assert done.out == b""
     if attempt:
         events: list[dict[str, Any]] = job.events()
         assert [event["event"] for event in events][-2:] == ["start_failed", "finished"]
-        assert "The job could not be started again: " in done.said
+        assert "The job could not be started again: " in done.stderr

@@ -54,12 +54,12 @@ def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
     job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8", ranks=3)
     ended = job.run(env=NO_SPY)
     assert ended.code == 124
-    assert "The job hung: for " in ended.said
-    assert "Rank 1 stands in wait (threading.py:" in ended.said
-    assert "called from load_batch (script-" in ended.said
-    assert "unlike the rest" in ended.said
-    assert "Ranks 0, 2 stand in meet (script-" in ended.said
-    assert "stacks.*.txt" in ended.said
+    assert "The job hung: for " in ended.stderr
+    assert "Rank 1 stands in wait (threading.py:" in ended.stderr
+    assert "called from load_batch (script-" in ended.stderr
+    assert "unlike the rest" in ended.stderr
+    assert "Ranks 0, 2 stand in meet (script-" in ended.stderr
+    assert "stacks.*.txt" in ended.stderr
     assert "in load_batch" in stacks(job, 1)
     assert "in meet" in stacks(job, 2)
     (hung,) = [event for event in job.events() if event["event"] == "hung"]
@@ -77,7 +77,7 @@ if rank == 0 and libc.vfork() == 0:
 time.sleep(600)
 """
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
-    assert ended.code == 124, ended.said
+    assert ended.code == 124, ended.stderr
 
 
 # A thread holds the lock while a child is forked, as a logger's or a cache's.
@@ -109,9 +109,9 @@ def test_s61_a_forked_child_that_waits_for_a_lock_of_its_parent_is_named(tmp_pat
         assert re.search(
             rf"A forked child of rank {rank}, pid \d+, is deadlocked: all its threads wait for "
             r"locks, in load_sample \(script-\w+\.py:\d+\)\.",
-            ended.said,
+            ended.stderr,
         )
-    assert "is never released in the child" in ended.said
+    assert "is never released in the child" in ended.stderr
     (hung,) = [event for event in job.events() if event["event"] == "hung"]
     assert [child["child_of"] for child in hung["deadlocked"]] == ["rank 0", "rank 1"]
 
@@ -123,7 +123,7 @@ def test_a_forked_child_that_another_process_may_wake_is_not_called_deadlocked(
     job = Command.python(tmp_path, FORKED.format(wait), "--hang_timeout=0.8")
     ended = job.run(env=NO_SPY)
     assert ended.code == 124
-    assert "deadlocked" not in ended.said
+    assert "deadlocked" not in ended.stderr
 
 
 def test_s61_ranks_on_different_lines_of_one_function_are_told_apart(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ print("up", flush=True)
 meet()
 """
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
-    assert re.search(r"Rank 0 stands in meet \(script-\w+\.py:11\)", ended.said)
-    assert re.search(r"Rank 1 stands in meet \(script-\w+\.py:9\)", ended.said)
+    assert re.search(r"Rank 0 stands in meet \(script-\w+\.py:11\)", ended.stderr)
+    assert re.search(r"Rank 1 stands in meet \(script-\w+\.py:9\)", ended.stderr)
 
 
 def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_s61_py_spy_is_asked_where_it_is_installed(tmp_path: Path) -> None:
     env = fake_spy(tmp_path, f"echo \"$@\" >> asked; printf '{stack}'")
     job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8")
     ended = job.run(env=env)
-    assert "Ranks 0-1 stand in peek (a.py:3)." in ended.said
+    assert "Ranks 0-1 stand in peek (a.py:3)." in ended.stderr
     asked = (tmp_path / "asked").read_text().splitlines()
     pids = {event["pid"] for event in job.events() if event["event"] == "started"}
     assert {int(line.rpartition(" ")[2]) for line in asked} == pids
@@ -184,7 +184,7 @@ def test_s61_where_py_spy_may_not_look_the_ranks_are_asked_themselves(tmp_path: 
     env = fake_spy(tmp_path, "echo 'Error: Permission Denied' >&2; exit 1")
     job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8", ranks=3)
     ended = job.run(env=env)
-    assert "called from load_batch" in ended.said
+    assert "called from load_batch" in ended.stderr
     assert "Permission Denied" in stacks(job, 0)
     assert "in meet" in stacks(job, 0)
 
@@ -235,8 +235,8 @@ def test_s61_ranks_that_spin_without_a_heartbeat_hang(tmp_path: Path) -> None:
     job = Command.python(tmp_path, f"{SPIN}\nspin()", "--hang_timeout=0.8")
     ended = job.run(env=NO_SPY)
     assert ended.code == 124
-    assert "no Python stack of any rank moved although processors were busy" in ended.said
-    assert re.search(r"Ranks 0-1 stand in spin \(script-\w+\.py:\d+\)", ended.said)
+    assert "no Python stack of any rank moved although processors were busy" in ended.stderr
+    assert re.search(r"Ranks 0-1 stand in spin \(script-\w+\.py:\d+\)", ended.stderr)
     folder = tmp_path / "log" / "latest"
     assert [path.name for path in folder.iterdir() if path.name.startswith(".stacks")] == []
 
@@ -252,7 +252,7 @@ def test_s61_after_an_update_ranks_that_spin_hang(tmp_path: Path) -> None:
     code = f"{SPIN}\n{UPDATE}\nspin()"
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
     assert ended.code == 124
-    assert "Ranks 0-1 stand in spin" in ended.said
+    assert "Ranks 0-1 stand in spin" in ended.stderr
 
 
 def test_s61_after_an_update_a_thread_that_logs_does_not_hide_a_rank_that_spins(
@@ -290,7 +290,9 @@ def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is
     job = Command(tmp_path, script, alive())
     ended = job.run(env=NO_SPY)
     assert ended.code == 0
-    assert ended.said.count("Ranks 0-1 cannot be watched from inside (no Python, or one that") == 1
+    assert (
+        ended.stderr.count("Ranks 0-1 cannot be watched from inside (no Python, or one that") == 1
+    )
     (notice,) = [event for event in job.events() if event.get("what") == "unseen"]
     assert notice["who"] == ["rank 0", "rank 1"]
 
@@ -309,7 +311,7 @@ def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
     env["FAKE_LOAD"] = str(tmp_path / "load")
     ended = job.finish(job.start(prefix=fakedriver.HERE, env=env))
     assert ended.code == code
-    assert ("The job hung" in ended.said) is (code != 0)
+    assert ("The job hung" in ended.stderr) is (code != 0)
 
 
 def test_s62_a_long_busy_first_step_is_alive(tmp_path: Path) -> None:
@@ -417,7 +419,7 @@ def test_s61_with_heartbeats_a_thread_that_logs_does_not_hide_a_deadlock(tmp_pat
     code = beat + LOGGER.format("loss 0.1") + DEADLOCK
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=3).run(env=NO_SPY)
     assert ended.code == 124
-    assert " s no rank reported a new step." in ended.said
+    assert " s no rank reported a new step." in ended.stderr
 
 
 def test_s61_ranks_that_only_retry_to_connect_are_not_alive(tmp_path: Path) -> None:
@@ -439,7 +441,7 @@ def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     ended = job.finish(launcher)
     assert ended.code == 0
-    assert "The stacks of 2 processes are in" in ended.said
+    assert "The stacks of 2 processes are in" in ended.stderr
     assert "<module>" in stacks(job, 0)
     assert "<module>" in stacks(job, 1)
 
@@ -467,8 +469,8 @@ def test_s33_a_stopped_rank_is_reported_and_no_hang(tmp_path: Path) -> None:
     # It hangs by itself, and that is found out again.
     ended = job.finish(launcher)
     assert ended.code == 124
-    assert f"Rank 0, pid {pid}, is stopped (T); `kill -CONT {pid}` lets it go on." in ended.said
-    assert "rank 0 goes on." in ended.said.lower()
+    assert f"Rank 0, pid {pid}, is stopped (T); `kill -CONT {pid}` lets it go on." in ended.stderr
+    assert "rank 0 goes on." in ended.stderr.lower()
 
 
 def test_s61_a_job_that_is_told_to_end_is_not_hung(tmp_path: Path) -> None:
@@ -481,4 +483,4 @@ def test_s61_a_job_that_is_told_to_end_is_not_hung(tmp_path: Path) -> None:
     os.kill(launcher.pid, signal.SIGTERM)
     ended = job.finish(launcher)
     assert ended.code == 143
-    assert "hung" not in ended.said
+    assert "hung" not in ended.stderr

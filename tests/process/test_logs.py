@@ -65,7 +65,7 @@ def test_s68_fast_ranks_lose_no_line_to_rotation(tmp_path: Path, *, is_tmpfs: bo
     job = Command.python(tmp_path, LINES, *options)
     with small_disk(tmp_path, "size=200m") if is_tmpfs else nothing():
         done = job.run()
-        assert done.code == 0, done.said
+        assert done.code == 0, done.stderr
         for rank in range(2):
             text = expected(tmp_path, rank)
             assert whole(job, rank) == text
@@ -73,7 +73,7 @@ def test_s68_fast_ranks_lose_no_line_to_rotation(tmp_path: Path, *, is_tmpfs: bo
             prefix = b"[rank %d] " % rank
             shown = [line for line in done.out.splitlines(keepends=True) if line.startswith(prefix)]
             assert b"".join(line.removeprefix(prefix) for line in shown) == text
-    assert done.said == ""
+    assert done.stderr == ""
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def test_s68_a_stuck_reader_neither_blocks_ranks_nor_fills_the_disk(tmp_path: Pa
     ]
     # What was rotated away unread is missing, and that was said once.
     if done.out != text:
-        assert done.said.count("read more slowly than --log_max_size") == 1
+        assert done.stderr.count("read more slowly than --log_max_size") == 1
 
 
 def test_s68_a_report_after_rotation_has_the_traceback(tmp_path: Path) -> None:
@@ -105,14 +105,14 @@ def test_s68_a_report_after_rotation_has_the_traceback(tmp_path: Path) -> None:
     code = f"{LINES}\nif rank == 0: raise ValueError('at the end')"
     done = Command.python(tmp_path, code, "--log_max_size=1M", "--tee=1").run()
     assert done.code == 1
-    assert "ValueError: at the end" in done.said
+    assert "ValueError: at the end" in done.stderr
 
 
 @pytest.mark.parametrize("size", ["1", "100x", "M", "-5M", "1e9", "999K"])
 def test_a_size_that_is_none_is_refused(tmp_path: Path, size: str) -> None:
     done = Command(tmp_path, "touch born", f"--log_max_size={size}").run()
     assert done.code == 2
-    assert f"--log_max_size={size}: give 1M or more" in done.said
+    assert f"--log_max_size={size}: give 1M or more" in done.stderr
     assert not (tmp_path / "born").exists()
 
 
@@ -125,7 +125,7 @@ def test_s37_where_logs_cannot_be_rotated_nothing_starts(tmp_path: Path) -> None
     finally:
         subprocess.run(["umount", "-l", tmp_path / "log"], check=True)
     assert done.code == 3
-    assert "--log_max_size cannot work in" in done.said
+    assert "--log_max_size cannot work in" in done.stderr
     assert not (tmp_path / "born").exists()
 
 
@@ -141,7 +141,7 @@ def test_s37_head_costs_nobody_anything(tmp_path: Path, *, is_merged: bool) -> N
     done = job.finish(job.start(prefix=shell))
     assert (done.code, done.out) == (5, b"line 1\n")
     assert (tmp_path / "done0").exists()
-    assert done.said.count("standard output was closed") == (not is_merged)
+    assert done.stderr.count("standard output was closed") == (not is_merged)
 
 
 def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) 
         done = job.finish(job.start(stdout=full))
     assert done.code == 5
     assert (tmp_path / "done0").exists()
-    assert done.said.count("standard output cannot be written (No space left on device)") == 1
+    assert done.stderr.count("standard output cannot be written (No space left on device)") == 1
 
 
 def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
     finally:
         reader.kill()
         reader.wait()
-    assert (done.code, done.said) == (0, "")
+    assert (done.code, done.stderr) == (0, "")
     assert (tmp_path / "seen").read_bytes() == b"0123456789\n" * 200_000
 
 
@@ -193,8 +193,8 @@ def test_s37_a_log_folder_that_vanishes_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     done = job.finish(launcher)
     assert done.code == 5
-    assert done.said.count(" failed (") == 1
-    assert "No such file or directory" in done.said
+    assert done.stderr.count(" failed (") == 1
+    assert "No such file or directory" in done.stderr
 
 
 def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_path: Path) -> None:
@@ -214,9 +214,9 @@ def test_s37_a_rank_that_fails_on_a_full_disk_is_explained(tmp_path: Path) -> No
     with small_disk(tmp_path, "size=512k"):
         done = Command.python(tmp_path, code).run()
     assert done.code == 1
-    assert "Nothing can be written to" in done.said
-    assert "(No space left on device)" in done.said
-    assert "The disk is full: free space" in done.said
+    assert "Nothing can be written to" in done.stderr
+    assert "(No space left on device)" in done.stderr
+    assert "The disk is full: free space" in done.stderr
 
 
 @NEEDS_ROOT
@@ -230,8 +230,8 @@ def test_s37_ranks_that_do_not_mind_a_full_disk_go_on(tmp_path: Path) -> None:
         done = Command(tmp_path, script, "--tee=1", ranks=ranks).run()
     assert done.code == 0
     assert all((tmp_path / f"done{rank}").exists() for rank in range(ranks))
-    assert done.said.count(" failed (No space left on device)") == 1
-    assert done.said.count(" failed (") == 1
+    assert done.stderr.count(" failed (No space left on device)") == 1
+    assert done.stderr.count(" failed (") == 1
 
 
 @NEEDS_ROOT
@@ -265,8 +265,8 @@ def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Pat
     plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
     done = job.finish(job.start(prefix=plain if os.geteuid() == 0 else ()))
     assert done.code == 3
-    assert "cannot be written to" in done.said
-    assert "(Permission denied): make room or choose another folder with --log_dir" in done.said
+    assert "cannot be written to" in done.stderr
+    assert "(Permission denied): make room or choose another folder with --log_dir" in done.stderr
     assert not (tmp_path / "born").exists()
 
 
@@ -284,7 +284,7 @@ def test_s37_a_log_folder_that_becomes_read_only_is_one_warning(tmp_path: Path) 
     for folder in folders:
         folder.chmod(0o755)
     assert done.code == 5
-    assert done.said.count(" failed (") <= 1
+    assert done.stderr.count(" failed (") <= 1
     assert b"end\n" in job.log(0).read_bytes() + job.log(1).read_bytes()
     assert job.events()[-1]["event"] == "finished"
 

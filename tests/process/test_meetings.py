@@ -28,7 +28,7 @@ def test_ctrl_z_does_not_stop_a_launcher_for_which_others_wait(tmp_path: Path) -
     job = Meeting(tmp_path, "exit 0", "--nnodes=2")
     launcher = job.start()
     launcher.send_signal(signal.SIGTSTP)
-    until(lambda: "Ctrl-Z has no effect" in job.said(0))
+    until(lambda: "Ctrl-Z has no effect" in job.output(0))
     job.start()
     assert job.ends() == [0, 0]
 
@@ -51,9 +51,9 @@ def test_hosts_that_one_mpirun_has_started_know_each_other_by_it(
         job.start()
     assert job.ends() == ([4, 4] if is_stranger else [0, 0])
     if is_stranger:
-        assert "another token" in job.said(0) + job.said(1)
+        assert "another token" in job.output(0) + job.output(1)
         return
-    assert "FLEETRUN_TOKEN" not in job.said(0) + job.said(1)
+    assert "FLEETRUN_TOKEN" not in job.output(0) + job.output(1)
     assert len([*tmp_path.glob("no_token.*")]) == 2
 
 
@@ -68,8 +68,8 @@ def test_the_first_host_says_what_to_type_on_the_others(tmp_path: Path, port: st
     first = Command(tmp_path, job.script, *job.options, ranks=1)
     launcher = first.start(env=job.env)
     assert launcher.stderr is not None
-    said = launcher.stderr.readline().decode()
-    assert said.endswith(
+    remark = launcher.stderr.readline().decode()
+    assert remark.endswith(
         "This host is the first of 2. Run this on the others, with the same FLEETRUN_TOKEN and "
         "with what *** stands for:\n"
     )
@@ -95,7 +95,7 @@ def test_a_dry_run_of_the_first_host_shows_where_others_would_meet_it(tmp_path: 
     settings = {setting["name"]: setting for setting in json.loads(planned.out)["settings"]}
     assert settings["master"]["value"].startswith("127.0.0.1:")
     assert settings["master"]["source"] == "this host is the first"
-    assert planned.said == ""
+    assert planned.stderr == ""
 
 
 def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     job.start()
     job.start()
     assert job.ends() == [124, 124]
-    assert "The job hung: for" in job.said(0)
-    assert "the job hung for" in job.said(1).lower()
+    assert "The job hung: for" in job.output(0)
+    assert "the job hung for" in job.output(1).lower()
 
 
 @pytest.mark.parametrize("options", [("--grace=3",), ("--grace=60", "--hang_timeout=0.5")])
@@ -117,7 +117,7 @@ def test_the_exception_of_a_rank_that_does_not_end_is_the_verdict_of_all_hosts(
     job.start()
     job.start()
     assert job.ends() == [1, 1]
-    told = job.said(0) + job.said(1)
+    told = job.output(0) + job.output(1)
     assert "Rank 1 raised IndexError" in told
     assert len(re.findall("rank 1 exited with 1", told, re.IGNORECASE)) == 2
 
@@ -136,7 +136,7 @@ def test_a_launcher_of_a_job_that_has_crashed_gets_no_place_in_its_successor(
     job.start()
     (tmp_path / "go").touch()
     assert job.ends() == [-signal.SIGKILL, 1, 0, 0]
-    assert "oordinator" in job.said(1)
+    assert "oordinator" in job.output(1)
 
 
 def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
     options = ("--nnodes=2", f"--master=etcd://127.0.0.1:{port}", "--rdzv_timeout=1")
     done = Command(tmp_path, "exit 0", *options).run()
     assert done.code == 4
-    assert f"127.0.0.1:{port}" in done.said
-    assert "did not answer within 1 s" in done.said
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "did not answer within 1 s" in done.stderr
 
 
 def test_an_etcd_that_says_nothing_is_not_said_to_know_anybody(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_an_etcd_that_says_nothing_is_not_said_to_know_anybody(tmp_path: Path) -
         options = ("--nnodes=2", f"--master=etcd://{where}", "--rdzv_timeout=0.5")
         done = Command(tmp_path, "exit 0", *options).run()
     assert done.code == 4
-    assert f"Etcd at {where} did not answer within 0.5 s." in done.said
+    assert f"Etcd at {where} did not answer within 0.5 s." in done.stderr
 
 
 # What a training process writes, here by a shell: on the second host a field has no effect.
@@ -175,7 +175,7 @@ def test_one_host_shows_what_became_of_the_strategy_on_all(tmp_path: Path) -> No
     job.start()
     job.start()
     assert job.ends() == [STRATEGY_REJECTED, STRATEGY_REJECTED]
-    assert "Strategy comm_fusion (mode" in job.said(0)
-    assert "Rank 1: fuse_grad_size_in_MB has no effect" in job.said(0)
-    assert "Strategy comm_fusion (mode" not in job.said(1)
-    assert "fuse_grad_size_in_MB has no effect" in job.said(1)
+    assert "Strategy comm_fusion (mode" in job.output(0)
+    assert "Rank 1: fuse_grad_size_in_MB has no effect" in job.output(0)
+    assert "Strategy comm_fusion (mode" not in job.output(1)
+    assert "fuse_grad_size_in_MB has no effect" in job.output(1)

@@ -92,7 +92,7 @@ def test_output_is_live(tmp_path: Path) -> None:
 def test_the_preface_comes_before_the_launchers_own_words(tmp_path: Path) -> None:
     done = Driven(tmp_path, "echo hi; exit 3", preface="banner\n").run()
     assert done.out == b"hi\n"
-    assert done.said.startswith("banner\nfleetrun: rank 0 exited with 3")
+    assert done.stderr.startswith("banner\nfleetrun: rank 0 exited with 3")
 
 
 def test_s37_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_s37_a_reader_that_left_before_the_start_ends_nothing(tmp_path: Path) ->
     os.close(write_fd)
     done = job.finish(launcher)
     assert done.code == 0
-    assert "standard output was closed" in done.said
+    assert "standard output was closed" in done.stderr
 
 
 def test_s37_a_closed_stdout_ends_nothing(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_s37_a_closed_stdout_ends_nothing(tmp_path: Path) -> None:
     closed = ["sh", "-c", 'exec "$@" >&-', "sh"]
     done = job.finish(job.start(prefix=closed))
     assert done.code == 0
-    assert "standard output is closed" in done.said
+    assert "standard output is closed" in done.stderr
     assert job.log(0).read_bytes() == b"lost\n"
 
 
@@ -230,7 +230,8 @@ def test_a_reader_that_never_reads_again_is_left(tmp_path: Path) -> None:
     launcher = job.start()
     assert launcher.wait(LONG_S) == 0
     assert (
-        "standard output accepted nothing for 0.2 s; all output is in" in job.finish(launcher).said
+        "standard output accepted nothing for 0.2 s; all output is in"
+        in job.finish(launcher).stderr
     )
 
 
@@ -258,7 +259,7 @@ def test_ranks_find_signals_limits_and_variables_as_the_user_left_them(tmp_path:
     limited = ["sh", "-c", 'ulimit -Sn 60; exec "$@"', "sh"]
     env = {"DROP_ME": "1", "KEEP": "a b=c\n'\"$x"}
     done = job.finish(job.start(prefix=limited, env=env))
-    assert done.code == 0, done.said
+    assert done.code == 0, done.stderr
     lines = done.out.decode().splitlines()
     masks = {line.split(":")[0]: int(line.split()[1], 16) for line in lines if ":\t" in line}
     assert masks["SigBlk"] == 0
@@ -287,7 +288,7 @@ def test_s37_a_full_or_read_only_log_folder_is_said_before_anything_starts(
     finally:
         subprocess.run(["umount", "-l", small], check=True)
     assert done.code == 3
-    assert re.search(r"cannot be written .* \(.*\): make room or choose", done.said)
+    assert re.search(r"cannot be written .* \(.*\): make room or choose", done.stderr)
     assert not (tmp_path / "born").exists()
 
 
@@ -316,5 +317,5 @@ def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
     finally:
         subprocess.run(["umount", "-l", small], check=True)
     assert done.code == 0
-    assert done.said.count("The event log failed (No space left on device)") == 1
-    assert done.said.count(" failed (") == 1
+    assert done.stderr.count("The event log failed (No space left on device)") == 1
+    assert done.stderr.count(" failed (") == 1

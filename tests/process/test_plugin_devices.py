@@ -53,7 +53,7 @@ def test_every_device_of_a_plugin_gets_a_rank(tmp_path: Path, env: dict[str, str
     foreign = {"FLAGS_selected_npus": "7", "FLAGS_selected_mlus": "3"}
     ended = launched(tmp_path, env | foreign)
     assert ended.code == 0
-    assert "devices mlu 0-3; backend xccl" in ended.said
+    assert "devices mlu 0-3; backend xccl" in ended.stderr
     for rank in range(4):
         assert printed(ended, rank) == {
             "CUSTOM_DEVICE_ROOT": env["CUSTOM_DEVICE_ROOT"],
@@ -88,7 +88,7 @@ def test_devices_are_named_as_with_paddles_launcher(
 
 def test_ranks_on_the_cpu_load_no_plugin(tmp_path: Path, env: dict[str, str]) -> None:
     ended = launched(tmp_path, env, "--device_kind=cpu")
-    assert "devices none (CPU); backend gloo" in ended.said
+    assert "devices none (CPU); backend gloo" in ended.stderr
     assert printed(ended, 0) == {"CUSTOM_DEVICE_ROOT": "", "PADDLE_DISTRI_BACKEND": "gloo"}
 
 
@@ -99,9 +99,9 @@ def test_a_kind_that_is_not_paddles_first_has_a_folder_of_its_own(
     with open(library, "w", encoding="utf-8") as file:
         file.write("npu 1")
     ended = launched(tmp_path, env, "--device_kind=npu")
-    found = printed(ended, 0)
-    assert found["FLAGS_selected_npus"] == "0"
-    folder = found["CUSTOM_DEVICE_ROOT"]
+    variables = printed(ended, 0)
+    assert variables["FLAGS_selected_npus"] == "0"
+    folder = variables["CUSTOM_DEVICE_ROOT"]
     assert [name for name in os.listdir(folder) if name.endswith(".so")] == ["lib-npu.so"]
     assert os.path.realpath(os.path.join(folder, "lib-npu.so")) == os.path.realpath(library)
 
@@ -111,7 +111,7 @@ def test_a_host_without_the_device_that_is_asked_for_starts_nothing(
 ) -> None:
     ended = launched(tmp_path, env | {"PADDLE_XCCL_BACKEND": "sdaa"}, "--devices=0,1")
     assert ended.code == 3
-    assert "has no plug-in for SDAAs (it has MLUs); leave" in ended.said
+    assert "has no plug-in for SDAAs (it has MLUs); leave" in ended.stderr
 
 
 def test_a_failure_names_the_device(tmp_path: Path, env: dict[str, str]) -> None:
@@ -119,7 +119,7 @@ def test_a_failure_names_the_device(tmp_path: Path, env: dict[str, str]) -> None
     job = Command.python(tmp_path, code, "--mlus=1,3")
     ended = job.finish(job.start(env=env))
     assert ended.code == 7
-    assert "(MLU 3), pid" in ended.said
+    assert "(MLU 3), pid" in ended.stderr
     (run,) = (tmp_path / "log/runs").iterdir()
     assert json.loads((run / "report.json").read_text())["culprit"]["devices"] == "MLU 3"
 

@@ -70,7 +70,7 @@ def test_s70_no_secret_is_in_any_file_or_on_the_console(tmp_path: Path) -> None:
     assert ended.code == 7
     # They come unharmed to those that they are for.
     assert ended.out.count(b"seen") == 2
-    assert "hush" not in ended.said + ended.out.decode()
+    assert "hush" not in ended.stderr + ended.out.decode()
     files = [path for path in (tmp_path / "log").rglob("*") if path.is_file()]
     assert {"manifest.json", "plan.json", "events.jsonl"} <= {path.name for path in files}
     assert not [path for path in files if b"hush" in path.read_bytes()]
@@ -137,7 +137,7 @@ def test_a_manifest_that_cannot_be_written_costs_one_line(tmp_path: Path) -> Non
     job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; exit 5", ranks=1)
     ended = job.run()
     assert ended.code == 5
-    assert ended.said.count("The manifest file failed") == 1
+    assert ended.stderr.count("The manifest file failed") == 1
 
 
 def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(
@@ -195,8 +195,8 @@ def test_no_secret_of_a_launch_that_fails_is_told(tmp_path: Path, secret: str) -
     job.argv += [word.replace("§", secret) for word in _WORDS]
     ended = job.run(env=env)
     assert ended.code == 1
-    assert "RuntimeError" in ended.said
-    assert secret not in ended.said + ended.out.decode()
+    assert "RuntimeError" in ended.stderr
+    assert secret not in ended.stderr + ended.out.decode()
     files = [path for path in (folder / "log").rglob("*") if path.is_file()]
     assert {"report.json", "rank.0.jsonl", "launch.txt"} <= {path.name for path in files}
     assert "***" in (folder / "log/latest/rank.0.jsonl").read_text()

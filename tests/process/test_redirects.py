@@ -29,7 +29,7 @@ def shown(folder: Path, *words: str) -> str:
 
 def test_each_stream_has_a_file_of_its_own(tmp_path: Path) -> None:
     done = Command.python(tmp_path, BOTH, "--redirects", "--tee=all").run()
-    assert (done.code, done.said) == (0, "")
+    assert (done.code, done.stderr) == (0, "")
     log = tmp_path / "log"
     for rank in range(2):
         assert (log / f"workerlog.{rank}").read_text() == f"out {rank}\n"
@@ -65,8 +65,8 @@ if rank == 1: raise MemoryError("CUDA error 2, out of memory")
 """
     done = Command.python(tmp_path, code, "--redirects").run()
     assert done.code == 1
-    assert "workererr.1, which ends with\n" in done.said
-    assert "    MemoryError: CUDA error 2, out of memory" in done.said
+    assert "workererr.1, which ends with\n" in done.stderr
+    assert "    MemoryError: CUDA error 2, out of memory" in done.stderr
     report = json.loads((tmp_path / "log/latest/report.json").read_text())
     assert report["culprit"]["log"].endswith("/workererr.1")
     assert report["culprit"]["last_words"][-1] == "MemoryError: CUDA error 2, out of memory"
@@ -79,7 +79,7 @@ def test_what_only_standard_output_explains_is_quoted_too(tmp_path: Path) -> Non
     )
     done = Command(tmp_path, f'[ "$R" = 0 ] || {{ {script}; }}; sleep 60', "--redirects").run()
     assert done.code == 3
-    assert "workerlog.1, which ends with\n    Traceback" in done.said
+    assert "workerlog.1, which ends with\n    Traceback" in done.stderr
 
 
 def test_attempts_have_both_files_and_long_ones_are_cut(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ open("count", "w").write(str(count))
 """
     options = ["--redirects", "--max_restart=1", "--log_max_size=1M", "--log_max_files=99"]
     done = Command.python(tmp_path, code, *options, ranks=1).run()
-    assert done.code == 0, done.said
+    assert done.code == 0, done.stderr
     run = (tmp_path / "log/latest").resolve()
     assert (run / "workererr.0").read_text() == "again\n"
     assert (run / "workerlog.0.attempt1").read_text() == "attempt 1\n"
@@ -120,7 +120,7 @@ sys.stderr.write("1%\\r50% loss\\r100%\\nlast loss")
 """
     options = ["--log_filter=loss [12]|last", "--tee=all"]
     done = Command.python(tmp_path, code, *options, ranks=ranks).run()
-    assert done.code == 0, done.said
+    assert done.code == 0, done.stderr
     expected = [
         *(f"step {step} loss {step + r}" for r in range(ranks) for step in range(3)),
         *["last loss"] * ranks,
@@ -135,4 +135,4 @@ sys.stderr.write("1%\\r50% loss\\r100%\\nlast loss")
 def test_a_failure_whose_lines_are_filtered_out_is_quoted(tmp_path: Path) -> None:
     done = Command.python(tmp_path, "raise ValueError('no')", "--log_filter=loss", ranks=1).run()
     assert (done.code, done.out) == (1, b"")
-    assert "    ValueError: no" in done.said
+    assert "    ValueError: no" in done.stderr

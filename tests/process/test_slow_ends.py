@@ -74,11 +74,11 @@ def test_s16_the_culprit_that_ends_last_is_the_culprit(
     script = JOB.format(fail=fail, teardown=0.1, lose=VICTIMS[victim])
     job = Command.python(tmp_path, script, ranks=3)
     ended = job.run()
-    assert ended.said.startswith(f"fleetrun: rank 1 exited with {code}.")
+    assert ended.stderr.startswith(f"fleetrun: rank 1 exited with {code}.")
     assert ended.code == code
-    found = report(job)
-    assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, code)
-    assert [victim["rank"] for victim in found["victims"]] == [0, 2]
+    document = report(job)
+    assert (document["culprit"]["rank"], document["culprit"]["code"]) == (1, code)
+    assert [victim["rank"] for victim in document["victims"]] == [0, 2]
     # Nobody waited for its end before the others were stopped.
     events = job.events()
     exited = next(event for event in events if event["event"] == "exited")
@@ -114,10 +114,10 @@ def test_s16_teardowns_of_all_lengths_in_all_orders(tmp_path: Path, every: int) 
             ended = job.finish(launcher)
             assert (ended.code, job.folder.name) == (code, job.folder.name)
             # Before it may stand that a slow one is waited for.
-            assert f"fleetrun: rank 1 exited with {code}.\nIt failed first" in ended.said
-            found = report(job)
-            assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, code)
-            assert [victim["rank"] for victim in found["victims"]] == [0, 2]
+            assert f"fleetrun: rank 1 exited with {code}.\nIt failed first" in ended.stderr
+            document = report(job)
+            assert (document["culprit"]["rank"], document["culprit"]["code"]) == (1, code)
+            assert [victim["rank"] for victim in document["victims"]] == [0, 2]
 
 
 @pytest.mark.parametrize("failure", ["raise", "sys.exit"])
@@ -129,8 +129,8 @@ def test_s16_who_does_not_end_in_time_is_judged_by_its_exception(
     job = Command.python(tmp_path, script, "--grace=1")
     ended = job.run()
     assert ended.code == code
-    assert f"rank 1 exited with {code}." in ended.said
-    assert "it still had not ended and was stopped" in ended.said
+    assert f"rank 1 exited with {code}." in ended.stderr
+    assert "it still had not ended and was stopped" in ended.stderr
     (end,) = [e for e in job.events() if e["event"] == "exited" and e["rank"] == 1]
     assert end["signal"] == "SIGTERM"
 
@@ -148,8 +148,8 @@ def test_s16_a_thread_that_keeps_the_rank_alive_does_not_hide_its_exception(tmp_
     script = JOB.format(fail=fail, teardown=0, lose=VICTIMS["words of a victim"])
     job = Command.python(tmp_path, script, "--grace=1")
     ended = job.run()
-    assert ended.said.startswith("fleetrun: rank 1 exited with 1.")
-    assert "KeyError: 1" in ended.said
+    assert ended.stderr.startswith("fleetrun: rank 1 exited with 1.")
+    assert "KeyError: 1" in ended.stderr
 
 
 def test_s16_who_fails_when_asked_to_end_is_a_victim(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ time.sleep(60)
 """
     job = Command.python(tmp_path, code)
     ended = job.run()
-    assert ended.said.startswith("fleetrun: rank 0 exited with 1.")
-    assert "rank 1 exited with 1" in ended.said
+    assert ended.stderr.startswith("fleetrun: rank 0 exited with 1.")
+    assert "rank 1 exited with 1" in ended.stderr
 
 
 def test_s16_an_exit_that_somebody_caught_is_none(tmp_path: Path) -> None:
@@ -231,11 +231,11 @@ def test_who_has_raised_and_does_not_end_has_failed_after_the_grace(
     script = STAYS.format(stay=STAYS_IN[stay], fail='raise ValueError("no such column")')
     job = Command.python(tmp_path, script, "--grace=4", ranks=3)
     ended = job.run()
-    assert ended.code == 1, ended.said
-    assert "Rank 1 raised ValueError" in ended.said
-    assert " s ago and has not ended; the job ends." in ended.said
-    assert "fleetrun: rank 1 exited with 1." in ended.said
-    assert "ValueError: no such column" in ended.said
+    assert ended.code == 1, ended.stderr
+    assert "Rank 1 raised ValueError" in ended.stderr
+    assert " s ago and has not ended; the job ends." in ended.stderr
+    assert "fleetrun: rank 1 exited with 1." in ended.stderr
+    assert "ValueError: no such column" in ended.stderr
     failure = report(job)
     assert (failure["culprit"]["rank"], failure["culprit"]["code"]) == (1, 1)
     assert sorted(victim["rank"] for victim in failure["victims"]) == [0, 2]
@@ -259,8 +259,8 @@ time.sleep(600)
 """
     job = Command.python(tmp_path, script, "--grace=1")
     ended = job.run()
-    assert ended.code == 1, ended.said
-    assert "has not ended" not in ended.said
+    assert ended.code == 1, ended.stderr
+    assert "has not ended" not in ended.stderr
     assert (tmp_path / "log" / "workerlog.1").read_text().rstrip().endswith("79")
 
 
@@ -272,8 +272,8 @@ def test_who_has_raised_and_hangs_is_not_a_hang_but_its_failure(
     script = STAYS.format(stay=STAYS_IN["exit handler"], fail=fail)
     job = Command.python(tmp_path, script, "--grace=60", "--hang_timeout=0.8")
     ended = job.run()
-    assert ended.code == code, ended.said
-    assert f"fleetrun: rank 1 exited with {code}." in ended.said
+    assert ended.code == code, ended.stderr
+    assert f"fleetrun: rank 1 exited with {code}." in ended.stderr
     assert "hung" not in {event["event"] for event in job.events()}
 
 
@@ -290,8 +290,8 @@ raise ValueError(f"of {rank}")
 """
     job = Command.python(tmp_path, script, "--grace=3", ranks=3)
     ended = job.run()
-    assert ended.said.count("and has not ended; the job ends") == 1
-    assert "fleetrun: rank 2 exited with 1." in ended.said
+    assert ended.stderr.count("and has not ended; the job ends") == 1
+    assert "fleetrun: rank 2 exited with 1." in ended.stderr
     assert ended.code == 1
 
 
@@ -302,5 +302,5 @@ if os.environ["PADDLE_RESTART_COUNT"] == "1": sys.exit(0)
 """
     job = Command.python(tmp_path, script, "--grace=3", "--max_restart=1")
     ended = job.run()
-    assert ended.code == 0, ended.said
-    assert "rank 1 exited with 1" in ended.said
+    assert ended.code == 0, ended.stderr
+    assert "rank 1 exited with 1" in ended.stderr

@@ -31,7 +31,7 @@ def doctor(command: Command, *options: str) -> Ended:
 @pytest.mark.slow
 def test_hosts_are_checked_at_once_and_meet_on_the_ports_of_the_job(tmp_path: Path) -> None:
     done = doctor(by_ssh(tmp_path, "", "--env=SECRET_KEY=hunter2"), "--json", "--wait=60")
-    assert done.code in {0, 3}, done.said
+    assert done.code in {0, 3}, done.stderr
     document = json.loads(done.out)
     assert list(document["hosts"]) == HOSTS.split(",")
     for host, other in zip(HOSTS.split(","), reversed(HOSTS.split(",")), strict=True):

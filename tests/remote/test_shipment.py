@@ -197,8 +197,8 @@ def test_hosts_without_fleetrun_run_a_job_of_which_nothing_stays(tmp_path: Path)
     odd = "a b=c\n'\"$x ü\udcff"
     env = {"PYTHONPATH": "", "TMPDIR": str(tmp_path / "there"), "PADDLE_ODD": odd}
     ended = command.finish(command.start(env=env))
-    assert ended.code == 0, ended.said
-    assert "fleetrun: The logs are in log/runs/" in ended.said
+    assert ended.code == 0, ended.stderr
+    assert "fleetrun: The logs are in log/runs/" in ended.stderr
     for rank in range(2):
         heard, cwd, entries, environ = json.loads((tmp_path / f"rank-{rank}").read_text())
         assert (heard, environ["PADDLE_ODD"]) == (arguments, odd)

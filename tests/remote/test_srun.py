@@ -43,7 +43,7 @@ def test_the_code_of_the_step_is_that_of_the_launch(tmp_path: Path) -> None:
     command, env = in_allocation(tmp_path, "exit 7")
     command.argv[-1:-1] = ["--env=A=b c"]
     ended = command.finish(command.start(env=env))
-    assert ended.code == 7, ended.said
+    assert ended.code == 7, ended.stderr
     output = (tmp_path / "srun").read_text()
     assert output.startswith("--nodes=4 --ntasks=4 --ntasks-per-node=1 --job-name=fleetrun-")
     assert output.endswith(f"--env=A=b c {command.argv[-1]}\n")
@@ -56,7 +56,7 @@ def test_the_launchers_of_a_step_share_a_token_that_ranks_do_not_get(tmp_path: P
     tokens = []
     for given in ({}, {}, {"FLEETRUN_TOKEN": "one of the user's own"}):
         ended = command.finish(command.start(env={**env, **given}))
-        assert ended.code == 0, ended.said
+        assert ended.code == 0, ended.stderr
         tokens.append((tmp_path / "token").read_text().strip())
         assert tokens[-1] not in (tmp_path / "srun").read_text()
         assert (tmp_path / "rank").read_text() == "none\n"
@@ -72,7 +72,7 @@ def test_asked_to_stop_it_asks_the_launchers_by_the_step(tmp_path: Path) -> None
     command.wait_for("up")
     process.send_signal(signal.SIGINT)
     ended = command.finish(process)
-    assert ended.code == 130, ended.said
+    assert ended.code == 130, ended.stderr
     assert (tmp_path / "scancel").read_text() == "--signal=TERM 77.3\n"
     assert (tmp_path / "asked").exists()
 

@@ -44,7 +44,7 @@ def test_two_hosts_are_one_job_and_all_arrives_as_it_was(tmp_path: Path) -> None
     command.argv[-1:] = [str(script), *arguments]
     odd = "a b=c\n'\"$x ü\udcff"
     ended = command.finish(command.start(env={"PADDLE_ODD": odd, "SECRET_OF_MINE": "hunter2"}))
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     assert ended.out == b"out\n"
     endpoints = []
     for rank in range(2):
@@ -66,7 +66,7 @@ def test_devices_of_a_plugin_are_counted_on_each_host(tmp_path: Path) -> None:
     # A shell script's Python is the first on the path.
     env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ended = command.finish(command.start(env=env))
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     for rank in range(2):
         words = (tmp_path / f"rank-{rank}").read_text().split()
         assert words == [
@@ -92,10 +92,10 @@ def test_hosts_by_ssh_share_a_token_of_the_jobs_own(tmp_path: Path) -> None:
     told = {"PYTHON": sys.executable, "CALL": call, "START": start.partition("=")[2]}
     command.argv[-1:-1] = [f"--env={name}={value}" for name, value in told.items()]
     ended = command.run()
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     assert '"token":true' in (tmp_path / "answer").read_text()
     assert (tmp_path / "rank.0").read_text() == (tmp_path / "rank.1").read_text() == "none\n"
-    assert "was refused: its fleetrun has no token (FLEETRUN_TOKEN)" in ended.said
+    assert "was refused: its fleetrun has no token (FLEETRUN_TOKEN)" in ended.stderr
 
 
 def test_a_first_port_that_leaves_none_to_meet_at_is_refused(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_first_port_that_leaves_none_to_meet_at_is_refused(tmp_path: Path) -> 
         options = (hosts, "--ssh=sh", "--start_port=65500")
         ended = Command(tmp_path, "exit 0", *options).run()
         assert ended.code == 2
-        assert "--start_port=65500: launchers of several hosts meet at START+96" in ended.said
+        assert "--start_port=65500: launchers of several hosts meet at START+96" in ended.stderr
 
 
 @pytest.mark.parametrize("more", ["", ":/nowhere"])
@@ -114,7 +114,7 @@ def test_the_launcher_has_a_python_of_its_own_only_where_modules_are_elsewhere(
     script = f"{find}; tr '\\0' ' ' < /proc/$launcher/cmdline; echo; echo $PYTHONPATH"
     command = by_instead(tmp_path, f'PYTHONPATH={ROOT} exec sh -c "$command"', script)
     ended = command.finish(command.start(env={"PYTHONPATH": f"{ROOT}{more}"}))
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     started, path = ended.out.decode().splitlines()[-2:]
     assert (protocol.LAUNCHER in started) == bool(more)
     assert started.startswith(sys.executable if more else "fleetrun ")
@@ -127,8 +127,8 @@ def test_the_first_failure_ends_the_job_everywhere_with_its_code(tmp_path: Path)
     )
     ended = command.run()
     assert ended.code == 7
-    assert "[127.0.0.2] fleetrun: rank 1 exited with 7." in ended.said
-    assert "[127.0.0.1] fleetrun: Rank 1 exited with 7 on 127.0.0.2" in ended.said
+    assert "[127.0.0.2] fleetrun: rank 1 exited with 7." in ended.stderr
+    assert "[127.0.0.1] fleetrun: Rank 1 exited with 7 on 127.0.0.2" in ended.stderr
     assert (tmp_path / "asked.0").exists()
 
 
@@ -142,10 +142,10 @@ def test_an_elastic_job_begins_without_a_host_that_is_not_fit(tmp_path: Path) ->
     hosts = "127.0.0.1,nowhere,127.0.0.2"
     command = by_ssh(tmp_path, WORLD, "--nnodes=2:3", "--elastic_timeout=0.2", hosts=hosts)
     ended = command.run()
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     assert {path.name for path in tmp_path.glob("up.*")} == {"up.0.of.2", "up.1.of.2"}
-    assert "nowhere  ssh: " in ended.said
-    assert "The job starts without nowhere: 2 of its hosts are enough." in ended.said
+    assert "nowhere  ssh: " in ended.stderr
+    assert "The job starts without nowhere: 2 of its hosts are enough." in ended.stderr
 
 
 @pytest.mark.parametrize("hosts", ["nowhere,127.0.0.1,127.0.0.2", "127.0.0.1,nowhere,nowhere2"])
@@ -157,7 +157,7 @@ def test_an_elastic_job_needs_its_first_host_and_enough_of_the_others(
     config.write_text(config.read_text().replace("Host nowhere", "Host nowhere nowhere2"))
     ended = command.run()
     assert ended.code == 3
-    assert "Nothing was started." in ended.said
+    assert "Nothing was started." in ended.stderr
     assert not (tmp_path / "up").exists()
 
 
@@ -175,15 +175,15 @@ def test_an_elastic_job_goes_on_without_a_lost_host(tmp_path: Path) -> None:
     command.wait_for("up.0.of.2", "up.1.of.2")
     (tmp_path / "go").touch()
     ended = command.finish(process)
-    assert ended.code == 0, ended.said
-    assert "fleetrun was lost on 127.0.0.3" in ended.said
+    assert ended.code == 0, ended.stderr
+    assert "fleetrun was lost on 127.0.0.3" in ended.stderr
 
 
 def test_hosts_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:
     command = by_ssh(tmp_path, "touch $R.of.$PADDLE_TRAINERS_NUM", hosts="127.0.0.1:1,127.0.0.2:2")
     command.argv = [word for word in command.argv if not word.startswith("--nproc_per_node")]
     ended = command.run()
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     assert sorted(path.name for path in tmp_path.glob("*.of.*")) == ["0.of.3", "1.of.3", "2.of.3"]
 
 
@@ -240,7 +240,7 @@ def test_a_lost_connection_ends_the_job_on_both_sides_of_it(tmp_path: Path) -> N
     assert_no_survivors(command.marker)
     ended = command.finish(process)
     assert ended.code == 137
-    assert "fleetrun: The connection to 127.0.0.2 was lost" in ended.said
+    assert "fleetrun: The connection to 127.0.0.2 was lost" in ended.stderr
     until((tmp_path / "asked.1").exists)
 
 
@@ -248,7 +248,7 @@ def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> Non
     command = by_ssh(tmp_path, "touch started", hosts="127.0.0.1,nowhere,127.0.0.2")
     ended = command.run()
     assert ended.code == 3
-    (fault, end) = ended.said.splitlines()
+    (fault, end) = ended.stderr.splitlines()
     assert fault.startswith("fleetrun: nowhere  ssh: ")
     assert end == "fleetrun: Nothing was started."
     assert not (tmp_path / "started").exists()
@@ -256,7 +256,7 @@ def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> Non
     ended = command.run()
     assert ended.code == 3
     for name in ("127.0.0.1", "127.0.0.2"):
-        assert f"fleetrun: {name:9}  There is no script nosuch.py" in ended.said
+        assert f"fleetrun: {name:9}  There is no script nosuch.py" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_changed_host_key_and_a_password_are_said_and_never_waited_for(
     command.argv[at] += " -o StrictHostKeyChecking=yes" if before else ""
     ended = command.run()
     assert ended.code == 3
-    fault, end = ended.said.splitlines()
+    fault, end = ended.stderr.splitlines()
     assert fault.startswith("fleetrun: 127.0.0.1  ssh: ")
     assert fault.endswith(ending)
     assert end == "fleetrun: Nothing was started."
@@ -348,11 +348,11 @@ def test_an_agent_that_is_asked_nothing_does_nothing(asked: bytes, problem: byte
 LONELY = """
 import sys, time
 from fleetrun.remote import protocol
-said = (line.encode() for line in sys.stdin if line.strip())
-next(said)
+lines = (line.encode() for line in sys.stdin if line.strip())
+next(lines)
 mark = protocol.MARK.decode()
 print(mark + protocol.line(protocol.Answer(port=1, time=time.time())).decode(), flush=True)
-places = protocol.read(next(said), protocol.HostOrder).hosts
+places = protocol.read(next(lines), protocol.HostOrder).hosts
 assert [place[:2] for place in places] == [("127.0.0.1", "127.0.0.1"), ("b", "b")], places
 unreached = protocol.Unreached((("b", "it does not reach b at b:1 (gone)."),))
 print(mark + protocol.line(unreached).decode(), flush=True)
@@ -419,8 +419,8 @@ def test_a_host_that_is_not_fit_is_named_and_nothing_starts(
 ) -> None:
     command = by_instead(tmp_path, ssh, "touch started", hosts=hosts)
     ended = command.run(env={"PYTHON": sys.executable, "LONELY": LONELY})
-    assert ended.code == 3, ended.said
-    assert ended.said.splitlines() == [
+    assert ended.code == 3, ended.stderr
+    assert ended.stderr.splitlines() == [
         f"fleetrun: {line}" for line in (*problem, "Nothing was started.")
     ]
     assert not (tmp_path / "started").exists()
@@ -448,8 +448,8 @@ def test_the_first_launchers_end_is_that_of_the_job(
     why: str,
 ) -> None:
     ended = by_instead(tmp_path, ssh, f"exit {rank}", *options, hosts=hosts).run()
-    assert ended.code == code, ended.said
-    assert why in ended.said
+    assert ended.code == code, ended.stderr
+    assert why in ended.stderr
 
 
 def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
@@ -492,7 +492,7 @@ def test_files_of_the_folder_are_not_taken_for_pythons_own_modules(tmp_path: Pat
     command = by_instead(tmp_path, HERE, "touch started")
     command.argv[1:3] = ["-c", protocol.start("launcher")]
     ended = command.run()
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.stderr
     assert (tmp_path / "started").exists()
 
 
@@ -503,10 +503,10 @@ def test_more_hosts_than_open_files_are_allowed_raise_the_limit_or_are_a_sentenc
     command = by_instead(tmp_path, "echo no >&2; exit 255", "true", hosts=hosts)
     ended = command.finish(command.start(["prlimit", "--nofile=40:4096"]))
     assert ended.code == 3
-    assert ended.said.count("  ssh: no\n") == 40
+    assert ended.stderr.count("  ssh: no\n") == 40
     ended = command.finish(command.start(["prlimit", "--nofile=100:100"]))
     assert ended.code == 3
-    assert "fleetrun: 40 hosts by ssh need " in ended.said
+    assert "fleetrun: 40 hosts by ssh need " in ended.stderr
 
 
 def test_a_host_whose_ssh_cannot_be_started_is_named(

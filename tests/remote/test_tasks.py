@@ -56,7 +56,7 @@ def test_one_job_has_a_rank_in_the_place_of_each_task(tmp_path: Path) -> None:
     leader, *others = started(command)
     outputs = [process.communicate(timeout=LONG_S) for process in others]
     ended = command.finish(leader)
-    assert (ended.code, [process.returncode for process in others]) == (0, [0, 0]), ended.said
+    assert (ended.code, [process.returncode for process in others]) == (0, [0, 0]), ended.stderr
     assert outputs == [(b"", b"")] * 2
     cpus = sorted(os.sched_getaffinity(0))
     for rank in range(ALL):
@@ -82,7 +82,7 @@ def test_only_the_first_task_ends_with_the_exit_code_of_the_job(
         process.communicate(timeout=LONG_S)
     ended = command.finish(leader)
     codes = [process.returncode for process in (leader, *others)]
-    assert codes == ([-9, 137, 137] if is_killed else [7, 0, 0]), ended.said
+    assert codes == ([-9, 137, 137] if is_killed else [7, 0, 0]), ended.stderr
 
 
 def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -
     others[1].kill()
     outputs = [process.communicate(timeout=LONG_S) for process in others]
     ended = command.finish(leader)
-    assert (ended.code, others[0].returncode) == (137, 0), ended.said
-    assert "fleetrun: The engine's task of rank 2 is gone (kill -9?), so rank 2 is " in ended.said
-    assert "fleetrun: rank 2 was killed by SIGKILL" in ended.said
+    assert (ended.code, others[0].returncode) == (137, 0), ended.stderr
+    assert "fleetrun: The engine's task of rank 2 is gone (kill -9?), so rank 2 is " in ended.stderr
+    assert "fleetrun: rank 2 was killed by SIGKILL" in ended.stderr
     assert outputs[0] == (b"", b"")
     (lost,) = [event for event in command.events() if event["event"] == "warning"]
     assert (lost["what"], lost["who"]) == ("task lost", ["rank 2"])

@@ -59,13 +59,13 @@ class _Room:
 
     def __init__(self) -> None:
         self.loop = Loop()
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.shown: list[str] = []
         self.answers: list[LaunchPlan | Exception] = []
 
     def begin(self, gathering: Gathering) -> Round:
         show = self.shown.append
-        self.round = Round(gathering, 3, self.loop, self.said.append, self.take, progress=show)
+        self.round = Round(gathering, 3, self.loop, self.remarks.append, self.take, progress=show)
         self.round.begin()
         return self.round
 
@@ -89,7 +89,7 @@ def test_who_knows_everything_answers_at_once(room: _Room) -> None:
         return PLAN
 
     room.begin(AtOnce(planned))
-    assert (asked, room.answers, room.said) == ([3], [PLAN], [])
+    assert (asked, room.answers, room.remarks) == ([3], [PLAN], [])
 
 
 @pytest.mark.parametrize("error", [EnvironmentFault("Port 6070 is taken."), KeyError("bug")])
@@ -106,8 +106,8 @@ def test_an_answer_comes_through_a_pipe_and_meanwhile_it_is_said_for_whom(room: 
     hosts = _Hosts()
     room.begin(hosts)
     room.loop.turn()
-    assert room.said[0].startswith("Waiting up to 600 s for 10.0.0.2.") or (
-        room.said[0].startswith("Waiting up to 599 s for 10.0.0.2.")
+    assert room.remarks[0].startswith("Waiting up to 600 s for 10.0.0.2.") or (
+        room.remarks[0].startswith("Waiting up to 599 s for 10.0.0.2.")
     )
     os.write(hosts.write_fd, b".")
     room.loop.turn()
@@ -122,7 +122,7 @@ def test_for_whom_it_waits_is_shown_on_a_terminal_before_it_is_said(room: _Room)
         room.loop.turn()
     (shown,) = room.shown
     assert "s for 10.0.0.2." in shown
-    assert room.said == []
+    assert room.remarks == []
 
 
 def test_what_a_callback_raises_is_an_answer(room: _Room) -> None:

@@ -98,12 +98,12 @@ class _Room:
     """Observers with a loop, whose supervisor only writes down what is declared."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.declared: list[Declared] = []
         self.loop = Loop()
 
     def open(self, *observers: Sink | Source) -> Observers:
-        job = _ObservedByTests(plans.request(), {}, log=self.said.append)
+        job = _ObservedByTests(plans.request(), {}, log=self.remarks.append)
         job.early = observers[:1]
         job.late = observers[1:]
         made = Observers(job, self.declared.append)
@@ -132,7 +132,7 @@ def test_what_happened_before_they_were_opened_is_told_then(room: _Room) -> None
 def test_a_sink_that_fails_at_the_end_keeps_no_job_going(room: _Room) -> None:
     observers = room.open(_Mute())
     observers.close()
-    assert room.said == ["The mute failed (No space left on device)."]
+    assert room.remarks == ["The mute failed (No space left on device)."]
 
 
 def test_sinks_are_told_first_and_nobody_of_what_was_before_they_were_prepared(
@@ -163,7 +163,9 @@ def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
     observers = room.open(first, second, ear)
     observers.on_event(NEWS)
     assert [len(sink.heard) for sink in (ear, first, second)] == [2, 1, 1]
-    assert room.said == ["The deaf failed (No space left on device); the job goes on without it."]
+    assert room.remarks == [
+        "The deaf failed (No space left on device); the job goes on without it."
+    ]
     assert room.declared == []
 
 
@@ -184,7 +186,7 @@ def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None
     assert failed.sentence() == (
         f"The spring failed (RuntimeError('{place}')), and the job cannot go on without water."
     )
-    assert room.said == []
+    assert room.remarks == []
     # Whoever is connected to it notices.
     assert spring.is_closed
 
@@ -200,7 +202,7 @@ def test_a_source_that_has_failed_hears_and_declares_nothing_more(room: _Room) -
 
 def test_a_source_that_is_not_needed_is_said_once(room: _Room) -> None:
     room.open(_Spring("on_event", is_required=False))
-    assert room.said == [
+    assert room.remarks == [
         "The spring failed (RuntimeError('on_event')); the job goes on without water."
     ]
     assert len(room.declared) == 1

@@ -23,8 +23,8 @@ WAIT_FOR_GO = "touch ready$R; until [ -e go ]; do sleep 0.01; done"
 def test_s15_a_bus_error_points_to_shared_memory(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
     assert done.code == 135
-    assert "rank 1 was killed by SIGBUS" in done.said
-    assert "shm" in done.said
+    assert "rank 1 was killed by SIGBUS" in done.stderr
+    assert "shm" in done.stderr
 
 
 def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path: Path) -> None:
@@ -41,10 +41,10 @@ def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path
     done = job.finish(launcher)
     assert done.code in {5, 6}
     first, second = (1, 3) if done.code == 5 else (3, 1)
-    assert done.said.startswith(f"fleetrun: rank {first} exited with {done.code}.")
+    assert done.stderr.startswith(f"fleetrun: rank {first} exited with {done.code}.")
     later = rf"rank {second} exited with {11 - done.code} \d+\.\d s later"
-    assert re.search(later, done.said)
-    assert "ranks 0, 2 were stopped" in done.said
+    assert re.search(later, done.stderr)
+    assert "ranks 0, 2 were stopped" in done.stderr
 
 
 def test_s22_a_rank_that_ends_well_early_is_no_failure(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_s22_a_rank_that_ends_well_early_is_no_failure(tmp_path: Path) -> None:
     until(lambda: any(event["event"] == "exited" for event in job.events()))
     (tmp_path / "go").touch()
     done = job.finish(launcher)
-    assert (done.code, done.said) == (0, "")
+    assert (done.code, done.stderr) == (0, "")
 
 
 def test_s23_a_host_whose_ranks_end_well_fails_with_the_other_host(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_s23_a_host_whose_ranks_end_well_fails_with_the_other_host(tmp_path: Pat
     launchers = [host.start() for host in hosts]
     done = [host.finish(process) for host, process in zip(hosts, launchers, strict=True)]
     assert [end.code for end in done] == [7, 7]
-    assert "Rank 1 exited with 7 on 127.0.0.2" in done[0].said
-    assert "rank 1 exited with 7" in done[1].said
+    assert "Rank 1 exited with 7 on 127.0.0.2" in done[0].stderr
+    assert "rank 1 exited with 7" in done[1].stderr
 
 
 def test_s28_killing_fleetrun_by_name_leaves_nobody(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> N
     launcher.terminate()
     done = job.finish(launcher)
     assert done.code == 143
-    assert "Rank 1 had to be killed" in done.said
+    assert "Rank 1 had to be killed" in done.stderr
 
 
 def state(pid: int) -> str:
@@ -156,6 +156,6 @@ def test_s21_half_a_report_is_shown_as_it_is(tmp_path: Path) -> None:
     script = """[ $R = 0 ] && sleep 60; printf '{"class": "Odd' > "$FLEETRUN_ERROR_FILE"; exit 5"""
     done = Command(tmp_path, script).run()
     assert done.code == 5
-    assert "rank 1 exited with 5" in done.said
-    assert "JSONDecodeError" not in done.said
-    assert "Traceback" not in done.said
+    assert "rank 1 exited with 5" in done.stderr
+    assert "JSONDecodeError" not in done.stderr
+    assert "Traceback" not in done.stderr

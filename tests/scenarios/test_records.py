@@ -24,9 +24,9 @@ def test_s67_only_one_rank_is_shown_but_the_one_that_fails_is_heard(tmp_path: Pa
     assert done.code == 9
     # Rank 29 may be faster than rank 0's first word.
     assert done.out in {b"I am 0\n", b""}
-    assert "rank 29 exited with 9" in done.said
-    assert "I am 29\n    alas\n" in done.said
-    assert "I am 28" not in done.said
+    assert "rank 29 exited with 9" in done.stderr
+    assert "I am 29\n    alas\n" in done.stderr
+    assert "I am 28" not in done.stderr
 
 
 def test_s69_a_second_launch_keeps_the_first_ones_logs(tmp_path: Path) -> None:

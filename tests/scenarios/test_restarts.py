@@ -35,8 +35,8 @@ def test_s51_the_budget_is_three_attempts_and_both_ends_are_told(tmp_path: Path)
     done = Command(tmp_path, fails, "--max_restart=2").run()
     assert done.code == 7
     assert [line.split()[1] for line in done.out.decode().splitlines()] == ["0", "1", "2"]
-    assert "rank 1 exited with 7" in done.said
-    assert "the first failed because rank 1 exited with 5" in done.said
+    assert "rank 1 exited with 7" in done.stderr
+    assert "the first failed because rank 1 exited with 5" in done.stderr
 
 
 def test_an_attempt_has_one_number_in_files_sentences_and_variables(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_an_attempt_has_one_number_in_files_sentences_and_variables(tmp_path: Pa
     done = job.run()
     run = tmp_path / "log" / "latest"
     assert (run / "workerlog.1.attempt1").read_text() == "count 1\n"
-    assert "Attempt 1 of 1 starts now." in done.said
-    assert "It was attempt 1 (counted from 0); the first failed because" in done.said
+    assert "Attempt 1 of 1 starts now." in done.stderr
+    assert "It was attempt 1 (counted from 0); the first failed because" in done.stderr
     assert "\nAttempt 1\nLocal start 2 processes." in (run / "launch.txt").read_text()
     (restart,) = json.loads((run / "report.json").read_text())["restarts"]
     assert (restart["attempt"], [*restart["phases"]]) == (1, [*PHASES[:4]])
@@ -85,16 +85,16 @@ sleep 60 & wait
         "got {other}",
         f"got --resume {newest} --from={newest} {{other}}",
     ]
-    assert "Starting from scratch: there is no complete checkpoint in out." in done.said
-    assert f"After they were asked to stop, ranks wrote {newest}." in done.said
-    assert f"Resuming from {newest}. Incomplete, and ignored: " in done.said
-    assert "out/checkpoint-2 (model.pdparams is empty)." in done.said
+    assert "Starting from scratch: there is no complete checkpoint in out." in done.stderr
+    assert f"After they were asked to stop, ranks wrote {newest}." in done.stderr
+    assert f"Resuming from {newest}. Incomplete, and ignored: " in done.stderr
+    assert "out/checkpoint-2 (model.pdparams is empty)." in done.stderr
 
 
 def test_a_checkpoint_that_nobody_takes_is_an_error(tmp_path: Path) -> None:
     done = Command(tmp_path, "exit 0", "--resume_from=out").run()
     assert done.code == 2
-    assert "--resume_from=out: no argument of the script has {checkpoint}" in done.said
+    assert "--resume_from=out: no argument of the script has {checkpoint}" in done.stderr
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_s53_no_progress_ends_it_early(tmp_path: Path) -> None:
     done = Command(tmp_path, "echo alas >&2; exit 4", "--max_restart=9", ranks=1).run()
     assert done.code == 4
     assert done.out.decode().count("alas") == 3
-    assert "no progress" in done.said
+    assert "no progress" in done.stderr
 
 
 IMPORTS = """
@@ -139,8 +139,8 @@ def test_ranks_of_another_attempt_are_forked_and_its_phases_are_told(
     if preload:
         (tmp_path / "end.1").touch()
         done = job.finish(launcher)
-        assert done.said.count("Attempt 1 runs ") == 1
-        assert "\nfleetrun: 1 restart took " in done.said
+        assert done.stderr.count("Attempt 1 runs ") == 1
+        assert "\nfleetrun: 1 restart took " in done.stderr
         page = fleetrun("report", folder=tmp_path).stdout.strip()
         assert recovered["text"] in Path(page).read_text()
         told = json.loads((tmp_path / "ended.json").read_text())["restarts"]
@@ -154,7 +154,7 @@ def test_ranks_of_another_attempt_are_forked_and_its_phases_are_told(
 def test_s54_an_import_error_is_not_tried_again(tmp_path: Path) -> None:
     done = Command.python(tmp_path, "import no_such_module", "--max_restart=3").run()
     assert done.code == 1
-    assert "Attempt" not in done.said
+    assert "Attempt" not in done.stderr
 
 
 def test_s55_all_are_dead_before_any_is_born_and_ports_are_new(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def roles(
 
 def test_the_job_is_done_when_its_trainers_are(tmp_path: Path) -> None:
     done = roles(tmp_path, trainer="echo trained").run()
-    assert (done.code, done.out, done.said) == (0, b"trained\n", "")
+    assert (done.code, done.out, done.stderr) == (0, b"trained\n", "")
     names = {path.name for path in (tmp_path / "log").iterdir()}
     assert names >= {"serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1", "endpoints.log"}
 
@@ -73,7 +73,7 @@ def test_a_job_starts_where_only_one_side_is_named(
     tmp_path: Path, options: list[str], logs: set[str]
 ) -> None:
     done = roles(tmp_path, *options, trainer="[ $N = 1 ] || echo trained").run()
-    assert (done.out, done.said if done.code else "") == (b"trained\n", "")
+    assert (done.out, done.stderr if done.code else "") == (b"trained\n", "")
     assert {path.name for path in (tmp_path / "log").glob("*log.?")} == logs
 
 
@@ -90,8 +90,8 @@ def test_every_role_has_its_logs(tmp_path: Path) -> None:
 def test_s13_a_trainer_that_fails_fails_the_job_with_its_code(tmp_path: Path) -> None:
     done = roles(tmp_path, trainer=f"[ $N = 1 ] && exit 7; {IDLE}").run()
     assert done.code == 7
-    assert done.said.startswith("fleetrun: rank 1 exited with 7.")
-    assert "rank 0, server 0 and server 1 were stopped" in done.said
+    assert done.stderr.startswith("fleetrun: rank 1 exited with 7.")
+    assert "rank 0, server 0 and server 1 were stopped" in done.stderr
 
 
 def test_s14_a_dead_server_ends_the_job_at_once_and_is_named(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_s14_a_dead_server_ends_the_job_at_once_and_is_named(tmp_path: Path) -> 
     done = roles(tmp_path, server=f"( {kill} ) & {SERVE}", trainer=f"touch training; {IDLE}").run()
     # The background shell's $$ is the server itself.
     assert done.code == 137
-    assert done.said.startswith("fleetrun: server 1 was killed by SIGKILL")
-    assert "serverlog.1" in done.said
+    assert done.stderr.startswith("fleetrun: server 1 was killed by SIGKILL")
+    assert "serverlog.1" in done.stderr
 
 
 def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_server_that_fails_before_it_listens_ends_the_wait(tmp_path: Path) -> 
     job = roles(tmp_path, server=f"[ $N = 1 ] && exit 5; {IDLE}", trainer="touch trained")
     done = job.run()
     assert done.code == 5
-    assert done.said.startswith("fleetrun: server 1 exited with 5")
+    assert done.stderr.startswith("fleetrun: server 1 exited with 5")
     assert not (tmp_path / "trained").exists()
 
 
@@ -156,7 +156,7 @@ def test_s24_a_signal_stops_every_role(tmp_path: Path) -> None:
     launcher.send_signal(signal.SIGINT)
     done = job.finish(launcher)
     assert done.code == 130
-    assert "ranks 0-1, server 0 and server 1 to stop" in done.said
+    assert "ranks 0-1, server 0 and server 1 to stop" in done.stderr
 
 
 def test_s28_sigkill_of_the_launcher_leaves_no_server(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_s13_a_trainer_that_fails_on_one_host_fails_the_job_on_all(
     fail = f"[ $HERE = {HOSTS[place]} ] && exit 7; {IDLE}"
     ended = on_two_hosts(tmp_path, trainer=fail).finish()
     assert [end.code for end in ended] == [7, 7]
-    assert f"rank {place} exited with 7." in ended[place].said
-    told = ended[1 - place].said
+    assert f"rank {place} exited with 7." in ended[place].stderr
+    told = ended[1 - place].stderr
     assert f"Rank {place} exited with 7 on {HOSTS[place]}: the job failed there first" in told
 
 
@@ -278,7 +278,7 @@ def test_s14_a_dead_server_ends_the_job_on_all_hosts(tmp_path: Path) -> None:
     job = on_two_hosts(tmp_path, server=f"( {kill} ) & {SERVE}", trainer=f"touch $OTHER/up; {IDLE}")
     ended = job.finish()
     assert [end.code for end in ended] == [137, 137]
-    assert "Server 1 was killed by SIGKILL on 127.0.0.2" in ended[0].said
+    assert "Server 1 was killed by SIGKILL on 127.0.0.2" in ended[0].stderr
 
 
 def test_s28_a_lost_launcher_ends_the_job_on_the_other_host(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_s28_a_lost_launcher_ends_the_job_on_the_other_host(tmp_path: Path) -> N
     job.launchers[1].kill()
     ended = job.finish()
     assert ended[0].code == 1
-    assert "Fleetrun was lost on 127.0.0.2" in ended[0].said
+    assert "Fleetrun was lost on 127.0.0.2" in ended[0].stderr
 
 
 def test_s24_a_signal_to_one_launcher_stops_the_job_on_all_hosts(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Pa
     job = Command.python(tmp_path, "import paddle", *TWO_AND_TWO)
     done = job.run()
     assert done.code == 3
-    assert "was built without parameter servers: use paddlepaddle 2.6.2" in done.said
+    assert "was built without parameter servers: use paddlepaddle 2.6.2" in done.stderr
     assert not (tmp_path / "log").exists()
     # Who does not name Paddle may do without it.
     job = Command.python(tmp_path, "", *TWO_AND_TWO, "--dry-run")
@@ -359,5 +359,5 @@ def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Pa
 def test_a_paddle_without_rpc_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = Command.python(tmp_path, "import paddle", "--run_mode=rpc").run()
     assert done.code == 3
-    assert "was built without paddle.distributed.rpc: use paddlepaddle 2.6.2" in done.said
+    assert "was built without paddle.distributed.rpc: use paddlepaddle 2.6.2" in done.stderr
     assert not (tmp_path / "log").exists()

@@ -75,8 +75,8 @@ until [ -e ../host1/out/checkpoint-4/trainer_state.json ]; do sleep 0.01; done; 
         expected = [f"got --resume={out}/checkpoint-{number}" for number in (2, 4)]
         assert (command.folder / "got").read_text().splitlines() == expected
         partial = f"{out}/checkpoint-3 (trainer_state.json is empty on 127.0.0.2)"
-        said = f"Resuming from {out}/checkpoint-2. Incomplete, and ignored: {partial}."
-        assert said in launcher.said
+        sentence = f"Resuming from {out}/checkpoint-2. Incomplete, and ignored: {partial}."
+        assert sentence in launcher.stderr
     assert torn.exists()
 
 
@@ -98,7 +98,7 @@ def test_a_token_that_can_be_found_by_trying_is_warned_of(
     ended = job.finish()
     assert codes(ended) == [0, 0]
     for end in ended:
-        assert ("FLEETRUN_TOKEN has fewer than 16 characters" in end.said) is is_warned
+        assert ("FLEETRUN_TOKEN has fewer than 16 characters" in end.stderr) is is_warned
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -106,7 +106,7 @@ def test_a_failure_has_one_verdict_with_its_last_lines(tmp_path: Path, place: in
     fail = f"[ $R = {place} ] || exec sleep 60; echo last words; exit 7"
     ended = by_ips(tmp_path, fail).start_all().finish()
     assert codes(ended) == [7, 7]
-    told = ended[1 - place].said
+    told = ended[1 - place].stderr
     assert f"Rank {place} exited with 7 on 127.0.0.{place + 1}: the job failed there first" in told
     assert "\n    last words\n" in told
 
@@ -132,7 +132,7 @@ def test_s28_a_killed_launcher_is_noticed_and_named(tmp_path: Path) -> None:
     job.launchers[1].kill()
     ended = job.finish()
     assert ended[0].code == 1
-    assert "Fleetrun was lost on 127.0.0.2" in ended[0].said
+    assert "Fleetrun was lost on 127.0.0.2" in ended[0].stderr
 
 
 def test_s50_the_loss_of_the_coordinator_ends_the_job_with_that_word(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_s50_the_loss_of_the_coordinator_ends_the_job_with_that_word(tmp_path: P
     job.launchers[0].kill()
     ended = job.finish()
     assert ended[1].code == 1
-    assert "The coordinator of the job was lost on 127.0.0.1" in ended[1].said
+    assert "The coordinator of the job was lost on 127.0.0.1" in ended[1].stderr
 
 
 def test_s02_hosts_with_different_numbers_of_ranks_are_in_order(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_s04_two_hosts_of_one_rank_are_both_named(tmp_path: Path) -> None:
     ended = by_master(tmp_path, "touch up", [("--rank=0",), ("--rank=0",)]).start_all().finish()
     assert codes(ended) == [4, 4]
     for end in ended:
-        assert re.search(r"Two launchers have rank 0: .*pid \d+, and .*pid \d+\.", end.said)
+        assert re.search(r"Two launchers have rank 0: .*pid \d+, and .*pid \d+\.", end.stderr)
     assert not list(tmp_path.glob("host*/up"))
 
 
@@ -164,7 +164,7 @@ def test_s40_who_is_missing_is_said_on_every_host(tmp_path: Path) -> None:
     rows = [(f"--rdzv_timeout={patient(1.0):.0f}",)] * 2
     ended = by_master(tmp_path, "touch up", rows, nnodes=3).start_all().finish()
     assert codes(ended) == [4, 4]
-    assert all("1 host of 3 (" in end.said for end in ended)
+    assert all("1 host of 3 (" in end.stderr for end in ended)
     assert not list(tmp_path.glob("host*/up"))
 
 
@@ -195,8 +195,8 @@ def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) ->
     job = job_of(tmp_path, "touch up", [(*IPS, "--host=127.0.0.2", "--rdzv_timeout=1")]).start_all()
     (ended,) = job.finish()
     assert ended.code == 4
-    assert "The coordinator (127.0.0.1:6166" in ended.said
-    assert "connection refused" in ended.said
+    assert "The coordinator (127.0.0.1:6166" in ended.stderr
+    assert "connection refused" in ended.stderr
 
 
 def test_s47_who_wants_another_job_is_refused_with_a_diff(tmp_path: Path) -> None:
@@ -204,4 +204,4 @@ def test_s47_who_wants_another_job_is_refused_with_a_diff(tmp_path: Path) -> Non
     rows = [("--rank=0", timeout), ("--rank=1", timeout, "--run_mode=rpc")]
     ended = by_master(tmp_path, "touch up", rows).start_all().finish()
     assert codes(ended) == [4, 4]
-    assert any("--run_mode is" in end.said for end in ended)
+    assert any("--run_mode is" in end.stderr for end in ended)

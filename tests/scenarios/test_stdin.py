@@ -284,4 +284,4 @@ def test_in_the_background_nobody_reads_the_terminal(tmp_path: Path, terminal: T
 )
 def test_a_rank_that_cannot_read_is_refused(tmp_path: Path, option: str, says: str) -> None:
     done = Command(tmp_path, "true", option).run()
-    assert (done.code, done.said) == (2, f"fleetrun: {says}\n")
+    assert (done.code, done.stderr) == (2, f"fleetrun: {says}\n")

@@ -63,8 +63,8 @@ def test_who_is_waited_for_at_the_end_is_shown_on_a_terminal_only(
     (tmp_path / "piped").mkdir()
     piped = Command(tmp_path / "piped", script, "--grace=1.5").run()
     assert piped.code == 7
-    assert "rank 1 exited with 7" in piped.said
-    assert "Waiting" not in piped.said
+    assert "rank 1 exited with 7" in piped.stderr
+    assert "Waiting" not in piped.stderr
 
 
 def test_s27_one_ctrl_c_shows_no_heap_of_tracebacks(tmp_path: Path, terminal: Terminal) -> None:

@@ -112,12 +112,12 @@ def test_ctrl_c_ends_the_job_and_the_screen(tmp_path: Path, terminal: Terminal) 
 
 def test_without_a_terminal_it_is_as_always(tmp_path: Path) -> None:
     done = Command(tmp_path, "echo shown $R", "--ui").run()
-    assert (done.code, done.out, done.said) == (0, b"shown 0\n", "")
+    assert (done.code, done.out, done.stderr) == (0, b"shown 0\n", "")
 
 
 @pytest.mark.parametrize("other", ["--debug=0", "--stdin=0"])
 def test_one_terminal_is_not_given_to_two(tmp_path: Path, other: str) -> None:
     done = Command(tmp_path, "touch born", "--ui", other).run()
     assert done.code == 2
-    assert f"--ui and {other[:-2]} both want the terminal" in done.said
+    assert f"--ui and {other[:-2]} both want the terminal" in done.stderr
     assert not (tmp_path / "born").exists()

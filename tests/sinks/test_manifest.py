@@ -154,9 +154,9 @@ def test_a_secrets_value_is_hidden_wherever_it_stands(tmp_path: Path) -> None:
     words = ("train.py", "--note=s3cr3tWord", "as s3cr3tWord says")
     made = a_request(typed=words)
     (tmp_path / "log").mkdir()
-    one, path = sink(tmp_path, made, environ, hide=Hider(environ, words))
-    one.open(Timers())
-    one.close()
+    manifest_sink, path = sink(tmp_path, made, environ, hide=Hider(environ, words))
+    manifest_sink.open(Timers())
+    manifest_sink.close()
     assert "s3cr3tWord" not in path.read_text()
     assert json.loads(path.read_text())["command"][1:] == ["--note=***", "as *** says"]
 

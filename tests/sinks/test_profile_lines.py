@@ -53,8 +53,8 @@ if rank == 0:
     asked = [(tmp_path / f"asked.{rank}").read_text() for rank in range(3)]
     assert asked == ["3-3 trace.0.json", "3-3 trace.1.json", " "]
     told = "rank 0, step 3: 90 ms a step: forward 40 ms; 25 % of communication hidden."
-    assert f"Profile of {told}" in done.said
-    assert "Profile: no trace of rank 1:" in done.said
+    assert f"Profile of {told}" in done.stderr
+    assert "Profile: no trace of rank 1:" in done.stderr
 
 
 def test_the_last_step_is_drawn_with_a_row_for_each_bucket(tmp_path: Path) -> None:

@@ -37,13 +37,13 @@ class Rank:
         self.path = f"{folder}/run/workerlog.0"
         os.mkdir(f"{folder}/run")
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.cuts: list[Cut] = []
         self.lost = 0
         self.feed = Feed(self.path, prefix)
         self.timers = Timers()
         plan = plans.plan(per_node=1, cwd=folder, log_dir=".", run_dir="run")
-        job = plans.job(plan, log=self.said.append, log_max_bytes=LIMIT, log_max_files=files)
+        job = plans.job(plan, log=self.remarks.append, log_max_bytes=LIMIT, log_max_files=files)
         self.rotation = Rotation(job, self._follow)
         self.rotation.prepare()
         self.rotation.open(self.timers)
@@ -118,7 +118,7 @@ def test_s68_the_parts_are_all_that_was_written(folder: str) -> None:
     assert rank.show() == written
     assert rank.lost == 0
     rank.close()
-    assert rank.said == []
+    assert rank.remarks == []
 
 
 def test_s68_the_newest_are_kept(folder: str) -> None:
@@ -187,7 +187,7 @@ def test_somebody_may_empty_the_file(folder: str) -> None:
     rank.write(more := lines(8000))
     rank.look()
     assert rank.show() == more
-    assert rank.said == []
+    assert rank.remarks == []
     rank.close()
 
 
@@ -227,8 +227,8 @@ def test_a_folder_that_vanished_is_one_warning(folder: str) -> None:
     for _ in range(3):
         rank.write(lines(8000))
         rank.look()
-    assert len(rank.said) == 1
-    assert "could not be rotated (No such file or directory)" in rank.said[0]
+    assert len(rank.remarks) == 1
+    assert "could not be rotated (No such file or directory)" in rank.remarks[0]
     rank.close()
 
 

@@ -235,8 +235,8 @@ def test_of_two_hosts_only_a_link_that_loses_is_told_of_and_no_end_is_blamed() -
     assert conditions.compare(linked(2, slow), hosts_of(2)) == ()
     bad = {(0, 1): LinkConditions(1, 0.0002, 1e9, 0.05)}
     text = "the link between a and b is bad: 5.0% of the segments are lost"
-    found = conditions.compare(linked(2, bad), hosts_of(2))
-    assert found == (conditions.Slowness((), "link", text),)
+    slowness = conditions.compare(linked(2, bad), hosts_of(2))
+    assert slowness == (conditions.Slowness((), "link", text),)
 
 
 # What a host measures ----------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_ranks_of_two_hosts_that_differ_are_named_once(
     assert remarks == [f"R{TEXT}."]
     assert timers[0].elapse("collectives")
     assert remarks == [f"R{TEXT}."]
-    assert [(one.what, one.labels) for one in declared] == [("desync", ("rank 0", "rank 1"))]
+    assert [(hang.what, hang.labels) for hang in declared] == [("desync", ("rank 0", "rank 1"))]
     assert (tmp_path / f"node{coordinator}/collectives.{other}").exists()
     (finding,) = hosts[0].verdict({})
     assert SITE.sub("", finding.text) == f"r{TEXT}"
@@ -116,9 +116,9 @@ def test_where_the_records_name_nobody_paddles_watchdog_does(
     hosts, _ = two_hosts(tmp_path, ("all_reduce", "all_reduce"), monkeypatch)
     hosts[0].open(Timers(), period_s=1.0, declare=lambda _: None)
     at = time.strftime("%m%d %H:%M:%S.000001  7012 comm_task_manager.cc:170] Find ")
-    for rank, found in enumerate(("timeout start but not finish task:", "last group comm task:")):
+    for rank, message in enumerate(("timeout start but not finish task:", "last group comm task:")):
         (tmp_path / f"node{rank}/workerlog.0").write_text(
-            f"step 3\nW{at}{found}group_key:nccl_ids/0/0,group_ranks:0~1,global_rank:{rank},"
+            f"step 3\nW{at}{message}group_key:nccl_ids/0/0,group_ranks:0~1,global_rank:{rank},"
             f"local_rank:{rank},comm_count:{38 - rank},op:ALLREDUCE,started:1,completed:{rank},"
             "numel:64,nranks:2\n"
         )
@@ -144,8 +144,8 @@ def test_what_failed_on_another_host_is_explained_by_the_records_of_all(
 
     def evidence(exit_code: int) -> list[str]:
         outcome = Outcome(Failure("b", "rank 1 was killed by SIGABRT", exit_code))
-        found = investigation.investigate(plan, outcome, kernelfacts.Baseline(0.0))
-        return [SITE.sub("", text) for text in found.evidence]
+        findings = investigation.investigate(plan, outcome, kernelfacts.Baseline(0.0))
+        return [SITE.sub("", text) for text in findings.evidence]
 
     assert evidence(134) == []
     hosts[1].send()

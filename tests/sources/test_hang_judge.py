@@ -50,14 +50,16 @@ class Job:
         self.others: tuple[int, ...] = (1,)
         self.timers = Timers()
         self.wires = [Wire(self, 0), Wire(self, 1)]
-        self.found: list[Hung] = []
+        self.declared: list[Hung] = []
         self.asked: list[int] = []
         self.stacks = {0: WAITING, 1: WAITING, 2: WAITING, 3: LOADING}
         self.went_on: int | None = None
         self.hosts: list[HangJudge] = []
         for node, wire in enumerate(self.wires):
             host = HangJudge(plans.job(plan(folder, node)), wire, period_s=5.0)  # type: ignore[arg-type]
-            host.open(self.timers, collect=partial(self.collect, node), declare=self.found.append)
+            host.open(
+                self.timers, collect=partial(self.collect, node), declare=self.declared.append
+            )
             self.hosts.append(host)
 
     def collect(self, node: int, _seconds: float) -> None:
@@ -84,7 +86,7 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     assert job.asked == []
     job.hosts[1].report(30.0)
     assert sorted(job.asked) == [0, 1]
-    (hung,) = job.found
+    (hung,) = job.declared
     assert hung.odd == ("rank 3",)
     # What another host says is shown, and acts on no terminal.
     assert hung.places[0] == (("rank 3",), r"load\x1b[1m (train.py:6)")
@@ -107,16 +109,16 @@ def test_a_host_that_works_lets_the_others_wait(tmp_path: Path) -> None:
         job.hosts[1].report(0.0)
     job.hosts[1].report(30.0)
     job.hosts[1].report(0.0)
-    job.found.clear()
+    job.declared.clear()
     job.hosts[0].report(30.0)
-    assert job.found == []
+    assert job.declared == []
 
 
 def test_a_host_without_ranks_has_no_say(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.hosts[1].report(None)
     job.hosts[0].report(30.0)
-    assert len(job.found) == 1
+    assert len(job.declared) == 1
 
 
 def test_nobody_judges_while_a_host_is_cut_off(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_a_rank_that_goes_on_meanwhile_ends_the_suspicion(tmp_path: Path) -> Non
     job.hosts[0].report(30.0)
     job.hosts[1].report(30.0)
     assert job.asked
-    assert job.found == []
+    assert job.declared == []
     assert job.timers.set == {}
 
 
@@ -141,9 +143,9 @@ def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
     job.wires[1].hearers = {kind: lambda *_: None for kind in job.wires[1].hearers}
     job.hosts[0].report(30.0)
     job.hosts[1].report(30.0)
-    assert job.found == []
+    assert job.declared == []
     assert job.timers.elapse("stacks")
-    assert len(job.found) == 1
+    assert len(job.declared) == 1
 
 
 def test_ranks_that_are_ending_are_not_judged(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_ranks_that_are_ending_are_not_judged(tmp_path: Path) -> None:
     assert job.timers.set == {}
     for node in range(2):
         job.collect(node, 30.0)
-    assert job.found == []
+    assert job.declared == []
 
 
 def test_a_host_without_a_session_judges_its_own_ranks_alone(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Job:
         self.folder = folder
         for node in range(3):
             (folder / f"node{node}").mkdir()
-        self.timers, self.said = Timers(), list[str]()
+        self.timers, self.remarks = Timers(), list[str]()
         self.dismissed: list[int] = []
         self.gone: set[int] = set()
         self.asked: list[tuple[int, SendLog]] = []
@@ -48,7 +48,7 @@ class Job:
             waiting=self.timers,
             ask=self.ask,
             is_there=lambda node: node not in self.gone,
-            done=self.said.append,
+            done=self.remarks.append,
             everything=everything,
         )
         self.servers = {
@@ -102,7 +102,7 @@ def test_the_ends_of_all_logs_come_under_the_ranks_of_the_job(tmp_path: Path) ->
     assert job.gathered(3) == left + b"\xff\x00" * 32768
     assert job.gathered(4) == b""
     assert sorted(job.dismissed) == [1, 2]
-    assert "ranks 2-5" in job.said[0]
+    assert "ranks 2-5" in job.remarks[0]
 
 
 def test_standard_error_comes_where_it_has_a_log_of_its_own(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_who_does_not_answer_is_left_out_and_named(tmp_path: Path) -> None:
         if not requests:
             job.timers.elapse_all()
     assert job.gathered(4) == b"four"
-    assert "Those of ranks 2-3 could not be gathered" in job.said[0]
+    assert "Those of ranks 2-3 could not be gathered" in job.remarks[0]
     assert sorted(job.dismissed) == [1, 2]
 
 

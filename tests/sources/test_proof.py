@@ -117,10 +117,10 @@ class Room:
         ]
         server = ProcessSpec("server.0", ("x",), {}, (), "serverlog.0")
         self.plan = made._replace(processes=(*trainers, server))
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.declared: list[Declared] = []
         self.loop = Loop()
-        self.job = plans.job(self.plan, log=self.said.append, quiet=is_quiet)
+        self.job = plans.job(self.plan, log=self.remarks.append, quiet=is_quiet)
         self.proof = Proof(self.job, **{"width": 0, "first_s": 0.01, **proof})
         self.proof.open(self.loop, self.declared.append)
 
@@ -133,7 +133,7 @@ class Room:
         """Turn the loop until CONDITION holds."""
         deadline = time.monotonic() + LONG_S
         while not condition():
-            assert time.monotonic() < deadline, self.said
+            assert time.monotonic() < deadline, self.remarks
             self.loop.turn()
 
     def exit(self, rank: int, code: int = 0) -> None:
@@ -150,9 +150,9 @@ class Room:
         """Let each rank leave its evidence and the job end; return the table that is shown."""
         for rank, what in enumerate(evidences):
             self.leave(rank, what)
-        self.until(lambda: self.said)
+        self.until(lambda: self.remarks)
         self.finish()
-        return self.said[0]
+        return self.remarks[0]
 
     @property
     def refuted(self) -> StrategyRejected | None:
@@ -171,13 +171,13 @@ def test_the_table_comes_once_when_all_ranks_have_made_an_update(tmp_path: Path)
     here.leave(0, evidence(GOOD, ranks_equal=True))
     here.leave(1, evidence(GOOD, complete=False))
     here.until(lambda: here.proof._trainers[1].evidence)
-    assert here.said == []
+    assert here.remarks == []
     here.leave(1, evidence(GOOD, ranks_equal=True))
-    here.until(lambda: here.said)
+    here.until(lambda: here.remarks)
     here.exit(0)
     here.exit(1)
     here.finish()
-    assert here.said == [
+    assert here.remarks == [
         """\
 Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
   knob                    asked               in effect           status     evidence
@@ -217,9 +217,9 @@ def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
     here.exit(0)
     here.exit(1)
     here.finish()
-    assert len(here.said) == 1
+    assert len(here.remarks) == 1
     for reason in ("never imported Paddle", "ignores PYTHONPATH"):
-        assert reason in here.said[0].partition("  Rank 1 left no evidence: ")[2]
+        assert reason in here.remarks[0].partition("  Rank 1 left no evidence: ")[2]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_rank_that_never_updated_is_named(
     here.leave(0, evidence([], complete=False, **seen))
     here.exit(0)
     here.finish()
-    assert f"Rank 0 {told}, so nothing could be counted." in here.said[0]
+    assert f"Rank 0 {told}, so nothing could be counted." in here.remarks[0]
 
 
 def test_a_rank_that_fails_after_it_has_imported_paddle_gets_no_table(tmp_path: Path) -> None:
@@ -248,43 +248,43 @@ def test_a_rank_that_fails_after_it_has_imported_paddle_gets_no_table(tmp_path: 
     here.leave(0, evidence([], complete=False))
     here.exit(0, code=1)
     here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
-    assert (here.said, here.declared) == ([], [])
+    assert (here.remarks, here.declared) == ([], [])
 
 
 def test_the_others_are_not_waited_for_for_ever(tmp_path: Path) -> None:
     here = Room(tmp_path, timeout_s=0.05)
     here.leave(0, evidence(GOOD))
-    here.until(lambda: here.said)
-    assert "Rank 1 has left no evidence yet." in here.said[0]
+    here.until(lambda: here.remarks)
+    assert "Rank 1 has left no evidence yet." in here.remarks[0]
     here.leave(1, evidence(GOOD))
-    here.until(lambda: len(here.said) == 2)
-    assert "Rank 1" not in here.said[1]
+    here.until(lambda: len(here.remarks) == 2)
+    assert "Rank 1" not in here.remarks[1]
     here.finish()
-    assert len(here.said) == 2
+    assert len(here.remarks) == 2
 
 
 def test_parameters_that_differ_are_told_even_if_that_comes_later(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1)
     here.leave(0, evidence(GOOD, ranks_equal=True))
-    here.until(lambda: here.said)
+    here.until(lambda: here.remarks)
     here.leave(0, evidence(GOOD, ranks_equal=False, updates=9))
     here.exit(0, code=1)
     here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
-    assert len(here.said) == 2
-    assert "THE PARAMETERS OF THE RANKS DIFFER." in here.said[1]
+    assert len(here.remarks) == 2
+    assert "THE PARAMETERS OF THE RANKS DIFFER." in here.remarks[1]
 
 
 def test_a_note_that_comes_after_the_table_is_told_by_itself(tmp_path: Path) -> None:
     here = Room(tmp_path)
     for rank in range(2):
         here.leave(rank, evidence(GOOD, notes=["early"]))
-    here.until(lambda: here.said)
+    here.until(lambda: here.remarks)
     for rank in range(2):
         here.leave(rank, evidence(GOOD, notes=["early", "2 micro-steps were dropped"], updates=9))
         here.exit(rank)
     here.finish()
-    assert here.said[0].endswith("\n  early")
-    assert here.said[1:] == ["Strategy: 2 micro-steps were dropped"]
+    assert here.remarks[0].endswith("\n  early")
+    assert here.remarks[1:] == ["Strategy: 2 micro-steps were dropped"]
 
 
 def test_ranks_that_fail_before_any_evidence_get_no_table(tmp_path: Path) -> None:
@@ -293,13 +293,13 @@ def test_ranks_that_fail_before_any_evidence_get_no_table(tmp_path: Path) -> Non
     here.proof.on_event(SignalAll(15))
     here.exit(1, code=1)
     here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
-    assert (here.said, here.declared) == ([], [])
+    assert (here.remarks, here.declared) == ([], [])
 
 
 def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1, asked=strict())
     here.leave(0, evidence(GOOD))
-    here.until(lambda: here.said)
+    here.until(lambda: here.remarks)
     here.exit(0, code=1)
     (process, *_) = here.plan.processes
     process = process._replace(env=env(tmp_path, 0, attempt=1))
@@ -329,9 +329,9 @@ def test_what_is_no_evidence_says_nothing_until_there_is_some(tmp_path: Path, ga
     here = Room(tmp_path, ranks=1)
     here.leave(0, garbage)
     here.until(lambda: here.proof._trainers[0].seen)
-    assert here.said == []
+    assert here.remarks == []
     here.leave(0, evidence(GOOD))
-    here.until(lambda: here.said)
+    here.until(lambda: here.remarks)
     here.finish()
 
 
@@ -416,7 +416,7 @@ def test_quiet_shows_the_table_only_if_something_is_not_in_effect(
     here.leave(0, evidence(knobs))
     here.until(lambda: here.declared)
     here.finish()
-    assert len(here.said) == shown
+    assert len(here.remarks) == shown
 
 
 # ---------------------------------------------------------------------------------------- strict
@@ -456,14 +456,14 @@ def test_strict_is_content_with_what_is_in_effect_even_where_it_makes_no_differe
     here.exit(0)
     here.finish()
     assert here.refuted is None
-    assert "amp" in here.said[0]
-    assert here.said[0].count("  no difference here  ") == 4
+    assert "amp" in here.remarks[0]
+    assert here.remarks[0].count("  no difference here  ") == 4
 
 
 def test_strict_refutes_what_only_the_end_shows(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1, asked=strict())
     here.leave(0, evidence(GOOD))
-    here.until(lambda: here.said)
+    here.until(lambda: here.remarks)
     here.leave(0, evidence(IDLE))
     here.exit(0)
     here.finish()
@@ -499,7 +499,7 @@ def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> Non
     here.exit(0)
     here.finish()
     assert here.refuted is None
-    title, *rows = here.said[0].splitlines()
+    title, *rows = here.remarks[0].splitlines()
     assert title.startswith("Comparison of the ranks (mode defaults; ")
     assert rows == ["  The parameters of all ranks are equal after update 4."]
 
@@ -520,14 +520,14 @@ def test_the_ranks_of_all_hosts_are_judged_in_one_table(tmp_path: Path) -> None:
     hear = session.hearers[PackedEvidence]
     here.leave(0, evidence(GOOD))
     here.exit(0)
-    assert here.said == []
+    assert here.remarks == []
     hear(
         1,
         PackedEvidence(
             0, 1, has_ended=True, packed=codec.pack(json.dumps(evidence(IDLE)).encode())
         ),
     )
-    assert "Rank 1 differs from rank 0: fuse_bn_act_ops has no effect" in here.said[0]
+    assert "Rank 1 differs from rank 0: fuse_bn_act_ops has no effect" in here.remarks[0]
     assert here.refuted is not None
     assert here.refuted.faults == (
         "rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops",
@@ -543,7 +543,7 @@ def test_a_host_that_does_not_judge_tells_the_one_that_does(tmp_path: Path) -> N
     ]
     told = json.loads(codec.unpack(sent[0].packed, 1 << 20))
     assert told["knobs"] == IDLE
-    assert here.said == []
+    assert here.remarks == []
     assert here.refuted is None
 
 
@@ -589,7 +589,7 @@ def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
     job = Driven(tmp_path, rank(evidence(GOOD)), rank(evidence(IDLE)), strategy=ASKED)
     ended = job.run()
     assert ended.code == 0
-    output = ended.said
+    output = ended.stderr
     assert "161 gradients in 6 allreduces" in output
     rest = "fuse_bn_act_ops has no effect: dygraph has no such ops."
     assert f"Rank 1 differs from rank 0: {rest}" in output
@@ -604,7 +604,7 @@ def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
     job = Driven(tmp_path, *ranks, strategy=strict(), max_restarts=2)
     ended = job.run()
     assert ended.code == 5
-    output = ended.said
+    output = ended.stderr
     assert "The strategy is not in effect as asked, and --strategy_strict requires it:" in output
     assert "    Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in output
     assert [event["event"] for event in job.events()].count("strategy_rejected") == 1
@@ -623,7 +623,7 @@ def test_ranks_of_which_some_cannot_apply_the_strategy_are_not_left_waiting(
     job = Driven(tmp_path, *ranks, strategy=ASKED, max_restarts=2)
     ended = job.run()
     assert ended.code == 5
-    shown = ended.said
+    shown = ended.stderr
     assert (
         "Some ranks apply the strategy and others cannot: they would wait for each other." in shown
     )
@@ -668,14 +668,14 @@ def test_a_rank_that_has_paddle_without_our_code_is_found(
 def test_ranks_none_of_which_can_apply_the_strategy_train_as_paddle_does(tmp_path: Path) -> None:
     ended = Driven(tmp_path, *[rank(UNABLE)] * 2, strategy=ASKED).run()
     assert ended.code == 0
-    output = ended.said
+    output = ended.stderr
     assert "has no strategy: the strategy cannot be applied: ImportError('no')" in output
 
 
 def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
     ended = Driven(tmp_path, "true", strategy=strict()).run()
     assert ended.code == 5
-    assert "Rank 0 left no evidence: it never imported Paddle, or" in ended.said
+    assert "Rank 0 left no evidence: it never imported Paddle, or" in ended.stderr
 
 
 # A rank that leaves the evidence of a real one, where a real one leaves it.
@@ -693,11 +693,11 @@ def test_the_command_line_proves_and_enforces(tmp_path: Path, option: str, code:
     job = Command.python(tmp_path, LEAVE, "--set=fuse_grad_size_in_MB=16", option)
     ended = job.run()
     assert ended.code == code
-    assert "fuse_grad_size_in_MB  16     -          NO EFFECT  so it is" in ended.said
+    assert "fuse_grad_size_in_MB  16     -          NO EFFECT  so it is" in ended.stderr
     fault = "    Ranks 0-1: fuse_grad_size_in_MB has no effect: so it is.\n"
-    assert (fault in ended.said) == (code == 5)
+    assert (fault in ended.stderr) == (code == 5)
 
 
 def test_a_launch_without_a_strategy_asks_for_no_evidence(tmp_path: Path) -> None:
     ended = Command(tmp_path, "exit 0").run()
-    assert (ended.code, ended.said) == (0, "")
+    assert (ended.code, ended.stderr) == (0, "")

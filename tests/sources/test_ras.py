@@ -67,7 +67,7 @@ class FakeRas:
 
     def __init__(self, status: str = STATUS, hello: str = "SERVER PROTOCOL 2") -> None:
         self._status, self._hello = status, hello
-        self.said: list[str] = []
+        self.requests: list[str] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.environ = {"NCCL_RAS_ADDR": f"127.0.0.1:{self._socket.getsockname()[1]}"}
         self._thread = threading.Thread(target=self._serve)
@@ -76,7 +76,7 @@ class FakeRas:
     def _serve(self) -> None:
         with self._socket, self._socket.accept()[0] as client:
             for line in client.makefile("r"):
-                self.said.append(line.rstrip("\n"))
+                self.requests.append(line.rstrip("\n"))
                 if line == "CLIENT PROTOCOL 2\n":
                     client.sendall(f"{self._hello}\n".encode())
                 elif line.startswith("TIMEOUT ") and float(line.split()[1]) > 0:
@@ -137,7 +137,7 @@ def test_ranks_that_lag_are_named_by_their_number_or_process(tmp_path: Path) -> 
         ((), "3 ranks have launched 3 AllGather operations on NCCL's communicator abc, 1 other 4"),
     )
     assert (tmp_path / "nccl-ras.txt").read_text() == STATUS
-    assert fake.said == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "VERBOSE STATUS"]
+    assert fake.requests == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "VERBOSE STATUS"]
 
 
 def test_ranks_of_other_hosts_are_named_by_process_and_node(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_port_that_speaks_otherwise_is_a_remark(tmp_path: Path) -> None:
 
 
 def test_the_judge_waits_for_it_and_names_who_lags(tmp_path: Path) -> None:
-    fake, found, loop = FakeRas(), list["Hung"](), Loop()
+    fake, declared, loop = FakeRas(), list["Hung"](), Loop()
     made = plans.plan(per_node=4, cwd=str(tmp_path), run_dir=".")
     job = plans.job(made)
     job.environ = fake.environ
@@ -193,13 +193,13 @@ def test_the_judge_waits_for_it_and_names_who_lags(tmp_path: Path) -> None:
             unreached=(),
         )
 
-    judge.open(loop, collect=collect, declare=found.append)
+    judge.open(loop, collect=collect, declare=declared.append)
     judge.report(30.0)
-    assert found == []
-    turn_until(loop, lambda: found)
+    assert declared == []
+    turn_until(loop, lambda: declared)
     loop.close()
     fake.close()
-    (hung,) = found
+    (hung,) = declared
     assert hung.odd == ("rank 3",)
     assert hung.collectives[0][1].startswith("rank 3 has launched 6649 AllReduce")
 

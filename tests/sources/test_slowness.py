@@ -25,11 +25,11 @@ class Host:
     def __init__(self, folder: Path, session: Any = None, node: int = 0, **plan: Any) -> None:
         self.path = folder / f"node{node}"
         self.path.mkdir()
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.declared: list[RunWarning] = []
         self.timers = Timers()
         made = plans.plan(cwd=str(folder), run_dir=f"node{node}", node=node, **plan)
-        self.job = plans.job(made, log=self.said.append, metrics_period_s=5.0)
+        self.job = plans.job(made, log=self.remarks.append, metrics_period_s=5.0)
         self.slow = SlowRanks(self.job, session)
         self.slow.open(self.timers, self.declared.append)
 
@@ -63,17 +63,17 @@ TEXT = "Rank 1 waits 60% of the time for processor 1, which other programs use, 
 def test_the_slow_rank_is_named_once_when_ranks_train(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.measure(7, step=None)
-    assert host.said == []
+    assert host.remarks == []
     host.measure(6)
-    assert host.said == []
+    assert host.remarks == []
     host.measure(7)
-    assert host.said == [TEXT]
+    assert host.remarks == [TEXT]
     assert [(warning.what, warning.labels) for warning in host.declared] == [
         ("straggler", ("rank 1",))
     ]
     assert (host.slow.why([1]), host.slow.why([0])) == (TEXT[0].lower() + TEXT[1:-1], "")
     host.measure(7)
-    assert host.said == [TEXT]
+    assert host.remarks == [TEXT]
     host.slow.restart()
     assert host.slow.why([1]) == ""
     # Whatever the last attempt has left is of other processes.
@@ -87,7 +87,7 @@ def test_the_slow_rank_is_named_once_when_ranks_train(tmp_path: Path) -> None:
 def test_ranks_that_report_no_step_are_compared_after_a_minute(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.measure(20, step=None)
-    assert host.said == [TEXT]
+    assert host.remarks == [TEXT]
 
 
 def test_the_coordinators_host_compares_all_hosts(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_coordinators_host_compares_all_hosts(tmp_path: Path) -> None:
     ):
         hearers[HostConditions](2, wrong)
     for host, queued in zip(hosts, (0.0, 0.0, 0.5), strict=True):
-        assert hosts[0].said == []
+        assert hosts[0].remarks == []
         host.measure(7, queued=queued)
     text = "Rank 2 waits 50% of the time for processor 2, which other programs use, too."
-    assert [host.said for host in hosts] == [[text], [], []]
+    assert [host.remarks for host in hosts] == [[text], [], []]

@@ -54,10 +54,10 @@ class Room:
             if code
         ]
         self.declared: list[Declared] = []
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.loop = Loop()
         plan = a_plan(folder, len(codes), rules=Rules(hang_timeout_s=hang_timeout_s))
-        self.job = plans.job(plan, log=self.said.append)
+        self.job = plans.job(plan, log=self.remarks.append)
         self.watch = Watch(self.job, **watch)  # type: ignore[arg-type]
         for number in range(len(codes)):
             (folder / f"workerlog.{number}").touch()
@@ -69,7 +69,7 @@ class Room:
         """Turn the loop until CONDITION holds."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, self.said
+            assert time.monotonic() < deadline, self.remarks
             self.loop.turn()
 
     def turn_for(self, seconds: float) -> None:
@@ -129,7 +129,7 @@ def test_s63_the_rank_that_does_the_opposite_is_named_and_left_alone(
     (noticed,) = here.declared
     assert isinstance(noticed, RunWarning)
     assert (noticed.what, noticed.labels) == ("straggler", ("rank 1",))
-    assert here.said[0].startswith(re.sub(" 1 s", f" {seconds(here.said[0])} s", words))
+    assert here.remarks[0].startswith(re.sub(" 1 s", f" {seconds(here.remarks[0])} s", words))
     assert all(child.poll() is None for child in here.children)
 
 
@@ -140,7 +140,7 @@ def test_stacks_that_cannot_be_written_are_said_once(
     shutil.rmtree(tmp_path)
     for _ in range(2):
         watched.watch._sample_stacks()
-    (remark,) = watched.said
+    (remark,) = watched.remarks
     assert remark.startswith("Stacks cannot be sampled (No such file or directory)")
 
 
@@ -148,9 +148,9 @@ def test_a_rank_whose_interpreter_ends_was_watched_from_inside(room: Callable[..
     here = room(IDLE, IDLE, hang_timeout_s=60.0)
     here.watch._ranks[0].is_seen_inside = True
     here.watch._say_unseen([0])
-    assert here.said == []
+    assert here.remarks == []
     here.watch._say_unseen([0, 1])
-    assert here.said[0].startswith("Rank 1 cannot be watched from inside ")
+    assert here.remarks[0].startswith("Rank 1 cannot be watched from inside ")
 
 
 def test_s33_a_stopped_rank_is_told_once_and_once_that_it_goes_on(
@@ -159,12 +159,12 @@ def test_s33_a_stopped_rank_is_told_once_and_once_that_it_goes_on(
     here = room(IDLE, IDLE, pace_s=0.05)
     pid = here.children[1].pid
     os.kill(pid, signal.SIGSTOP)
-    here.until(lambda: here.said)
+    here.until(lambda: here.remarks)
     here.turn_for(0.2)
     os.kill(pid, signal.SIGCONT)
-    here.until(lambda: len(here.said) > 1)
+    here.until(lambda: len(here.remarks) > 1)
     here.turn_for(0.2)
-    assert here.said == [
+    assert here.remarks == [
         f"Rank 1, pid {pid}, is stopped (T); `kill -CONT {pid}` lets it go on.",
         "Rank 1 goes on.",
     ]
@@ -245,7 +245,7 @@ def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> No
     finally:
         here.close()
     why = "Whether a GPU computes is not known: the NVIDIA driver has not answered within 0.3 s ("
-    assert here.said[0].startswith(why)
+    assert here.remarks[0].startswith(why)
     assert isinstance(here.declared[0], Hung)
 
 
@@ -266,7 +266,7 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
     finally:
         here.close()
     assert proc.stat(asked[0].pid) is None
-    assert here.said == []
+    assert here.remarks == []
 
 
 def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path
         here.until(lambda: here.declared)
     finally:
         here.close()
-    assert here.said[0] == (
+    assert here.remarks[0] == (
         "Whether a GPU computes cannot be determined (Resource temporarily unavailable)."
     )
 

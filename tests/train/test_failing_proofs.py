@@ -256,7 +256,7 @@ class Spoiler:
     def find_spec(self, name, path=None, target=None):
         if name == os.environ["WHEN"]:
             # A new list: Python is iterating over the old one.
-            sys.meta_path = [each for each in sys.meta_path if each is not self]
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
             ours = "_fleetrun_inject.dygraph.data_parallel"
             exec(os.environ["SPOIL"], {"sys": sys, "__name__": ours})
 

@@ -42,11 +42,11 @@ if rank == 1:
 dist.all_reduce(paddle.ones([4]))
 """
     ended = Command.python(tmp_path, code, "--hang_timeout=6", ranks=3).run()
-    assert ended.code == 124, ended.said
-    assert "Rank 1 stands in load_batch" in ended.said
-    assert "Ranks 0, 2 stand in _all_reduce_in_dygraph" in ended.said
+    assert ended.code == 124, ended.stderr
+    assert "Rank 1 stands in load_batch" in ended.stderr
+    assert "Ranks 0, 2 stand in _all_reduce_in_dygraph" in ended.stderr
     late = "Rank 1 never entered all_reduce 1 of all ranks; 2 others wait there"
-    assert late in ended.said
+    assert late in ended.stderr
     shown = fleetrun("logs", "--collectives", folder=tmp_path)
     assert shown.stdout.startswith(late), shown
     assert shown.stdout.count("  all_reduce 1  ") == 2
@@ -86,26 +86,26 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
     named += [tuple(event.more["who"]) for event in events if event.more.get("what") == "desync"]
     if fault.way == "end":
         # Over gloo the others raise.
-        assert f"{who.capitalize()} never entered " in ended.said
+        assert f"{who.capitalize()} never entered " in ended.stderr
         # A rank whose device still has work to do has not.
         stopped = f"After that {who} was stopped by fleetrun" if where == "npu" else ""
-        assert "; it has ended." in ended.said or (stopped and stopped in ended.said)
+        assert "; it has ended." in ended.stderr or (stopped and stopped in ended.stderr)
     elif (where, fault.way) == ("npu", "swap"):
         # The device pairs whatever comes next: only who is left alone in a pair hangs.
         is_left_alone = fault.rank < 2
-        assert (ended.code, len(named)) == ((124, 2) if is_left_alone else (0, 1)), ended.said
+        assert (ended.code, len(named)) == ((124, 2) if is_left_alone else (0, 1)), ended.stderr
     else:
         # Some calls that differ crash the backend, and then the report of the failure says so.
         crashing = {"shape", "leave", "skip", "swallow"} if where == "npu" else {"shape", "swap"}
-        assert ended.code == 124 or fault.way in crashing, ended.said
-        assert named or f"{who.capitalize()} called " in ended.said, ended.said
-    assert "cannot be watched from inside" not in ended.said
-    if "in a circle" in ended.said:
+        assert ended.code == 124 or fault.way in crashing, ended.stderr
+        assert named or f"{who.capitalize()} called " in ended.stderr, ended.stderr
+    assert "cannot be watched from inside" not in ended.stderr
+    if "in a circle" in ended.stderr:
         # Before it has made a step there is no order to leave.
         assert all(who in labels for labels in named)
     else:
-        assert set(map(tuple, named)) <= {(who,)}, ended.said
-    assert ended.said.count(", unlike the rest") <= 1
+        assert set(map(tuple, named)) <= {(who,)}, ended.stderr
+    assert ended.stderr.count(", unlike the rest") <= 1
 
 
 def test_s15_paddle_and_python_both_show_a_crash(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ for step in range(4):
     with devices.on("npu", witness=tmp_path, **({"fault": fault} if fault else {})):
         told = {"PADDLE_DISTRI_BACKEND": "", "PADDLE_XCCL_BACKEND": ""}
         ended = job.finish(job.start(env={**devices.variables(PYTHONS["3.3.1"]), **told}))
-    assert ended.code == 124, ended.said
-    assert text in ended.said
+    assert ended.code == 124, ended.stderr
+    assert text in ended.stderr
 
 
 def test_the_stacks_of_a_job_that_runs_are_shown_with_its_collectives(tmp_path: Path) -> None:

@@ -170,9 +170,9 @@ import paddle.distributed as dist
 dist.init_parallel_env()
 mesh = dist.ProcessMesh([0, 1], dim_names=["dp"])
 def place(name, layer, mesh):
-    for key, each in [*layer._parameters.items()]:
+    for key, parameter in [*layer._parameters.items()]:
         cut = dist.Shard(1) if (name, key) == ("0", "weight") else dist.Replicate()
-        layer._parameters[key] = dist.shard_tensor(each, mesh, [cut])
+        layer._parameters[key] = dist.shard_tensor(parameter, mesh, [cut])
 paddle.seed(1)
 net = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.Linear(4, 2))
 net = dist.shard_layer(net, mesh, place)

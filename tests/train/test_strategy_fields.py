@@ -16,7 +16,7 @@ pytestmark = pytest.mark.train
 READ = """
 import json
 from paddle.distributed import fleet
-found = {}
+defaults = {}
 def read(message):
     for field in message.fields:
         try:
@@ -25,8 +25,8 @@ def read(message):
             inner = None
         yield field.name, dict(read(inner)) if inner else field.default_value
 for name, value in read(fleet.DistributedStrategy().strategy.DESCRIPTOR):
-    found[name] = value
-print("FOUND" + json.dumps(found, default=str))
+    defaults[name] = value
+print("FOUND" + json.dumps(defaults, default=str))
 """
 _SECTIONS = ("build_strategy", "execution_strategy")
 

@@ -356,7 +356,7 @@ def learn():
         model(paddle.ones([2, 4]) * (1 + paddle.distributed.get_rank())).mean().backward()
         optimizer.step()
         optimizer.clear_grad()
-    total = sum(float(each.sum()) for each in model.parameters())
+    total = sum(float(parameter.sum()) for parameter in model.parameters())
     # With what stands around it, a line of one process is not torn by the other's.
     sys.stdout.write(f"\\nTOTAL {total:.6f} of {paddle.distributed.get_world_size()}\\n")
 

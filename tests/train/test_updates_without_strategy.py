@@ -77,7 +77,7 @@ def test_s61_ranks_that_spin_after_an_update_hang_without_a_strategy(tmp_path: P
     job = Command.python(tmp_path, code, "--hang_timeout=4")
     ended = job.run(env={"PATH": "/usr/bin:/bin"})
     assert ended.code == 124
-    assert "Ranks 0-1 stand in spin" in ended.said
+    assert "Ranks 0-1 stand in spin" in ended.stderr
     assert (tmp_path / "log" / "latest" / "heartbeat.0").read_text().endswith(" update")
 
 

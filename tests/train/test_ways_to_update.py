@@ -35,7 +35,7 @@ def minimized():
     optimizer.minimize(loss)
 def applied():
     backward()
-    grads = [(each, each._grad_ivar()) for each in own]
+    grads = [(parameter, parameter._grad_ivar()) for parameter in own]
     made.SGD(0.01, parameters=own)._apply_optimize(None, None, grads)
 def scaler_on_cpu():
     # Paddle wants a GPU for it; its kernels are there for the CPU.
@@ -67,8 +67,8 @@ def fitted():
 def closed():
     made.LBFGS(0.01, max_iter=4, parameters=own).step(again)
 def again():
-    for each in own:
-        each.clear_gradient()
+    for parameter in own:
+        parameter.clear_gradient()
     loss = lost()
     loss.backward()
     return loss

@@ -87,7 +87,7 @@ def test_what_ranks_use_is_written_and_served(tmp_path: Path) -> None:
     finally:
         (tmp_path / "go").touch()
         done = job.finish(launcher)
-    assert (done.code, done.said) == (0, "")
+    assert (done.code, done.stderr) == (0, "")
     whole = next(record for record in records(job) if is_whole(record) and record.scalars)
     assert [rank.rank for rank in whole.ranks] == [0, 1]
     pids = {event["pid"] for event in job.events() if event["event"] == "started"}
@@ -175,7 +175,7 @@ def test_modules_of_the_job_are_not_taken_for_its_own(tmp_path: Path) -> None:
     launcher = job.start()
     until(lambda: records(job))
     (tmp_path / "go").touch()
-    assert job.finish(launcher).said == ""
+    assert job.finish(launcher).stderr == ""
 
 
 def test_a_job_whose_port_is_taken_runs_with_a_warning_and_is_measured(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_job_whose_port_is_taken_runs_with_a_warning_and_is_measured(tmp_path:
         until(lambda: records(job))
         (tmp_path / "go").touch()
         done = job.finish(launcher)
-    assert done.said == (
+    assert done.stderr == (
         f"fleetrun: --metrics_port={port} cannot be used (Address already in use): the metrics of "
         "this job are not served, metrics.jsonl has them.\n"
     )
@@ -198,7 +198,7 @@ def test_a_port_without_metrics_is_a_slip(tmp_path: Path) -> None:
     words = ("--metrics_port=9400", "--metrics_period=0")
     done = Command(tmp_path, "touch born", *words).run()
     assert done.code == 2
-    assert "--metrics_period=0 measures nothing" in done.said
+    assert "--metrics_period=0 measures nothing" in done.stderr
     assert not (tmp_path / "born").exists()
 
 
