@@ -82,8 +82,8 @@ class Files:
         """Leave out a file if all its tests have a mark that is not wanted."""
         if not collection_path.match("test_*.py"):
             return None
-        said = _OF_ALL_TESTS.search(collection_path.read_text(encoding="utf-8"))
-        marks = re.findall(r"pytest\.mark\.(\w+)", said[1]) if said else []
+        marked = _OF_ALL_TESTS.search(collection_path.read_text(encoding="utf-8"))
+        marks = re.findall(r"pytest\.mark\.(\w+)", marked[1]) if marked else []
         # Others may have to say something to it.
         return not self._left_out.isdisjoint(marks) or None
 
@@ -93,10 +93,10 @@ class Files:
     ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
         """Look for tests in the docstrings only of files that have any."""
         collected = yield
-        has_any = any(type(one).__name__ == "DoctestModule" for one in collected)
+        has_any = any(type(collector).__name__ == "DoctestModule" for collector in collected)
         if not has_any or b">>>" in file_path.read_bytes():
             return collected
-        return [one for one in collected if type(one).__name__ != "DoctestModule"]
+        return [collector for collector in collected if type(collector).__name__ != "DoctestModule"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -390,5 +390,5 @@ def test_an_option_that_makes_no_sense_is_left_out_with_its_value(
 
 @pytest.mark.parametrize("marks", ["\u201c{}\u201d", "\u2018{}\u2019"])
 def test_a_value_in_typographic_quotation_marks_is_refused(marks: str) -> None:
-    said = "only straight ones: write --gpus=0,1."
-    assert refusal("--gpus", marks.format("0,1"), "train.py").endswith(said)
+    sentence = "only straight ones: write --gpus=0,1."
+    assert refusal("--gpus", marks.format("0,1"), "train.py").endswith(sentence)

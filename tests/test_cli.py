@@ -205,7 +205,9 @@ def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixtu
     assert len(lines) <= 23
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in text
-    places = [text.index(each) for each in ("Usage:", "Examples:", "Most used:", "Exit codes:")]
+    places = [
+        text.index(heading) for heading in ("Usage:", "Examples:", "Most used:", "Exit codes:")
+    ]
     assert places == sorted(places)
     assert "--help=all" in text
     for name in COMMANDS:
@@ -228,15 +230,15 @@ def test_help_tells_of_nothing_that_is_not_there(capsys: pytest.CaptureFixture[s
     codes = text.partition("Exit codes:")[2].partition("More:")[0]
     for code, _ in help_text.EXIT_CODES:
         # Those of signals are 128 + N.
-        for one in {*code.split(", ")} - {"129", "130", "143"}:
-            assert re.search(rf"\b{re.escape(one)}\b", codes), one
+        for number in {*code.split(", ")} - {"129", "130", "143"}:
+            assert re.search(rf"\b{re.escape(number)}\b", codes), number
 
 
 def test_all_of_the_help_has_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help=all"], environ={}) == 0
     text = capsys.readouterr().out
     order = ["Usage: fleetrun [OPTIONS]", "Examples:", *(f"{g}:" for g in options.GROUPS)]
-    places = [text.index(each) for each in [*order, "Exit codes:", "Completion by Tab:"]]
+    places = [text.index(heading) for heading in [*order, "Exit codes:", "Completion by Tab:"]]
     assert places == sorted(places)
     for option in options.TABLE:
         assert option.flag in text

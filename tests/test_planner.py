@@ -46,14 +46,16 @@ def test_a_plan_holds_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("each", "tee", "says"),
+    ("per_host", "tee", "says"),
     [
         (1, "5", "--tee=5: there is no rank 5; the job has only rank 0."),
         (2, "0,4,5", "--tee=0,4,5: there is no rank 4; the job has ranks 0-3."),
     ],
 )
-def test_a_rank_that_the_job_does_not_have_cannot_be_shown(each: int, tee: str, says: str) -> None:
-    roster = a_roster(("10.0.0.1", "10.0.0.2"), each) if each > 1 else a_roster(ranks=1)
+def test_a_rank_that_the_job_does_not_have_cannot_be_shown(
+    per_host: int, tee: str, says: str
+) -> None:
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), per_host) if per_host > 1 else a_roster(ranks=1)
     made = Share("gpu", roster.members[0].groups, "nccl")
     with pytest.raises(UsageError) as caught:
         planner.plan(a_request(tee=tee), some_facts(8), made, roster)

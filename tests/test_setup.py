@@ -35,9 +35,9 @@ home = pathlib.Path(os.environ["FAKE_MACHINE"])
 machine = json.loads((home / "machine.json").read_text())
 
 
-def log(*said):
+def log(*words):
     with (home / "commands.log").open("a") as file:
-        print(*said, file=file)
+        print(*words, file=file)
 
 
 def save():
@@ -234,9 +234,9 @@ class Machine:
             program.write_text(f"#!{sys.executable} -IS\n{FAKE}")
             program.chmod(0o755)
         for name in _TOOLS.split():
-            found = shutil.which(name)
-            assert found, name
-            (folder / "bin" / name).symlink_to(found)
+            tool = shutil.which(name)
+            assert tool, name
+            (folder / "bin" / name).symlink_to(tool)
 
     def run(self, script: str, *words: str, **env: str) -> Ended:
         """Run a script of the checkout."""

@@ -307,9 +307,9 @@ def test_what_does_not_fit_together_is_refused(wanted: dict[str, Any], says: str
 
 
 def test_gloo_is_a_number_that_paddle_knows() -> None:
-    found = placed(job(server_num=1, trainer_num=1, with_gloo="yes"))
+    placement = placed(job(server_num=1, trainer_num=1, with_gloo="yes"))
     with pytest.raises(UsageError, match="--with_gloo=yes: give one of 0, 1, 2"):
-        pserver.with_gloo(found.request, {}, found.ranks)
+        pserver.with_gloo(placement.request, {}, placement.ranks)
 
 
 def test_no_heterogeneous_trainers_can_be_said_in_a_number() -> None:
@@ -333,8 +333,8 @@ def test_trainers_get_devices_of_the_mask_and_servers_see_none() -> None:
 
 
 def test_a_trainer_with_several_devices_counts_them_from_0() -> None:
-    found = placed(job(server_num=1, trainer_num=1), ((*TWO_GPUS[0], *TWO_GPUS[1]),))
-    env = found.env(TRAINER, kind="gpu")
+    placement = placed(job(server_num=1, trainer_num=1), ((*TWO_GPUS[0], *TWO_GPUS[1]),))
+    env = placement.env(TRAINER, kind="gpu")
     assert env["CUDA_VISIBLE_DEVICES"] == "4,5"
     assert env["FLAGS_selected_gpus"] == "0,1"
 
@@ -348,8 +348,8 @@ def test_npus_have_names_of_their_own() -> None:
 
 
 def test_a_mask_that_hides_all_stays() -> None:
-    found = placed(job(server_num=1, trainer_num=1))
-    hidden = found.env(TRAINER, environ={"CUDA_VISIBLE_DEVICES": ""})
+    placement = placed(job(server_num=1, trainer_num=1))
+    hidden = placement.env(TRAINER, environ={"CUDA_VISIBLE_DEVICES": ""})
     assert "CUDA_VISIBLE_DEVICES" not in hidden
 
 
@@ -382,9 +382,9 @@ def test_stages_know_their_neighbours() -> None:
 
 
 def test_heterogeneous_trainers_use_what_there_is_when_nobody_says() -> None:
-    found = placed(job(server_num=1, trainer_num=1, heter_worker_num="1"), TWO_GPUS)
-    assert found.env(HETER, kind="gpu")["HETER_DEVICE_TYPE"] == "gpu"
-    assert found.env(HETER, kind="cpu")["HETER_DEVICE_TYPE"] == "cpu"
+    placement = placed(job(server_num=1, trainer_num=1, heter_worker_num="1"), TWO_GPUS)
+    assert placement.env(HETER, kind="gpu")["HETER_DEVICE_TYPE"] == "gpu"
+    assert placement.env(HETER, kind="cpu")["HETER_DEVICE_TYPE"] == "cpu"
 
 
 def test_trainers_wait_for_each_other_where_gloo_can() -> None:
@@ -402,8 +402,8 @@ def test_trainers_wait_for_each_other_where_gloo_can() -> None:
 
 
 def test_coordinators_are_told_how_many_they_are() -> None:
-    found = placed(job(server_num=1, trainer_num=1, coordinator_num=2))
-    env = found.env(COORDINATOR, 1)
+    placement = placed(job(server_num=1, trainer_num=1, coordinator_num=2))
+    env = placement.env(COORDINATOR, 1)
     assert env["PADDLE_COORDINATOR_NUM"] == "2"
     assert env["PADDLE_TRAINER_ID"] == "1"
     assert env["PADDLE_COORDINATOR_ENDPOINTS"].split(",")[1] == f"127.0.0.1:{env['PADDLE_PORT']}"

@@ -119,9 +119,9 @@ def test_files_and_other_names(tmp_path: Path) -> None:
     (tmp_path / "model-8.pdparams").write_bytes(PICKLED[:3])
     for name in ("tmp-checkpoint-99", ".checkpoint-98", "runs", "checkpoint-97.new"):
         make(tmp_path / name, TRAINER)
-    found = checkpoints.find(str(tmp_path))
-    assert found.newest == str(tmp_path / "model-7.pdparams")
-    assert found.partial == ((str(tmp_path / "model-8.pdparams"), "model-8.pdparams is cut off"),)
+    listed = checkpoints.find(str(tmp_path))
+    assert listed.newest == str(tmp_path / "model-7.pdparams")
+    assert listed.partial == ((str(tmp_path / "model-8.pdparams"), "model-8.pdparams is cut off"),)
     assert checkpoints.find(str(tmp_path / "nowhere")).newest is None
 
 
@@ -143,10 +143,10 @@ def test_hosts_agree_on_the_newest_that_is_whole_on_all(
     tmp_path: Path, listings: list[dict[str, str]], newest: str | None, partial: dict[str, str]
 ) -> None:
     make(tmp_path / "step-2", {"rng_state_2.pth": PICKLED, "rng_state_3.pth": PICKLED})
-    told = [(f"host{place}", tuple(each.items())) for place, each in enumerate(listings)]
-    found = checkpoints.agreed(str(tmp_path), told)
-    assert found.newest == (None if newest is None else str(tmp_path / newest))
-    assert dict(found.partial) == {str(tmp_path / name): why for name, why in partial.items()}
+    told = [(f"host{place}", tuple(listing.items())) for place, listing in enumerate(listings)]
+    agreed = checkpoints.agreed(str(tmp_path), told)
+    assert agreed.newest == (None if newest is None else str(tmp_path / newest))
+    assert dict(agreed.partial) == {str(tmp_path / name): why for name, why in partial.items()}
     # Its ranks are 2 and 3, and the other host has those before.
     assert checkpoints.listed(str(tmp_path)) == (("step-2", ""),)
     assert checkpoints.find(str(tmp_path)).newest is None

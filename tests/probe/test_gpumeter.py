@@ -51,8 +51,8 @@ def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() 
         uses={"MIG-1": (1, 9, ()), "MIG-2": (2, 9, ()), "b": (3, 20, ()), "c": (4, 80, ())},
         whole=("c",),
     )
-    found = gpumeter.read(lib, gpumeter.opened(lib))
-    assert [(gpu.number, gpu.uuid, gpu.memory_used_bytes) for gpu in found] == [
+    measured = gpumeter.read(lib, gpumeter.opened(lib))
+    assert [(gpu.number, gpu.uuid, gpu.memory_used_bytes) for gpu in measured] == [
         (0, "MIG-1", 1),
         (0, "MIG-2", 2),
         (0, "b", 3),

@@ -246,10 +246,10 @@ def test_who_uses_a_gpu_is_read(root: Path) -> None:
     with_driver(root, 3)
     uses = {"GPU-a": (60 << 30, 80 << 30, (os.getpid(), 1 << 30)), "MIG-1": (1, 10, ())}
     lib = FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2"), ("GPU-c",), uses=uses)
-    found = read(root, lib).gpu_uses
-    assert set(found) == {"GPU-a", "MIG-1"}
-    assert found["MIG-1"] == GpuUse(1, 10)
-    ours, strangers = found["GPU-a"].holders
+    gpu_uses = read(root, lib).gpu_uses
+    assert set(gpu_uses) == {"GPU-a", "MIG-1"}
+    assert gpu_uses["MIG-1"] == GpuUse(1, 10)
+    ours, strangers = gpu_uses["GPU-a"].holders
     assert ours.startswith(f"pid {os.getpid()} (")
     assert len(ours) < 90
     # Of a process in another container only the number is known.
@@ -505,7 +505,7 @@ def test_a_peer_that_cannot_be_reached_has_no_interface(root: Path) -> None:
 
 
 def test_a_host_without_peers_has_no_way_to_them(root: Path) -> None:
-    ours = [each.ip for each in addresses.addresses() if "." in each.ip]
+    ours = [address.ip for address in addresses.addresses() if "." in address.ip]
     own = next(ip for ip in ours if ip != "127.0.0.1")
     facts = read(root, request=a_request(ips=(own,)))
     assert facts.addresses
@@ -527,8 +527,8 @@ def test_interfaces_without_a_link_or_for_this_host_alone_are_dead_ends(root: Pa
     own += [Address("bare", "10.1.0.1"), Address("bridge", "10.2.0.1")]
     (root / "sys/class/net/bare/brif").mkdir(parents=True)
     (root / "sys/class/net/bridge/brif/eth0").mkdir(parents=True)
-    found = addresses.dead_ends(own, str(root))
-    assert found == {"eth1", "eth2", "docker0", "veth1", "eth3", "bare"}
+    interfaces = addresses.dead_ends(own, str(root))
+    assert interfaces == {"eth1", "eth2", "docker0", "veth1", "eth3", "bare"}
 
 
 # -- ports ---------------------------------------------------------------------------------------
@@ -587,16 +587,16 @@ def test_cpus_are_read_only_for_those_who_bind(root: Path, monkeypatch: pytest.M
     # Of core 1 a container has left us one thread, of core 3 none.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 4, 6})
     assert read(root).processors is None
-    found = read(root, request=a_request(bind="cores")).processors
-    assert found == Processors(((0, 4), (1,), (2, 6)), (0, 0, 1))
+    processors = read(root, request=a_request(bind="cores")).processors
+    assert processors == Processors(((0, 4), (1,), (2, 6)), (0, 0, 1))
 
 
 def test_a_machine_that_says_nothing_has_one_node(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
-    found = read(root, request=a_request(bind="numa")).processors
-    assert found == Processors(((1,), (3,)), (0, 0))
+    processors = read(root, request=a_request(bind="numa")).processors
+    assert processors == Processors(((1,), (3,)), (0, 0))
 
 
 def plugged(root: Path, **fields: object) -> Mapping[str, int]:
@@ -608,9 +608,9 @@ def plugged(root: Path, **fields: object) -> Mapping[str, int]:
         (device / "numa_node").write_text(f"{node}\n")
     buses: dict[str, str | bytes] = {"GPU-a": "00000000:3B:00.0", "GPU-b": b"00000001:86:00.0"}
     lib = FakeNvml(("GPU-a", "MIG-1"), ("GPU-b",), ("GPU-c",), buses=buses)
-    found = read(root, lib, request=a_request(bind="cores")._replace(**fields)).processors  # type: ignore[arg-type]
-    assert found is not None
-    return found.near
+    processors = read(root, lib, request=a_request(bind="cores")._replace(**fields)).processors  # type: ignore[arg-type]
+    assert processors is not None
+    return processors.near
 
 
 def test_nvml_tells_which_node_a_gpu_is_near(root: Path) -> None:

@@ -26,14 +26,14 @@ def test_no_spelling_means_two_fields() -> None:
     assert len(spellings) == len(set(spellings))
 
 
-@pytest.mark.parametrize("one", EVERY, ids=lambda value: value.name)
-def test_a_row_is_whole(one: Field) -> None:
-    assert one.section in fields.FIELD_SECTIONS
-    assert one.doc.endswith(".")
-    assert (one.kind == "configs") == bool(one.keys)
-    assert (one.kind == "choice") == bool(one.words)
-    if one.kind != "configs" and one.default != ():
-        assert fields.convert(one, one.default) == one.default
+@pytest.mark.parametrize("field", EVERY, ids=lambda value: value.name)
+def test_a_row_is_whole(field: Field) -> None:
+    assert field.section in fields.FIELD_SECTIONS
+    assert field.doc.endswith(".")
+    assert (field.kind == "configs") == bool(field.keys)
+    assert (field.kind == "choice") == bool(field.words)
+    if field.kind != "configs" and field.default != ():
+        assert fields.convert(field, field.default) == field.default
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_what_is_not_is_told_what_is_allowed(name: str, value: object, wanted: s
 
 
 @given(st.sampled_from(EVERY), st.one_of(st.integers(), st.floats(), st.text(), st.booleans()))
-def test_nothing_changes_when_it_is_converted_again(one: Field, value: object) -> None:
+def test_nothing_changes_when_it_is_converted_again(field: Field, value: object) -> None:
     try:
-        converted = fields.convert(one, value)
+        converted = fields.convert(field, value)
     except ValueError as error:
-        assert str(error) == fields.wanted(one)  # noqa: PT017 - either outcome is right
+        assert str(error) == fields.wanted(field)  # noqa: PT017 - either outcome is right
     else:
-        assert fields.convert(one, converted) == converted
+        assert fields.convert(field, converted) == converted
 
 
 @given(st.integers(min_value=1, max_value=65536))

@@ -99,9 +99,9 @@ class Imported:
         given = {k: v for k, v in os.environ.items() if k.startswith("FLAGS_")}
         if {k: v for k, v in given.items() if not k.startswith("FLAGS_selected_")} != self._flags:
             self._start_again()
-        found = ModuleSpec(name, self, origin=self._spec.origin, is_package=True)  # type: ignore[arg-type]
-        found.submodule_search_locations = self._spec.submodule_search_locations
-        return found
+        spec = ModuleSpec(name, self, origin=self._spec.origin, is_package=True)  # type: ignore[arg-type]
+        spec.submodule_search_locations = self._spec.submodule_search_locations
+        return spec
 
     def _start_again(self) -> NoReturn:
         """Be a Python without all this: the script has set flags that count for its import."""
@@ -116,7 +116,7 @@ class Imported:
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Do what is left of importing Paddle: the rest of its modules, what it sets."""
-        sys.meta_path = [each for each in sys.meta_path if each is not self]
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         module.__spec__, module.__loader__ = self._spec, self._spec.loader
         sys.modules.update(self._modules)
         for name, value in self._environ.items():
@@ -217,7 +217,10 @@ def _become(wanted: Wanted, imported: Imported | None) -> None:
     script = str(Path(given_script).resolve())
     sys.orig_argv = wanted.argv
     given = os.environ.get("PYTHONPATH", "")
-    sys.path[:1] = [str(Path(script).parent), *(one for one in given.split(os.pathsep) if one)]
+    sys.path[:1] = [
+        str(Path(script).parent),
+        *(folder for folder in given.split(os.pathsep) if folder),
+    ]
     sys.path_importer_cache.clear()
     if imported is not None:
         imported.offer(wanted)
@@ -248,6 +251,6 @@ def _enable_after_paddle() -> None:
             spec = getattr(paddle, "__spec__", None)
             if paddle is not None and not getattr(spec, "_initializing", False):
                 gc.enable()
-                sys.meta_path = [each for each in sys.meta_path if each is not self]
+                sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
     sys.meta_path.insert(0, Finder())

@@ -105,7 +105,7 @@ class _Server:
         source = self._source.fileno()
         while True:
             exits = {os.pidfd_open(pid): pid for pid in self._children}
-            callers = {each.fileno(): pid for pid, each in self._children.items()}
+            callers = {caller.fileno(): pid for pid, caller in self._children.items()}
             try:
                 ready, _, _ = select.select([0, source, *exits, *callers], [], [])
             finally:
@@ -137,8 +137,8 @@ class _Server:
         for number, descriptor in enumerate(wanted.descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        for each in (self._source, *self._children.values()):
-            each.close()
+        for connection in (self._source, *self._children.values()):
+            connection.close()
         move_to_host_of(wanted.caller)
         wanted.caller.close()
         return 0
@@ -191,7 +191,7 @@ class _Importer:
 
 
 def _close_all_but(kept: set[int]) -> None:
-    for descriptor in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+    for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         if descriptor not in kept:
             # The one that the folder was read by is closed.
             with suppress(OSError):
@@ -263,7 +263,7 @@ def main() -> None:
         flags = _flags(wanted)
         if flags not in _SETTINGS:
             return wanted
-        importer = [each for each in importers if each.flags == flags]
+        importer = [known for known in importers if known.flags == flags]
         if not importer:
             # Some test runs need none.
             importer = [_Importer(flags)]
@@ -273,11 +273,11 @@ def main() -> None:
 
     wanted = _Server(listener, receive).serve()
     if wanted is not None:
-        for each in importers:
-            each.pipe.close()
+        for importer in importers:
+            importer.pipe.close()
         run(wanted, None)
-    for each in importers:
-        each.pipe.close()
+    for importer in importers:
+        importer.pipe.close()
     for _ in importers:
         os.wait()
     place = Path(sys.argv[1]).parent
