@@ -1,4 +1,4 @@
-"""Leaves out the tests of what Paddle refuses on the device under test."""
+"""Skips the tests of what Paddle refuses on the device under test."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from training import PYTHONS, run_program
 
 
 class Refusal(NamedTuple):
-    """What Paddle refuses, the program of device/programs.py that asks for it, and Paddle's words.
+    """What Paddle refuses: the program of device/programs.py that shows it, and Paddle's words.
 
-    The tests are those of a file or a function, with "[" those with the parameters that follow.
+    `tests` names files or functions; after "[" come the parameters of those that are skipped.
     """
 
     sentence: str
@@ -30,7 +30,7 @@ REFUSALS = (
     Refusal(
         "Paddle connects the ranks of static graphs on GPUs and XPUs only: fleetrun refuses them",
         "static",
-        # Of 3.3.1, and of 2.6.2, which has this flag in builds for GPUs and XPUs.
+        # The words of 3.3.1, and of 2.6.2, whose builds for CPUs lack this flag.
         "comm_id must be generated|FLAGS_dynamic_static_unified_comm cannot get its value",
         """
         test_strategy_setups.py[static] test_verdicts.py[static]
@@ -93,7 +93,7 @@ REFUSALS = (
         "test_models_that_are_cast_after_they_were_wrapped_are_averaged_in_their_new_dtype",
     ),
 )
-# Tests of gloo: which of its sizes are measured, what it sums wrongly and whom it does not connect.
+# Tests of gloo itself: sizes that are measured on it, its wrong sums, its failed connections.
 OF_GLOO = """
     test_planned_buckets_are_those_that_are_reduced_and_train_as_one_process
     test_what_the_backend_sums_wrongly_is_refused_and_sent_in_32_bits
@@ -103,7 +103,7 @@ OF_GLOO = """
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip ITEM if Paddle refuses what it tries, which Paddle is asked now."""
+    """Skip ITEM if Paddle, when asked now, refuses what it tries."""
     if not devices.kind():
         return
     if _is_named(item, OF_GLOO):
@@ -126,7 +126,7 @@ def _is_named(item: pytest.Item, names: str) -> bool:
 
 @cache
 def _refuses(refusal: Refusal, version: str) -> bool:
-    """Whether the Paddle of VERSION fails with the words of REFUSAL; it may fail with no others."""
+    """Whether the Paddle of VERSION fails with the words of REFUSAL; any others are an error."""
     with tempfile.TemporaryDirectory() as folder:
         codes, outputs, _ = run_program(
             Path(folder), refusal.program, refusal.nranks, version, FLAGS_enable_pir_api="0"

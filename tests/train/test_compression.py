@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Digits that a sum of two has left, of gradients of about 1.
+# The precision of a sum of two gradients of about 1.
 CLOSE = {"bf16_allreduce": 2e-2, "fp16_allreduce": 2e-3}
 SENT = {"bf16_allreduce": {"bfloat16", "bf16"}, "fp16_allreduce": {"float16", "fp16"}}
-# Buckets that overlap, and one that is waited for at once.
+# Buckets that overlap, and a single bucket that is waited for at once.
 WAYS: tuple[dict[str, Any], ...] = (
     {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2},
     {"sync_nccl_allreduce": True},
@@ -65,7 +65,7 @@ def test_gradients_are_sent_in_16_bits_over_two_levels(
         assert rank["weights"] == ranks[0]["weights"]
         assert rank["weights"] == pytest.approx(rank["alone"], abs=2 * CLOSE[name])
         assert rank["weights"] != rank["alone"]
-    # Among the leaders alone.
+    # Only the leaders send in 16 bits.
     assert [set(rank["sent"]) <= SENT[name] for rank in ranks] == [True] * 4
     assert [bool(rank["sent"]) for rank in ranks] == [True, False, True, False]
     assert row(tmp_path / "ours", name)["status"] == "effective"

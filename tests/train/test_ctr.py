@@ -28,8 +28,8 @@ END = re.compile(
 # Enough to see that it learns, even on a busy machine, where gradients come late.
 # With larger steps, late gradients make the chances jump now and then.
 EPOCHS = ("--epochs", "3", "--lr", "0.01")
-# Once in many starts a barrier of Paddle's servers (2.6.2, `BarrierTable`) wakes up only one of its
-# trainers: two handlers of a server waited there, and nobody else was to come.
+# Now and then a barrier of Paddle's servers (2.6.2, `BarrierTable`) wakes only one of its trainers:
+# two handlers of a server waited there although nobody else was to come.
 AGAIN = ("--hang_timeout=60", "--max_restart=1")
 
 
@@ -62,7 +62,7 @@ def logs_of(folder: Path, trainers: int) -> list[str]:
 def assert_learned(texts: list[str]) -> None:
     """Check that the trainers' TEXTS tell of a training that worked."""
     trainers = [trained(text, trainer) for trainer, text in enumerate(texts)]
-    # One that starts late finds what the other has learned, so only the first begins at the top.
+    # A late trainer starts with what the other has learned: only the first begins at the top.
     worst = max(trainer.losses[-1] for trainer in trainers)
     assert worst < 0.5 * max(trainer.losses[0] for trainer in trainers)
     for trainer in trainers:
@@ -80,13 +80,13 @@ def geo(folder: Path) -> tuple[str, ...]:
 
 def assert_geo(folder: Path, trainer: int, log: str) -> None:
     """Check that the strategy was in effect in TRAINER, which wrote LOG, launched in FOLDER."""
-    # As Paddle itself says when it starts the communicator.
+    # Paddle prints this when it starts the communicator.
     assert "'communicator_max_merge_var_num': '20'" in log
     (knob,) = evidence(folder / "log" / "latest", trainer)["knobs"]
     assert (knob["status"], knob["in_effect"]) == ("effective", {"k_steps": 20})
 
 
-# As the one below does on two hosts, with the strategy.
+# The test below covers the strategy, on two hosts.
 @pytest.mark.long
 @pytest.mark.parametrize("has_strategy", [False, True])
 def test_two_servers_and_two_trainers_train(tmp_path: Path, *, has_strategy: bool) -> None:

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Ranks that load their plug-in themselves: a warm one has that of the server.
+# Ranks that load their plug-in themselves: a warm rank has the plug-in of its server.
 COLD = {"PYTHONPATH": str(ROOT)}
-# Of the plug-in's own variables, which another one must not read.
+# Prefixes of a plug-in's own variables, which another plug-in must not read.
 _OWN, _OTHER = b"TESTDEVICE_", b"OTHERSUCH__"
 
 
 def launch(
     folder: Path, program: str, *options: str, version: str = "3.3.1", **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `fleetrun OPTIONS` with PROGRAM by the Paddle of VERSION, which nobody tells a kind."""
+    """Run `fleetrun OPTIONS` with PROGRAM and the Paddle of VERSION; the kind is detected."""
     python = PYTHONS[version]
     told = {"PADDLE_DISTRI_BACKEND": "", "PADDLE_XCCL_BACKEND": "", "PYTHONPATH": WARM_PATH}
     words = [*FLEETRUN[1:], *options, str(PROGRAMS), program]
@@ -127,7 +127,7 @@ def test_the_report_of_a_collective_that_fails_tells_of_the_plug_in(tmp_path: Pa
 
 def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
     with devices.on("mlu", count=4, fault="hang@3:1", loss="hang"):
-        # Of ranks that are started warm no stack can be taken.
+        # No stacks can be taken of ranks that start warm.
         words = ("--hang_timeout=10", "--devices=0,1")
         done = launch(tmp_path, "sums", *words, **COLD)
     assert done.returncode == 124, done.stdout

@@ -57,7 +57,7 @@ def test_experts_train_as_in_one_process(
             whole = np.array(alone["weights"][".".join(parts)])
             assert float(abs(np.array(value) - whole).max()) < 2e-6, key
         assert report["updates"] == UPDATES
-        # But for the gradients that Paddle loses, and rounding along mp.
+        # Except for gradients that Paddle loses, and rounding along mp.
         assert {*map(remark, report["notes"])} - {"the"} == (
             {"clear_grad"} if "ep" in name else set()
         )

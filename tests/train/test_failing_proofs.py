@@ -1,4 +1,4 @@
-"""Checks that only watch the training may fail: it goes on as without them."""
+"""Checks that only watch a training may fail: the training goes on as without them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ pytestmark = pytest.mark.train
 
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
 BUCKETS = {"fuse_grad_size_in_num": 4, "nccl_comm_num": 2}
-# Strategies, and what fails with each when every call across the border fails.
+# Strategies, and what fails with each of them if every call across the border fails.
 EVERYWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**BUCKETS, **MERGE, "bf16_allreduce": True, "amp": True}, {"scaled": True, "prototxt": True}),
-    # Gradients so small that Paddle's reducer may have them.
+    # Gradients so small that they are left to Paddle's reducer.
     (
         {"fuse_grad_size_in_MB": 4, "find_unused_parameters": False},
         {"fleet": True, "trainer": True},
     ),
     (BUCKETS, {"looks_up": True}),
 ]
-# What fails in a static graph, with servers that nobody has started, and when the launcher wants
-# the end after two updates.
+# What fails in a static graph if no server runs and the launcher stops the job after two updates.
 IN_STATIC_GRAPHS = {
     "the count of operators",
     "the count of what is sent to servers",
@@ -73,7 +72,7 @@ raise SystemExit("the launcher's end has not come")
 
 
 def everything_watched() -> Iterator[str]:
-    """Yield what each function that is called across the border does, as the code says it."""
+    """Yield the code's description of each function that is called across the border."""
     for path in (ROOT / "fleetrun" / "inject").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         named = {
@@ -108,7 +107,7 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
             folder = tmp_path / f"{name}{place}"
             seen = tmp_path / f"seen-{name}{place}"
             seen.mkdir()
-            # What is to be moved and cannot be stays as it is.
+            # Weights that cannot be moved stay as they are.
             verify = {"path": str(seen), "updates": 1000, "snapshots": 1}
             verify["moves"] = name == "broken"
             ran[name] = train(
@@ -123,7 +122,7 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
                     "FAULT": json.dumps(fault),
                     "FLEETRUN_HEARTBEAT": str(folder / "heartbeat"),
                     "FLEETRUN_STOP_AFTER": "1000",
-                    # As a rank that was started again.
+                    # This rank counts as restarted.
                     "PADDLE_RESTART_COUNT": "1",
                     "FLEETRUN_VERIFY": json.dumps(verify),
                     "FLEETRUN_FLIGHT_RECORDER": str(seen / "collectives"),
@@ -136,7 +135,7 @@ def test_all_that_watches_may_fail(tmp_path: Path) -> None:
                 text.partition(" has failed and is skipped: ") for text in broken["remarks"]
             ]
             assert {why for _, _, why in failures} == {"ValueError: (NotFound) it is broken"}
-            # Each is remarked on once.
+            # There is one remark about each.
             assert len({what for what, _, _ in failures}) == len(failures)
             failed |= {what for what, _, _ in failures}
     assert failed | IN_STATIC_GRAPHS == set(everything_watched())
@@ -216,12 +215,12 @@ def test_a_strict_strategy_ends_for_no_proof_that_fails(tmp_path: Path) -> None:
             FAULT=json.dumps({"where": where}),
         )
         assert done.returncode == 0, done.stdout
-        # A table that shows nothing is no fault; what was counted is.
+        # Where the report itself fails, the table has no evidence: that is no failure.
         assert ("no word" in done.stdout) is bool(number), done.stdout
         assert done.stdout.count("has failed and is skipped") >= number
 
 
-# What is wrong on one rank only, which others would wait for.
+# Faults of a single rank that the others would wait for.
 BROKEN = """
 def broken(*_):
     raise ValueError("it is broken")
@@ -296,7 +295,7 @@ else:
 
 
 def split(folder: Path, spoil: str, **how: str) -> subprocess.CompletedProcess[str]:
-    """Train on two ranks, of which those in WHERE do SPOIL."""
+    """Train on two ranks; those in WHERE run SPOIL."""
     (folder / "train.py").write_text(SPLIT)
     words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
     usual = {"WHEN": "paddle.hapi", "MODEL": "dense", "WAITS": "to connect"}
@@ -311,15 +310,15 @@ def test_a_rank_that_cannot_apply_the_strategy_keeps_nobody_waiting(
     what: str, ranks: str, tmp_path: Path
 ) -> None:
     spoil, sentence = SPLITS[what]
-    # Our code and Paddle's are there when its import has come so far; warm ranks would not import.
+    # Our code and Paddle's are loaded at this point of the import; warm ranks do not import.
     when = "paddle" if what == "no code" else "paddle.hapi"
     done = split(tmp_path, spoil, WHERE=ranks, WHEN=when)
-    # If no rank can, all train as without.
+    # If no rank can apply it, all ranks train without.
     assert done.returncode == (5 if ranks == "1" else 0), done.stdout
     assert (f"Rank 1: {sentence}" in done.stdout) is (ranks == "1"), done.stdout
 
 
-# What waits for a later import, for only then can it fail on one rank and not on the others.
+# What is patched at a later import, as only that can fail on one rank and not on the others.
 LATER = """
 import sys
 import paddle
@@ -343,13 +342,13 @@ def test_all_that_ranks_communicate_by_is_patched_when_paddle_is_imported(
         FLEETRUN_RECORDS=str(tmp_path / "rank.0.jsonl"),
     )
     later = set(done.stdout.splitlines()[-1].split())
-    # What only watches: layers of experts, and pipelines that Paddle 2 does not have.
+    # These patches only watch: layers of experts, and pipelines that Paddle 2 lacks.
     parallel = "paddle.distributed.fleet.meta_parallel"
     watched = {"paddle.incubate.distributed.models.moe.moe_layer", f"{parallel}.dualpipev"}
     assert {name for name in later if name.startswith("paddle.")} <= watched, done.stdout
 
 
-# Names that not every training uses: what lacks them, and what trains without.
+# Names that not every training uses: who misses them, and who trains without them.
 LACKING = {
     "SelectedRows.set_rows": ("sparse", ("dense", "static")),
     "get_pass": ("static", ("dense", "sparse")),
@@ -394,7 +393,7 @@ paddle.distributed.barrier()
 
 @pytest.mark.extended
 def test_a_rank_whose_python_ignores_the_environment_keeps_nobody_waiting(tmp_path: Path) -> None:
-    # The barrier stands for what the other ranks do with the strategy.
+    # The barrier stands for the other ranks' part of the strategy.
     (tmp_path / "train.py").write_text(DEAF + "import time; time.sleep(600)")
     words = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy=overlap", "train.py"]
     done = run(PYTHONS["3.3.1"], words, tmp_path, PYTHONPATH="")

@@ -35,7 +35,7 @@ def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: 
                 file = tmp_path / f"state.{rank}.json"
                 more = {
                     "STATE_FILE": str(file),
-                    # Of this rank alone; no library reads the first one, and Paddle the others.
+                    # Of this rank alone: no library reads the first one, Paddle reads the others.
                     "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{6070 + rank}",
                     "FLAGS_selected_gpus": str(rank),
                     "FLAGS_check_nan_inf": str(rank),
@@ -51,7 +51,7 @@ def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: 
     finally:
         parent.dismiss()
     drawn = [state.pop("drawn") for state in states.values()]
-    # No two ranks draw the same where nothing is seeded.
+    # Unseeded, no two ranks draw the same numbers.
     assert all(len({values[at] for values in drawn}) == len(drawn) for at in range(len(drawn[0])))
     for rank in (0, 1):
         new, forked = states[False, rank], states[True, rank]
@@ -59,7 +59,7 @@ def test_a_forked_rank_is_what_a_new_one_is(tmp_path: Path, version: str, form: 
             for what in new[when]:
                 assert forked[when][what] == new[when][what], (when, what, rank)
             assert new[when]["has Paddle"] == (when == "after")
-        # The losses of a training, too, to the last bit.
+        # That includes a training's losses, bit for bit.
         assert forked == new
         assert new["flags"]["FLAGS_check_nan_inf"] == repr(bool(rank))
         # The new one's output, then the forked one's.

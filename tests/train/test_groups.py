@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Without us, four ranks hardly ever get through `fleet.init`.
+# Without fleetrun, four ranks hardly ever get through `fleet.init`.
 SCRIPT = """
 import paddle
 from paddle.distributed import fleet
@@ -64,7 +64,7 @@ CONNECT = "distributed.init_parallel_env(); distributed.barrier()"
     [
         ("3.3.1", "--run_mode=collective", CONNECT),
         ("2.6.2", "--run_mode=collective", CONNECT),
-        # Paddle 3's wheel is built without it.
+        # Paddle 3's wheel is built without RPC.
         (
             "2.6.2",
             "--run_mode=rpc",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# After these updates ranks are compared: 1, 2, 4, ...
+# Ranks are compared after updates 1, 2, 4, ...
 COMPARED = (1, 2, 3, 4, 8)
 
 
@@ -21,7 +21,7 @@ COMPARED = (1, 2, 3, 4, 8)
 def test_no_tensor_is_read_on_the_host_in_each_step(version: str, tmp_path: Path) -> None:
     fused = {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2}
     for reads in train(PYTHONS[version], "host_reads.py", tmp_path / "ours", fused):
-        # The first steps say that the counter counts.
+        # Reads in these steps show that the counter works.
         assert any(reads[step - 1] for step in COMPARED)
         others = [
             step_reads for number, step_reads in enumerate(reads, 1) if number not in COMPARED

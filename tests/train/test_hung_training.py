@@ -53,7 +53,7 @@ dist.all_reduce(paddle.ones([4]))
 
 
 def _hangs() -> Iterator[ParameterSet]:
-    """Return seeds and where ranks run; more than a few are for --long."""
+    """Return seeds and where ranks run; all but a few are for --long."""
     for seed, where in itertools.product(range(60), ("cpu", "2.6.2", "npu")):
         is_short = where == "cpu" and seed in {0, 3}
         yield pytest.param(seed, where, marks=[] if is_short else pytest.mark.long)
@@ -71,7 +71,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
     job.argv[-1:] = [str(hanging.__file__), str(seed)]
     with devices.on("npu" if where == "npu" else ""):
         env = devices.variables(python)
-    # Ranks that start warm cannot be asked for their stacks; the launcher chooses the backend.
+    # No stacks can be taken of warm ranks; and the launcher is to choose the backend.
     unset = ("PYTHONPATH", "TEST_WARM", "PADDLE_")
     ended = job.run(env={name: env[name] for name in env if not name.startswith(unset)})
     who = f"rank {fault.rank}"
@@ -85,23 +85,23 @@ def test_the_rank_that_keeps_the_others_waiting_is_named_and_no_other(
     named = [tuple(finding["who"]) for finding in hung]
     named += [tuple(event.more["who"]) for event in events if event.more.get("what") == "desync"]
     if fault.way == "end":
-        # Over gloo the others raise.
+        # Over gloo the other ranks raise.
         assert f"{who.capitalize()} never entered " in ended.stderr
-        # A rank whose device still has work to do has not.
+        # A rank whose device still has work has not ended.
         stopped = f"After that {who} was stopped by fleetrun" if where == "npu" else ""
         assert "; it has ended." in ended.stderr or (stopped and stopped in ended.stderr)
     elif (where, fault.way) == ("npu", "swap"):
-        # The device pairs whatever comes next: only who is left alone in a pair hangs.
+        # The device pairs whatever call comes next: only a rank left alone in a pair hangs.
         is_left_alone = fault.rank < 2
         assert (ended.code, len(named)) == ((124, 2) if is_left_alone else (0, 1)), ended.stderr
     else:
-        # Some calls that differ crash the backend, and then the report of the failure says so.
+        # Some mismatched calls crash the backend; the report of the failure says so then.
         crashing = {"shape", "leave", "skip", "swallow"} if where == "npu" else {"shape", "swap"}
         assert ended.code == 124 or fault.way in crashing, ended.stderr
         assert named or f"{who.capitalize()} called " in ended.stderr, ended.stderr
     assert "cannot be watched from inside" not in ended.stderr
     if "in a circle" in ended.stderr:
-        # Before it has made a step there is no order to leave.
+        # Before its first step a rank has no order that it could leave.
         assert all(who in labels for labels in named)
     else:
         assert set(map(tuple, named)) <= {(who,)}, ended.stderr
@@ -133,7 +133,7 @@ for _ in paddle.io.DataLoader(Data(), num_workers=2): pass
     assert job.run().code == 1
     error = rankfile.error(str(tmp_path / "log" / "latest" / "rank.0.jsonl"))
     assert error is not None
-    # In the main thread Paddle says only that; the reason is in the log, from another thread.
+    # Paddle raises no more than that in the main thread; another thread logs the reason.
     assert error.kind == "SystemError"
     assert "bad sample" in job.log(0).read_text()
 
@@ -186,7 +186,7 @@ next_batch()
     shown = fleetrun("stacks", str(launcher.pid), folder=tmp_path)
     assert shown.stdout.count("in next_batch") == 2, shown
     assert shown.stdout.count("  all_reduce 1  ") == 2
-    # They are late for nothing.
+    # Neither rank is late.
     assert "never entered" not in shown.stdout
     launcher.terminate()
     assert job.finish(launcher).code == 143

@@ -33,7 +33,7 @@ STRATEGIES: dict[str, dict[str, Any] | None] = {
         for name in ("recommended", "comm_fusion", "overlap")
     },
 }
-# The same for few layouts.
+# Strategies that are tried with a few layouts only.
 _LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
 STRATEGIES |= {
     "levels": {**_LEVELS, "fuse_grad_size_in_num": 3},
@@ -41,8 +41,8 @@ STRATEGIES |= {
     "plan": {"fuse_grad_size_in_MB": "plan"},
 }
 _SOME = {"levels": ("sharding of 4",), "16 bits": ("dp x mp", "sharding x pp"), "plan": ("sep",)}
-# By name: the layout, and what rank 0 sends for gradients (and norms) in each update to the group
-# of its first axis of dp, sharding and sep, without a strategy.
+# Name: the layout, and what rank 0 sends without a strategy for gradients (and norms) in each
+# update, to the group of its first axis among dp, sharding and sep.
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "dp": ({"dp": 2}, {"all_reduce": 1}),
     "sep": ({"sep": 2}, {"all_reduce": 1}),
@@ -56,7 +56,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"sharding": 2, "sharding_configs": {"split_param": True}},
         {"reduce_scatter": 1, "all_reduce": 2},
     ),
-    # Paddle's own overlap with backward.
+    # Paddle itself overlaps with backward here.
     "overlapping sharding": (
         {"sharding": 2, "sharding_configs": {"comm_overlap": True}},
         {"reduce": 2, "all_reduce": 2},
@@ -97,7 +97,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"reduce": 4, "all_reduce": 2},
     ),
 }
-# What the page says of each layout: of the fields of communication, and of gradient_merge.
+# What docs/hybrid.md says for each layout of the communication fields and of gradient_merge.
 TOLD = {
     name: cells
     for line in (ROOT / "docs" / "hybrid.md").read_text(encoding="utf-8").splitlines()
@@ -105,7 +105,7 @@ TOLD = {
     for names, *cells in [line.strip("| ").split(" | ")]
     for name in re.findall("`([^`]+)`", names)
 }
-# What the table of a launch says then.
+# What the table of a launch says for each of these.
 SAID = {
     "in backward": ("effective", ""),
     "at the step": ("effective", "when the optimizer step"),
@@ -114,15 +114,15 @@ SAID = {
     "merged": ("effective", "2 micro-steps made one update"),
     "not merged": ("no_effect", "accumulate_steps merges there"),
 }
-# What runs without --long: the place (a Paddle on CPUs, or a device), the layout, the strategy.
+# What runs without --long: where (a Paddle on CPUs, or a device), the layout, the strategy.
 SHORT = [
     ("2.6.2", "sharding", "merged"),
     ("npu", "stage 2", "merged"),
     ("npu", "dp x mp", "small"),
     ("npu", "split sharding", "merged"),
 ]
-# Plain Paddle trains with zeros there from the second update on, or stops: clear_grad takes the
-# gradients out of its buffers, to which fleetrun returns them.
+# Plain Paddle trains these with zeros from the second update on, or stops: clear_grad detaches the
+# gradients from its buffers; fleetrun puts them back.
 REPAIRED = ("split sharding", *(name for name in LAYOUTS if name.startswith("overlapping ")))
 UPDATES = 3
 PYTHON = PYTHONS["3.3.1"]
@@ -133,7 +133,7 @@ def _cases() -> list[Any]:
         pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
         for name, (layout, _) in LAYOUTS.items()
         for place in ("npu", *PYTHONS)
-        # CPUs have neither these kernels nor these collectives.
+        # Paddle has neither these kernels nor these collectives on CPUs.
         if place == "npu" or not ({"mp", "pp", "stage", "sharding_configs"} & {*layout})
         for strategy in STRATEGIES
         if name in _SOME.get(strategy, LAYOUTS)
@@ -155,7 +155,7 @@ def test_a_hybrid_job_trains_as_one_process(
     python = PYTHONS["3.3.1" if place == "npu" else place]
     whole = {key: value for key, value in layout.items() if key in ("merge", "accumulate")}
     is_rounded = strategy == "16 bits"
-    # Adam makes large steps of rounding.
+    # Adam turns rounding into large steps.
     more = {"SGD": "1"} if is_rounded else {}
     with devices.on(""):
         train(*(python, "hybrid.py", tmp_path / "alone", None), nranks=1, more=more | _told(whole))
@@ -179,11 +179,11 @@ def test_a_hybrid_job_trains_as_one_process(
     for knobs in (proof["knobs"] for proof in proofs):
         assert any(words in knob["reason"] + knob["evidence"] for knob in knobs), knobs
         for knob in knobs:
-            # But for what is handed to Paddle, or makes no difference.
+            # Except where Paddle applies it, or it makes no difference.
             is_paddles = knob["evidence"].startswith("by Paddle's own")
             assert is_paddles or knob["status"] in (status, "no_difference"), knob
     if expected == "merged":
-        # One communication a round, in fewer parts than Paddle's.
+        # One communication per round, in fewer parts than Paddle's.
         assert_sent(sent, ranks[0]["group"], witness, place, is_most=True)
     if expected == "at the step" and place == "npu" and strategy not in _SOME:
         assert_counted(proofs[0], witness, nranks)
@@ -248,7 +248,7 @@ def test_verify_adds_up_the_gradients_of_plain_paddle(
 
 
 def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return what the launcher makes of ASKED on one host."""
+    """Return the strategy that the launcher resolves ASKED to on one host."""
     on_one_host = {"nccl_comm_num": 1, "use_hierarchical_allreduce": False}
     return asked and {
         key: on_one_host.get(key, value) if value == "auto" else value
@@ -259,7 +259,7 @@ def resolved(asked: dict[str, Any] | None) -> dict[str, Any] | None:
 def assert_counted(proof: dict[str, Any], witness: Path, nranks: int) -> None:
     """Compare what the PROOF of rank 0 has counted with what its device's witness saw."""
     seen = devices.witnessed(witness, 0)
-    # Paddle has a group for each axis, over which it sends weights first; norms are one number.
+    # Paddle first broadcasts weights over each axis's group; a norm is a single number.
     paddles = {call.group for call in seen if call.operation == "broadcast"}
     sums = Counter(
         call.group
@@ -282,7 +282,7 @@ def assert_sent(
 ) -> None:
     """Compare what rank 0 has SENT in each update to GROUP with what the device's witness saw.
 
-    IS_MOST: it may be less.
+    If IS_MOST, it may be less.
     """
     if place != "npu" or not sent:
         return
@@ -345,8 +345,8 @@ def test_all_ranks_skip_an_update_with_infinite_gradients(
             assert evidence(tmp_path / "ours", rank)["counts"]["skipped"] == 1
 
 
-# A strategy for two ranks of stage 1 with two large parameters and small ones; its row, and how
-# many buffers are sent.
+# Name: the layout, the strategy for two ranks of stage 1 (two large parameters and small ones), the
+# row that reports it, and the number of buffers that are sent.
 BUFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], str, int]] = {
     "sized": (
         {"sharding_configs": {"split_param": True}},
@@ -375,7 +375,7 @@ BUFFERS: dict[str, tuple[dict[str, Any], dict[str, Any], str, int]] = {
 }
 
 
-# By name: the layout, what is asked of it, and what becomes of that.
+# Name: the layout, the settings, and their reported outcome.
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "of layers": (
         {"mp": 2, "is_data": False},
@@ -413,7 +413,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "no_effect",
         "sharding_configs.use_reduce_avg needs NCCL",
     ),
-    # On 2.6.2, which has none of mp's kernels for CPUs.
+    # This one runs on 2.6.2, which lacks mp's kernels for CPUs.
     "of a newer Paddle": (
         {"dp": 2},
         {"dp_degree": 2, "mp_configs.recompute_allgather": True, "split_norm_comm": True},
@@ -438,7 +438,7 @@ def test_settings_of_hybrid_configs_take_effect_or_say_why_not(case: str, tmp_pa
     assert knob["status"] == status, knob
     assert words in knob["reason"] + knob["evidence"]
     own = [key for key in knob["in_effect"] or () if key.endswith("degree") and key not in asked]
-    # All ranks write them in one order.
+    # All ranks list them in the same order.
     assert own == [f"{axis}_degree" for axis in AXES if f"{axis}_degree" in own]
 
 
@@ -453,7 +453,7 @@ def test_buffers_of_sharding_are_those_asked_for(case: str, tmp_path: Path) -> N
     train(*(PYTHON, "hybrid.py", tmp_path / "alone", None), nranks=1, more=_told({"hidden": 60000}))
     with devices.on("npu", witness=witness):
         ranks = train(*(PYTHON, "hybrid.py", tmp_path / "ours", asked), nranks=2, more=more)
-    # Sums of 60000 numbers are rounded.
+    # Sums of 60,000 numbers differ by rounding.
     assert max(report["apart"] for report in ranks) < 1e-4
     (knob,) = evidence(tmp_path / "ours")["knobs"]
     assert row in knob["reason"] + knob["evidence"]

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 GOES_ON = ": Paddle alone sums its gradients, as without fleetrun, so the job goes on"
-# By what ranks run on: layouts that Paddle has there, with the ranks that hold copies of something
-# on each rank, and what is said if a rank has a value of its own: by nobody, or by these.
+# Per kind of device: the layouts that Paddle has there; for each, how many ranks hold copies of a
+# rank's parameters, and which ranks are said to differ if one of them is changed ("": none).
 CPU = {
     2: {
         "mp=2": (2, ""),
         "mp=2!1:0.norm.weight": (2, "rank 1 (mp 1) and rank 0 (mp 0) differ"),
-        # Each has its own part of it.
+        # Each rank has its own part of this parameter.
         "mp=2!1:0.up.weight": (2, ""),
         "sharding=2": (2, ""),
         "sharding=2!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
@@ -51,7 +51,7 @@ NPU = {
     2: {
         "sharding=2:split": (2, ""),
         "sharding=2:split!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
-        # Compared after the next forward has received it.
+        # These are compared after the next forward has received them.
         "sharding=2:late": (2, ""),
         "sharding=2:late!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
         "sharding=2:split late": (2, ""),
@@ -65,14 +65,14 @@ NPU = {
         "sharding=2:stage 2!1:1.up.bias": (2, "rank 1 (sharding 1) and rank 0 (sharding 0) differ"),
         "sharding=2:stage 3": (2, ""),
         "sharding=2:stage 3 offload": (2, ""),
-        # Small ones are whole.
+        # Small parameters are not split.
         "sharding=2:stage 3!1:1.down.bias": (
             2,
             "rank 1 (sharding 1) and rank 0 (sharding 0) differ",
         ),
         "sharding=2:stage 3!1:1.down.weight": (2, ""),
         "pp=2": (2, ""),
-        # Both stages have it.
+        # Both stages have this parameter.
         "pp=2!1:embed.weight": (2, "rank 1 (pp 1) and rank 0 (pp 0) differ"),
         "pp=2!1:norm.weight": (2, ""),
     },
@@ -99,7 +99,7 @@ NPU = {
 
 
 def hooked(way: str) -> str:
-    """Return the function of Paddle whose end is the end of an update."""
+    """Return the function of Paddle at whose end an update is complete."""
     if "stage 3" in way:
         return "GroupShardedStage3._redefine_opt_step._opt_step"
     return (
@@ -144,7 +144,7 @@ def test_copies_are_compared_and_a_rank_that_differs_is_named(
             remarks
         )
         assert [row["equal"] for row in rows] == [bool(not row["notes"]) for row in rows], way
-    # Nothing is left over for other ways.
+    # No failure is left for the next layout.
     proof = rankfile.evidence(str(tmp_path / "ours"), "0")
     assert proof is not None
     assert proof["failures"] == []
@@ -156,7 +156,7 @@ def test_updates_of_auto_parallel_are_seen_and_compared(tmp_path: Path) -> None:
     options = ["--nproc_per_node=2", "--hang_timeout=60s", "--check_ranks=auto"]
     done = run(PYTHONS["3.3.1"], ["-m", "fleetrun", *options, "train.py"], tmp_path)
     assert re.search(r"Done after .* and 3 steps", done.stdout), done.stdout
-    # What is replicated is compared, and what is cut up is not.
+    # Replicated parameters are compared; sharded ones are not.
     differ = (
         "after update 2 rank 1 and rank 0 differ in the parameter linear_1.b_0.dist of shape [2]"
     )
@@ -224,7 +224,7 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
     # Without options nothing counts the steps.
     is_plain = end == "plain"
     options = [] if is_plain else ["--hang_timeout=8s", "--check_ranks=-1"]
-    # Of ranks that are started warm no stack can be taken.
+    # No stacks can be taken of ranks that start warm.
     cold = {} if is_plain else {"PYTHONPATH": str(ROOT)}
     words = ["-m", "fleetrun", "--nproc_per_node=2", *options, "train.py"]
     end = "fail" if is_plain else end
@@ -235,12 +235,12 @@ def test_ranks_are_named_with_their_coordinates(version: str, end: str, tmp_path
         "hang": f"Rank 1 ({where}) stands in <module> (train.py:",
     }
     assert sentences[end] in done.stdout, done.stdout
-    # The last heartbeat was written, though a signal may have ended the rank.
+    # The last heartbeat was written even if a signal ended the rank.
     assert is_plain or re.search(r"Failed after .* and 6 steps", done.stdout), done.stdout
     assert "this is rank 1 (mp 1)" in (tmp_path / "log" / "workerlog.1").read_text()
     shown = run(PYTHONS[version], ["-m", "fleetrun", "top", "--once"], tmp_path).stdout
     assert re.search(r"(?m)^ +1 +mp 1 ", shown), shown
-    # So does the page of the run.
+    # The report's page names it, too.
     run(PYTHONS[version], ["-m", "fleetrun", "report"], tmp_path)
     page = tmp_path / "log" / "latest" / "report.html"
     assert "rank 1 (mp 1)</text>" in page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Buckets that a real training plans: alike on all ranks, and with the weights of one process."""
+"""Buckets planned by a real training: equal on all ranks, with the weights of one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_planned_buckets_are_those_that_are_reduced_and_train_as_one_process(
     proofs = [evidence(tmp_path / "run", rank) for rank in (0, 1)]
     for proof in proofs:
         (knob,) = [row for row in proof["knobs"] if row["name"] == "fuse_grad_size_in_MB"]
-        # What is planned, and so which status, depends on the times.
+        # The plan, and so the status, depends on measured times.
         is_moot = proof["counts"]["allreduces"] == proof["counts"]["allreduces_before"] == 1
         assert knob["status"] == ("no_difference" if is_moot else "effective")
         assert re.search(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Functions in C++ whose results only the self-tests look at, and which Paddle itself does without.
+# C++ functions that only the self-tests use; Paddle itself does not need them.
 SELF_TESTED = (
     "get_all_grads",
     "_set_grad_ivar",
@@ -48,7 +48,7 @@ ONLY_STATIC = {STATIC, STATIC_CPU}
 def cases(kind: str, *, all_names: bool) -> list[dict[str, Any]]:
     """Return a case for each name, after one with all names and one without fleetrun.
 
-    Without ALL_NAMES only the first name of those with the same capabilities has one.
+    Without ALL_NAMES, names with the same capabilities share one case.
     """
     is_static = kind == "static"
     wanted: list[dict[str, Any]] = [{"name": None, "how": ""}]
@@ -59,7 +59,7 @@ def cases(kind: str, *, all_names: bool) -> list[dict[str, Any]]:
         if name.capabilities in seen and not (all_names or name.path.endswith("_slice")):
             continue
         seen.add(name.capabilities)
-        # Paddle itself needs most of its functions in Python, but not their parameters' names.
+        # Paddle needs most of its own Python functions, but not the names of their parameters.
         how = "renamed" if name.parameters else "missing"
         wanted.append({"name": place, "how": how})
         if name.path.endswith(SELF_TESTED):
@@ -137,7 +137,7 @@ def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
         if why:
             wrong.append(f"{NAMES[case['name']]} {case['how']}: {why}\n{result['said'][-2000:]}")
     assert not wrong, "\n\n".join(wrong)
-    # The others are what Paddle does not train without.
+    # Without the other names Paddle itself does not train.
     assert trained >= 0.6 * (len(asked) - 2)
 
 
@@ -149,7 +149,7 @@ def fault(
     is_asked: bool,
     is_static: bool,
 ) -> str:
-    """Return what is wrong with the RESULT of a case; PLAIN and MERGED are the right weights."""
+    """Return the error in the RESULT of a case, or ""; PLAIN and MERGED are the right weights."""
     if any(result["codes"]):
         return "" if any(result["alone"]) else "Paddle trains without this name, fleetrun does not"
     first, *others = result["numbers"]
@@ -166,7 +166,7 @@ def fault(
     if not is_merged and not knobs["gradient_merge"]["reason"].startswith("in this Paddle "):
         return f"the table says {knobs}"
     if is_static and not any(FALLBACKS[STRATEGY] in note for note in notes):
-        # Paddle's own merging; where programs cannot be looked at, nobody has counted it.
+        # Paddle merges by itself; where programs cannot be read, nothing has counted that.
         is_merged = True
     expected = merged if is_merged else plain
     return "" if first == pytest.approx(expected, abs=1e-5) else f"{first} is not {expected}"

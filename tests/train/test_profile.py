@@ -30,10 +30,10 @@ def test_each_bucket_is_sent_flies_and_is_waited_for(version: str, tmp_path: Pat
     assert first == second
     for trace in recorded(folder):
         assert trace.steps == 3
-        # The wait for a processor is a sum.
+        # The wait for a processor is a total, without spans.
         kinds = trace.seconds.keys() - {"queued"}
         counts = {kind: sum(span.kind == kind for span in trace.spans) for kind in kinds}
-        # Four layers have eight gradients. Each step loads a batch before it: the next is none.
+        # Four layers have eight gradients. Each step loads its batch first.
         assert counts == {
             **dict.fromkeys(("step", "forward", "backward", "update", "data"), 3),
             **dict.fromkeys(("send", "flight", "wait"), 12),

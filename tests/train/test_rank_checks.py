@@ -1,4 +1,4 @@
-"""The comparison of ranks finds parameters that differ, and nothing else."""
+"""The comparison of ranks reports parameters that differ, and nothing else."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_running_statistics_are_no_divergence_and_trained_parameters_are(
     version: str, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
     ranks = train(PYTHONS[version], "running_statistics.py", tmp_path / "ours", strategy)
-    # What is wrong from the second update on is found after the third, and what is trained though
-    # the first forward has made it, too. Paddle's own reducer may come to what it will.
+    # What goes wrong at the second update is reported after the third, even in a parameter that
+    # the first forward creates. Paddle's own reducer may compute anything.
     differing = {"spoilt": "0.weight of shape [3, 1, 3]", "begun": "scale of shape [8]"}
     for rank, proof in zip(ranks, proofs(tmp_path / "ours"), strict=True):
         for kind, name in differing.items():
@@ -63,26 +63,26 @@ def test_tables_may_differ_in_a_few_rows_and_weights_that_stay_prove_nothing(
     version: str, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
     ranks = train(PYTHONS[version], "tables.py", tmp_path / "ours", strategy, check_ranks="auto")
-    # One more may be moved by Adam itself, which reads beyond the rows.
+    # Adam itself may change one more row: it reads beyond the rows.
     few = re.compile(
         r"after update \d rank 1 and rank 0 differ in \d of 1000 rows of the parameter"
     )
     still = "until the last comparison no update had changed the weights, so equal ranks prove"
     for rank, proof in zip(ranks, proofs(tmp_path / "ours"), strict=True):
-        # With sparse gradients a few rows are a remark, and with dense ones a divergence.
+        # A few differing rows are a remark with sparse gradients, and an error with dense ones.
         assert rank["few"] == rank["skipped"] == ""
         for name in ("dense", "rows"):
             differ = "after update 2 rank 1 and rank 0 differ in the parameter 0.weight"
             assert (differ in rank[name]) is bool(strategy), name
         assert sum(few.match(note) is not None for note in proof["notes"]) == 1
         assert sum(note.startswith(still) for note in proof["notes"]) == 1
-        # The first update, which was skipped, was compared.
+        # The comparison was after the first update, which was skipped.
         assert rank["equal"] is None
 
 
 @pytest.mark.parametrize(
     ("level", "check_ranks", "is_proved"),
-    # All four updates are skipped, or only the fourth is not, after which `auto` compares, too.
+    # All four updates are skipped, or all but the fourth, after which `auto` compares as well.
     [("O2", "auto", False), ("O1", 0, False), ("O1", "auto", True)],
 )
 def test_ranks_whose_scaler_skips_what_is_compared_prove_nothing(
@@ -128,9 +128,9 @@ def test_checks_and_evidence_call_nothing_for_each_parameter_of_a_step(
     version: str, tmp_path: Path
 ) -> None:
     ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", {"amp": False})
-    # There are 300 parameters. 600 calls were seen where a function was called for each.
+    # There are 300 parameters; a function called for each of them made 600 calls.
     assert all(0 < rank["calls"] < 50 for rank in ranks)
-    # 600 looks in each step were seen where no comparison was to come.
+    # There were once 600 looks per step although no comparison was due.
     assert [rank["looks"] for rank in ranks] == [0, 0]
 
 
@@ -138,7 +138,7 @@ def test_checks_and_evidence_call_nothing_for_each_parameter_of_a_step(
 def test_the_reducer_calls_nothing_for_each_gradient_of_a_step(
     version: str, tmp_path: Path
 ) -> None:
-    # 300 gradients in five buckets, for each of which some 30 functions are called.
+    # 300 gradients in five buckets; each bucket takes some 30 function calls.
     asked = {"fuse_grad_size_in_num": 60}
     ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", asked)
     assert all(5 < rank["calls"] < 250 for rank in ranks)

@@ -36,7 +36,7 @@ def train(
 ) -> tuple[str, list[str]]:
     """Run the Paddle of VERSION with WORDS, expect CODE; return the output and each rank's log."""
     python, is_ours = PYTHONS[version], "fleetrun" in words
-    # These Paddles have no use for a GPU that may be here, and Paddle's own launcher needs none.
+    # These builds cannot use a GPU that is here; Paddle's launcher does without the variable.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if is_ours else {}
     done, left = run_marked(python, words, folder, **warm(python), **hidden, **variables)
     assert done.returncode == code, done.stdout
@@ -85,14 +85,14 @@ def test_static_ranks_that_paddle_cannot_connect_get_one_sentence(
     version: str, tmp_path: Path
 ) -> None:
     _, logs = train(version, tmp_path, *LAUNCH, SCRIPT, "--static", "--epochs=1", code=1)
-    # The other rank may have been stopped before it came to say it, too.
+    # The other rank may have been stopped before it printed the same.
     assert any("--static with 2 ranks needs a GPU build of Paddle" in log for log in logs)
     assert not any('\n  File "' in log for log in logs)
 
 
 @pytest.mark.parametrize("version", mostly("2.6.2"))
 def test_the_deep_demo_shows_what_a_strategy_does(version: str, tmp_path: Path) -> None:
-    # What is counted is the same in each update.
+    # Every update has the same counts.
     words = ("--strategy=recommended", SCRIPT, "--depth=8")
     output, _ = train(version, tmp_path, *LAUNCH, *words, FLEETRUN_STOP_AFTER="4")
     counted = re.search(r"Allreduces: \d+ → (\d+) .*, of (\d+) gradients", output)

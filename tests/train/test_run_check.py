@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
 def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_path: Path) -> None:
-    # What else is called so is not meant.
+    # A file of that name is not run.
     (tmp_path / "run_check").write_text("#!/bin/sh\nexit 9\n")
     argv = ["-m", "fleetrun", "--nproc_per_node=2", "--tee", "run_check"]
     done = run(PYTHONS[version], argv, tmp_path, PYTHONPATH=WARM_PATH)
     assert done.returncode == 0, done.stdout
     for rank in range(2):
-        # Paddle would check the first device of a plug-in in each rank.
+        # On a plug-in each rank of Paddle's own check would take the first device.
         for sentence in ("works well on 2 ranks", *["works well on 1 CPU"] * (not devices.kind())):
             assert any(
                 line.startswith(f"[rank {rank}] ") and sentence in line
@@ -84,5 +84,5 @@ def test_a_rank_checks_its_own_gpus(
     names = ("CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus")
     assert tuple(map(os.environ.get, names)) == expected
     for name in names:
-        # The patch puts back what it has set itself.
+        # monkeypatch restores what it has set itself.
         monkeypatch.setenv(name, "")

@@ -1,4 +1,4 @@
-"""Our reducer of gradients in real trainings of two ranks, against Paddle's own."""
+"""fleetrun's reducer in real trainings of two ranks, compared with Paddle's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_merged_micro_steps_equal_a_large_batch(version: str, tmp_path: Path) ->
         assert model["weights"] == second[name]["weights"]
         assert model["weights"] == pytest.approx(large[0][name]["weights"], abs=1e-6)
         assert model["rate"] == large[0][name]["rate"]
-        # One of the first is about which parameters are used; the first and third are checked.
+        # The first update has one more for the parameters in use, and one for its check; the third
+        # has one for its check.
         assert model["allreduces"][3::4] == [3, 1, 2]
         assert sum(model["allreduces"]) == 6
 
@@ -38,7 +39,7 @@ def test_buckets_give_the_weights_of_paddles_own_reducer(version: str, tmp_path:
     for theirs, ours in zip(plain, ranks, strict=True):
         assert ours["weights"] == pytest.approx(theirs["weights"], abs=1e-6)
         assert ours["none"]
-        # Twelve dense gradients, four in each.
+        # Twelve dense gradients, four in each bucket.
         assert ours["allreduces"] == 3
     proof = evidence(tmp_path / "fused")
     assert proof["counts"]["allreduces"] == 3
@@ -66,7 +67,7 @@ def test_scripts_that_take_gradients_of_several_weights_for_an_update_are_refuse
     version: str, tmp_path: Path
 ) -> None:
     ranks = train(PYTHONS[version], "rewritten.py", tmp_path / "merged", MERGE)
-    # What is written back, or is frozen for a while, is no other weight.
+    # Weights that are written back, or frozen for a while, stay the same weights.
     assert_as_alone([trained for trained, _ in ranks])
     for _, stopped in ranks:
         assert "read and cleared those of an earlier backward" in stopped.pop("composed")
@@ -83,7 +84,7 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
 ) -> None:
     more = {"KERNELS": kernels}
     for rank in train_as_alone(version, "own_updates.py", tmp_path, MERGE, more=more):
-        # After the third backward, the first that follows two updates.
+        # It is told after the third backward, the first one that follows two updates.
         assert rank["told"] == [False, False, True, True]
         assert "Descent updates the weights" in rank["stopped"]
         assert "no step of the optimizer (SGD) is called" in rank["stopped"]

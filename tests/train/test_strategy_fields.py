@@ -1,4 +1,4 @@
-"""The table of fields against the Paddles themselves: names, defaults, and what they take."""
+"""The table of fields compared with each Paddle: names, defaults, and accepted values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetrun.strategy import fields
 
 pytestmark = pytest.mark.train
 
-# What Paddle's own description of a strategy says: each field's default, or its parts' ones.
+# Reads Paddle's own description of a strategy: the default of each field, or of its parts.
 READ = """
 import json
 from paddle.distributed import fleet
@@ -53,12 +53,12 @@ def ours(version: str, section: str) -> dict[str, fields.Field]:
 
 
 def keys(version: str, field: fields.Field) -> list[fields.Field]:
-    """Return the parts of FIELD that the Paddle VERSION has, as the table says in words."""
+    """Return the parts of FIELD that the Paddle VERSION has according to the table."""
     return [key for key in field.keys if version != "2.6.2" or "(Paddle 3)" not in key.doc]
 
 
 def part(known: dict[str, Any], name: str) -> Any:
-    """Return the default of the part NAME, which may be one of another part; KeyError if none."""
+    """Return the default of the part NAME, which may be nested; raise KeyError if there is none."""
     for key in name.split("."):
         known = known[key]
     return known

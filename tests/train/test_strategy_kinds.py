@@ -1,4 +1,4 @@
-"""Every kind of model through the real command: with a strategy as with plain data parallel.
+"""Every kind of model through the real command: a strategy equals plain data parallel.
 
 `models/kinds.py` is the script, which counts its collectives itself. One launch trains them all.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# What Paddle's own reducer refuses, leaves out or gets wrong, and the kind that it is equal to.
+# What Paddle's own reducer refuses, leaves out or gets wrong: the kind that equals it.
 TWINS = {"reentrant": "recomputed", "strided": "straight", "thawed": "refrozen"}
 MERGE = "strategy: {gradient_merge: true, gradient_merge_configs: {k_steps: 4, avg: true}}"
 
@@ -38,7 +38,7 @@ def trained(python: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict
 
 @pytest.fixture(scope="module")
 def plain(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what became of the kinds that Paddle's own data parallel trains."""
+    """Return the results of the kinds that Paddle's own data parallel trains."""
     return [
         {name: result for name, result in report.items() if not name.startswith("alone ")}
         for report in trained
@@ -50,7 +50,7 @@ def sample(python: Path) -> list[str]:
     first = list(PYTHONS.values()).index(python)
     names = train_kinds.names()
     if devices.kind():
-        # Paddle crashes where those that are drawn add sparse gradients up.
+        # Paddle crashes where drawn models add up sparse gradients.
         return names[1 + first :: 8]
     return [*names[:1], *names[1 + first :: 8], *train_kinds.draws(range(first, 10, 2))]
 
@@ -87,19 +87,19 @@ def dense(report: dict[str, Any], name: str) -> list[int]:
     """Return the bytes of the gradients that the last backward of the training NAME reduces."""
     sizes: list[int] = report[name]["sizes"]
     if name == "sparse":
-        # A table of which only some rows have gradients is not for a bucket.
+        # The gradient of a table is sparse and in no bucket.
         return sizes[:2]
     if name in {"two", "paired"}:
-        # The second model's come first.
+        # The second model's gradients come first.
         return sizes[: len(sizes) // 2]
     if name in {"refrozen", "thawed"}:
-        # What is frozen for a while keeps its place.
+        # Parameters that are frozen for a while keep their place.
         return dense(report, "own")
     return sizes
 
 
 def sent(*buckets: list[int]) -> list[int]:
-    """Return the bytes of the allreduces of BUCKETS of gradients: one alone has no gap."""
+    """Return the bytes of the allreduces of BUCKETS; a lone gradient has no padding."""
     return [
         4 * devices.elements(*(size // 4 for size in sizes)) if len(sizes) > 1 else sizes[0]
         for sizes in buckets
@@ -107,15 +107,14 @@ def sent(*buckets: list[int]) -> list[int]:
     ]
 
 
-# How many allreduces each backward of a training makes, again and again, where not every fourth
-# makes one.
+# The allreduces of successive backwards, repeated; other trainings make one in every fourth.
 CALLS = {
-    # The rest of each epoch is reduced when the loader has come to its end.
+    # The partial round of each epoch is reduced at the end of the loader.
     "loaded": [0, 0, 0, 1, 0, 0],
     "clipped": [0, 0, 0, 1, 0, 0],
     "accumulated": [0, 0, 0, 0, 0, 0, 0, 1],
     "two": [0, 0, 0, 0, 0, 0, 1, 1],
-    # The second model comes every second time, after the first.
+    # The second model trains every second time, after the first.
     "paired": [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1],
 }
 
@@ -163,7 +162,7 @@ strategy: {fuse_grad_size_in_num: 3}
 build_strategy: {fuse_all_optimizer_ops: true}
 """
     ranks = launch(python, tmp_path, words, strategy=strategy).reports
-    # These Paddle's own reducer cannot train: they are compared with one process.
+    # Paddle's own reducer cannot train these: they are compared with one process.
     train_kinds.assert_as_alone(trained[0], ranks, chosen)
     ranks = [
         {name: kind for name, kind in report.items() if name not in chosen} for report in ranks
@@ -172,16 +171,16 @@ build_strategy: {fuse_all_optimizer_ops: true}
     assert_same(plain, ranks)
     for name, kind in ranks[0].items():
         if name == "fitted":
-            # Nobody comes in between Paddle's own loop and its backward.
+            # The script cannot count inside Paddle's own training loop.
             continue
         sizes, last = dense(ranks[0], name), kind["summed"][-1]
         if not last and len(sizes) <= 3:
-            # One bucket is Paddle's own, too, and its reducer may stay.
+            # Paddle's own reducer has one bucket as well, so it may stay.
             continue
         buckets = [sizes[at : at + 3] for at in range(0, len(sizes), 3)]
         assert len(last) == len(buckets), name
         assert sum(last) == sum(sent(*buckets)), name
-    # The script itself averages over two rounds of micro-steps, and asks for no more.
+    # The script itself averages over two rounds of micro-steps.
     assert [len(sizes) for sizes in ranks[0]["accumulated"]["summed"]] == ([0] * 7 + [2]) * 2
 
 
@@ -203,16 +202,16 @@ strategy:
     assert_same(plain, ranks)
     assert re.search(r"fuse_grad_size_in_MB +auto +1(\.0)? +effective", output), output
     for name in ranks[0]:
-        # One gradient in each.
+        # Each bucket holds one gradient.
         buckets = dense(ranks[0], name)
         for rank, report in enumerate(ranks):
             kind, leads = report[name], rank in {0, 2}
-            # The communicators take turns, and none waits for the other.
+            # The communicators take turns and do not wait for each other.
             assert sorted(kind["summed"][-1]) == (sorted(buckets) if leads else []), name
             assert kind["groups"] == (2 if leads else 0)
             steps = len(kind["summed"])
             assert kind["reduced"] == kind["broadcast"] == steps * len(buckets), name
-            # On devices it is streams that wait.
+            # On devices only streams wait.
             assert kind["waited"] == 0 or devices.kind()
 
 
@@ -228,7 +227,7 @@ strategy:
   gradient_merge: true
   gradient_merge_configs: {k_steps: 4, avg: false}
 """
-    # The script divides its losses itself: these are summed.
+    # The script divides its losses itself, so gradients are summed.
     words = (FOUR, "--divide=4")
     ranks = launch(python, tmp_path, *words, strategy=strategy, nranks=4, accumulate=1).reports
     assert_same(plain, ranks)
@@ -236,14 +235,14 @@ strategy:
         for rank, report in enumerate(ranks):
             kind, leads = report[name], rank in {0, 3}
             made = [sizes for sizes in kind["summed"] if sizes]
-            # Three updates; who leads no group takes no part in the second level.
+            # There are three updates; only leaders take part in the second level.
             assert len(made) == (3 if leads else 0)
             # The last rank is a group by itself.
             assert (kind["reduced"] == kind["broadcast"] == 0) is (rank == 3)
             assert kind["waited"] == sum(map(len, made)) + kind["reduced"] + kind["broadcast"]
             if leads:
                 sizes = dense(report, name)
-                # The gradients that fit into it; or the last one, which alone is larger.
+                # The last bucket holds the gradients that fit, or the last one alone.
                 fitting = (at for at in range(len(sizes)) if sum(sizes[at:]) <= 0.001 * 2**20)
                 last = next(fitting, len(sizes) - 1)
                 assert made[-1] == sent(sizes[:last], sizes[last:]), name

@@ -1,4 +1,4 @@
-"""Every kind of model with every preset, and what is drawn by chance: as in one process.
+"""Every kind of model with every preset, and random models: the weights of one process.
 
 Without --long, with `recommended` only, on the Paddle of which test_strategy_kinds leaves out more.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# How many trainings are drawn for each Paddle, and how many of them are in one launch.
+# The number of random trainings per Paddle, and how many of them share a launch.
 DRAWS, TOGETHER = int(os.environ.get("FLEETRUN_TEST_DRAWS", "40")), 20
 PRESETS = {
     name: (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ PRESETS["small buckets"] = yaml.safe_dump(
         "build_strategy": {"fuse_all_optimizer_ops": True},
     }
 )
-# Paddle's own reducer has them where they are plain.
+# Plain models are left to Paddle's own reducer.
 PRESETS["bytes alone"] = yaml.safe_dump(
     {"strategy": {"fuse_grad_size_in_MB": 1, "last_comm_group_size_MB": 0.0001}}
 )
@@ -77,7 +77,7 @@ def python(request: pytest.FixtureRequest) -> Path:
 def alone(
     python: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> dict[str, Any]:
-    """Train all that is asked for in one process, which knows nothing of a strategy."""
+    """Train everything in one process, without a strategy."""
     draws = range(DRAWS if pytestconfig.getoption("--long") else 0)
     chosen = [*train_kinds.names(), *train_kinds.draws(draws)]
     words = ("--kinds=own", f"--alone={','.join(chosen)}")

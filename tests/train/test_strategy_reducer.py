@@ -1,4 +1,4 @@
-"""Our reducer where models are not as it expects: their order, and several backwards."""
+"""fleetrun's reducer with unusual models: another order of gradients, several backwards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# An allreduce for each layer, which the thread that runs backward makes: so it is seen when.
+# One allreduce per layer, called by the thread that runs backward: so tests see when.
 ONE_BY_ONE = {"fuse_grad_size_in_num": 2, "sync_nccl_allreduce": True}
 TWO = {"k_steps": 2, "avg": True}
-# Of the weight and the bias of each layer.
+# The numbers in the bucket of each layer: its weight and its bias.
 FIRST, MIDDLE, LAST, UNUSED = (
     devices.elements(inputs * outputs, outputs)
     for inputs, outputs in ((4, 6), (6, 8), (8, 2), (3, 5))
@@ -28,12 +28,12 @@ def test_buckets_follow_the_order_that_the_first_backward_shows(
     version: str, tmp_path: Path
 ) -> None:
     for rank in train_as_alone(version, "order.py", tmp_path, ONE_BY_ONE):
-        # What is made last was expected first, and what is never used.
+        # The first step expects the last layer's gradients first, and the unused layer's.
         first = [[], "last", "middle", "first", UNUSED, FIRST, MIDDLE, LAST]
         others = [[], "last", LAST, "middle", MIDDLE, "first", FIRST, UNUSED]
         assert rank["seen"] == [*first, *others, *others, *others]
     proof = evidence(tmp_path / "ours", 1)
-    # Two are sent before the last gradient is ready, and nothing runs beside them.
+    # Two buckets are sent before the last gradient is ready, but none overlaps with backward.
     assert proof["counts"]["early"] == 0
 
 
@@ -82,7 +82,7 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
     asked = {"fuse_grad_size_in_MB": 0.0003}
     for rank in train_as_alone(version, "handed_over.py", tmp_path, asked, check_ranks="auto"):
         assert len(rank["own"]["allreduces"]) == 8
-        # Paddle's sends without a word to Python. Ours has what is checked: 1, 2, 4, 8.
+        # Paddle's reducer sends without Python; fleetrun's sends in checked updates: 1, 2, 4, 8.
         seen = {way: [bool(made) for made in model["allreduces"]] for way, model in rank.items()}
         first = [True, True, False, True]
         rest = [*first, False, False, False, True]
@@ -100,7 +100,7 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
 def test_odd_backwards_are_averaged_right_or_refused_where_paddles_reducer_has_them(
     version: str, tmp_path: Path
 ) -> None:
-    # After update 4 nothing is compared before update 8.
+    # No comparison lies between updates 4 and 8.
     asked = {"fuse_grad_size_in_MB": 0.0003}
     ranks = train(
         PYTHONS[version], "odd_backwards.py", tmp_path / "ours", asked, check_ranks="auto"
@@ -109,12 +109,12 @@ def test_odd_backwards_are_averaged_right_or_refused_where_paddles_reducer_has_t
     for models, stopped in ranks:
         for way, model in models.items():
             assert model["seen"] == [True, True, False, True, False, False, False, True], way
-        # As fleetrun's own reducer says.
+        # The words of fleetrun's own reducer.
         assert "had a gradient on every rank at first and has none now" in stopped["left_out"]
         assert "a recomputed layer that is used twice" in stopped["twice"]
 
 
-# The first of these are Paddle's reducer, until a model is cast.
+# The first of these keeps Paddle's reducer until a model is cast.
 _ASKED = [{"fuse_grad_size_in_MB": 0.0003}, {"fuse_grad_size_in_num": 3}]
 
 
@@ -128,11 +128,11 @@ def test_models_that_are_cast_after_they_were_wrapped_are_averaged_in_their_new_
 ) -> None:
     ranks = train(PYTHONS[version], "cast.py", tmp_path / "ours", asked, check_ranks="auto")
     for name in ranks[0]:
-        # Of numbers of 16 bits that are about 1, the next one is 0.008 away.
+        # Around 1 bfloat16 has steps of 0.008.
         assert_as_alone([rank[name] for rank in ranks], 0.02 if "16" in name else 1e-6)
 
 
-# What one model alone does not show: losses one after the other, layers of several models, ...
+# Models that are not plain: successive losses, layers shared by several models, ...
 @pytest.mark.long
 @pytest.mark.parametrize("check_ranks", ["auto", -1])
 @pytest.mark.parametrize("model", ["twice.py", "strided.py", "shared.py", "final_hooks.py"])
@@ -161,7 +161,7 @@ def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_give
     all_bytes = 4 * (4 * 64 + 2 * 16 + 2 * 4)
     first, *others = proof["counts"]["bucket_bytes"]
     assert first == all_bytes
-    # Up to 838 bytes each; and the last ones, a bias and a weight, which fit into 419 bytes.
+    # Buckets of up to 838 bytes; the last one, a bias and a weight, fits into 419 bytes.
     assert others == [608, 576, all_bytes - 320, 320]
 
 
@@ -188,9 +188,9 @@ def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
     ranks = train(PYTHONS[version], "successive.py", tmp_path / "ours", asked)
     for rank in ranks:
         assert rank["are_gone"]
-        # A model may be made before the one that it takes the place of has gone, or after it.
+        # A model may be made before or after its predecessor has gone.
         assert max(rank["seen"][3:]) <= max(rank["seen"][:3]), rank["seen"]
-        # What was left is right for another model.
+        # The next model trains correctly with what was left.
         assert all(weights == rank["weights"][0] for weights in rank["weights"])
     assert ranks[0]["weights"] == ranks[1]["weights"]
 
@@ -199,12 +199,12 @@ def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
 def test_a_rank_needs_no_other_after_the_last_backward_of_its_model(
     version: str, tmp_path: Path
 ) -> None:
-    # What two ranks would still have to agree about ended the one that was slower.
+    # An agreement that was still due once made the slower rank fail.
     asked = {"fuse_grad_size_in_MB": "auto"}
     assert train(PYTHONS[version], "early_end.py", tmp_path / "ours", asked) == [False, True]
 
 
-# Both layouts with each Paddle: two of the four always.
+# Both layouts with each Paddle; two of the four cases always run.
 @pytest.mark.parametrize("asked", [{"fuse_grad_size_in_MB": 1}, ONE_BY_ONE, MERGE])
 @pytest.mark.parametrize("version", PYTHONS)
 def test_sparse_gradients_of_functions_are_averaged_as_dense_ones(
@@ -243,8 +243,8 @@ def test_stages_of_hierarchical_allreduces_overlap_each_other_and_the_backward(
         assert report["stages"]["reduce"] == (every if is_grouped else [])
         assert report["stages"]["broadcast"] == report["stages"]["reduce"]
         assert report["stages"]["all_reduce"] == (every if leads else [])
-        # In each step the second stage waited for the last bucket, and backward for that stage; on
-        # devices it is streams that wait.
+        # In each step the second stage waits for the last bucket, and backward for that stage; on
+        # devices only streams wait.
         assert devices.kind() or report["waited"] == ([True] * 8 if is_grouped else [])
 
 
@@ -252,7 +252,7 @@ def test_stages_of_hierarchical_allreduces_overlap_each_other_and_the_backward(
 def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
     version: str, tmp_path: Path
 ) -> None:
-    # As `recommended` on one host.
+    # The preset `recommended` on one host.
     asked = {
         "fuse_all_reduce_ops": True,
         "fuse_grad_size_in_MB": "auto",
@@ -262,7 +262,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
     }
     for name, more, is_paddles in (
         ("paddles", {}, True),
-        # One bucket, as Paddle's own: there is nothing to share, or to wait for at once.
+        # One bucket, like Paddle's: nothing to share among communicators or to wait for.
         ("moot", {"nccl_comm_num": 2, "sync_nccl_allreduce": True}, True),
         ("two", {"nccl_comm_num": 2, "fuse_grad_size_in_num": 2}, False),
         ("waits", {"sync_nccl_allreduce": True, "fuse_grad_size_in_num": 2}, False),
@@ -277,7 +277,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
             # All gradients fit into one bucket of Paddle's.
             is_more = field == "nccl_comm_num" and strategy[field] == 2
             assert knobs[field]["status"] == ("no_effect" if is_more else "no_difference")
-    # Fleet's own values, some of which Paddle has for static graphs only, leave all as it is.
+    # Fleet's defaults change nothing; some of them exist for static graphs only.
     merged = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 1}}
     own: dict[str, dict[str, Any]] = {
         "counts": {"fuse_grad_size_in_num": 8, "fuse_grad_size_in_TFLOPS": 50.0},
@@ -291,7 +291,7 @@ def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
             is_merge = field in merged
             assert knobs[field]["status"] == ("no_effect" if is_merge else "no_difference"), name
             assert is_merge or "Paddle's own reducer sends them" in knobs[field]["evidence"], name
-    # Not as if Paddle alone had the argument that the strategy gives it.
+    # This field has an effect although Paddle's reducer takes it as an argument.
     train(PYTHONS[version], "failing.py", tmp_path / "last", {"last_comm_group_size_MB": 0.0001})
     (knob,) = evidence(tmp_path / "last")["knobs"]
     assert knob["status"] == "effective"
@@ -313,8 +313,8 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
             way = "two" if name in {"two", "known"} else "one"
             assert model["seen"].pop("leaders", 0) in {0, 6}
             assert model["seen"] == {way: 6}, name
-    # Two levels are two of a rank's own, and one of the leaders; what measures one makes none.
-    # Where the leaders alone take longer than one level, nothing but theirs is made to measure.
+    # Two levels take two communicators of a rank's group and one of the leaders; measuring one
+    # level makes none. If the leaders alone take longer than one level, only theirs is made.
     for rank, made in enumerate(([3, 6, 10, 12], [2, 4, 7, 8]) * 2):
         assert [model["made"] for model in ranks[rank].values()] == made
         freed = [0, 0, 3, 4] if rank % 2 == 0 else [0, 0, 2, 2]
@@ -333,7 +333,7 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
 def test_steps_make_few_calls_in_python_beside_those_of_paddle_alone_and_are_seldom_checked(
     tmp_path: Path,
 ) -> None:
-    # What the preset recommended comes to on one host.
+    # The preset `recommended` on one host.
     asked = {"fuse_grad_size_in_MB": "auto", "nccl_comm_num": 1}
     plain = train(PYTHONS["3.3.1"], "calls.py", tmp_path / "plain", None)
     more = {"UPDATES": "600"}

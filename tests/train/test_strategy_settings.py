@@ -1,4 +1,4 @@
-"""A strategy meets scripts with settings of their own, in real Paddles on two CPU ranks."""
+"""Strategies with scripts that have settings of their own, on two CPU ranks of real Paddle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.train
 
 TOPOLOGY = {"nranks": 2, "nnodes": 1, "ranks_per_node": 2}
 
-# The proof goes where the test finds it; Paddle is not imported yet.
+# Each rank's evidence goes to its own file; this runs before Paddle is imported.
 BEGIN = """
 import os, sys
 rank = int(os.environ["PADDLE_TRAINER_ID"])
@@ -196,7 +196,7 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
     assert "auto_cast" in verdicts["amp"]["reason"]
     assert "dygraph" in verdicts["fuse_elewise_add_act_ops"]["reason"]
 
-    # A subclass that calls its base, and minimize, count once; the stop comes at the fourth.
+    # A subclass's step that calls its base's, and minimize, count once; the fourth update stops.
     assert proof["updates"] == other["updates"] == 4
     for rank, log in enumerate(logs):
         printed = [float(loss) for loss in re.findall(r"^LOSS \d+ ([\d.]+)$", log, re.MULTILINE)]
@@ -205,7 +205,7 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         assert [update.number for update in made] == [1, 2, 3, 4]
         assert [update.loss for update in made][:3] == pytest.approx(printed)
         assert [update.at for update in made] == sorted(update.at for update in made)
-    # The last one is written at the end.
+    # The last heartbeat is written at exit.
     assert heartbeat.read_step(str(tmp_path / "beat")) == 4
 
 
@@ -222,7 +222,7 @@ def test_the_strategy_wins_on_request_and_ranks_that_diverge_are_stopped(
     )
     assert done.returncode != 0
     assert "FINAL 16 ['a', 'b'] 4" in logs[0], "\n".join(logs)
-    # The launcher ends the others as soon as one has said it.
+    # The launcher stops the others as soon as one has reported it.
     proof = next(proof for proof in proofs(tmp_path) if proof["ranks_equal"] is False)
     assert [(row["name"], row["script"], row["used"]) for row in proof["disagreements"]] == [
         ("fuse_grad_size_in_MB", 4, 16),
@@ -287,7 +287,7 @@ def test_a_rest_is_applied_only_where_all_ranks_have_one(
         assert [proof["updates"] for proof in proofs(tmp_path)] == [2, 2]
 
 
-# As the Trainers of PaddleNLP and PaddleFormers: two micro-steps to an update.
+# Like the Trainers of PaddleNLP and PaddleFormers: two micro-steps per update.
 SUITES_TRAINER = """
 import paddle
 

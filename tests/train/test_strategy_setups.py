@@ -1,7 +1,7 @@
-"""The set-ups of Paddle's documentation as presets, on a script that knows nothing of them.
+"""The set-ups of Paddle's documentation as presets, on a script that does not mention them.
 
-Each is trained with by real ranks; what took effect is counted by the script itself, compared with
-the evidence, and the weights are compared with those of plain data parallel.
+Real ranks train with each. The script itself counts what took effect; that is compared with the
+evidence, and the weights with those of plain data parallel.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 SCRIPT = Path(__file__).parent / "models" / "residual.py"
-# Two samples a step on each of two ranks, and the same eight steps as two of four times as many.
+# Eight steps of two samples on each of two ranks; or two steps of four times as many samples.
 SMALL, LARGE = "16x8", "64x2"
 # The gradients in the order of backward: last layer first.
 SIZES = (10, 640, 64, 32768, 576, 72)
-# Static graphs spend most of their start waiting; dynamic ones need it all of a core.
+# Static graphs mostly wait while they start; dynamic ones keep a core busy.
 AT_ONCE = 3
 
 
 class Setup(NamedTuple):
-    """One launch: a preset of a Paddle, the graph, the ranks, and what is said besides."""
+    """One launch: a preset with a Paddle, the graph, the number of ranks, more options."""
 
     version: str
     preset: str
     graph: str = "dygraph"
     ranks: int = 2
     more: tuple[str, ...] = ()
-    # What the script is told.
+    # An argument of the script.
     says: str = ""
 
 
@@ -73,12 +73,12 @@ class Done(NamedTuple):
 
     code: int
     output: str
-    # A training of each rank; plain data parallel has a second one, with large batches.
+    # Each rank's trainings; plain data parallel has a second one, with large batches.
     made: list[list[dict[str, Any]]]
     proofs: list[dict[str, Any]]
 
     def knob(self, name: str) -> dict[str, Any]:
-        """Find what every rank says of the field NAME."""
+        """Return the row of the field NAME, whose status is the same on all ranks."""
         rows: list[dict[str, Any]] = [
             {knob["name"]: knob for knob in proof["knobs"]}[name] for proof in self.proofs
         ]
@@ -86,7 +86,7 @@ class Done(NamedTuple):
         return rows[0]
 
     def status(self, name: str) -> str:
-        """Return what became of the field NAME."""
+        """Return the status of the field NAME."""
         return str(self.knob(name)["status"])
 
 
@@ -125,13 +125,13 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Setup, F
 
 
 class Trained:
-    """Finds what a set-up came to, once it has been trained with well."""
+    """Waits for launches, and compares their results."""
 
     def __init__(self, launches: dict[Setup, Future[Done]]) -> None:
         self._launches = launches
 
     def find(self, version: str, preset: str, graph: str = "dygraph", says: str = "") -> Done:
-        """Return what became of it: it ended well, and all ranks have the same weights."""
+        """Return the result of a launch, which succeeded with equal weights on all ranks."""
         wanted = (version, preset, graph, says)
         (setup,) = [
             candidate for candidate in self._launches if (*candidate[:3], candidate.says) == wanted
@@ -155,7 +155,7 @@ class Trained:
         return done
 
     def compare(self, done: Done, version: str, *, large: bool = False) -> None:
-        """See that the weights of DONE are those of Paddle's own data parallel, dynamic graph."""
+        """Assert that DONE has the weights of Paddle's own data parallel with a dynamic graph."""
         plain = self.find(version, "").made[0][1 if large else 0]["weights"]
         mine = done.made[0][0]["weights"]
         assert flat(mine) == pytest.approx(flat(plain), abs=1e-6)
@@ -181,16 +181,16 @@ def allreduces(ops: list[str]) -> int:
 
 
 def calls(made: dict[str, Any], step: int = -1) -> list[tuple[str, int, int]]:
-    """Return the communication of one step; the first one has some of Paddle's own.
+    """Return the collectives of one STEP; the first step has some of Paddle's own.
 
-    Without the sum that averages are checked by: two numbers for each bucket.
+    This leaves out the checksums of averages, which are two numbers for each bucket.
     """
     sent = [(str(name), int(group), int(size)) for name, group, size in made["calls"][step]]
     most = 2 * len(SIZES)
     return [call for call in sent if call[0] != "all_reduce" or call[2] > most]
 
 
-# In numbers, two gradients in each: they are small enough for one.
+# Numbers per bucket, of two gradients each.
 PAIRS = [SIZES[at : at + 2] for at in (0, 2, 4)]
 BUCKETS = [devices.elements(*pair) for pair in PAIRS]
 
@@ -204,7 +204,7 @@ def test_computation_fusion_makes_fewer_operators_of_a_static_graph(
     for rank in done.made:
         (ops,) = rank[0]["ops"]
         fused = ("fused_elemwise_add_activation", "fused_elemwise_add_activation_grad")
-        # Two sums are next to an activation; all parameters are updated at once.
+        # Two additions precede an activation; one operator updates all parameters.
         assert counts(ops, *fused, "merged_momentum", "momentum") == [2, 2, 1, 0]
     assert done.status("fuse_elewise_add_act_ops") == "effective"
     assert done.status("fuse_all_optimizer_ops") == "effective"
@@ -215,7 +215,7 @@ def test_computation_fusion_makes_fewer_operators_of_a_static_graph(
 def test_what_the_fused_operator_would_get_wrong_is_left_alone(trained: Trained) -> None:
     done = trained.find("3.3.1", "compute_fusion", "static", "--bias")
     assert "reads beyond a bias" in done.knob("fuse_elewise_add_act_ops")["reason"]
-    # It made them NaN.
+    # The fused operator made them NaN.
     assert all(abs(weight) < 10 for weight in flat(done.made[0][0]["weights"]))
     assert "fused_elemwise_add_activation" not in done.made[0][0]["ops"][0]
 
@@ -233,11 +233,11 @@ def test_overlap_sends_buckets_during_backward_over_both_communicators(
         sent = calls(rank[0])
         assert sorted(size for _, _, size in sent) == sorted(BUCKETS)
         assert {name for name, _, _ in sent} == {"all_reduce"}
-        # The second of three buckets takes the second communicator.
+        # The second of three buckets goes over the second communicator.
         (other,) = {group for _, group, size in sent if size == BUCKETS[1]}
         (first,) = {group for _, group, size in sent if size != BUCKETS[1]}
         assert first != other
-        # Backward waited with the last gradient until something was sent.
+        # The script holds back the last gradient until a bucket was sent.
         assert graph == "static" or rank[0]["early"] == [True] * 8
     assert done.knob("nccl_comm_num")["in_effect"] == 2
     for name in ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "sync_nccl_allreduce"):
@@ -290,7 +290,7 @@ def test_a_static_graph_merges_in_a_block_of_its_own(trained: Trained) -> None:
     assert done.status("gradient_merge") == "effective"
 
 
-# What two ranks of one host cannot show, or a CPU.
+# Fields that two ranks of one host, or a CPU, cannot show.
 NOT_HERE = {
     "use_hierarchical_allreduce",
     "hierarchical_allreduce_inter_nranks",
@@ -315,10 +315,10 @@ def test_the_practice_of_32_gpus_holds_as_far_as_two_ranks_can(
             assert "momentum" not in ops
         else:
             assert rank[0]["kernels"] == [["merged_momentum_"]] * 8
-    # Of a static graph nothing is left to compute when its only allreduce goes out.
+    # A static graph has nothing left to compute when its only allreduce starts.
     more = {"sync_nccl_allreduce" if graph == "static" else "fuse_elewise_add_act_ops"}
     without = {knob["name"] for knob in done.proofs[0]["knobs"] if knob["status"] == "no_effect"}
-    # One allreduce cannot be shared by two communicators.
+    # Two communicators cannot share one allreduce.
     assert without - {"nccl_comm_num"} == NOT_HERE | more
     assert all(done.knob(name)["reason"] for name in without)
     assert done.knob("nccl_comm_num")["in_effect"] in {None, 1}

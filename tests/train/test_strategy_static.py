@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parent / "models" / "static_cases.py"
 
 
 class Trained:
-    """What the ranks found in their programs, and what fleetrun says of them."""
+    """What the ranks read in their programs, and what fleetrun reports of them."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self.ranks: list[dict[str, Any]] = [
@@ -28,12 +28,12 @@ class Trained:
         self.proofs: list[dict[str, Any]] = [evidence(folder, rank) for rank in range(ranks)]
 
     def knob(self, name: str) -> dict[str, Any]:
-        """Find what is said of the field NAME."""
+        """Return the row of the field NAME."""
         (knob,) = [row for row in self.proofs[0]["knobs"] if row["name"] == name]
         return dict(knob)
 
     def assert_near(self, *cases: str) -> None:
-        """Each rank has what it should have, by training without fleet."""
+        """Assert that each rank has the weights of a training without fleet."""
         for case in cases:
             for rank in self.ranks:
                 assert "error" not in rank[case], rank[case]
@@ -41,7 +41,7 @@ class Trained:
                 assert rank[case]["moved"] > 1e-3
 
     def assert_right(self, *cases: str) -> None:
-        """Besides, all ranks have the same."""
+        """Assert the same, and that all ranks have equal weights."""
         self.assert_near(*cases)
         for case in cases:
             for rank in self.ranks:
@@ -117,7 +117,7 @@ def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Pat
         if case != "sgd":
             assert packed.ranks[0][case]["ops"][f"merged_{case}"] == 1
             assert case not in packed.ranks[0][case]["ops"]
-    # 62 gradients: no bucket is above the limit unless one gradient is, and none is too small.
+    # Of 62 gradients: only a single gradient exceeds the limit of a bucket; no bucket is too small.
     buckets = packed.ranks[0]["resnet18"]["sizes"]
     assert sum(map(len, buckets)) == 62
     assert all(sum(bucket) <= 4 * MEBIBYTE or len(bucket) == 1 for bucket in buckets)
@@ -233,7 +233,7 @@ def test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waite
 
     trained.assert_right("momentum")
     order = trained.ranks[0]["momentum"]["order"]
-    # Ours are the only ones in Python: one begins, one has the sums, for each of three buckets.
+    # Only fleetrun's operators run Python: for each of three buckets one starts, one ends the sum.
     places = [place for place, kind in enumerate(order) if kind == "py_func"]
     assert len(places) == 6
     apart = [end - begin for begin, end in itertools.pairwise(places)]
@@ -270,7 +270,7 @@ def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Pat
     )
 
     summed.assert_right("momentum")
-    # Two updates with three buckets; ranks 0 to 2, rank 3, and the first ones of both.
+    # Two updates of three buckets, in the groups of ranks 0-2, of rank 3, and of their leaders.
     group = {"reduce, 3 ranks, 101": 6, "broadcast, 3 ranks, 102": 6}
     leaders = {"all_reduce, 2 ranks, 100": 6}
     assert [rank["momentum"]["calls"] for rank in summed.ranks] == [

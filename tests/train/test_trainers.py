@@ -1,4 +1,4 @@
-"""The Trainers of PaddleNLP and PaddleFormers, in environments of their own, from PyPI."""
+"""The Trainers of PaddleNLP and PaddleFormers from PyPI, each in an environment of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.train, pytest.mark.long]
 
 
 class Library(NamedTuple):
-    """A suite, the Paddle that it is for, and what keeps its packages of those days together."""
+    """A library, its Paddle, and the pins that make its packages of that time fit together."""
 
     paddle: str
     packages: tuple[str, ...]
@@ -31,10 +31,10 @@ LIBRARIES = {
     "paddleformers": Library(
         "3.3.1",
         ("paddleformers==1.2.0", "numpy<2", "pyarrow<22", "pandas<3"),
-        # Its default, split parameters, wants 16 bits; its clipping fails without sharding.
+        # Its default, split parameters, needs 16 bits; its clipping fails without sharding.
         (
             *("--amp_master_grad=False", "--split_param=False", "--max_grad_norm=0"),
-            # Its other format loads by way of a GPU.
+            # Its other format needs a GPU to load.
             "--save_checkpoint_format=unified_checkpoint",
             "--load_checkpoint_format=unified_checkpoint",
         ),
@@ -101,7 +101,7 @@ def launched(name: str, folder: Path, *argv: str) -> subprocess.CompletedProcess
 
 
 def trained(*argv: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Do as `fleetrun`, which does not wait as long."""
+    """Run `fleetrun WORDS` with a longer timeout than elsewhere."""
     return subprocess.run(
         [*FLEETRUN, *argv],
         cwd=folder,
@@ -177,7 +177,7 @@ def test_other_models_train_as_with_paddles_own_launcher(
 @pytest.mark.parametrize(
     ("option", "word"),
     [
-        # With this, the Trainer marks checkpoints as whole.
+        # With this the Trainer marks complete checkpoints.
         ("--env=FLAG_LLM_PDC=1", "--save_steps=3"),
         ("--resume_from=out", "--resume_from_checkpoint={checkpoint}"),
     ],
@@ -191,7 +191,7 @@ def test_a_killed_trainer_resumes_from_its_last_whole_checkpoint(
         folder = tmp_path / name
         folder.mkdir()
         if kill_at:
-            # As of a Trainer that was killed while it saved.
+            # A Trainer that was killed while it saved leaves this.
             partial = folder / "out" / "checkpoint-7"
             partial.mkdir(parents=True)
             (partial / "training_args.bin").write_bytes(b"\x80")
@@ -246,7 +246,7 @@ def test_the_real_cli_launches_by_fleetrun(library: str, tmp_path: Path) -> None
     subprocess.run([python(library), MODELS / "sentences.py"], cwd=tmp_path, check=True)
     (tmp_path / "sft.yaml").write_text(CONFIG)
     train = ("paddleformers-cli", "train", "sft.yaml")
-    # Of a host without GPUs the CLI makes `--gpus --master ...`.
+    # On a host without GPUs the CLI writes `--gpus --master ...`.
     done = fleetrun("exec", *train, folder=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2, done.stdout
     assert "when they find no device on this host" in done.stderr

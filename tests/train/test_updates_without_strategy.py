@@ -1,4 +1,4 @@
-"""Updates that are reported without a strategy, for --hang_timeout; on both Paddles."""
+"""Updates are reported without a strategy, too, for --hang_timeout."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_s61_ranks_that_spin_after_an_update_hang_without_a_strategy(tmp_path: P
 
 
 def test_a_paddle_whose_updates_cannot_be_watched_is_a_remark(tmp_path: Path) -> None:
-    # What this package lacks is what is looked for.
+    # The fake package lacks the functions that are looked for.
     package = tmp_path / "paddle"
     package.mkdir()
     (package / "__init__.py").write_text("from types import SimpleNamespace\nstatic = 1\n")

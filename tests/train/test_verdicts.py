@@ -1,4 +1,4 @@
-"""The table of verdicts, measured: what each Paddle makes of each field on CPUs, both graphs."""
+"""The table of verdicts, measured: the effect of each field in each Paddle and graph, on CPUs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ TWO_LEVELS = "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nrank
 CUDNN = "fuse_dot_product_attention=true fuse_resunit=true"
 OLD, NEW = ("2.6.2",), ("3.3.1",)
 
-# What is true or false, as false. Where that is refused, or one Paddle only knows it, it is left.
+# Every boolean as false, except where that is refused or only one Paddle has the field.
 OFF = " ".join(
     f"{field.name}=false"
     for field in fields.TABLE
@@ -82,9 +82,9 @@ DYNAMIC = (
 
 CASES = (
     Case(DYNAMIC, "dygraph"),
-    # Without the groups that hybrid_configs makes.
+    # These run without the groups that hybrid_configs makes.
     Case("heter_ccl_mode=true", "dygraph", OLD),
-    # Plain data parallel: fleet of three ranks does not come up over gloo.
+    # Plain data parallel, as fleet with three ranks does not connect over gloo.
     Case(TWO_LEVELS, "dygraph", options="--plain", ranks=3),
     Case("fp16_allreduce=true", "dygraph"),
     Case("bf16_allreduce=true", "dygraph"),
@@ -108,14 +108,14 @@ OFFS = tuple(Case(OFF, graph) for graph in fields.GRAPHS)
 
 
 class Stop(NamedTuple):
-    """Fields, switch first, with which Paddle stops before anybody waits for another rank."""
+    """Fields, the switch first, with which Paddle stops before a rank waits for another."""
 
     names: str
     says: str
     versions: tuple[str, ...] = tuple(PYTHONS)
 
 
-# Of static graphs; one process of each Paddle tries them all, by itself, without fleetrun.
+# For static graphs; one process per Paddle tries them all, without fleetrun.
 STOPS = (
     Stop("pipeline", "without op_device set"),
     Stop("dgc dgc_configs", "DGC is only support GPU"),
@@ -161,7 +161,7 @@ def launch(version: str, case: Case, folder: Path) -> Done:
 
 
 def stop(version: str, folder: Path) -> str:
-    """Let a rank whose peer never comes try what stops Paddle; return what it prints."""
+    """Let a rank without a peer try what stops Paddle; return its output."""
     folder.mkdir()
     ends = [f"127.0.0.1:{port}" for port in ports.free(3)]
     tried = [refusal.names.split()[0] for refusal in STOPS if version in refusal.versions]
@@ -179,7 +179,7 @@ def stop(version: str, folder: Path) -> str:
 
 
 class Tried(NamedTuple):
-    """What is being tried: launches of ranks, and what stops one of each Paddle."""
+    """What runs: launches by case, and each Paddle's process that tries what stops it."""
 
     launches: dict[tuple[str, Case], Future[Done]]
     stops: dict[str, Future[str]]
@@ -202,7 +202,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
 
 def expected(version: str, graph: str, name: str, *, is_off: bool = False) -> str:
     if (name, graph, devices.kind()) == ("fp16_allreduce", "dygraph", "npu") and not is_off:
-        # It is gloo that sums them wrongly.
+        # Only gloo sums them wrongly.
         return fields.EFFECTIVE
     field = next(row for row in fields.TABLE if row.name == name)
     return fields.outcome(field, paddle=version, graph=graph, device="cpu", is_off=is_off).status

@@ -102,9 +102,8 @@ def pruned():
 groups = [{"params": own[:1]}, {"params": own[1:], "learning_rate": 0.1}]
 WAYS
 """
-# What is called, how many updates are counted, and how many are skipped; and the function of Paddle
-# that was hooked, at whose end it is counted. The ways of several ranks are in
-# test_hybrid_layouts.py.
+# The call, the number of counted updates and of skipped ones, and the hooked function of Paddle at
+# whose end they are counted. Ways that take several ranks are in test_hybrid_layouts.py.
 WAYS = {
     "step": ("step(made.SGD(0.01, parameters=own))", 1, 0, "Optimizer.step"),
     "step of two groups": ("step(made.AdamW(0.01, parameters=groups))", 1, 0, "AdamW.step"),

@@ -1,4 +1,4 @@
-"""More kinds of model, which one process can train alone, too: see `kinds.py`."""
+"""More kinds of models that one process can also train alone: see `kinds.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(1, 8, 8)
 class Upsampled(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Convolves down and up again, with a way around."""
+    """A convolution, its transpose, and a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Upsampled(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(5, 8)
 class Heads(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Attention of weights with three axes, by einsum."""
+    """Attention by einsum, with weights of three axes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Heads(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(5, 4)
 class Recurrent(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Two layers in both directions, and a cell that is unrolled by hand."""
+    """A bidirectional layer, and a cell that is unrolled by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Recurrent(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Weights that are computed from others before each use, and norms of each row."""
+    """Weights that are computed from others before each use, and a norm per row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Powers(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Small parameters of all kinds: one number, one for each channel, a bilinear form."""
+    """Small parameters of all kinds: a scalar, one per channel, a bilinear form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Powers(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6, find_unused_parameters=True)
 class Experts(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Lets each row choose one of four experts; some rank may choose one not at all."""
+    """Each row chooses one of four experts; a rank may leave an expert unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,15 +145,15 @@ class Experts(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Weighing(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Computes the weights of a layer by another one."""
+    """A hypernetwork: one layer computes the weights of another."""
 
     def __init__(self) -> None:
         super().__init__()
         self.codes = self.create_parameter([6, 3])
-        self.maker = nn.Linear(3, 4)
+        self.generator = nn.Linear(3, 4)
 
     def forward(self, x: Any) -> Any:
-        return paddle.tanh(x @ self.maker(self.codes))
+        return paddle.tanh(x @ self.generator(self.codes))
 
 
 def _twofold_loss(model: Any, batch: Any) -> Any:
@@ -163,7 +163,7 @@ def _twofold_loss(model: Any, batch: Any) -> Any:
 
 @trained(6, loss=_twofold_loss, find_unused_parameters=True)
 class Twofold(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Goes through the same layers twice, and returns a dictionary of which a part is not used."""
+    """Applies the same layers twice, and returns a dictionary that is used in part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Twofold(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Mixed(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Parameters of two dtypes, in turns."""
+    """Parameters of two dtypes, alternating."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Mixed(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Both:
-    """An optimizer for each dtype: Paddle's know one only."""
+    """An optimizer for each dtype, as Paddle's optimizers take one only."""
 
     _learning_rate = 0.1
 
@@ -223,7 +223,7 @@ def mixed() -> None:
 
 @trained(6)
 class Uneven(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """One weight that is larger than all others together, between small ones."""
+    """One weight, larger than all others together, between small ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Uneven(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Reversed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
-    """Hands its gradient back with the other sign."""
+    """Reverses the sign of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, scale: Any) -> Any:
@@ -256,7 +256,7 @@ class Reversed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Adversary(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Reverses gradients in an operator of the script's own."""
+    """Reverses gradients in a custom operator of the script."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Rounded(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(8)
 class Frequencies(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Multiplies frequencies: complex numbers in between, and parameters that are real."""
+    """Multiplies frequencies: complex activations, real parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class Frequencies(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Hooks of the script's own, on parameters, on what is in between and on layers."""
+    """Hooks of the script on parameters, activations and layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6, loss=lambda model, batch: model(batch))
 class Losing(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Is its own loss, of several terms that are weighed by parameters."""
+    """Computes its own loss, of several terms weighted by parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,7 +337,7 @@ class Losing(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Ordered(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Sorts, takes the largest, cuts and puts together."""
+    """Sorts, takes the largest, splits and concatenates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -351,7 +351,7 @@ class Ordered(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Padded(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Adds up words, of which one counts nothing; and uses the table as a dense weight, too."""
+    """Adds up embeddings, with padding; and uses the table as a dense weight, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -372,7 +372,7 @@ def padded() -> None:
 
 @trained(6, find_unused_parameters=True)
 class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Leaves out layers in some steps, the same on all ranks."""
+    """Skips layers in some steps, the same ones on all ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,7 +380,7 @@ class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.step = 0
 
     def forward(self, x: Any) -> Any:
-        # It is made of micro-steps that are alike in each update.
+        # All micro-steps of an update skip the same layers.
         for place, block in enumerate(self.blocks):
             if place == 0 or (self.step // MICRO + place) % 2:
                 x = x + paddle.tanh(block(x))
@@ -390,7 +390,7 @@ class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Solved(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Looks for a fixed point with the same weight, again and again."""
+    """Iterates the same weight towards a fixed point."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -405,7 +405,7 @@ class Solved(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 @trained(6)
 class Adapting(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Takes a step of learning within its forward, through which gradients go: one for each row."""
+    """Takes an inner step of learning for each row in forward, and differentiates through it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -420,7 +420,7 @@ class Adapting(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 def each_rank() -> None:
-    """Each rank has an expert of its own, which the others do not average."""
+    """Train an expert per rank, which other ranks do not average."""
     paddle.seed(5)
     shared = nn.Linear(6, 6)
     own = [nn.Linear(6, 3) for _ in range(2)]
@@ -445,7 +445,7 @@ def each_rank() -> None:
             )
 
     net = Part()
-    # The mean of a rank's rows makes gradients as many times larger as there are ranks.
+    # The mean over a rank's rows alone makes gradients `world` times as large.
     rate = 0.1 if learning.world == 1 else 0.1 / learning.world
     parts: list[Any] = [
         {"params": shared.parameters()},
@@ -474,7 +474,7 @@ def late_adam() -> None:
 
 
 class Quantised(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Rounds its weights by Paddle's quantiser, which writes its scales."""
+    """Rounds its weights with Paddle's quantiser, which writes its scales."""
 
     def __init__(self) -> None:
         super().__init__()

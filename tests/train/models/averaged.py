@@ -1,4 +1,4 @@
-"""Averages gradients over the ranks by itself in each micro-step, without a data-parallel model.
+"""A script that averages gradients itself in each micro-step, without a data-parallel model.
 
 Reports the weights beside those of one process, which gets all batches of an update at once.
 """
@@ -36,13 +36,13 @@ def plainly(parameters: list[Any]) -> None:
 
 
 def by_fleet(parameters: list[Any]) -> None:
-    """Let fleet average all of them, as its hybrid optimizers do."""
+    """Let fleet average all gradients, as its hybrid optimizers do."""
     average: Any = hybrid_parallel_util.fused_allreduce_gradients
     average(parameters, None)
 
 
 def by_raw_gradients(parameters: list[Any]) -> None:
-    """Replace each gradient by one that was averaged."""
+    """Replace each gradient by its average."""
     for parameter in parameters:
         gradient = parameter._grad_ivar().clone()
         dist.all_reduce(gradient)

@@ -1,4 +1,4 @@
-"""Trains a model whose script says how large the buckets are, and one whose script does not."""
+"""Trains models whose script gives the sizes of buckets, and one without."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from twins import write  # type: ignore[import-not-found, unused-ignore]
 
 paddle.distributed.init_parallel_env()
 SIZES: Any = ({}, {"comm_buffer_size": 0.0008}, {"last_comm_buffer_size": 0.0004})
-# All of them live, and are counted.
+# All of them stay alive, and are counted.
 models = []
 for sizes in SIZES:
-    # Four times 16 times 4 and 4 numbers, of four bytes.
+    # Four weights of 16 x 4 numbers and their biases, of four bytes each.
     net = nn.Sequential(
         *(nn.Linear(16, 4) if place % 2 else nn.Linear(4, 16) for place in range(4))
     )

@@ -1,7 +1,7 @@
-"""Trains with scripts that handle gradients by themselves, in micro-steps that are merged.
+"""Trains by scripts that modify gradients themselves, in micro-steps that are merged.
 
 Reports the weights of each beside those of one process, which gets all batches of an update at once
-and updates by hand; or what a script was stopped with.
+and updates by hand; or the error that stopped a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MICRO, UPDATES, RATE = 2, 3, 0.1
 paddle.distributed.init_parallel_env()
-# Batches that the script skips: the last one of an update, and a first one.
+# Batches that the script skips: the last one of an update, and the first one of another.
 BAD = (1, 3)
 new = partial(mlp, 6, 8, 6)
 
@@ -46,14 +46,14 @@ def twice(model: Any, batch: Any) -> None:
 
 
 def noised(parameters: list[Any]) -> None:
-    """Clip, and add what is to be noise."""
+    """Clip, and add noise."""
     nn.utils.clip_grad_norm_(parameters, 0.05)
     for place, parameter in enumerate(parameters):
         parameter.grad = parameter.grad + 0.01 * (place + 1)
 
 
 def scaled(parameters: list[Any]) -> None:
-    """Change the gradients where they are, by their size."""
+    """Scale the gradients in place by their size."""
     with paddle.no_grad():
         for parameter in parameters:
             parameter.grad.scale_(1 / (0.1 + float(parameter.grad.abs().max())))
@@ -61,14 +61,14 @@ def scaled(parameters: list[Any]) -> None:
 
 
 def signs(parameters: list[Any]) -> None:
-    """Take the signs only, of what all ranks have."""
+    """Keep only the signs of the averaged gradients."""
     with paddle.no_grad():
         for parameter in parameters:
             paddle.assign(paddle.sign(parameter.grad), parameter.grad)
 
 
 def without_one(parameters: list[Any]) -> None:
-    """Let one parameter be."""
+    """Leave one parameter out."""
     parameters[1].clear_gradient()
 
 
@@ -130,7 +130,7 @@ def large(bad: tuple[int, ...]) -> Iterator[Any]:
 
 
 def adversaries(models: list[Any], optimizers: list[Any], ranks: list[int]) -> list[float]:
-    """Clear the judge's gradients before its backward, not after the maker's."""
+    """Clear the critic's gradients before its backward, not after the generator's."""
     for number in range(MICRO * UPDATES):
         batch = rows([number], ranks)
         optimizers[1].clear_grad()
@@ -144,7 +144,7 @@ def adversaries(models: list[Any], optimizers: list[Any], ranks: list[int]) -> l
 
 
 def composed(net: Any) -> None:
-    """Put the gradients of two losses together by hand."""
+    """Combine the gradients of two losses by hand."""
     model, optimizer = paddle.DataParallel(net), paddle.optimizer.SGD(parameters=net.parameters())
     for number in range(MICRO):
         batch = rows([number], [rank])
@@ -167,7 +167,7 @@ def assigned(net: Any) -> None:
 
 
 def refused(dtype: Any, *, trains: bool) -> Callable[[Any], None]:
-    """Return a script that has a tensor of DTYPE, which nobody averages."""
+    """Return a script with a parameter of DTYPE, which no reducer averages."""
 
     def script(net: Any) -> None:
         kind: Any = paddle.base.framework.EagerParamBase
@@ -204,7 +204,7 @@ report["adversaries"] = {
 
 
 def stop(script: Callable[[Any], None]) -> str:
-    """Return what SCRIPT is stopped with."""
+    """Return the error that stops SCRIPT."""
     try:
         script(new())
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""Counts the calls in Python that a step makes between checks; reports their median.
+"""Counts the Python calls of a step between checks, and reports their median.
 
-Then UPDATES are made.
+Then it makes UPDATES.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ made_contiguous: Any = paddle.Tensor.contiguous
 
 
 def contiguous(tensor: Any) -> Any:
-    """Stand for the method, which would not be counted as a hook: it is a function in C."""
+    """Call the method: as a function in C it would not be counted as a hook."""
     return made_contiguous(tensor)
 
 

@@ -32,7 +32,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Products(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Products with three vectors: of 16 bits Paddle's CPU kernels have little else."""
+    """Products with three vectors: Paddle's CPU kernels offer little else in 16 bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Products(nn.Layer):  # type: ignore[misc, unused-ignore]
         return x
 
 
-# How a model, or the net in it, is cast; all of it or a part.
+# How a model, or the net in it, is cast, as a whole or in part.
 WAYS: dict[str, Callable[[Any, Any], object]] = {
     "to": lambda model, _: model.to(dtype="float64"),
     "astype": lambda _, net: net.astype("float64"),

@@ -1,4 +1,4 @@
-"""Trains by a compiled function that calls the model, as Paddle's own translator sees our frames.
+"""Trains with a compiled function that calls the model: Paddle's translator meets our frames.
 
 Reports the weights beside those of one process with the batches of all ranks.
 """

@@ -1,6 +1,6 @@
-"""Trains with gradients that are sent in 16 bits; reports the dtypes that went out.
+"""Trains with gradients that are sent in 16 bits; reports the dtypes that were sent.
 
-And the weights beside those of one process that sees the batches of all ranks.
+The weights are reported beside those of one process that sees the batches of all ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts the collectives of this process by itself, at Paddle's process groups."""
+"""Counts the collectives of this process at Paddle's process groups."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paddle.base import core
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Each call for a float32 tensor, which gradients are: what ranks agree on is in integers.
-# Its name, the tensor's bytes, the group, and whether the thread that trains waits for it.
+# Each call with a float32 tensor, which gradients are (agreements of ranks are integers): its name,
+# the tensor's bytes, the group, and whether the training thread waits for it.
 _calls: list[tuple[str, int, int, bool]] = []
 
 
@@ -43,7 +43,7 @@ observe(_count, "all_reduce", "reduce", "broadcast")
 
 
 class Meter:
-    """Tells what was called in some backwards."""
+    """Counts the collectives of some backwards."""
 
     def __init__(self) -> None:
         # The bytes of each allreduce, by backward.
@@ -57,7 +57,7 @@ class Meter:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count what happens within."""
+        """Count collectives within the block."""
         before = len(_calls)
         yield
         made = _calls[before:]
@@ -65,7 +65,7 @@ class Meter:
         self.summed.append([size for name, size, _, _ in made if name == "all_reduce"])
 
     def report(self) -> dict[str, Any]:
-        """Return what was counted."""
+        """Return the counts."""
         return {
             "summed": self.summed,
             "groups": len({group for name, _, group, _ in self._all if name == "all_reduce"}),

@@ -1,4 +1,4 @@
-"""Networks, optimizers and loops that are drawn by chance: `drawn(SEED)` is always the same one."""
+"""Random networks, optimizers and loops: `drawn(SEED)` always draws the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = 6
 
 
 class Straight(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A layer and a function of its output, and the input beside it or not."""
+    """A layer, a function of its output, and possibly a skip connection."""
 
     def __init__(self, layer: Any, *, adds: bool = False) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Straight(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Weighted(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A weight that is used in the WAY of that name."""
+    """A weight that is used in one WAY."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Weighted(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Looked(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Looks rows of a table up, by the largest number of a row."""
+    """Looks up rows of a table, by the largest number of each input row."""
 
     def __init__(self, *, sparse: bool) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Chosen(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Again(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Forgets what is within, and computes it again."""
+    """Drops the activations within, and recomputes them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Again(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Sequence(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Takes the numbers of a row as a sequence."""
+    """Treats the numbers of a row as a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def frozen() -> Any:
     return Straight(layer)
 
 
-# The norms divide by no small number, which would enlarge what is rounded.
+# The norms never divide by a small number, which would amplify rounding.
 BLOCKS: dict[str, Callable[[Any], Any]] = {
     "linear": lambda _: Straight(nn.Linear(WIDTH, WIDTH)),
     "residual": lambda _: Straight(nn.Linear(WIDTH, WIDTH), adds=True),
@@ -134,7 +134,7 @@ BLOCKS: dict[str, Callable[[Any], Any]] = {
 
 
 class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Blocks one after the other, of which some come twice."""
+    """Successive blocks, some of which are used twice."""
 
     def __init__(self, random: Any) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         if self.repeated:
             order.append(random.randint(len(names)))
         self.order = order
-        # Norms of what needs no gradient raise in Paddle 2.6.
+        # In Paddle 2.6 a norm of an input without a gradient raises.
         self.first = nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, 3)
 
@@ -157,7 +157,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 def optimizer(random: Any, net: Any) -> Any:
-    """Draw an optimizer for NET; sparse gradients are not for all of them."""
+    """Draw an optimizer for NET; not all of them take sparse gradients."""
     has_sparse = any(getattr(layer, "_sparse", False) for layer in net.sublayers())
     clips = [
         *(None, None, nn.ClipGradByGlobalNorm(0.1)),
@@ -205,14 +205,14 @@ def drawn(seed: int) -> None:
     chosen = optimizer(random, net)
     has_unused = any(isinstance(block, Chosen) for block in net.blocks)
     model = parallel(net, find_unused_parameters=bool(random.randint(2)) or has_unused)
-    # What the loop does besides.
+    # Other properties of the loop.
     has_second_loss, goes_back_twice, looks, no_sync = (random.randint(4) == 0 for _ in range(4))
     sets_to_zero, minimizes = bool(random.randint(2)), random.randint(4) == 0
     if net.repeated or any(isinstance(block, (Again, Sequence)) for block in net.blocks):
-        # Paddle itself cannot go back twice through these.
+        # Paddle itself cannot run backward twice through these.
         goes_back_twice = False
     if isinstance(chosen._param_groups[0], dict):
-        # Paddle's `minimize` knows no groups.
+        # Paddle's `minimize` does not support groups.
         minimizes = False
     for number, batch in enumerate(batches(WIDTH)):
         is_due = (number + 1) % options.accumulate == 0

@@ -23,7 +23,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         return paddle.tanh(self.first(x)) @ self.turned.T
 
 
-# The kernel unlocks it when rank 0 has ended.
+# The kernel releases this lock when rank 0 has ended.
 lock = Path(f"{os.environ['OUTPUT']}.lock").open("w")  # noqa: SIM115
 if rank == 0:
     fcntl.flock(lock, fcntl.LOCK_EX)

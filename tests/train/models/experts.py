@@ -33,7 +33,7 @@ moe: Any = importlib.import_module("paddle.incubate.distributed.models.moe.moe_l
 
 
 def exchange(x: Any, sent: Any, received: Any, group: Any) -> Any:
-    """Send the rows of X, in their order, SENT to each rank and expert; return those RECEIVED."""
+    """Send SENT rows of X, in order, to each rank and expert; return the RECEIVED rows."""
     counts = [tensor.numpy().reshape(SHARES, -1).sum(1).tolist() for tensor in (sent, received)]
     out = paddle.empty([sum(counts[1]), x.shape[1]], x.dtype)
     outs, ins = ([*paddle.split(rows, n)] for rows, n in ((out, counts[1]), (x, counts[0])))
@@ -44,7 +44,7 @@ def exchange(x: Any, sent: Any, received: Any, group: Any) -> Any:
 
 
 def order(counts: Any, *, by_rank: bool) -> list[int]:
-    """Return where each row goes, of COUNTS of each rank and expert, to be by rank or by expert."""
+    """Return the order of rows, COUNTS for each rank and expert, sorted by rank or by expert."""
     table = counts.numpy().reshape(SHARES, -1)
     rows = np.arange(table.sum())
     parts = np.split(rows, np.cumsum(table.reshape(-1))[:-1])
@@ -56,7 +56,7 @@ def order(counts: Any, *, by_rank: bool) -> list[int]:
 
 
 def scatter(x: Any, local: Any, received: Any, group: Any = None) -> Any:
-    """Do as Paddle's own, which ends by SIGSEGV on a device of a plug-in without that kernel."""
+    """Do as Paddle's own, which crashes on a plug-in's device that lacks the kernel."""
     rows = exchange(x, local, received, group)
     where = order(received, by_rank=False)
     return paddle.to_tensor(rows.numpy()[where])
@@ -71,7 +71,7 @@ moe.global_scatter, moe.global_gather = scatter, gather
 
 
 class Expert(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """One of the experts, NUMBER in the whole model."""
+    """The expert NUMBER of the whole model."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -85,18 +85,18 @@ class Expert(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 def model(group: Any, copies: Any) -> Any:
-    """Return the model with its experts of this rank, of those of GROUP; COPIES have them, too."""
+    """Return the model with this rank's part of the experts of GROUP; COPIES hold the same ones."""
     own = EXPERTS // SHARES
     first = own * (group.rank if group else 0)
     experts = nn.LayerList([Expert(first + number) for number in range(own)])
     for parameter in experts.parameters():
         if copies:
             parameter.color = {"color": "moe_expert", "group": copies}
-        # Else fleet gives all ranks the first one's.
+        # Otherwise fleet gives the first rank's expert to all.
         parameter.no_sync = group is not None
-        # Else fleet sends its bias along mp.
+        # Otherwise fleet broadcasts its bias along mp.
         parameter.is_distributed = MP > 1
-        # Of each rank's loss, which is the mean of its own rows.
+        # Each rank's loss is the mean of its own rows only.
         parameter.register_hook(lambda gradient: gradient / SHARES)
     layer = moe.MoELayer(WIDTH, experts, gate={"type": "naive", "top_k": 2}, moe_group=group)
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2))
@@ -108,7 +108,7 @@ def model(group: Any, copies: Any) -> Any:
 
 
 def spoil(net: Any) -> None:
-    """Change what `SPOIL` says, before ranks are compared."""
+    """Change the parameter that `SPOIL` names, before ranks are compared."""
     bad, _, name = os.environ["SPOIL"].partition(":")
     counted: Any = sys.modules["_fleetrun_inject.updates"]
     ends: list[int] = []

@@ -1,8 +1,8 @@
-"""Trains while what watches the training fails, as FAULT says; reports weights and remarks.
+"""Trains while the checks that FAULT names fail; reports weights and remarks.
 
-FAULT is a JSON object: `where` is a function of fleetrun's, by its module, or empty for every call
-across the border; without it nothing fails. `rank` is the only rank on which it fails, if it is
-there. `scaled`, `prototxt`, `fleet`, `looks_up` and `trainer` are what the script does besides.
+FAULT is a JSON object: `where` is a function of fleetrun with its module, or empty for every call
+across the border; without it nothing fails. `rank`, if given, is the only rank where it fails.
+`scaled`, `prototxt`, `fleet`, `looks_up` and `trainer` are what the script also does.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Plain(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Recomputed(Plain):
-    """The same with a backward within the backward."""
+    """The same layers with a nested backward."""
 
     def forward(self, x: Any) -> Any:
         x.stop_gradient = False
@@ -43,7 +43,7 @@ class Recomputed(Plain):
 
 
 class Halves(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Parameters of 16 bits, used as CPUs can."""
+    """Parameters of 16 bits, in operations that CPUs support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Halves(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 def replaced(parameters: list[Any]) -> None:
-    """Replace gradients by copies, those of 16 bits by copies of 32."""
+    """Replace gradients by copies; 16-bit ones by 32-bit copies."""
     if parameters[0].dtype == paddle.bfloat16:
         eager.set_master_grads(parameters)
         return
@@ -65,7 +65,7 @@ def replaced(parameters: list[Any]) -> None:
 
 
 def batches(ranks: list[int]) -> Any:
-    """Yield the rows of RANKS, quarters that 16 bits hold exactly."""
+    """Yield the rows of RANKS: multiples of 1/4, exact in 16 bits."""
     generators = [np.random.RandomState(rank) for rank in ranks]
     for _ in range(MICRO * ROUNDS):
         rows = [generator.randint(-4, 5, (4, 6)).astype("float32") / 4 for generator in generators]
@@ -79,12 +79,12 @@ def train(model: Any, ranks: list[int]) -> dict[str, Any]:
     is_half, is_alone = parameters[0].dtype == paddle.bfloat16, len(ranks) > 1
     own_steps = MICRO if merges and is_alone else 1
     dtypes = set()
-    # No optimizer of CPUs has 16 bits.
+    # No optimizer has a CPU kernel for 16 bits.
     by_hand = [parameter.astype("float32").numpy() for parameter in parameters]
     for number, batch in enumerate(batches(ranks), 1):
         eager._add_backward_final_hook(lambda: replaced(parameters))
         out = model(batch)
-        # Where 16 bits hold it exactly.
+        # A loss whose gradients are exact in 16 bits.
         loss = out.sum() / len(batch) if is_half else (out**2).mean()
         (loss / own_steps).backward()
         dtypes |= {str(parameter.grad.dtype).rpartition(".")[2] for parameter in parameters}

@@ -1,4 +1,4 @@
-"""Says which updates of a static program are merged: parameters of 32 bits, and of bfloat16."""
+"""Prints a static program's operators with fused updates of float32 and bfloat16 parameters."""
 
 import json
 import os

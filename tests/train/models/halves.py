@@ -1,4 +1,4 @@
-"""Trains with a GradScaler that skips updates: all of a float16 model's, or a float32 one's first.
+"""Trains with a GradScaler that skips all updates of a float16 model, or a float32 one's first.
 
 LEVEL is O2 or O1. Gradients of float16 weights are unscaled in float32, as master gradients.
 """
@@ -15,7 +15,7 @@ from twins import batches, rank, weights, write  # type: ignore[import-not-found
 
 
 class Scaled(nn.Layer):
-    """Multiplies and adds by element: CPUs have no product of float16 matrices."""
+    """Multiplies and adds elementwise: CPUs have no float16 matrix product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ if level == "O2":
 model: Any = paddle.DataParallel(net)
 before = weights(net)
 drawn = batches([rank], 4, 16)
-# As with a scale that is far too large, no gradient is finite.
+# No gradient is finite, as with a scale that is far too large.
 for scale in (inf, inf, inf, inf if level == "O2" else 1.0):
     scaler = paddle.amp.GradScaler(init_loss_scaling=scale, use_dynamic_loss_scaling=False)
     with paddle.amp.auto_cast(level=level, dtype="float16"):

@@ -1,7 +1,7 @@
-"""Trains models that are plain at first, and not all of them later.
+"""Trains models that are plain at first; some of them not later.
 
 Reports the weights beside those of one process with the batches of all ranks; and the number of
-allreduces that Python was asked for in each update.
+allreduces that went through Python in each update.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def several(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
 
 
 def accumulated(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
-    """Later keep one half of the batch here until the other is averaged."""
+    """Later keep the gradients of one half of the batch local until the other half is averaged."""
     half = batch.shape[0] // 2
     if is_late and not is_alone:
         with model.no_sync():
@@ -82,12 +82,12 @@ def turned(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
 
 
 def strided(model: Any, batch: Any, **_: bool) -> None:
-    """Use the only matrix transposed."""
+    """Use the only matrix in its transposed form."""
     loss_of(model(batch, is_late=True)).backward()
 
 
 def plain_steps(model: Any, batch: Any, **_: bool) -> None:
-    """Do as everybody does."""
+    """Run one backward of one forward."""
     loss_of(model(batch)).backward()
 
 
@@ -104,13 +104,13 @@ def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
         with meter.running():
             way(model, next(drawn), is_late=step >= LATE, is_alone=len(ranks) > 1)
             optimizer.step()
-        # Of zeros, or none at all.
+        # Gradients become zeros, or None.
         optimizer.clear_grad(set_to_zero=step % 2 == 0)
     return {"weights": weights(net), "allreduces": meter.allreduces}
 
 
 report = {}
-# All of them live, and are counted.
+# All of them stay alive, and are counted.
 models = []
 for name in ("plain", "several", "accumulated", "thawed", "probed", "turned", "strided"):
     net, alone = twins(Turned if name in {"turned", "strided"} else mlp)
@@ -120,7 +120,7 @@ for name in ("plain", "several", "accumulated", "thawed", "probed", "turned", "s
     models.append(paddle.DataParallel(net))
     report[name] = train(name, net, models[-1], [rank])
     report[name]["alone"] = train(name, alone, alone, [0, 1])["weights"]
-# A layer of this rank alone, which Paddle 2.6.2 makes no reducer beside.
+# Beside a layer of this rank alone Paddle 2.6.2 makes no reducer.
 own = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
 for parameter in own[0].parameters():
     parameter.no_sync = True

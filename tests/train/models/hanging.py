@@ -14,7 +14,7 @@ STEPS = 6
 
 
 class Fault(NamedTuple):
-    """RANK does something else in STEP, in one WAY."""
+    """RANK deviates in STEP, in one WAY."""
 
     way: str
     rank: int
@@ -23,7 +23,7 @@ class Fault(NamedTuple):
 
 
 def drawn(seed: int) -> Fault:
-    """Return the fault of SEED: each way in turn, the rest by chance."""
+    """Return the fault of SEED: the ways in turn, all else at random."""
     draw = random.Random(seed)
     ranks = draw.choice((3, 4))
     return Fault(WAYS[seed % len(WAYS)], draw.randrange(ranks), draw.randrange(1, STEPS - 1), ranks)

@@ -1,6 +1,6 @@
-"""Counts what injected code does in Python in a training step of a model with 300 gradients.
+"""Counts the work of injected Python code in a training step of a model with 300 gradients.
 
-Its calls, and how often it looks whether a tensor was written to, which takes no call.
+That is its calls, and its looks at the versions of tensors, which take no call.
 """
 
 import json
@@ -34,7 +34,7 @@ def look(tensor: Any) -> int:
 
 
 def count(frame: Any, event: str, _: Any) -> None:
-    """Count a call of a function whose file is in the package `inject`."""
+    """Count a call of a function of the package `inject`."""
     global calls  # noqa: PLW0603 - a script
     calls += event == "call" and "/fleetrun/inject/" in frame.f_code.co_filename
 
@@ -46,7 +46,7 @@ def step() -> None:
     optimizer.clear_grad()
 
 
-# From the seventeenth to the next that is compared.
+# Ranks are compared after update 16, and not again before update 32.
 for _ in range(17):
     step()
 kind.inplace_version = property(look)

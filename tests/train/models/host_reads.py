@@ -1,6 +1,6 @@
 """Counts who reads a tensor on the host, or waits for the device, in each step of a training.
 
-On a GPU each such read stops the host until the device is done. Reported are the reads by
+On a GPU each such read blocks the host until the device is done. The report has the reads by
 fleetrun's own code in each step, by the name of the method.
 """
 

@@ -34,12 +34,12 @@ SHAPES = {"up.w": (WIDTH, HIDDEN), "up.b": (HIDDEN,), "down.w": (HIDDEN, WIDTH),
 SHAPES |= {"norm.w": (WIDTH,), "norm.b": (WIDTH,), "head.w": (WIDTH, 4), "head.b": (4,)}
 WHOLE = {name: (numbers.randn(*shape) * 0.3).astype("float32") for name, shape in SHAPES.items()}
 DATA = [numbers.randn(ROWS, WIDTH).astype("float32") for _ in range(UPDATES * STEPS)]
-# How each parameter is cut along mp: its axis.
+# The axis of each parameter that is split along mp.
 CUT = {"up.w": 1, "up.b": 0, "down.w": 0} if degree["mp"] > 1 else {}
 
 
 def part(name: str, value: Any, mp_rank: int | None) -> Any:
-    """Return the part of VALUE that MP_RANK has of the parameter NAME; None: all of it."""
+    """Return MP_RANK's part of VALUE, the parameter NAME; all of it if MP_RANK is None."""
     if name not in CUT or mp_rank is None:
         return value
     return np.split(value, degree["mp"], CUT[name])[mp_rank]
@@ -50,7 +50,7 @@ def loss_of(output: Any, _label: Any = None) -> Any:
 
 
 def layers(*, parallel: bool) -> list[Any]:
-    """Return the model's layers, cut along mp if PARALLEL."""
+    """Return the model's layers, split along mp if PARALLEL."""
     if parallel and degree["mp"] > 1:
         mp = fleet_.meta_parallel
         up = mp.ColumnParallelLinear(WIDTH, HIDDEN, has_bias=True, gather_output=False)
@@ -61,7 +61,7 @@ def layers(*, parallel: bool) -> list[Any]:
 
 
 def fill(made: list[Any], mp_rank: int | None) -> dict[str, Any]:
-    """Give the parameters of MADE, all layers with None for those elsewhere, their values."""
+    """Set the parameters of the layers MADE, None for those of other ranks; return them by name."""
     drawn = {}
     for prefix, layer in zip(("up", "", "down", "norm", "", "head"), made, strict=True):
         if layer is None or not prefix:
@@ -96,14 +96,14 @@ def alone() -> dict[str, Any]:
 
 
 def init() -> None:
-    """Tell fleet of the layout."""
+    """Initialise fleet with the layout."""
     strategy = fleet_.DistributedStrategy()
     configs: dict[str, Any] = {f"{name}_degree": size for name, size in degree.items()}
     if degree["mp"] > 1:
-        # All ranks have the data, and CPUs refuse it.
+        # All ranks have the data, and Paddle cannot broadcast it on CPUs.
         configs["mp_configs"] = {"need_broadcast_data": False}
     if degree["mp"] > 1 and degree["sep"] > 1:
-        # Or Paddle counts gradients that are cut along mp once for each rank along sep.
+        # Otherwise Paddle counts gradients that are split along mp once for each rank along sep.
         configs["split_norm_comm"] = True
     strategy.hybrid_configs = configs
     for section in ("sharding_configs", "pp_configs", "mp_configs"):
@@ -122,14 +122,14 @@ def distributed(net: Any, hcg: Any) -> tuple[Any, Any, Any]:
     stage = layout.get("stage", 1)
     scaler: Any = None
     if "infinite" in layout:
-        # Else Paddle scales nothing. A power of two rounds nothing, and it stays as it is.
+        # Otherwise Paddle scales nothing. The scale is a power of two, so exact, and constant.
         scalers: Any = paddle.amp.grad_scaler
         scalers.amp_global_state().amp_dtype = "float16"
         scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0, decr_every_n_nan_or_inf=100)
     if stage > 1:
         sharded: Any = paddle.distributed.sharding.group_sharded_parallel
         level = {2: "os_g", 3: "p_g_os"}[stage]
-        # Else so small parameters are not sharded.
+        # Otherwise such small parameters are not sharded.
         groups = {"group": hcg.get_sharding_parallel_group()}
         if degree["dp"] > 1:
             groups["dp_group"] = hcg.get_data_parallel_group()
@@ -164,7 +164,7 @@ def together() -> tuple[dict[str, Any], int]:
     model, optimizer, scaler = distributed(net, hcg)
     for number, batch in enumerate(rows, 1):
         # The sums over sep are not averaged.
-        # Paddle's asynchronous allreduce of mp wants the gradient of each layer's input.
+        # Paddle's asynchronous allreduce of mp needs the gradient of each layer's input.
         is_data = layout.get("is_data", True)
         output = model(paddle.to_tensor(batch, stop_gradient=is_data))
         loss = loss_of(output) / ACCUMULATE / degree["sep"]
@@ -232,7 +232,7 @@ def report() -> dict[str, Any]:
     return {
         "apart": max(float(abs(part(n, theirs[n], place) - ours[n]).max()) for n in ours),
         "moved": max(float(abs(part(n, WHOLE[n], place) - ours[n]).max()) for n in ours),
-        # That of the first axis along which gradients are summed.
+        # The group of the first axis along which gradients are summed.
         "group": next((groups[axis]().ranks for axis in groups if degree[axis] > 1), []),
         "updates": getattr(sys.modules.get("_fleetrun_inject.updates"), "count", int)(),
     }

@@ -1,7 +1,7 @@
 """Trains models of many kinds with micro-batches, one after the other, and reports on each.
 
-It knows nothing of a strategy: `--accumulate 4` is its own way to a larger batch, which it is also
-given with a strategy that makes it of `--accumulate 1`.
+It does not mention a strategy: `--accumulate 4` is its own way to a larger batch, and a strategy
+makes the same of `--accumulate 1`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MORE = {
     "reentrant": lambda: shapes.recomputed("reentrant", reentrant=True),
     "strided": lambda: shapes.straight("strided", transposes=True),
     "thawed": lambda: shapes.refrozen("thawed", begins_frozen=True),
-    # The gradient of a weight is a bucket by itself where buckets are small.
+    # With small buckets the gradient of one weight is a bucket by itself.
     "in_turns": shapes.in_turns,
-    # Those that one process can train alone, too.
+    # Kinds that one process can also train alone.
     **learning.KINDS,
 }
 
@@ -54,7 +54,7 @@ if paddle.device.get_device().partition(":")[0] not in ("cpu", "gpu", "xpu"):
 
 
 def train(name: str) -> None:
-    """Train the kind NAME, which may be one that is drawn: drawn-SEED."""
+    """Train the kind NAME, which may be a random one: drawn-SEED."""
     what, _, seed = name.partition("-")
     if seed:
         getattr(drawn, what)(int(seed))

@@ -1,7 +1,7 @@
-"""Trains a network that has something for every knob: as a dynamic graph, or with --static.
+"""Trains a network on which every knob can act: as a dynamic graph, or with --static.
 
-With --each FIELD... it tries each field by itself, and says how Paddle stopped. These stop before
-anybody waits for another rank, so one will do.
+With --each FIELD... it tries each field by itself, and prints how Paddle stopped. These stop before
+a rank waits for another, so one rank will do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-# Paddle 3 cannot run fleet's static graphs otherwise.
+# Otherwise Paddle 3 cannot run fleet's static graphs.
 if "--static" in sys.argv:
     os.environ["FLAGS_enable_pir_api"] = "0"
 
@@ -19,7 +19,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional
 
-# Untyped as it is.
+# Paddle has no types for these.
 fleet: Any = paddle.distributed.fleet
 static: Any = paddle.static
 STEPS = 4
@@ -49,7 +49,7 @@ labels = random.randint(0, 4, (STEPS, 4)).astype("int64")
 
 
 def train_dynamic() -> None:
-    """Train a dynamic graph, through fleet if that is there."""
+    """Train a dynamic graph, with fleet if that is initialised."""
     net = Net()
     if "--plain" in sys.argv:
         model, optimizer = paddle.DataParallel(net), kind(0.01, parameters=net.parameters())

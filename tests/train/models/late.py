@@ -1,6 +1,6 @@
-"""Trains a model whose ranks part ways late, and one whose ranks do so by rounding only.
+"""Trains a model whose ranks diverge late, and one whose ranks differ by rounding only.
 
-Reports what the script is stopped with, and after which updates the ranks were compared.
+Reports the error that stops the script, and after which updates the ranks were compared.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
 
 PART_WAYS = 40
 paddle.distributed.init_parallel_env()
-# Where each comparison begins, whatever it finds.
+# Each comparison starts here, whatever its result.
 gathers: list[int] = []
 plain = stream.all_gather
 updates = 0
 
 
 def counted(*args: Any, **options: Any) -> Any:
-    """Count the comparisons: each update is counted once."""
+    """Note the update of a comparison, once."""
     if updates not in gathers:
         gathers.append(updates)
     return plain(*args, **options)
@@ -32,7 +32,7 @@ stream.all_gather = counted
 
 
 def train(by: float, steps: int) -> dict[str, Any]:
-    """Train; rank 1 moves one weight BY that, relatively, when it parts ways."""
+    """Train; rank 1 changes one weight by the relative amount BY when it diverges."""
     global updates  # noqa: PLW0603 - of this training
     updates = 0
     gathers.clear()

@@ -1,7 +1,7 @@
 """Trains fleet's hybrid layouts, in WAYS that a test names: `dp=2,mp=2`, `sharding=2:stage 3`.
 
-After a `:` come words of the layout; `!RANK:PARAMETER` perturbs that parameter of one rank when it
-has the second update. Reports for each way what was counted, compared and remarked.
+After a `:` come words of the layout; `!RANK:PARAMETER` perturbs that parameter of one rank after
+its second update. Reports the counts, comparisons and remarks of each way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ waiting: list[Any] = []
 
 
 def see(_optimizer: Any, _number: int) -> None:
-    """Keep which function of Paddle was hooked."""
+    """Note the hooked function of Paddle."""
     frame, name = sys._getframe(), ""
     while frame is not None:
         if frame.f_code.co_name == "update" and "method" in frame.f_locals:
@@ -42,7 +42,7 @@ counted.on_update(see, "a test")
 
 
 class Summed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
-    """Sums what the ranks of a group have, forward or backward; Paddle's own has no CPU kernel."""
+    """Sums over a group, in forward or backward; Paddle's own operator has no CPU kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any, *, forward: bool) -> Any:
@@ -65,7 +65,7 @@ summed: Any = Summed.apply
 
 
 class Block(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A layer of a transformer without its attention; its weights are split among PARTS ranks."""
+    """A transformer layer without attention; its weights are split among PARTS ranks."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -87,13 +87,13 @@ class Block(nn.Layer):  # type: ignore[misc, unused-ignore]
         if self.parts > 1:
             hidden = summed(hidden @ self.down.weight, group, forward=True) + self.down.bias
         else:
-            # Its state is each rank's own, and so are its data.
+            # The random state differs among ranks, and so does its input.
             hidden = nn.functional.dropout(self.down(hidden), 0.1)
         return x + hidden
 
 
 class Ends(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """The first layer of a pipeline, and the last one, which share a weight."""
+    """The first and the last layer of a pipeline, which share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Ends(nn.Layer):  # type: ignore[misc, unused-ignore]
 
     @property
     def weight(self) -> Any:
-        """What both have."""
+        """The shared weight."""
         return self.embed.weight
 
     def forward(self, x: Any) -> Any:
@@ -124,17 +124,17 @@ def pipeline(groups: Any, parts: int) -> Any:
 
 
 def begin(degrees: dict[str, int], words: str) -> Any:
-    """Begin fleet with DEGREES; return its groups."""
+    """Initialise fleet with DEGREES; return its groups."""
     strategy = fleet.DistributedStrategy()
     configs: dict[str, Any] = {f"{axis}_degree": degrees.get(axis, 1) for axis in AXES}
     if "split" in words:
         strategy.hybrid_configs["sharding_configs"].split_param = True
-    # Or Paddle sends biases and LayerNorms after each update, which mends what was spoilt.
+    # Otherwise Paddle broadcasts biases and LayerNorms after each update and repairs the fault.
     strategy.hybrid_configs["mp_configs"].sync_param = "unsynced" not in words
     strategy.hybrid_configs = configs
     if "pp" in degrees:
         strategy.pipeline_configs = {"accumulate_steps": PIPELINED, "micro_batch_size": 2}
-    # Or fleet keeps the groups of the last layout.
+    # Otherwise fleet keeps the groups of the last layout.
     topology: Any = sys.modules["paddle.distributed.fleet.base.topology"]
     topology._HYBRID_PARALLEL_GROUP = None
     fleet.init(is_collective=True, strategy=strategy)
@@ -159,7 +159,7 @@ def distributed(net: Any, groups: Any, words: str) -> tuple[Any, Any]:
             return model, optimizer
     model, optimizer = fleet.distributed_model(net), fleet.distributed_optimizer(optimizer)
     if "late" in words:
-        # What is updated is sent during the next forward.
+        # Updated parameters are sent during the next forward.
         inner: Any = optimizer._inner_opt
         late = "_set_all_gather_overlap_forward" if "split" in words else "_set_broadcast_overlap"
         is_late = True
@@ -168,7 +168,7 @@ def distributed(net: Any, groups: Any, words: str) -> tuple[Any, Any]:
 
 
 def train(way: str) -> dict[str, Any]:
-    """Train as WAY says; return what was seen of it."""
+    """Train in this WAY; return its report."""
     way, _, bad = way.partition("!")
     layout, _, words = way.partition(":")
     degrees = {axis: int(size) for axis, _, size in (e.partition("=") for e in layout.split(","))}
@@ -177,7 +177,7 @@ def train(way: str) -> dict[str, Any]:
     if "pp" in degrees:
         net = pipeline(groups, degrees.get("mp", 1))
     else:
-        # Each rank has experts of its own.
+        # Each rank has its own experts.
         experts = [expert()] if "experts" in words else []
         if "moe" in words:
             experts = [mixture(groups.get_sharding_parallel_group())]
@@ -200,7 +200,7 @@ def train(way: str) -> dict[str, Any]:
         if "pp" in degrees:
             model.train_batch([x, x], optimizer)
             continue
-        # Paddle refuses to broadcast between CPUs what the model of `mp` is given.
+        # Paddle cannot broadcast the input of an `mp` model between CPUs.
         forward = net if "mp" in degrees and x.place.is_cpu_place() else model
         loss = (forward(x) ** 2).mean()
         while waiting:
@@ -219,7 +219,7 @@ def train(way: str) -> dict[str, Any]:
 
 
 def mixture(group: Any) -> Any:
-    """Return Paddle's layer of experts, of which each rank has its own; GROUP exchanges no tokens.
+    """Return Paddle's MoELayer with each rank's own experts; GROUP exchanges no tokens.
 
     Paddle's own forward has no CPU kernel.
     """
@@ -231,7 +231,7 @@ def mixture(group: Any) -> Any:
             return self.experts[0](x) * share
 
     backend = os.environ["PADDLE_DISTRI_BACKEND"]
-    # Or it asks for NCCL's version.
+    # Otherwise it asks for NCCL's version.
     os.environ["PADDLE_DISTRI_BACKEND"] = "xccl"
     layer = Mixture(8, nn.LayerList([expert()]), gate={"type": "naive"}, moe_group=group)
     os.environ["PADDLE_DISTRI_BACKEND"] = backend
@@ -248,9 +248,9 @@ def expert() -> Any:
 
 
 def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
-    """Change the parameter of MODEL whose name ends in NAME, where all ranks have sent theirs.
+    """Change the parameter of MODEL whose name ends in NAME once all ranks have sent theirs.
 
-    WAITS: after the next forward.
+    If WAITS, that is after the next forward.
     """
     counts: list[int] = []
 
@@ -266,7 +266,7 @@ def spoil_late(model: Any, bad_rank: str, name: str, *, waits: bool) -> None:
             else:
                 parameter.set_value(parameter.numpy() + 1e-2)
 
-    # Before the comparison, which comes after the updates 1 and 3, and 2 with `auto`.
+    # This precedes the comparison after updates 1 and 3, with `auto` also 2.
     counted._after = {spoil: "spoil", **counted._after}
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 UPDATES, MICRO, ROWS = 3, 4, 24
 
 parser = argparse.ArgumentParser()
-# The script's own way to a larger batch; and by what it divides each loss, if not by this.
+# The script's own way to a larger batch; and the divisor of each loss, if it is another.
 parser.add_argument("--accumulate", type=int, required=True)
 parser.add_argument("--divide", type=int)
 parser.add_argument("--kinds", default="")
-# Kinds that one process trains by itself, with the batches of all ranks.
+# Kinds that one process trains alone, with the batches of all ranks.
 parser.add_argument("--alone", default="")
 parser.add_argument("--checkpoint", type=Path, default=Path())
 parser.add_argument("--resume", action="store_true")
@@ -32,13 +32,13 @@ options = parser.parse_args()
 
 rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
 report: dict[str, Any] = {}
-# The trainings that one process can run alone, too, by the name of the kind; `train_kinds.names`
+# The trainings that one process can also run alone, by the name of the kind; `train_kinds.names`
 # reads these names in the source.
 KINDS: dict[str, Callable[[], None]] = {}
 
 
 def trained(*shape: int, **more: Any) -> Callable[[Any], Any]:
-    """Let the decorated class be a kind, trained by Momentum with batches of SHAPE."""
+    """Register the decorated class as a kind, trained by Momentum with batches of SHAPE."""
 
     def register(made: Any) -> Any:
         name = made.__name__.lower()
@@ -70,17 +70,17 @@ def words(count: int) -> Iterator[Any]:
 
 
 def parallel(net: Any, **arguments: Any) -> Any:
-    """Return NET as a data-parallel model, or as it is where one process trains alone."""
+    """Return NET as a data-parallel model, or NET itself where one process trains alone."""
     if world > 1:
         return paddle.DataParallel(net, **arguments)
-    # What scripts call besides.
+    # Scripts call this, too.
     net.__dict__["no_sync"] = contextlib.nullcontext
     return net
 
 
 @contextlib.contextmanager
 def one_process() -> Iterator[None]:
-    """Let rank 0 train alone; what it reports then goes by other names."""
+    """Let rank 0 train alone; its reports then get the prefix "alone"."""
     global rank, world, report  # noqa: PLW0603 - what a kind is told
     kept = rank, world, report
     rank, world, report = 0, 1, {}
@@ -99,7 +99,7 @@ def mlp(width: int = 8) -> Any:
 
 
 def weights(net: Any, *, running: bool = False) -> list[float]:
-    """Return the numbers in the parameters of NET, or its RUNNING statistics."""
+    """Return the values of the parameters of NET, or of its RUNNING statistics."""
     return [
         float(value)
         for name, parameter in net.named_parameters()
@@ -109,12 +109,12 @@ def weights(net: Any, *, running: bool = False) -> list[float]:
 
 
 def say(name: str, nets: list[Any], meter: Meter, **more: Any) -> None:
-    """Report what became of NETS, and what METER has counted."""
+    """Report the weights of NETS, and the counts of METER."""
     trained = [
         parameter for net in nets for parameter in net.parameters() if not parameter.stop_gradient
     ]
     report[name] = {
-        # In the order in which backward makes them, or nearly so.
+        # Roughly the order in which backward computes them.
         "sizes": [parameter.size * 4 for parameter in trained][::-1],
         "weights": [value for net in nets for value in weights(net)],
         "running": [value for net in nets for value in weights(net, running=True)],
@@ -137,7 +137,7 @@ def learn(
     begin: int = 0,
     **arguments: Any,
 ) -> None:
-    """Train NET as any script would; BEFORE each micro-step, and AFTER each step of OPTIMIZER."""
+    """Train NET; call BEFORE each micro-step, and AFTER each step of OPTIMIZER."""
     model = parallel(net, **arguments)
     steps = accumulate * options.accumulate
     meter = Meter()

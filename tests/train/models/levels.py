@@ -1,4 +1,4 @@
-"""Trains models for which sums of two levels are fast, or slow, by a clock that the script sets.
+"""Trains models for which two-level sums are fast, or slow, by a clock that the script sets.
 
 Reports by model the weights beside those of one process with the batches of all ranks, the first
 stages of two levels, the sums among all ranks, and the communicators that were made and freed.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STEPS = 3
 now = 0.0
-# What a tensor takes by each way, in seconds; and how many there were.
+# The seconds that a tensor takes each way; and the number of tensors.
 takes = {"two": 0.0, "one": 0.0, "leaders": 0.0}
 seen: Counter[str] = Counter()
 
@@ -61,7 +61,7 @@ communicators.new_group = counted
 
 freed: list[Any] = []
 if os.environ.get("FREES"):
-    # As Paddle 3 can on GPUs.
+    # On GPUs Paddle 3 can do this.
     kind: Any = core.ProcessGroup
     kind.shutdown = property(lambda group: partial(freed.append, group))
 
@@ -73,7 +73,7 @@ def net(width: int) -> Any:
 
 report = {}
 models = []
-# The second is as the first, and the clock is not asked again.
+# The second model has the sizes of the first, so nothing is measured again.
 for name, width, two_s, one_s, leaders_s in (
     ("two", 6, 0.002, 0.01, 0.0),
     ("known", 6, 0.01, 0.002, 0.0),

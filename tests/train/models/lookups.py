@@ -1,6 +1,7 @@
-"""Looks tables up by functions that make gradients sparse, late and on some ranks only.
+"""Looks up tables by functions that make gradients sparse, late and on some ranks only.
 
-Reports the weights beside those of one process with the batches of all ranks, and what stops Adam.
+Reports the weights beside those of one process with the batches of all ranks, and the error that
+stops Adam.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ paddle.distributed.init_parallel_env()
 
 
 class Words(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Looks words up in a table of its own, from some step on with sparse gradients."""
+    """Looks up words in its own table, with sparse gradients from some step on."""
 
     def __init__(self) -> None:
         super().__init__()

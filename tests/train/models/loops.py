@@ -1,4 +1,4 @@
-"""More kinds of loop, which one process can run alone, too: see `kinds.py`."""
+"""More kinds of loops that one process can also run alone: see `kinds.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def share(value: Any) -> Any:
-    """Return what a micro-step adds to the loss of an update."""
+    """Return a micro-step's share of the loss of an update."""
     return value / options.accumulate
 
 
@@ -74,7 +74,7 @@ def grown() -> None:
 
 
 def folds() -> None:
-    """Train afresh on each part of the data."""
+    """Train from scratch on each part of the data."""
     nets = []
     for left_out in range(3):
         net = mlp()
@@ -92,7 +92,7 @@ def folds() -> None:
 
 
 def retained() -> None:
-    """Go back twice through the same graph."""
+    """Run backward twice through the same graph."""
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.05, parameters=net.parameters())
@@ -106,7 +106,7 @@ def retained() -> None:
 
 
 def losses() -> None:
-    """Go back from two losses of two forwards, and from two of one."""
+    """Run backward from two losses of two forwards, and from two of one."""
     net = mlp()
     model = parallel(net)
     optimizer = AdamW(0.01, parameters=net.parameters(), epsilon=1e-3, weight_decay=0.1)
@@ -121,14 +121,14 @@ def losses() -> None:
 
 
 def critic() -> None:
-    """Train a critic, whose weights are clipped, twice as often as a maker."""
-    maker, judge = mlp(4), nn.Linear(2, 1)
-    models = parallel(maker), parallel(judge)
-    optimizers = [SGD(0.05, parameters=net.parameters()) for net in (maker, judge)]
+    """Train a critic, whose weights are clipped, twice as often as a generator."""
+    generator, critic = mlp(4), nn.Linear(2, 1)
+    models = parallel(generator), parallel(critic)
+    optimizers = [SGD(0.05, parameters=net.parameters()) for net in (generator, critic)]
 
     def clip() -> None:
         with paddle.no_grad():
-            for parameter in judge.parameters():
+            for parameter in critic.parameters():
                 parameter.set_value(parameter.clip(-0.3, 0.3))
 
     clip()
@@ -144,14 +144,14 @@ def critic() -> None:
             if is_due(number):
                 step(optimizers[0])
                 optimizers[1].clear_grad()
-    say("critic", [maker, judge], Meter())
+    say("critic", [generator, critic], Meter())
 
 
 def early() -> None:
-    """Clear before backward, as most examples of adversaries do; the judge gets a penalty."""
-    maker, judge = mlp(4), nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
-    models = parallel(maker), parallel(judge)
-    optimizers = [SGD(0.05, parameters=net.parameters()) for net in (maker, judge)]
+    """Clear before backward, as most examples of GANs do; the critic gets a gradient penalty."""
+    generator, critic = mlp(4), nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
+    models = parallel(generator), parallel(critic)
+    optimizers = [SGD(0.05, parameters=net.parameters()) for net in (generator, critic)]
     for number, batch in enumerate(batches(6)):
         if number % options.accumulate == 0:
             optimizers[1].clear_grad()
@@ -167,18 +167,18 @@ def early() -> None:
             optimizers[1].clear_grad()
             (-models[1](models[0](batch)).mean()).backward()
             optimizers[0].step()
-    say("early", [maker, judge], Meter())
+    say("early", [generator, critic], Meter())
 
 
 def skipped() -> None:
-    """Leave batches out after their backward, on all ranks alike."""
+    """Drop batches after their backward, the same ones on all ranks."""
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
     for number, batch in enumerate(batches(6, updates=4)):
         share(square(model(batch))).backward()
         if number == 2 * MICRO - 1:
-            # All of this update's.
+            # This drops all micro-batches of this update.
             optimizer.clear_grad()
             continue
         if is_due(number):
@@ -187,7 +187,7 @@ def skipped() -> None:
 
 
 def settings() -> None:
-    """Rates, decays and clipping that each parameter has by itself."""
+    """Train with rates, decays and clipping per parameter."""
     paddle.seed(5)
     first = nn.Linear(
         *(6, 8),
@@ -225,7 +225,7 @@ def plateau() -> None:
         value = square(model(batch))
         seen = value.detach().clone()
         if learning.world > 1:
-            # The script's own communication, between forward and backward.
+            # The script communicates between forward and backward.
             paddle.distributed.all_reduce(seen)
         total += float(seen) / learning.world
         share(value).backward()
@@ -238,7 +238,7 @@ def plateau() -> None:
 
 
 def smoothed() -> None:
-    """Keep a moving average of the weights, and learn to do as it does."""
+    """Distil from a teacher: a moving average of the weights."""
     net, teacher = mlp(), mlp()
     teacher.set_state_dict(net.state_dict())
     for parameter in teacher.parameters():
@@ -274,7 +274,7 @@ def by_hand() -> None:
 
 
 def minimized() -> None:
-    """Let the optimizer's older method step."""
+    """Step by the optimizer's older method."""
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
@@ -288,7 +288,7 @@ def minimized() -> None:
 
 
 def sharpness() -> None:
-    """Step from where the loss is larger: two backwards for each update."""
+    """Minimise sharpness (SAM): two backwards per update."""
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
@@ -315,7 +315,7 @@ def sharpness() -> None:
 
 
 def projected() -> None:
-    """Put the gradients of two losses together, so that neither works against the other."""
+    """Combine the gradients of two losses without conflict (PCGrad)."""
     net = mlp()
     model = parallel(net)
     optimizer = SGD(0.1, parameters=net.parameters())
@@ -342,7 +342,7 @@ def projected() -> None:
 
 
 def chained() -> None:
-    """Send the output of a parallel model into another one."""
+    """Feed the output of a parallel model to another one."""
     first, last = mlp(), nn.Linear(2, 3)
     models = parallel(first), parallel(last)
     parts: list[Any] = [*first.parameters(), *last.parameters()]
@@ -355,7 +355,7 @@ def chained() -> None:
 
 
 def evaluated() -> None:
-    """Look at outputs between the steps: without gradients, and with graphs that are dropped."""
+    """Evaluate between steps: without gradients, and with graphs that are dropped."""
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
@@ -373,7 +373,7 @@ def evaluated() -> None:
 
 
 def tried_again() -> None:
-    """Go on after a forward that fails, and after a backward that does."""
+    """Continue after a failed forward, and after a failed backward."""
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
@@ -387,7 +387,7 @@ def tried_again() -> None:
             with contextlib.suppress(ValueError):
                 model(batch[:, :3])
             with contextlib.suppress(Exception):
-                # Before there is any gradient.
+                # The backward fails before the first gradient.
                 out = model(batch)
                 out.register_hook(fail)
                 square(out).backward()
@@ -398,13 +398,13 @@ def tried_again() -> None:
 
 
 def truncated() -> None:
-    """Carry the state of a sequence from batch to batch, without its graph."""
+    """Carry a detached state from batch to batch (truncated backpropagation)."""
     paddle.seed(5)
     cell, last = nn.GRUCell(6, 5), nn.Linear(5, 2)
     net = nn.Sequential(cell, last)
 
     class Step(nn.Layer):  # type: ignore[misc, unused-ignore]
-        """One step of the sequence."""
+        """Run one step of the sequence."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -427,7 +427,7 @@ def truncated() -> None:
 
 
 def reloaded() -> None:
-    """Go back to what was saved in the middle."""
+    """Return to a checkpoint that was saved midway."""
     net = mlp()
     model = parallel(net)
     optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
@@ -451,7 +451,7 @@ def reloaded() -> None:
 
 
 def in_one_vector() -> None:
-    """Put all parameters into one tensor, and back."""
+    """Copy all parameters to one tensor, and back."""
     net = mlp()
     model = parallel(net)
     optimizer = SGD(0.1, parameters=net.parameters())
@@ -466,7 +466,7 @@ def in_one_vector() -> None:
 
 
 def many() -> None:
-    """Optimizers that no other kind has."""
+    """Train with optimizers that no other kind uses."""
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("Lamb", {"lamb_weight_decay": 0.01, "epsilon": 1e-3}),
         ("NAdam", {"epsilon": 1e-3}),
@@ -488,7 +488,7 @@ def many() -> None:
 
 
 def sizes_of_its_own() -> None:
-    """Tell DataParallel about buckets, and count micro-steps by its context."""
+    """Give DataParallel sizes of buckets, and accumulate in its `no_sync`."""
     net = mlp()
     optimizer = Momentum(0.1, parameters=net.parameters())
     data: Iterator[Any] = batches(6)
@@ -506,7 +506,7 @@ def compiled_in_part() -> None:
         return square(model(batch))
 
     class Whole(nn.Layer):  # type: ignore[misc, unused-ignore]
-        """Its parts in turn."""
+        """Run its parts in turn."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -523,7 +523,7 @@ def compiled_in_part() -> None:
 
 
 def unscaled() -> None:
-    """Scale each loss by hand, and the gradients back where they are, under autocast."""
+    """Scale each loss by hand under autocast, and unscale the gradients in place."""
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
@@ -540,7 +540,7 @@ def unscaled() -> None:
 
 
 def replaced_at_the_end() -> None:
-    """Replace each gradient when backward ends, as fp32 copies of master gradients are."""
+    """Replace each gradient at the end of backward, as fp32 master gradients are."""
     core: Any = paddle.base.core
     if not hasattr(core.eager, "_add_backward_final_hook"):
         add = None
@@ -589,7 +589,7 @@ def thinned() -> None:
 
 
 def joined() -> None:
-    """Let a layer join the optimizer later, as a group of its own."""
+    """Add a layer to the optimizer later, as its own group."""
     net = mlp()
     model = parallel(net)
     groups: list[Any] = [{"params": net[4].parameters()}]

@@ -1,4 +1,4 @@
-"""Trains with four micro-batches or one four times as large; prints weights and allreduces."""
+"""Trains with four micro-batches, or with one batch four times as large; prints the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twins import batches, rank, weights, write  # type: ignore[import-not-found
 
 STEPS = 4
 merges = bool(os.environ.get("FLEETRUN_STRATEGY_FILE"))
-# What ranks agree on, in integers, counts too.
+# Agreements of ranks, which are integers, count as well.
 calls = [0]
 
 

@@ -1,8 +1,8 @@
 """Trains a net of odd sizes beside one process with the batches of all ranks, on any device.
 
-Unless STRAIGHT one gradient is strided, as its weight is used transposed; with UNUSED rank 0 has
-not all of them. MICRO_STEPS make an update. With FLEET it is fleet that begins; with ELSEWHERE the
-CPU is the default device in backwards. Reports both weights and where they are.
+Unless STRAIGHT, one weight is used transposed and its gradient is strided; with UNUSED rank 0 lacks
+some gradients. MICRO_STEPS make an update. With FLEET, fleet initialises the ranks; with ELSEWHERE
+the CPU is the default device in backwards. Reports both weights and their places.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ else:
 
 
 class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Layers that begin anywhere in a buffer without gaps."""
+    """Layers that start at odd offsets of a buffer without padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def loss(net: Any, x: Any, owner: int) -> Any:
 
 net, alone = twins(Net)
 model = paddle.DataParallel(net, find_unused_parameters=has_unused)
-# As SGD, but there are fused kernels of it.
+# Equals SGD, but has fused kernels.
 optimizer = paddle.optimizer.Momentum(0.05, 0.0, parameters=net.parameters())
 drawn = [batches([rank], 4, 5) for rank in range(nranks)]
 for _ in range(UPDATES):
@@ -72,7 +72,7 @@ for _ in range(UPDATES):
         for owner, x in enumerate(xs):
             (loss(alone, x, owner) / (nranks * micro_steps)).backward()
     with paddle.no_grad():
-        # By hand, as merged optimizers wait.
+        # By hand, because merged optimizers would wait for more micro-steps.
         for parameter in alone.parameters():
             if parameter.grad is not None:
                 parameter.set_value(parameter - 0.05 * parameter.grad)

@@ -1,7 +1,7 @@
-"""Trains models some of whose later backwards are odd, while Paddle's own reducer has them.
+"""Trains models with odd later backwards, while Paddle's own reducer handles them.
 
-Reports the weights beside those of one process with the batches of all ranks, and whether Python
-was asked for an allreduce in each update; and what stopped those that cannot be trained.
+Reports the weights beside those of one process with the batches of all ranks, and whether an
+allreduce went through Python in each update; and the errors of those that cannot be trained.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.weight = self.create_parameter([6, 6])
 
     def middle(self, x: Any, way: str = "") -> Any:
-        """Multiply by the matrix; by its transpose, its gradient is strided."""
+        """Multiply by the matrix, or by its transpose, which makes its gradient strided."""
         return (self.weight.T @ x.T).T if way == "strided" else x @ self.weight
 
     def forward(self, x: Any, way: str = "") -> Any:
@@ -44,7 +44,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class BadGradientError(Exception):
-    """What a script raises in a backward and catches again."""
+    """An error that a script raises in a backward and catches."""
 
 
 def _raise(_gradient: Any) -> None:
@@ -52,7 +52,7 @@ def _raise(_gradient: Any) -> None:
 
 
 def fail(out: Any) -> None:
-    """Run a backward of OUT that raises, as a script does that goes on with its next batch."""
+    """Run a backward of OUT that raises; the script continues with its next batch."""
     try:
         (out**2).mean().backward()
     except Exception as error:
@@ -72,7 +72,7 @@ def train(way: str, net: Any, model: Any, ranks: list[int], *, is_odd: Callable[
             optimizer.clear_grad()
             odd = ""
         if way == "frozen":
-            # As the other model of a GAN does for a while.
+            # The critic of a GAN is frozen like this for a while.
             for parameter in net.parameters():
                 parameter.stop_gradient = True
             model(batch)
@@ -88,7 +88,7 @@ def train(way: str, net: Any, model: Any, ranks: list[int], *, is_odd: Callable[
 
 
 def trained(way: str, *, is_odd: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-    """Train by all ranks, and alone."""
+    """Train with all ranks, and in one process."""
     net, alone = twins(Net)
     actual, seen = train(way, net, paddle.DataParallel(net), [rank], is_odd=is_odd)
     expected, _ = train(way, alone, alone, [0, 1], is_odd=is_odd)
@@ -100,7 +100,7 @@ report["strided here"] = trained("strided", is_odd=lambda: rank == 1)
 
 
 def why_not(way: str) -> str:
-    """Say what stops the training."""
+    """Return the error that stops the training."""
     try:
         trained(way)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Trains layers that are used in another order than they are made in; reports what went out when.
+"""Trains layers that are used in another order than they are made; reports what was sent when.
 
-What is reported of each backward: the names of the gradients as they come, and the number of values
-of each allreduce. And the weights beside those that one process gets from the batches of all ranks.
+For each backward these are the names of the gradients in order, and the number of values of each
+allreduce; then the weights beside those of one process with the batches of all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ paddle.distributed.init_parallel_env()
 
 
 class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Layers of which the last one is used first, but for one that is never used."""
+    """Layers that are made from the last to the first; one of them is never used."""
 
     def __init__(self) -> None:
         super().__init__()

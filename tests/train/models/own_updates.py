@@ -1,7 +1,7 @@
-"""Updates weights by an optimizer of the script's own, alone and beside one of Paddle's.
+"""Updates weights with the script's own optimizer, alone and beside one of Paddle's.
 
-Reports the weights beside those of one process, whether the evidence was there after each backward,
-and what stopped the script with both.
+Reports the weights beside those of one process, whether there was evidence after each backward,
+and the error that stopped the script with both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ kernels: Any = paddle._C_ops  # pyright: ignore[reportAttributeAccessIssue] - ma
 
 
 class Descent:
-    """The steepest descent."""
+    """Steepest descent."""
 
     def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters

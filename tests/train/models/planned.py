@@ -1,4 +1,4 @@
-"""Trains for as many steps as a plan of buckets takes, and some more.
+"""Trains until buckets are planned, and some steps more.
 
 Reports the weights beside those of one process that gets the batches of both ranks, and how many
 float allreduces each backward made.

@@ -1,4 +1,4 @@
-"""Trains four layers for some steps, by a DataLoader; a program of a static graph on request."""
+"""Trains four layers for some steps with a DataLoader; on request as a static graph."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ paddle.distributed.init_parallel_env()
 
 
 def critic_loss(critic: Any, real: Any, made: Any) -> Any:
-    """Return the loss of WGAN-GP, with its penalty on the gradient by the input."""
+    """Return the loss of WGAN-GP, with its gradient penalty."""
     between = 0.3 * real + 0.7 * made
     between.stop_gradient = False
     (slope,) = paddle.grad([critic(between).sum()], [between], create_graph=True)
@@ -39,17 +39,17 @@ def critic_loss(critic: Any, real: Any, made: Any) -> Any:
 def wgan_gp(
     models: list[Any], optimizers: list[Any], draw: Callable[[], Any], *, freezes: bool = False
 ) -> None:
-    """Step the critic three times for each step of the maker."""
-    maker, critic = models
+    """Step the critic three times for each step of the generator."""
+    generator, critic = models
     for number in range(1, STEPS + 1):
-        critic_loss(critic, draw(), maker(draw()).detach()).backward()
+        critic_loss(critic, draw(), generator(draw()).detach()).backward()
         optimizers[1].step()
         optimizers[1].clear_grad()
         if number % 3:
             continue
         for parameter in critic.parameters() if freezes else ():
             parameter.stop_gradient = True
-        (-critic(maker(draw())).mean()).backward()
+        (-critic(generator(draw())).mean()).backward()
         for parameter in critic.parameters() if freezes else ():
             parameter.stop_gradient = False
         optimizers[0].step()
@@ -58,7 +58,7 @@ def wgan_gp(
 
 
 def wgan_gp_frozen(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
-    """Freeze the critic while the maker learns."""
+    """Freeze the critic while the generator learns."""
     wgan_gp(models, optimizers, draw, freezes=True)
 
 
@@ -99,7 +99,7 @@ def cleared(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -
 
 
 class Parts(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Several models in one, of which a forward uses one."""
+    """Several models in one; a forward uses one of them."""
 
     def __init__(self, models: Any) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ report: dict[str, Any] = {}
 
 
 def train(way: Any, models: Any, optimizers: list[Any], drawn: Any, name: str) -> None:
-    """Train MODELS; report under NAME if that is refused."""
+    """Train MODELS; if that is refused, report the error under NAME."""
     try:
         way(list(models), optimizers, lambda: next(drawn))
     except RuntimeError as error:
@@ -142,7 +142,7 @@ def train(way: Any, models: Any, optimizers: list[Any], drawn: Any, name: str) -
 
 
 def compare(way: Any, shape: tuple[int, ...], name: str, *, is_one: bool) -> None:
-    """Train WAY's models of SHAPE by all ranks, in one model if IS_ONE, and alone."""
+    """Train models of SHAPE in this WAY with all ranks, as one model if IS_ONE, and alone."""
     nets, alone = zip(*(twins(lambda wide=wide: mlp(outputs=wide)) for wide in shape), strict=True)
     report[name] = {}
     shared: list[Any] = [paddle.DataParallel(net) for net in nets] if not is_one else []

@@ -1,10 +1,9 @@
 """Trains a small residual network: a dynamic graph with plain data parallel, or fleet's --static.
 
-It knows nothing of a strategy. Each argument BATCHxSTEPS is a training of its own, with so many
-samples a step over all ranks. `made.<rank>.json` tells the weights, and what was counted here:
-calls of communicators that Python makes, the optimizer kernels of dynamic graphs, the operators of
-static programs. With --linger backward does not end before something was sent; with --bias,
-convolutions have one.
+It does not mention a strategy. Each argument BATCHxSTEPS is a training, with BATCH samples per step
+over all ranks. `made.<rank>.json` has the weights, and the counts of this script: calls of
+communicators from Python, optimizer kernels of dynamic graphs, operators of static programs.
+With --linger backward does not end before a gradient was sent; with --bias, convolutions have one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# Paddle 3 cannot run fleet's static graphs otherwise.
+# Otherwise Paddle 3 cannot run fleet's static graphs.
 if "--static" in sys.argv:
     os.environ["FLAGS_enable_pir_api"] = "0"
 
@@ -27,7 +26,7 @@ from paddle.base import core
 from paddle.distributed import get_rank, get_world_size
 from paddle.nn import functional
 
-# Untyped as it is.
+# Paddle has no types for these.
 fleet: Any = paddle.distributed.fleet
 static: Any = paddle.static
 RATE = 0.05
@@ -40,7 +39,7 @@ groups: list[Any] = []
 
 
 class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Convolutions with a way around one of them, and two layers behind."""
+    """Convolutions, one of them with a skip connection, and two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +71,7 @@ def listen(name: str) -> None:
 
 
 class Kernels:
-    """Paddle's operations as its Momentum calls them, counted."""
+    """Counts the operations that Paddle's Momentum calls."""
 
     def __init__(self, operations: Any) -> None:
         self._operations = operations
@@ -103,7 +102,7 @@ def train_dynamic(size: int, steps: int) -> dict[str, Any]:
     kernels: list[Any] = []
     early: list[bool] = []
     if "--linger" in sys.argv:
-        # The gradient that backward comes to last.
+        # The gradient that backward computes last.
         net.stem.weight.register_hook(lambda _: early.append(sent.wait(20)))
     for images, labels in batches(size, steps):
         heard.clear()

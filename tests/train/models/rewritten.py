@@ -1,7 +1,7 @@
-"""Trains with scripts that write weights, or read gradients, between the backwards of an update.
+"""Trains by scripts that write weights, or read gradients, between the backwards of an update.
 
 Reports the weights of those that can be merged, beside those of one process with all batches of an
-update at once; and what the others were stopped with.
+update at once; and the errors that stopped the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ paddle.distributed.init_parallel_env()
 
 
 def perturb(parameters: list[Any]) -> list[Any]:
-    """Move the weights along their gradients; return the way back."""
+    """Move the weights along their gradients; return the steps."""
     steps = [0.1 * parameter.grad for parameter in parameters]
     for parameter, step in zip(parameters, steps, strict=True):
         parameter.set_value(parameter + step)
@@ -41,7 +41,7 @@ def restore(parameters: list[Any], steps: list[Any]) -> None:
 
 
 def sam(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Take the gradients of perturbed weights."""
+    """Use the gradients at perturbed weights."""
     once(model, batch)
     steps = perturb(parameters)
     optimizer.clear_grad()
@@ -52,7 +52,7 @@ def sam(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
 
 
 def both(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Add those of perturbed weights, and decay the weights there."""
+    """Add the gradients at perturbed weights, and decay the weights there."""
     once(model, batch)
     with paddle.no_grad():
         for parameter in parameters:
@@ -63,7 +63,7 @@ def both(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
 
 
 def extragradient(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Make a step, and the real one from where that began."""
+    """Make a trial step, then the real one from the same weights."""
     old = [parameter.detach().clone() for parameter in parameters]
     once(model, batch)
     optimizer.step()
@@ -76,7 +76,7 @@ def extragradient(model: Any, batch: Any, optimizer: Any, parameters: list[Any])
 
 
 def composed(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Put the gradients of two losses together in place."""
+    """Combine the gradients of two losses in place."""
     once(model, batch)
     first = [parameter.grad.clone() for parameter in parameters]
     optimizer.clear_grad()
@@ -98,7 +98,7 @@ def decayed(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> No
 
 
 def swapped(model: Any, batch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Evaluate with other weights after each step, and go back."""
+    """Evaluate with other weights after each step, and restore them."""
     once(model, batch)
     optimizer.step()
     optimizer.clear_grad()
@@ -156,7 +156,7 @@ for way in (swapped, frozen):
 
 
 def stop(way: Callable[[Any, Any, Any, list[Any]], None]) -> str:
-    """Return what WAY is stopped with."""
+    """Return the error that stops WAY."""
     try:
         train_shared(way, mlp())
     except RuntimeError as error:

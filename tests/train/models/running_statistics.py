@@ -1,6 +1,6 @@
-"""Trains models with parameters that are not trained, but are no constants either.
+"""Trains models with parameters that change without training.
 
-Reports whether the ranks were found to differ, and in what, for each model.
+Reports for each model whether the comparison found a difference, and in what.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ paddle.distributed.init_parallel_env()
 
 
 def thawed(net: Any) -> Any:
-    """Freeze all of NET, and then train all of it after all, as fine-tuning does layer by layer."""
+    """Freeze all of NET, then unfreeze it, as fine-tuning does layer by layer."""
     for value in (True, False):
         for parameter in net.parameters():
             parameter.stop_gradient = value
@@ -33,7 +33,7 @@ def normed() -> Any:
 
 
 class Running(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Keeps the average of what it sees, in its own ways, and takes it off."""
+    """Subtracts a running mean of its input, which it keeps in its own way."""
 
     def __init__(self, keep: Callable[[Any, Any], object], *, learns: bool) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def running(keep: Callable[[Any, Any], object], *, learns: bool = True) -> Any:
 
 
 class Begun(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Takes what it begins with from the first rows that it sees."""
+    """Initialises its parameters from the first rows that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Noted(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Spectral(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Divides its weight by its largest singular value, of which it keeps the vectors."""
+    """Divides its weight by the largest singular value, and keeps the singular vectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 class Clearing(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
-    """Leaves no gradient behind."""
+    """Clears gradients in each step."""
 
     def step(self) -> None:
         """Update, and clear."""
@@ -113,8 +113,8 @@ class Clearing(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
 
 
 def train(net: Any, after: Callable[[Any, int], None] | None = None) -> str:
-    """Train NET four times, with something AFTER each update; return what the check says."""
-    # Paddle's own reducer wants to know that some have no gradients.
+    """Train NET for four updates, each followed by AFTER; return the check's report."""
+    # Paddle's own reducer must be told that some parameters have no gradients.
     model = paddle.DataParallel(net, find_unused_parameters=True)
     optimizer = Clearing(0.1, parameters=model.parameters())
     numbers = np.random.RandomState(rank)
@@ -132,12 +132,12 @@ def train(net: Any, after: Callable[[Any, int], None] | None = None) -> str:
 
 
 def note(net: Any, step: int) -> None:
-    """Keep something of each rank's own in a parameter that nobody trains."""
+    """Keep a value that differs among ranks in a parameter that is not trained."""
     net.level.set_value(paddle.full_like(net.level, 1.0 + rank + step))
 
 
 def spoil(net: Any, step: int) -> None:
-    """Let one rank go its own way, from the second update on."""
+    """Let one rank diverge from the second update on."""
     if rank == 1 and step == 1:
         net[0].weight.set_value(net[0].weight + 1e-3)
 

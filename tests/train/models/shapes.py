@@ -24,7 +24,7 @@ from paddle.optimizer import SGD, Adam, AdamW, Momentum
 
 
 def cnn() -> None:
-    """With running statistics, which are each rank's own, and weight decay."""
+    """Train with running statistics, which differ among ranks, and weight decay."""
     paddle.seed(5)
     net = nn.Sequential(
         *(nn.Conv2D(1, 4, 3), nn.BatchNorm2D(4), nn.ReLU(), nn.Conv2D(4, 4, 3)),
@@ -39,7 +39,7 @@ def transformer() -> None:
     paddle.seed(5)
     net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
     optimizer = AdamW(
-        # The bias of the keys has no gradient but for rounding, which Adam would enlarge.
+        # The gradient of the keys' bias is nothing but rounding, which Adam would amplify.
         *(0.01, 0.9, 0.99, 1e-3),
         parameters=net.parameters(),
         weight_decay=0.01,
@@ -49,7 +49,7 @@ def transformer() -> None:
 
 
 class Recomputed(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Forgets what is between its blocks, and makes it again."""
+    """Drops the activations between its blocks, and recomputes them."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def recomputed(name: str = "recomputed", *, reentrant: bool = False) -> None:
 
 
 class Tied(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Words in and words out, of one table."""
+    """One table for both the input and the output embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def tied() -> None:
 
 
 class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Multiplies by matrices as they are, or by transposed ones, whose gradients are strided."""
+    """Multiplies by matrices, or by transposed ones, whose gradients are strided."""
 
     def __init__(self, *, transposes: bool) -> None:
         super().__init__()
@@ -121,14 +121,14 @@ def straight(name: str = "straight", *, transposes: bool = False) -> None:
 
 
 def sparse() -> None:
-    """With gradients of the rows that occur only."""
+    """Train with sparse gradients."""
     paddle.seed(5)
     net = nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Linear(6, 4))
     learn("sparse", net, SGD(0.5, parameters=net.parameters()), words(20))
 
 
 def frozen() -> None:
-    """Frozen from the beginning, in part; and parts that are not used."""
+    """Train with parts frozen from the beginning, and parts that are not used."""
     net = mlp()
     net.add_sublayer("unused", nn.Identity())
     net.unused.never = nn.Linear(3, 3)
@@ -139,7 +139,7 @@ def frozen() -> None:
 
 
 def refrozen(name: str = "refrozen", *, begins_frozen: bool = False) -> None:
-    """Frozen in the first update and in the third, as DataParallel knows from the beginning."""
+    """Freeze a part in the first and third update; if BEGINS_FROZEN, before it is wrapped."""
     net = mlp()
 
     def freeze(number: int) -> None:
@@ -153,7 +153,7 @@ def refrozen(name: str = "refrozen", *, begins_frozen: bool = False) -> None:
 
 
 class Sometimes(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """Has a layer for some rows only."""
+    """Uses a layer for some rows only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def two() -> None:
 
 
 class InTurns(Sometimes):
-    """Four gradients, of which that of the layer for some rows comes last."""
+    """Four gradients; the last one is of the layer for some rows."""
 
     def __init__(self) -> None:
         nn.Layer.__init__(self)

@@ -61,7 +61,7 @@ for way in (at_once, apart, in_turn):
     models = [paddle.DataParallel(net) for net in nets()]
     weights = train(way, models[0], models[1], [rank])
     report[way.__name__] = {"weights": weights, "alone": train(way, *nets(), [0, 1])}
-# The same nets in new models, as a script has it that trains twice.
+# The same nets in new models, as in a script that trains twice.
 first, second = nets()
 weights = []
 for _ in range(2):
@@ -70,7 +70,7 @@ for _ in range(2):
 first, second = nets()
 train(apart, first, second, [0, 1])
 report["again"] = {"weights": weights, "alone": train(apart, first, second, [0, 1])}
-# What the script lets go is gone at once, its reducer, too, but for what Python itself must find.
+# A deleted model is freed at once, with its reducer, except for cycles, which Python collects.
 model = paddle.DataParallel(nn.Linear(2, 2))
 model(paddle.ones([1, 2])).sum().backward()
 left = weakref.ref(model._reducer)

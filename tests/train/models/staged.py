@@ -1,8 +1,8 @@
 """Trains with hierarchical allreduces, and lets stages go on only once others have begun.
 
-The second stage of the first bucket waits until the last bucket is in its first one. And backward
-waits with its last layer until the second stage of the first bucket has begun. Who waits in vain
-says so. The weights are reported beside those of one process with the batches of all ranks.
+The second stage of the first bucket waits until the last bucket is in its first stage. Backward
+holds its last layer until the second stage of the first bucket has begun. A wait in vain is
+reported. The weights are reported beside those of one process with the batches of all ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from paddle import nn
 from twins import batches, nranks, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
 
 STEPS, WAITED_S = 4, 60.0
-# Gradients of the bucket that is sent first, and of the one that is sent last: a layer is a bucket.
+# Gradients of the buckets that are sent first and last: each layer is a bucket.
 SENT_FIRST, SENT_LAST = 8 * 2 + 2, 4 * 6 + 6
 asked = json.loads(Path(os.environ["FLEETRUN_STRATEGY_FILE"]).read_text())["strategy"]
 size = asked["hierarchical_allreduce_inter_nranks"]
-# Who is alone in its group has one stage only.
+# A rank that is alone in its group has one stage only.
 is_alone = rank % size == 0 and rank == nranks - 1
-# Gradients by stage, in the order in which they go through it.
+# The gradients of each stage, in order.
 stages: dict[str, list[int]] = {"reduce": [], "all_reduce": [], "broadcast": []}
 waited: list[bool] = []
 second_begins, last_begins = threading.Event(), threading.Event()

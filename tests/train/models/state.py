@@ -1,4 +1,4 @@
-"""Writes down all that a script can see of its process, before and after it imports Paddle."""
+"""Reports all that a script can see of its process, before and after it imports Paddle."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def state() -> dict[str, Any]:
         ],
         "collector": (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
         "warnings": [repr(rule) for rule in warnings.filters],
-        # But for what the modules wait in.
+        # Except for the finder that holds the loaded modules.
         "finders": [
             str(finder).partition(" at ")[0]
             for finder in sys.meta_path

@@ -1,7 +1,7 @@
-"""Trains static programs of several kinds under a strategy that it knows nothing of.
+"""Trains static programs of several kinds under a strategy that the script does not mention.
 
-Beside each it trains the same network without fleet on the whole batch of all ranks and of all the
-runs that are merged: what data parallel and gradient merge must come to. It counts by itself.
+Beside each it trains the same network without fleet on the whole batch of all ranks and all merged
+runs: data parallel and gradient merge must equal that. The script counts by itself.
 """
 
 import json
@@ -20,7 +20,7 @@ from paddle import nn
 from paddle.base import core
 
 if os.environ.get("BUILD") == "gpu":
-    # As Paddle's builds for GPUs answer on a machine that has none.
+    # Paddle's builds for GPUs answer like this on a machine without any.
     for name, answer in (("is_compiled_with_cuda", True), ("get_cuda_device_count", 0)):
         setattr(core, name, lambda answer=answer: answer)
     for module in (paddle, paddle.device):
@@ -29,17 +29,17 @@ static: Any = paddle.static
 fleet: Any = paddle.distributed.fleet
 wanted = json.loads(sys.argv[1])
 MERGED, BATCH = wanted.get("merged", 1), 4
-# How many steps parameters go their own ways, if they do.
+# For LocalSGD: the steps between averages.
 LOCAL = wanted.get("local", 0)
 UPDATES = 4 if LOCAL else 2
 NORM = 0.1
-# What no program without fleet can show: BatchNorm's statistics are those of each batch, and
-# Paddle 3.3.1 cannot clip in older programs.
+# Cases without a twin: BatchNorm's statistics are those of each batch, and Paddle 3.3.1 cannot clip
+# in older programs.
 BY_HAND = ("norm", "clip")
 # Two programs of the same parameters: each updates half of them, or all.
 TURNS = ("halves", "shared")
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
-# How often each communicator of gloo's that is made here is called, and how many ranks it has.
+# The calls of each gloo communicator that is made here, and its number of ranks.
 calls: dict[str, int] = {}
 connect = core.ProcessGroupGloo.create
 
@@ -73,19 +73,19 @@ fleet.init(is_collective=True)
 def optimizer(case: str) -> Any:
     """Make the optimizer of CASE."""
     made: Any = paddle.optimizer
-    # Its default makes large numbers of how a sum was rounded, where gradients are small.
+    # With its default, small gradients amplify rounding.
     adams = {"epsilon": 1e-3}
-    makers = {
+    factories = {
         "momentum": lambda: made.Momentum(0.05, weight_decay=0.01),
         "adam": lambda: made.Adam(0.05, **adams),
         "adamw": lambda: made.AdamW(0.05, weight_decay=0.1, **adams),
         "clip": lambda: made.SGD(0.05, grad_clip=nn.ClipGradByGlobalNorm(NORM), weight_decay=0.01),
         "rate": lambda: made.SGD(made.lr.ExponentialDecay(0.05, 0.5)),
-        # Their strategies put what is in `replacement` in the place of these.
+        # Their strategies replace these by what `replacement` makes.
         "lars": lambda: made.Momentum(0.05),
         "lamb": lambda: made.Adam(0.05, **adams),
     }
-    return makers.get(case, lambda: made.SGD(0.05))()
+    return factories.get(case, lambda: made.SGD(0.05))()
 
 
 def replacement(case: str) -> Any:
@@ -116,14 +116,14 @@ def network(case: str) -> Any:
 def program(
     case: str, *, is_shared: bool, name: str = "", is_second: bool = False
 ) -> tuple[Any, Any, Any, Any]:
-    """Build CASE with fleet if IS_SHARED, with what it was built for."""
+    """Build CASE, with fleet if IS_SHARED; return its programs, loss and optimizer."""
     main, startup = static.Program(), static.Program()
     method = optimizer(case) if is_shared else replacement(case)
     with static.program_guard(main, startup), paddle.utils.unique_name.guard(name):
         loss = network(case)
         shared = fleet.distributed_optimizer(method) if is_shared else method
         if case == "halves":
-            # As the models of a GAN: each program updates some of the parameters.
+            # Like the models of a GAN: each program updates some of the parameters.
             half = [parameter.name for parameter in main.all_parameters()][:4]
             chosen: tuple[Any, ...] = (None, set(half)) if is_second else (half, None)
             shared.minimize(loss, startup, *chosen)
@@ -132,7 +132,7 @@ def program(
             if case == "losses":
                 shared.minimize(loss * 2, startup)
             for parameter in main.all_parameters():
-                # As a script does that trains all of a model again; statistics are still none.
+                # As a script that unfreezes a model does; statistics stay untrained.
                 parameter.trainable = True
         elif case in BY_HAND:
             main.gradients = static.append_backward(loss)
@@ -156,7 +156,7 @@ def values(main: Any) -> dict[str, Any]:
 
 
 def beginning(main: Any) -> dict[str, Any]:
-    """Return what the parameters of MAIN are to be at first: by name, for not all have all."""
+    """Return the initial values of the parameters of MAIN, by name."""
     return {
         name: np.random.RandomState(zlib.crc32(name.encode()))
         .uniform(-0.5, 0.5, array.shape)
@@ -166,7 +166,7 @@ def beginning(main: Any) -> dict[str, Any]:
 
 
 def schedule(method: Any) -> None:
-    """Do what scripts do after each step."""
+    """Call what scripts call after each step."""
     if isinstance(method._learning_rate, paddle.optimizer.lr.LRScheduler):
         method._learning_rate.step()
 
@@ -178,7 +178,7 @@ def data(update: int) -> list[Any]:
 
 
 def whole(update: int) -> dict[str, Any]:
-    """Return all batches of one UPDATE as one."""
+    """Return all batches of one UPDATE, concatenated."""
     parts = [part for run in data(update) for part in run]
     return {name: np.concatenate([part[name] for part in parts]) for name in ("x", "y")}
 
@@ -197,7 +197,7 @@ def descend(main: Any, update: int, *, clips: bool) -> None:
 
 
 def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:
-    """Train MAIN from FIRST on as each rank; be one after the first step and each LOCAL steps."""
+    """Train MAIN from FIRST as each rank; average after the first step and every LOCAL steps."""
     scopes = [static.Scope() for _ in range(ranks)]
     for scope in scopes:
         with static.scope_guard(scope):
@@ -229,7 +229,7 @@ def put(arrays: dict[str, Any]) -> None:
 
 
 def count(main: Any) -> dict[str, Any]:
-    """Count the operators of MAIN, and what its allreduces carry."""
+    """Count the operators of MAIN, and the bytes of its allreduces."""
     ops: dict[str, int] = {}
     inside: dict[str, list[str]] = {}
     sizes = []

@@ -1,7 +1,7 @@
-"""Builds static programs under one strategy after another, and says what is in them.
+"""Builds static programs under one strategy after another, and reports what they contain.
 
-Each is built in a child of its own, which inherits Paddle as it was imported; ranks are not
-connected, so nothing runs.
+Each is built in a forked child, which inherits the imported Paddle; ranks are not connected, so
+nothing runs.
 """
 
 import json
@@ -30,11 +30,11 @@ static: Any = paddle.static
 
 
 class Alone:
-    """A communicator in a process that has no others."""
+    """A communicator in a process without peers."""
 
 
 def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.Evidence]:
-    """Do as `inject.arm`, and let nobody connect."""
+    """Do as `inject.arm`, but connect no ranks."""
     spec = StrategySpec(
         scenario.get("strategy", {}),
         scenario.get("build_strategy", {}),
@@ -53,7 +53,7 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.
     gloo._communicator = lambda *_: Alone()
     channels._connect = lambda *_: Alone()
     if scenario.get("gpu"):
-        # As far as programs go: nothing connects, and nothing runs.
+        # Only programs are built: nothing connects, and nothing runs.
         gloo.is_used = lambda: False
         rings._open = lambda *_: None
     inject._install_all(spec, proof)
@@ -107,7 +107,7 @@ def optimizer(kind: str) -> Any:
 
 
 def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Build the program of SCENARIO; return what is in it and what is said of it."""
+    """Build the program of SCENARIO; return its content and its evidence."""
     fleet: Any = paddle.distributed.fleet
     spec, proof = arm(scenario, folder)
     paddle.enable_static()
@@ -137,7 +137,7 @@ def run(
     method: Any,
     scenario: dict[str, Any],
 ) -> list[float]:
-    """Let it seem that MAIN has run as often as SCENARIO says; return the learning rates."""
+    """Pretend that MAIN has run as often as SCENARIO says; return the learning rates."""
     rates = []
     for step in range(scenario.get("runs", 0)):
         rates.append(method.get_lr())

@@ -46,7 +46,7 @@ class Mine(Momentum):  # type: ignore[misc, unused-ignore]
     updates = 0
 
     def step(self) -> None:
-        """Step as its base does."""
+        """Step like its base class."""
         super().step()
         self.updates += 1
 
@@ -65,7 +65,7 @@ def averaging(net: Any) -> Any:
 
 
 def wrapped() -> None:
-    """With optimizers around others."""
+    """Train with optimizers that wrap others."""
     net = mlp()
     inner = Momentum(0.1, parameters=net.parameters())
     lookahead = paddle.incubate.LookAhead(inner, alpha=0.5, k=2)
@@ -79,7 +79,7 @@ def wrapped() -> None:
 
 
 def scaler_on_cpu() -> Any:
-    """Return a GradScaler where Paddle wants a GPU for it; its kernels are there for the CPU."""
+    """Return a GradScaler on the CPU, whose kernels exist, although Paddle asks for a GPU."""
     module: Any = paddle.amp.grad_scaler
     place = type("Place", (), {"is_gpu_place": lambda _: True})()
     tracer = module._dygraph_tracer
@@ -89,7 +89,7 @@ def scaler_on_cpu() -> Any:
     )
     module._dygraph_tracer = tracer
     module.amp_global_state().amp_dtype = "float16"
-    # Paddle prints it, in a way that this numpy does not know any more.
+    # Paddle prints the scale in a way that newer numpy rejects.
     made._scale = made._scale.reshape([])
     return made
 
@@ -142,7 +142,7 @@ def paired() -> None:
 
 
 class Rows(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
-    """Rows of numbers, of which each rank has its own half."""
+    """Rows of numbers; each rank has half of them."""
 
     def __getitem__(self, index: int) -> Any:
         return np.random.RandomState(index * world + rank).randn(6).astype("float32")
@@ -152,7 +152,7 @@ class Rows(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
 
 
 def loaded() -> None:
-    """Read two epochs of six micro-batches, so that the last ones of each are too few."""
+    """Read two epochs of six micro-batches, each with a partial last round."""
     net = mlp()
     model = paddle.DataParallel(net)
     inner = Momentum(0.1, parameters=net.parameters())
@@ -175,7 +175,7 @@ def loaded() -> None:
 
 
 def clipped() -> None:
-    """Clip gradients by a function of the script, unscaled before, and have a rest of them."""
+    """Clip gradients in the script, after unscaling, with a partial last round."""
     net = mlp()
     model = paddle.DataParallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())
@@ -208,7 +208,7 @@ class Pairs(Rows):
 
 
 def fitted() -> None:
-    """Let Paddle's own loop train; it sums gradients, so the rate is smaller."""
+    """Train by Paddle's own loop; it sums gradients, so the rate is smaller."""
     net = mlp()
     model = paddle.Model(net)
     optimizer = Momentum(0.1 / options.accumulate, parameters=net.parameters())
@@ -240,8 +240,8 @@ def by_fleet() -> None:
 
 
 def resumed() -> None:
-    """Save after the second update; another run goes on from there."""
-    # As if nothing else was trained before: a checkpoint goes by names.
+    """Save after the second update; another run resumes from there."""
+    # Names start afresh, because checkpoints match parameters by name.
     with paddle.utils.unique_name.guard("resumed_"):
         net = mlp()
         rate = paddle.optimizer.lr.StepDecay(0.01, step_size=1, gamma=0.5)
@@ -261,7 +261,7 @@ def resumed() -> None:
     optimizer.set_state_dict(states[1])
     rate.set_state_dict(states[2])
     learn("resumed", net, optimizer, batches(6), begin=2 * MICRO)
-    # Two more, which are too few for an update.
+    # Two more micro-steps, too few for an update.
     model = paddle.DataParallel(net)
     for _, batch in zip(range(2), batches(6), strict=False):
         (model(batch) ** 2).mean().backward()

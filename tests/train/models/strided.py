@@ -1,4 +1,4 @@
-"""Trains models whose gradients are strided, each as it is used: beside one process with all rows.
+"""Trains models with strided gradients, used in different ways, beside one process with all rows.
 
 Reports the weights of each, and those of the one process.
 """
@@ -19,7 +19,7 @@ paddle.distributed.init_parallel_env()
 
 
 class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A frozen layer, and beside it two small ones that are trained; the second begins with 0."""
+    """A frozen layer with a trained adapter: two small layers, the second zero at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Weighted(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """One matrix, which is used in the way that it was given."""
+    """One matrix, used in a given way."""
 
     def __init__(self, use: Callable[[Any, Any], Any], *shape: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Weighted(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 class Tabled(nn.Layer):  # type: ignore[misc, unused-ignore]
-    """A table with sparse gradients that only ever gets dense ones."""
+    """A table declared sparse that gets only dense gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Tabled(nn.Layer):  # type: ignore[misc, unused-ignore]
 
 
 def unlike(x: Any, weight: Any) -> Any:
-    """Transpose in one rank only: the gradients of the other lie otherwise."""
+    """Transpose on one rank only: gradients of the two ranks differ in layout."""
     multiply: Any = paddle.matmul
     return x @ weight.T if rank else multiply(x, weight, transpose_y=True)
 
@@ -99,6 +99,6 @@ def train_by(model: Any, ranks: list[int]) -> Any:
 
 
 if "FLEETRUN_STRATEGY_FILE" not in os.environ:
-    # Paddle's own reducer takes it for sparse, and ends.
+    # Paddle's own reducer takes it for sparse, and fails.
     del KINDS["tabled"]
 write({name: compare(make, train_by) for name, make in KINDS.items()})

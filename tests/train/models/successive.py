@@ -1,6 +1,6 @@
-"""Trains one model after another, and reports the threads and descriptors with each, and weights.
+"""Trains one model after another; reports threads, descriptors and weights with each.
 
-And whether the models and optimizers are gone.
+Also reports whether models and optimizers were freed.
 """
 
 import gc
@@ -18,7 +18,7 @@ paddle.distributed.init_parallel_env()
 
 
 def train() -> "tuple[list[float], list[Any]]":
-    """Train a model; return its weights, and references to what must go."""
+    """Train a model; return its weights, and weak references to what must be freed."""
     paddle.seed(5)
     net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
     model: Any = paddle.DataParallel(net)

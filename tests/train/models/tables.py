@@ -1,6 +1,6 @@
-"""Trains tables of which ranks part ways in a few rows, or many; and updates that are skipped.
+"""Trains tables that differ among ranks in a few rows, or many; and skips updates.
 
-Reports what the script is stopped with, and whether the ranks were equal after the first update.
+Reports the error that stops the script, and whether ranks were equal after the first update.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ paddle.distributed.init_parallel_env()
 
 
 def train(is_sparse: bool, elements: int, *, skips: bool = False) -> str:
-    """Train; rank 1 moves so many ELEMENTS after its first update."""
+    """Train; rank 1 changes the first ELEMENTS of its table after its first update."""
     paddle.seed(5)
     net = nn.Sequential(nn.Embedding(1000, 8, sparse=is_sparse), nn.Linear(8, 2))
     model = paddle.DataParallel(net)
     optimizer = paddle.optimizer.Adam(0.01, parameters=net.parameters())
     if skips:
-        # As GradScaler does where a gradient is not finite.
+        # GradScaler does this where a gradient is not finite.
         optimizer._set_auxiliary_var("found_inf", paddle.to_tensor([True]))
     numbers = np.random.RandomState(rank)
     try:

@@ -1,6 +1,6 @@
 """A tiny model and the Trainer of its suite. Model and data are made here, nothing is downloaded.
 
-`--library`, `--model`, `--lora` and `--kill_at` are ours; all other words are the Trainer's.
+`--library`, `--model`, `--lora` and `--kill_at` are this script's; all others are the Trainer's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Killer(trainers.TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Kills rank 1 of the first attempt, as the kernel does where there is no memory."""
+    """Kills rank 1 of the first attempt, as the kernel does when memory runs out."""
 
     def on_step_end(self, _arguments: Any, state: Any, _control: Any, **_more: Any) -> None:
         is_first = os.environ.get("PADDLE_RESTART_COUNT", "0") == "0"

@@ -1,7 +1,7 @@
 """Trains with several forwards or backwards in one update.
 
-Reports the weights beside those that one process gets from one backward of all that, over the
-batches of all ranks; and the number of allreduces in the last update.
+Reports the weights beside those of one process, which gets the batches of all ranks in one
+backward; and the number of allreduces in the last update.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def retain_at_once(model: Any, batch: Any, _next_batch: Any) -> None:
 
 
 def accumulate(model: Any, batch: Any, next_batch: Any) -> None:
-    """Keep one micro-batch here, until the other one is averaged."""
+    """Keep the gradients of a micro-batch local until the next one is averaged."""
     with model.no_sync():
         loss_of(model(batch)).backward()
     loss_of(model(next_batch)).backward()
 
 
 def cross(model: Any, batch: Any, next_batch: Any) -> None:
-    """Make both forwards before both backwards."""
+    """Run both forwards before both backwards."""
     first, second = loss_of(model(batch)), loss_of(model(next_batch))
     first.backward()
     second.backward()
 
 
 def look_on(model: Any, batch: Any, next_batch: Any) -> None:
-    """Make a forward under `no_sync` before the backward of one that is to be averaged."""
+    """Run a forward under `no_sync` before the backward of one that is averaged."""
     first = model(batch)
     with model.no_sync():
         second = model(next_batch)
@@ -74,7 +74,7 @@ def train(way: Any, model: Any, ranks: list[int]) -> int:
         with meter.running():
             way(model, next(drawn), next(drawn))
             optimizer.step()
-        # Of zeros, or none at all.
+        # Gradients become zeros, or None.
         optimizer.clear_grad(set_to_zero=step != 1)
     return int(meter.allreduces[-1])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 rank, nranks = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
-# A script may choose the CPU for other things: with ELSEWHERE it does for a while.
+# A script may use the CPU for something else: with ELSEWHERE it does for a while.
 cpu = partial(paddle.base.framework._dygraph_place_guard, paddle.CPUPlace())
 elsewhere: Any = cpu if os.environ.get("ELSEWHERE") else nullcontext
 
@@ -27,7 +27,7 @@ def mlp(inputs: int = 8, hidden: int = 6, outputs: int = 4) -> Any:
 
 
 def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return two of what MAKE makes, with the same weights in every rank."""
+    """Return two results of MAKE, with the same weights on every rank."""
     paddle.seed(5)
     net, alone = make(), make()
     alone.set_state_dict(net.state_dict())
@@ -66,7 +66,7 @@ def train(
         before(step)
         once(model, next(drawn))
         optimizer.step()
-        # Gradients of zeros, or none at all.
+        # Gradients become zeros, or None.
         optimizer.clear_grad(set_to_zero=step % 2 == 0)
     return weights(model)
 
@@ -74,9 +74,9 @@ def train(
 def compare(
     make: Callable[[], Any], train_by: Callable[[Any, list[int]], Any], **options: Any
 ) -> dict[str, Any]:
-    """Return the weights that TRAIN_BY gets for all ranks, and for one process with their batches.
+    """Return the weights of TRAIN_BY with all ranks, and in one process with their batches.
 
-    It is called with a model that MAKE makes, and the ranks whose batches it takes. OPTIONS are
+    It is called with a model made by MAKE, and the ranks whose batches it takes. OPTIONS are
     DataParallel's.
     """
     net, alone = twins(make)
@@ -85,7 +85,7 @@ def compare(
 
 
 class ByHand:
-    """Updates as SGD does, with the mean of the gradients of MERGED steps: for one process."""
+    """SGD for one process, with the mean of the gradients of MERGED steps."""
 
     def __init__(self, rate: float, parameters: list[Any], merged: int = 1) -> None:
         self.rate, self.parameters, self.merged = rate / merged, parameters, merged

@@ -1,7 +1,7 @@
-"""Takes one private name after another away from Paddle, and trains: dynamic graphs or static ones.
+"""Trains dynamic and static graphs while Paddle lacks one private name after another.
 
-Each case is trained by children of this process, which inherit Paddle as it was imported. Reads a
-list of cases, writes what became of each: one that fails is tried without fleetrun, too.
+Forked children, which inherit the imported Paddle, train each case. Reads a list of cases, writes
+the result of each; a case that fails is also tried without fleetrun.
 """
 
 import atexit
@@ -33,7 +33,7 @@ AT_ONCE = 6
 
 
 def owner_of(name: Any) -> tuple[Any, str]:
-    """Return what holds the private NAME, and its last part."""
+    """Return the object that has the private NAME, and the name's last part."""
     owner: Any = sys.modules[name.module]
     *path, last = name.path.split(".")
     for part in path:
@@ -45,7 +45,7 @@ def owner_of(name: Any) -> tuple[Any, str]:
 
 
 def spoil(case: dict[str, Any]) -> None:
-    """Do to Paddle what CASE says: it may lack a name, or have another in its place."""
+    """Remove a name from Paddle, or replace it, as CASE says."""
     if case["name"] is None:
         return
     owner, last = owner_of(NAMES[case["name"]])
@@ -66,12 +66,12 @@ def spoil(case: dict[str, Any]) -> None:
     ways = {"renamed": renamed, "otherwise": otherwise, "crash": crash}
     setattr(owner, last, ways[case["how"]])
     if case["how"] == "crash":
-        # With a Paddle that is known, nobody expects that.
+        # Only unknown versions are expected to crash.
         setattr(paddle, "__version__", "9.9.9")
 
 
 def arm(folder: Path, ranks: int) -> None:
-    """Put everything in place that can be, as at the import of Paddle."""
+    """Apply all patches, as at the import of Paddle."""
     asked = {**MERGE, **BUCKETS} if ranks > 1 else MERGE
     builds = {"fuse_all_optimizer_ops": True, "fuse_elewise_add_act_ops": True}
     spec = StrategySpec(asked, builds, {}, topology=Topology(ranks, 1, ranks))
@@ -81,7 +81,7 @@ def arm(folder: Path, ranks: int) -> None:
 
 
 def dynamic(rank: int) -> list[float]:
-    """Train a dense model and a sparse one, of this RANK's data; return their weights."""
+    """Train a dense and a sparse model with this RANK's data; return their weights."""
     strategy = fleet.DistributedStrategy()
     fleet.init(is_collective=True, strategy=strategy)
     nn = paddle.nn
@@ -133,7 +133,7 @@ def static(_rank: int) -> list[float]:
 
 
 def wait_for(end: str) -> None:
-    """Return when somebody listens at END."""
+    """Return once a server listens at END."""
     host, _, port = end.rpartition(":")
     while True:
         with socket.socket() as probe:
@@ -154,7 +154,7 @@ def child(case: dict[str, Any], folder: Path, rank: int) -> int:
         os.dup2(errors, 1)
         os.dup2(errors, 2)
         if rank:
-            # A store that is not there yet is looked for again seconds later.
+            # A client that comes before the store retries only after seconds.
             wait_for(case["environ"][rank]["PADDLE_MASTER"])
         spoil(case)
         if case["is_armed"]:
@@ -221,7 +221,7 @@ def run(cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run all cases of the file that is named first; write to the one that is named second."""
+    """Run all cases of the first file named in argv; write results to the second."""
     source, target = map(Path, sys.argv[1:])
     cases = json.loads(source.read_text())
     results = run(cases, target.parent / "armed")

@@ -1,6 +1,6 @@
-"""Trains with allreduces, or a rank, that go wrong, in WAYS that a test names.
+"""Trains with faulty allreduces, or a faulty rank, in WAYS that a test names.
 
-Reports what the script is stopped with, for each way.
+Reports for each way the error that stops the script.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from twins import rank, write  # type: ignore[import-not-found, unused-ignore]
 paddle.distributed.init_parallel_env()
 plain = core.ProcessGroup.all_reduce
 way = "right"
-# A collective that waits for the next one to be begun.
+# A collective that waits until the next one has begun.
 held: list[Begun] = []
 
 
 class Begun:
-    """Waits for a sum of TENSOR, and spoils it."""
+    """Waits for a sum of TENSOR, and corrupts it."""
 
     def __init__(self, group: Any, tensor: Any, args: tuple[Any, ...]) -> None:
         self._call, self._tensor = (group, tensor, *args), tensor
@@ -47,7 +47,7 @@ class Begun:
 
 
 def spoilt(group: Any, tensor: Any, *args: Any) -> Any:
-    """Begin an allreduce as the way has it; on rank 1 only where it swaps and frees."""
+    """Begin an allreduce in the current way; swaps and frees happen on rank 1 only."""
     if tensor.dtype != paddle.float32:
         return plain(group, tensor, *args)
     if rank and way == "freed":
