@@ -69,7 +69,7 @@ def test_a_tensor_is_in_its_second_stage_while_the_next_one_is_in_its_first() ->
     tasks["a", 1].is_joined.set()
     for place in (("a", 2), ("b", 1)):
         assert tasks[place].is_begun.wait(10)
-    # Though the next tensor is through its first stage, this one comes first in the second.
+    # Although the next tensor has finished its first stage, this one is first in the second.
     tasks["a", 2].is_joined.set()
     assert not tasks["b", 2].is_begun.is_set()
     for task in tasks.values():
@@ -106,7 +106,7 @@ def test_a_stage_that_fails_is_the_last_of_its_tensor_and_not_of_others() -> Non
 
 
 class Device:
-    """Notes what is issued, and in which stream; the host waits for nothing."""
+    """Notes each call and its stream; the host never waits."""
 
     def __init__(self) -> None:
         self.issued: list[tuple[str, str]] = []
@@ -114,7 +114,7 @@ class Device:
         self._streams = iter(("second", "third"))
 
     def stage(self, name: str) -> Callable[[Any], Any]:
-        """Return a stage that is noted by NAME."""
+        """Return a stage that is noted as NAME."""
 
         def begin(tensor: int) -> DeviceTask:
             self.issued.append((self.stream, f"{name} {tensor}"))

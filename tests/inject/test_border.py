@@ -1,4 +1,4 @@
-"""A check that has failed is skipped from then on; what it has proved before stays."""
+"""A check that has failed is skipped from then on; its earlier findings stay."""
 
 from __future__ import annotations
 

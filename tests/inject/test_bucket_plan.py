@@ -1,4 +1,4 @@
-"""Buckets that are planned from what was measured."""
+"""Buckets that are planned from measured times."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ GRADIENTS = st.lists(
     st.tuples(st.integers(1, 100), st.sampled_from("aaab"), SECONDS), min_size=1, max_size=9
 )
 COSTS = st.builds(AllReduceCost, SECONDS, st.floats(0, 1, allow_nan=False))
-# What clocks can tell.
+# Costs that clocks can resolve.
 REAL_COSTS = st.builds(AllReduceCost, st.floats(1e-6, 1), st.floats(1e-9, 1e-3))
 
 
 def partitions(kinds: list[str], limit: int | None) -> list[list[list[int]]]:
-    """Return every way to cut the gradients into buckets of neighbours of one kind."""
+    """Return every partition of the gradients into buckets of neighbours of one kind."""
     count = len(kinds)
     plans = []
     for cuts in itertools.product((False, True), repeat=count - 1):
@@ -73,6 +73,6 @@ def test_a_cost_is_found_from_exact_samples(cost: AllReduceCost, sizes: set[int]
 def test_samples_that_say_nothing_cost_nothing() -> None:
     assert fit([]) == AllReduceCost(0.0, 0.0)
     assert fit([(1000, 0.5)]) == AllReduceCost(0.5, 0.0)
-    # Smaller ones may have been disturbed.
+    # Smaller samples may have been disturbed.
     assert fit([(1000, 0.5), (2000, 0.1)]).byte_s == 0.0
     assert fit([(1000, 0.1), (2000, 0.5)]).startup_s == 0.0

@@ -29,7 +29,7 @@ def test_checks_of_one_kind_take_less_than_half_a_per_cent_of_the_updates_betwee
     assert 32 <= interval <= 1024
     assert interval.bit_count() == 1
     assert interval == 1024 or check_s < 0.005 * interval * update_s
-    # And no more rarely than that.
+    # The interval is no longer than needed for that.
     assert interval == 32 or check_s > 0.0009 * interval * update_s
 
 

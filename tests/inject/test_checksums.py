@@ -1,4 +1,4 @@
-"""Checksums of tensors, with each real Paddle, as on a device and as on the host."""
+"""Checksums of tensors, computed as on a device and as on the host, with each real Paddle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that writes a rank's evidence, which is the first that trains; and the evidence."""
+"""The first process of a rank that trains claims its evidence; and that evidence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path)
         env={**os.environ, "FLEETRUN_RECORDS": str(path)},
     )
     try:
-        # While it becomes another program it seems to have no environment.
+        # During exec a process seems to have no environment.
         until(lambda: bytes(path) in Path(f"/proc/{other.pid}/environ").read_bytes())
         for pid in (1, other.pid):
             record(path, pid, complete=True)
@@ -46,7 +46,7 @@ def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path)
         late.updates = 1
         late.write()
         assert evidence(tmp_path)["pid"] == other.pid
-        # One that has only imported Paddle has no claim.
+        # A process that only imported Paddle has no claim.
         path.unlink()
         record(path, other.pid, complete=False)
         assert Evidence(str(path), NOTHING).claim()
@@ -55,7 +55,7 @@ def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path)
 
 
 def test_the_claim_of_a_process_that_is_gone_ends(tmp_path: Path) -> None:
-    # A process id of today that has nothing to do with the rank.
+    # Another process has got the id.
     record(tmp_path / RECORDS, 1, complete=True)
     proof = Evidence(str(tmp_path / RECORDS), NOTHING)
     assert proof.claim()

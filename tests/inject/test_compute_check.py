@@ -1,4 +1,4 @@
-"""What proves that Paddle computes on GPUs: on the CPU, and with Paddles that fail in every way."""
+"""The check that Paddle computes on GPUs: run on the CPU, and with fakes that fail in every way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetrun.probe.health import gpu_proof
 pytestmark = pytest.mark.extended
 
 PROGRAM = ROOT / "fleetrun" / "inject" / "compute_check.py"
-# As much of Paddle as it takes to come to a step; what is not there is an AttributeError.
+# The part of Paddle that the first steps need; anything else raises AttributeError.
 FAKE = """
 import os, sys, time
 from paddle.base import core
@@ -31,7 +31,7 @@ LACKING = (
 
 
 def proven(folder: Path, device: str = "raise RuntimeError('no')", core: str = "") -> Any:
-    """Return the proof of a Paddle whose set_device does DEVICE and whose core has CORE."""
+    """Return the result for a Paddle whose set_device runs DEVICE and whose core has CORE."""
     package = folder / "paddle"
     (package / "base").mkdir(parents=True)
     (package / "__init__.py").write_text(FAKE.format(device=device))

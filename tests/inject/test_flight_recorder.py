@@ -1,4 +1,4 @@
-"""The launcher reads the collectives as a rank has recorded them."""
+"""The launcher reads the collectives that a rank has recorded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tensor:
 
 
 class Task:
-    """A work on a device, which is done when a test says so."""
+    """A work handle of a device; the test decides when it is done."""
 
     is_done = False
 
@@ -49,7 +49,7 @@ class Task:
 
 
 def process_group(backend: str = "GLOO") -> Any:
-    """Return a ProcessGroup of a class of its own, which is recorded by the caller."""
+    """Return a ProcessGroup of a new class, which the caller records."""
 
     class ProcessGroup:
         """Does nothing; it raises for a barrier."""
@@ -122,7 +122,7 @@ def test_a_group_is_there_while_its_members_wait_for_each_other_to_make_it(
             made.add(process_group(), sorted(ranks))
 
     collective = SimpleNamespace(new_group=new_group)
-    # As paddle.distributed, which imports the name.
+    # Like paddle.distributed, which imports the name.
     other: Any = ModuleType("other")
     other.new_group = new_group
     monkeypatch.setitem(sys.modules, "other", other)
@@ -130,7 +130,7 @@ def test_a_group_is_there_while_its_members_wait_for_each_other_to_make_it(
     assert other.new_group is collective.new_group
     collective.new_group([6, 4])
     collective.new_group(ranks=[6, 4])
-    # Without this rank, or alone, nobody waits.
+    # A group without this rank, or of this rank alone, has nobody who waits.
     collective.new_group([4, 5])
     collective.new_group([6])
     with pytest.raises(ValueError, match="nccl"):
@@ -193,7 +193,7 @@ def test_a_rank_that_calls_nothing_more_still_records_what_its_device_has_done(
     assert seen(tmp_path).collectives[0].is_open
     second.is_done = True
     until(lambda: not seen(tmp_path).collectives[2].is_open)
-    # A device runs those of one group in order.
+    # A device runs the collectives of one group in order.
     assert [collective.is_open for collective in seen(tmp_path).collectives] == [True, False, False]
     assert not first.is_done
     called_at = seen(tmp_path).collectives[2].issued_at
@@ -206,7 +206,7 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     group = process_group()
 
     class EagerReducer:
-        """Sums gradients where nobody sees it."""
+        """Sums gradients outside of Python."""
 
         def __init__(self, *_: object) -> None:
             pass
@@ -232,7 +232,7 @@ def test_a_backward_of_paddles_own_reducer_is_seen_from_its_begin_to_its_end(
     flight_recorder._patch_methods(made, core)
     made.add(group, (4, 6))
     reducer = EagerReducer([], [], [], group, [], False)
-    # One without a forward is none of DataParallel's.
+    # A backward without a forward does not belong to DataParallel.
     core.eager.run_backward(False)
     reducer.prepare_for_backward([])
     core.eager.run_backward(False)

@@ -11,7 +11,7 @@ from fleetrun.inject.gloo_stores import held_end
 
 
 def listen(port: int, *, reuse: bool) -> socket.socket:
-    """Return a socket that listens at PORT; REUSE: as Paddle's store does."""
+    """Return a socket that listens at PORT; with REUSE, as Paddle's store does."""
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
     try:

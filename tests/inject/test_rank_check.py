@@ -1,4 +1,4 @@
-"""What the checksums of parameters see."""
+"""The checksums of parameters detect every change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_one_bit_changes_a_checksum(values: list[float], bit: int, data: st.Data
     place = data.draw(st.integers(0, len(values) - 1))
     other.view("uint32")[place] ^= np.uint32(1 << bit)
     assert of_array(array) == of_array(array.copy()) != of_array(other)
-    # And that of several, wherever it is.
+    # The checksum of several tensors changes, wherever the bit is.
     for at in range(3):
         before, after = ([array[::-1]] * 3 for _ in range(2))
         after[at] = other[::-1]

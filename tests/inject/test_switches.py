@@ -51,14 +51,14 @@ FOUR = {DETAILS: {"k_steps": 4}}
 def told(
     version: str, folder: Path, script: str, own: str, strategy: dict[str, Any], **more: str
 ) -> tuple[int, dict[str, tuple[str, Any]]]:
-    """Return how many updates were counted, and what is said of each field."""
+    """Return the number of counted updates, and the status of each field."""
     proof, _ = alone(version, folder, script.replace("OWN", own), {"strategy": strategy, **more})
     statuses = {knob["name"]: (knob["status"], knob["in_effect"]) for knob in proof["knobs"]}
     return proof["updates"], statuses
 
 
 NOT = ("no_effect", None)
-# What the script says, what is asked for, and what is told: updates, the switch, the details.
+# The script's settings, the strategy, and the result: updates, the switch, its details.
 STATIC: dict[str, tuple[str, dict[str, Any], int, dict[str, tuple[str, Any]]]] = {
     "off": ("", {SWITCH: False, **FOUR}, 8, {SWITCH: ("no_difference", False), DETAILS: NOT}),
     "by the script": (ON, FOUR, 2, {DETAILS: ("effective", {"k_steps": 4})}),
@@ -74,7 +74,7 @@ STATIC: dict[str, tuple[str, dict[str, Any], int, dict[str, tuple[str, Any]]]] =
         2,
         {SWITCH: ("script", True), DETAILS: ("effective", {"k_steps": 4})},
     ),
-    # Each switch is told apart, and those without a word are not on.
+    # Every switch is reported by itself; a switch that was not mentioned is off.
     "others": (
         "",
         {"amp": False, "amp_configs": {"incr_ratio": 3.0}, "lars_configs": {"lars_coeff": 0.002}},

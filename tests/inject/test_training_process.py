@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Fused kernels are counted by the methods that call them: the proof counts the calls themselves.
-# A class of another name is not fused, so one process has both.
+# The methods that call fused kernels are counted; the evidence counts the calls themselves. A class
+# of another name is not fused, so one process has both kinds.
 SCRIPT = """
 import os, subprocess, sys
 import numpy as np, paddle
@@ -97,7 +97,7 @@ def test_optimizers_are_fused_where_it_changes_nothing_and_children_leave_the_pr
     proof, output = alone(version, tmp_path, SCRIPT, asked, "--flag")
     script = str(tmp_path / "train.py")
     assert f"PID {proof['pid']} [{script!r}, '--flag'] __main__" in output
-    # 6 trainings with both kinds, 2 with sparse gradients, AdamW and SGD, of 6 updates each.
+    # 6 trainings with both kinds, 2 with sparse gradients, AdamW and SGD: 6 updates each.
     assert proof["updates"] == 60
     assert proof["knobs"] == [
         {

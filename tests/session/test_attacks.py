@@ -1,7 +1,7 @@
-"""What strangers try at a job's coordinator, which listens on a real socket: none of it helps them.
+"""Attacks on a job's coordinator, which listens on a real socket: none of them succeeds.
 
 Each test is an attack that the page on access control names (docs/several-machines.md). The
-stranger reaches the port, knows --job_id, and has a fleetrun of its own, which says whatever it
+attacker reaches the port, knows --job_id, and runs a modified fleetrun that sends whatever it
 likes.
 """
 
@@ -52,7 +52,7 @@ SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"))
 
 
 class Stranger:
-    """Whoever calls the coordinator with KEY, and what comes back."""
+    """A caller of the coordinator with KEY, and the answers that it gets."""
 
     def __init__(self, loop: Loop, port: int, key: Key) -> None:
         self.loop = loop
@@ -69,7 +69,7 @@ class Stranger:
         self.links.append(link)
 
     def say(self, *messages: tuple[object, ...]) -> Stranger:
-        """Say something, as soon as there is a connection."""
+        """Send a message as soon as there is a connection."""
         turn_until(self.loop, lambda: self.links or self.trouble)
         assert self.links, self.trouble
         for message in messages:
@@ -77,7 +77,7 @@ class Stranger:
         return self
 
     def say_raw(self, payload: bytes) -> None:
-        """Say PAYLOAD, sealed as a message of the connection."""
+        """Send PAYLOAD, sealed as a message of the connection."""
         turn_until(self.loop, lambda: self.links)
         sealing = self.links[0]._sealing
         assert sealing is not None
@@ -94,7 +94,7 @@ class Stranger:
         return self.heard[0] if self.heard else ()
 
     def refusal(self) -> str:
-        """Return why it was refused, which is all that it hears."""
+        """Return why it was refused, the only answer that it gets."""
         answer = self.answer()
         assert isinstance(answer, Refused), (answer, self.lost)
         turn_until(self.loop, lambda: self.lost)
@@ -109,7 +109,7 @@ class Stranger:
 
 
 class Job(Launchers):
-    """A job of two hosts at a port, with all who call there."""
+    """A job of two hosts at a port, with all its callers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,13 +147,13 @@ class Job(Launchers):
         turn_until(self.loop, lambda: all(launched.handler.runs for launched in self.launched))
 
     def stranger(self, script: str = "", token: str | None = None, command: str = "") -> Stranger:
-        """Let somebody call who knows the name of the job, and what is given."""
+        """Let a stranger call who knows the name of the job, and the arguments."""
         made = Stranger(self.loop, self.port, Key("default", token, script, command))
         self.strangers.append(made)
         return made
 
     def console(self) -> str:
-        """Return what the console of the coordinator says."""
+        """Return the console output of the coordinator."""
         return "\n".join(self.launched[0].remarks)
 
     def is_well(self) -> bool:
@@ -178,7 +178,7 @@ def job() -> Iterator[Job]:
 def offer(
     number: int = 1, settings: tuple[tuple[str, str], ...] = SETTINGS, **more: object
 ) -> JoinRequest:
-    """Return what a host brings along."""
+    """Return the request with which a host joins."""
     request = JoinRequest("", f"node-{number}", 7, (7000 + number,), ((),), settings=settings)
     return request._replace(**more)  # type: ignore[arg-type]
 
@@ -186,11 +186,11 @@ def offer(
 def a_join(
     brings: JoinRequest | None = None, launcher: str = "stranger", secret: str = "5" * 32
 ) -> Join:
-    """Return what somebody says who wants to take part."""
+    """Return the message with which a launcher joins."""
     return Join(PROTOCOL, launcher, 0, brings or offer(), secret=secret)
 
 
-# Who wants to learn what a job expects ----------------------------------------------------------
+# Attackers that want to learn what a job expects -------------------------------------------------
 
 
 def test_who_has_another_script_learns_only_that(job: Job) -> None:
@@ -222,7 +222,7 @@ def test_the_second_try_is_no_better_than_the_first(job: Job) -> None:
     for _ in range(3):
         stranger = job.stranger("another").say(a_join(guess))
         heard = json.dumps(stranger.refusal())
-        # Whatever it hears it says next time.
+        # It repeats whatever it hears.
         guess = offer(settings=tuple((name, heard) for name, _ in SETTINGS))
     assert not job.launched[0].handler.rosters
 
@@ -257,7 +257,7 @@ def test_a_host_that_comes_before_the_coordinators_own_must_be_alike_too(job: Jo
     assert not job.launched[0].handler.rosters
 
 
-# Who comes to a job that has begun --------------------------------------------------------------
+# Attackers that come to a running job ------------------------------------------------------------
 
 
 def test_a_stranger_gets_no_place_in_a_job_that_has_begun(job: Job) -> None:
@@ -310,7 +310,7 @@ def test_who_was_refused_cannot_end_the_job_all_the_same(job: Job) -> None:
     assert job.is_well()
 
 
-# With a fault, why is told; whose proofs are of what, and whether the job is ended.
+# Of hosts that join with a fault: the script and command that they prove, and if the job ends.
 FAULT = Failure("node-7", "there is no script", 3)
 
 
@@ -372,7 +372,7 @@ def test_a_stranger_does_not_hear_how_a_job_has_ended(job: Job) -> None:
     assert not isinstance(stranger.answer(), Verdict)
 
 
-# Who says what no launcher says -----------------------------------------------------------------
+# Messages that no launcher sends -----------------------------------------------------------------
 
 BAD_NAMES = (
     "10.88.0.1,10.88.0.7",
@@ -460,16 +460,16 @@ def test_a_message_of_a_launcher_with_control_characters_ends_its_connection(job
     sealing = link._sealing
     assert sealing is not None
     link._push(frame(sealing.put(json.dumps(failure).encode())))
-    # It comes back by itself, and the job goes on.
+    # The launcher reconnects, and the job goes on.
     turn_until(job.loop, lambda: job.launched[1].session._connection not in {None, link})
     assert job.is_well()
 
 
-# Who pretends to be the coordinator -------------------------------------------------------------
+# False coordinators ------------------------------------------------------------------------------
 
 
 class FalseCoordinator:
-    """Listens where a coordinator should, knows the name of the job, and sends a roster of its own.
+    """Listens in the coordinator's place, knows the name of the job, and sends its own roster.
 
     Its script is SCRIPT.
     """
@@ -521,7 +521,7 @@ def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: J
         false.close()
 
 
-# Who listens, and says again what it has heard --------------------------------------------------
+# Replayed connections ----------------------------------------------------------------------------
 
 
 def recorded(job: Job) -> bytes:
@@ -587,7 +587,7 @@ def test_a_connection_that_is_played_again_is_none(job: Job) -> None:
     assert "another token" in job.console().removeprefix(before)
 
 
-# Who sends much, or nothing ---------------------------------------------------------------------
+# Floods, and silent callers ----------------------------------------------------------------------
 
 
 def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:

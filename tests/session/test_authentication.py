@@ -100,7 +100,7 @@ def test_a_handshake_cannot_be_replayed() -> None:
 
 
 def test_a_proof_cannot_be_sent_back() -> None:
-    """A stranger that shows the listener its own proof knows nothing."""
+    """A stranger that returns the listener's own proof proves nothing."""
     listener = Handshake(KEY, is_caller=False)
     answer = json.loads(listener.feed(Handshake(KEY, is_caller=True).begin() or b"") or b"")
     with pytest.raises(AuthenticationError):
@@ -118,7 +118,7 @@ def test_a_long_frame_is_as_safe_as_a_short_one() -> None:
     assert seals(listener)[1].take(sealed) == roster
     with pytest.raises(AuthenticationError):
         seals(listener)[1].take(sealed)
-    # The same one to the next host is another frame.
+    # The same message to the next host is another frame.
     assert seals(meet(KEY, KEY)[0])[0].put(roster) != sealed
 
 
@@ -130,7 +130,7 @@ def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
     caller, listener = meet(KEY, KEY)
     first = seals(caller)[0].put(b"one")
     with pytest.raises(AuthenticationError):
-        # Sent back to who sent it.
+        # The frame comes back to its sender.
         seals(caller)[1].take(first)
     assert seals(listener)[1].take(first) == b"one"
     with pytest.raises(AuthenticationError):

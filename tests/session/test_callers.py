@@ -1,4 +1,4 @@
-"""Callers who know the key of the job, and then do not say what a launcher says."""
+"""Callers that know the key of the job, but do not send what a launcher sends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOIN = Join(PROTOCOL, "launcher", 0, JoinRequest("", "node-2", 7, (), ()))
 
 
 class Caller:
-    """Stands for a connection, and keeps whether it is closed."""
+    """A fake connection that remembers whether it is closed."""
 
     def __init__(self, address: str = "10.0.0.2") -> None:
         self.address = address
@@ -40,7 +40,7 @@ class Caller:
 
 
 def callers(loop: Loop, **limits: float) -> tuple[Callers, list[FromMember | Exchanged], list[int]]:
-    """Make the callers of a coordinator, what they say, and who is gone."""
+    """Make the callers of a coordinator, their messages, and the list of those gone."""
     received: list[FromMember | Exchanged] = []
     lost: list[int] = []
     made = Callers(

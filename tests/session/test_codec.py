@@ -1,4 +1,4 @@
-"""Whatever bytes come, the codec gives back what was written, or says that nobody wrote it."""
+"""Whatever bytes come, the codec returns what was written, or reports them as malformed."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from fleetrun.session.codec import (
 )
 
 numbers = st.integers(-(2**63), 2**63 - 1)
-# No half characters and none that acts on a terminal: those become an escape, see below.
+# No lone surrogates and no control characters: those are escaped, see below.
 texts = st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=50)
 parts = st.builds(Part, name=texts, weight=st.floats(allow_nan=False, allow_infinity=False))
 hellos = st.builds(
@@ -112,7 +112,7 @@ def test_a_byte_that_is_changed_gives_a_message_or_malformed(
     [
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * 100_000, "nested deeper"),
-        # Strings that do not end, which took time by the square of their length.
+        # Unterminated strings, which once took quadratic time.
         (b"[" * 9 + b'"' + b'\\"' * 120_000, "nested deeper"),
         (b"[" * 8 + b'"[' + b'\\"' * 120_000 + b"\\", "no JSON"),
         (b'{"is":"End","code":' + b"9" * 200_000 + b"}", "too large"),

@@ -39,7 +39,7 @@ _Told = TypeVar("_Told", bound=FromCoordinator)
 
 
 class Session:
-    """A coordinator, and what it has sent to each connection; the first is its own launcher's."""
+    """A coordinator, and its messages to each connection; the first is its own launcher's."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Session:
         self.sent: dict[int, list[FromCoordinator]] = {}
 
     def feed(self, event: state.Event) -> None:
-        """Take an event and keep what is sent."""
+        """Take an event and keep the messages that are sent."""
         self.state, actions = coordinator.step(self.state, event)
         for action in actions:
             if isinstance(action, Send):
@@ -72,7 +72,7 @@ class Session:
                     self.sent.setdefault(connection, []).append(action.message)
 
     def say(self, number: int, message: FromMember, *, has_same_script: bool | None = None) -> None:
-        """Let the launcher at connection NUMBER say something."""
+        """Let the launcher at connection NUMBER send a message."""
         self.now += 0.001
         address = f"10.0.0.{number}"
         received = Received(number, message, self.now, address, "10.0.0.1", is_local=number == 0)
@@ -109,12 +109,12 @@ class Session:
             self.join(number)
 
     def ready(self, *numbers: int) -> None:
-        """Let these hosts say that they could start."""
+        """Let these hosts report that they are ready."""
         for number in numbers:
             self.say(number, HostReady(self.generation))
 
     def stopped(self, *numbers: int) -> None:
-        """Let these hosts say that nothing runs there, and that nothing failed there."""
+        """Let these hosts report that nothing runs there, and nothing failed there."""
         for number in numbers:
             self.say(number, Stopped(self.generation, None))
 
@@ -131,7 +131,7 @@ class Session:
         self.ready(*numbers)
 
     def wait(self, seconds: float, *alive: int) -> None:
-        """Let time pass, while the hosts ALIVE show that they are there."""
+        """Let time pass, while the hosts ALIVE send heartbeats."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 1.0)
@@ -140,12 +140,12 @@ class Session:
             self.feed(TimerExpired(self.now))
 
     def last(self, number: int) -> FromCoordinator:
-        """Return what was sent last to NUMBER, but for answers to heartbeats."""
+        """Return the last message to NUMBER, except answers to heartbeats."""
         told = [message for message in self.sent[number] if not isinstance(message, Acknowledged)]
         return told[-1]
 
     def told(self, number: int, kind: type[_Told]) -> _Told:
-        """Return what was sent last to NUMBER, which is a KIND."""
+        """Return the last message to NUMBER, which is a KIND."""
         told = self.last(number)
         assert isinstance(told, kind)
         return told
@@ -220,7 +220,7 @@ def test_a_victim_that_was_faster_is_not_to_blame_in_any_generation() -> None:
         session.run(0, 2)
         session.say(0, Failed(generation, failure(0)))
         session.say(2, Failed(generation, failure(2, 5)))
-        # What a rank failed of is read when it has ended.
+        # The reason of a rank's failure is read when the rank has ended.
         session.say(0, Stopped(generation, failure(0, is_victim=True)))
         session.told(0, Stop)
         session.say(2, Stopped(generation, failure(2, 5)))
@@ -363,7 +363,7 @@ def test_a_wait_is_limited_by_the_timeout_that_counts() -> None:
     assert (second.limit, round(second.left_s)) == ("--elastic_timeout", 30)
     session.wait(15.0, 0, 1)
     session.join(2)
-    # Not 30 s more: all of them together have --rdzv_timeout.
+    # There are no 30 s more: all of them together have --rdzv_timeout.
     third = session.told(2, Missing)
     assert (third.limit, round(third.left_s)) == ("--elastic_timeout", 25)
 
@@ -559,7 +559,7 @@ def test_a_host_that_brings_its_trouble_ends_the_job_for_all(ill: int) -> None:
         assert session.verdict(number).failure == NO_SCRIPT
         assert session.verdict(number).is_final
     assert len(session.state.heard_end) == 2
-    # Whoever comes later hears it, too.
+    # A later host hears it, too.
     session.join(3)
     assert session.verdict(3).failure == NO_SCRIPT
     assert len(session.state.heard_end) == 3
@@ -665,7 +665,7 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_has_given_up() -> None:
 
 
 def failed(session: Session, culprit: int, *others: int) -> None:
-    """Let the generation fail because of WHO, and all stop."""
+    """Let the generation fail because of CULPRIT, and all stop."""
     now = session.generation
     session.say(culprit, Failed(now, failure(culprit)))
     for number in (culprit, *others):
@@ -701,7 +701,7 @@ def test_an_elastic_job_goes_on_with_fewer_hosts_that_are_well_and_with_others_i
         session.join(number, trouble="" if number == 0 else f"trouble {number}")
     assert hosts_of(session, 0) == ["node-0", "node-2"]
     session.ready(0, 2)
-    # Who was left out is no newcomer for whom all would start again.
+    # The host that was left out is no newcomer for which all would start again.
     session.wait(120.0, 0, 1, 2)
     assert session.state.phase == state.RUNNING
     assert session.generation == 1
@@ -735,7 +735,7 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
 
 
 def killed(session: Session, number: int, secret: str = "", *, has_ranks: bool) -> None:
-    """Let the guard of a launcher say over a new connection that it was killed."""
+    """Let the guard of a launcher report over a new connection that it was killed."""
     message = LauncherKilled(f"launcher {number}", secret, has_ranks)
     session.say(number + 100, message)
 
@@ -764,7 +764,7 @@ def test_the_next_start_waits_for_the_end_of_a_killed_launchers_ranks_or_the_dea
             killed(session, 2, has_ranks=False)
         else:
             session.wait(6.0, 0, 1)
-        # Until all are ready they are told now and then who is not.
+        # Until all are ready, they are told now and then which hosts are not.
         rosters = [message for message in session.sent[0] if isinstance(message, RosterMessage)]
         assert rosters[-1].generation == 1
         assert [entry.hostname for entry in rosters[-1].entries] == ["node-0", "node-1"]
@@ -832,7 +832,7 @@ def test_a_launcher_of_another_job_of_the_name_gets_no_place_in_this_one() -> No
     assert hosts_of(session, 0) == ["node-0", "node-1"]
     told = session.told(2, RosterMessage)
     assert told.session == "new"
-    # Neither is it told how that one has ended.
+    # It is not told how that job ended either.
     session.say(0, Stopped(0, failure(0)))
     session.stopped(2)
     assert session.verdict(2).is_final

@@ -79,7 +79,7 @@ def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) ->
 
 
 def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launchers) -> None:
-    # As the kernel, or a child, still holds that of a launcher that was killed.
+    # The kernel, or a child, may still hold the port of a killed launcher.
     with socket.create_server((HERE, launchers.port)) as held:
         first, rank, _ = launchers.take_part("first", serves=True)
         _, other, _ = launchers.take_part("second")

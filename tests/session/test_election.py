@@ -1,4 +1,4 @@
-"""Elections in an etcd that does what the test says, at the times that it says."""
+"""Elections in a fake etcd that the test controls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER = LeaderRecord("other", "10.0.0.2", 6166, "x", 4)
 
 
 class Lab:
-    """JobStore, loop and candidate of an election, and what they were asked."""
+    """A fake store, loop and candidate of an election, and the calls that they got."""
 
     def __init__(self, config: RendezvousConfig) -> None:
         self.now = 100.0
@@ -34,9 +34,9 @@ class Lab:
         self.fault = ""
         self.election = Election(config, "me", self, self, self, clock=lambda: self.now)  # type: ignore[arg-type]
 
-    # As a store and a loop.
+    # The store and the loop.
     def ask(self, done: Callable[[StoreAnswer], None], *what: object) -> None:
-        """Keep what is asked."""
+        """Keep the request."""
         self.asked.append((done, self.now, what))
 
     def timer(self, key: Hashable, at: float | None, call: Callable[[], None]) -> None:
@@ -46,13 +46,13 @@ class Lab:
             self.timers[key] = (at, call)
 
     def answer(self, value: object = None, trouble: str = "") -> tuple[Any, ...]:
-        """StoreAnswer what was asked first, and return it."""
+        """Answer the first request, and return it."""
         done, at, what = self.asked.pop(0)
         done(StoreAnswer(at, value, trouble))
         return what
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and what is due happen."""
+        """Let time pass, and run the timers that are due."""
         until = self.now + seconds
         while due := [(at, key) for key, (at, _) in self.timers.items() if at <= until]:
             at, key = min(due, key=lambda timer: timer[0])
@@ -60,13 +60,13 @@ class Lab:
             self.timers.pop(key)[1]()
         self.now = until
 
-    # As a candidate.
+    # The candidate.
     def may_lead(self) -> bool:
-        """Say what the test wants."""
+        """Return what the test has set."""
         return self.can_lead
 
     def listen(self, local: str) -> tuple[str, int]:
-        """Listen nowhere, or fail."""
+        """Pretend to listen, or fail."""
         if self.fault:
             raise EnvironmentFault(self.fault)
         self.done.append(("listen",))
@@ -88,7 +88,7 @@ class Lab:
         return lambda *values: self.done.append((name, *values))
 
     def did(self) -> list[tuple[Any, ...]]:
-        """Return what the candidate was told since it was asked last."""
+        """Return what the candidate was told since the last call."""
         done, self.done = self.done, []
         return done
 
@@ -166,7 +166,7 @@ def test_a_coordinator_that_does_not_reach_etcd_resigns_before_its_lease_ends(la
     assert action[0] == "resign"
     assert "node-9:2379: no answer" in action[1]
     assert action[2] == 100.0
-    # Its own key, which is still there, is nobody to follow.
+    # It does not follow its own key, which still exists.
     lab.asked.clear()
     lab.election.seek()
     lab.answer((jobrecord.write(LeaderRecord("me", "10.0.0.1", 6166, "y", 0)), 9, "", 0, ""))
@@ -199,7 +199,7 @@ def test_the_coordinator_of_a_job_that_never_starts_again_stays_without_etcd() -
     become(lab)
     record = RECORD
     lab.election.keep(record, lab.election.fix)
-    # It goes with the coordinator.
+    # It ends with the coordinator.
     assert lab.answer(value=True)[3] == 7
     lab.did()
     lab.pass_time(2.0)
@@ -277,7 +277,7 @@ def test_who_reaches_too_few_gives_way_and_leads_again_where_nobody_else_does(la
     lab.answer(FREE)
     assert lab.answer((8, 11))[0] == "campaign"
     lab.did()
-    # As long as the job waits for more, and no longer.
+    # That lasts as long as the job waits for more hosts.
     lab.pass_time(lab.election.config.elastic_timeout_s)
     lab.asked.clear()
     lab.did()
@@ -310,6 +310,6 @@ def test_who_gives_way_follows_whoever_leads_instead(lab: Lab) -> None:
     lab.answer((jobrecord.write(OTHER), 12, "", 0, "10.0.0.1"))
     assert lab.did() == [("follow",)]
     lab.pass_time(1.0)
-    # That one is lost in turn: nothing keeps this one from leading.
+    # That one is lost in turn, so this one leads.
     lab.answer(FREE)
     assert lab.answer((8, 14))[0] == "campaign"

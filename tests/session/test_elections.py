@@ -1,4 +1,4 @@
-"""A session whose coordinator is elected, in histories of chance: any host may be lost."""
+"""A session whose coordinator is elected, in random histories: any host may be lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulation import QUIET, Chances, play
 
 HISTORIES, MANY = 30, 20_000
 _PARTS = 4
-# More is lost than in test_protocol.py, and less fails by itself.
+# More hosts are lost than in test_protocol.py, and fewer ranks fail.
 CHANCES = Chances(
     failure=0.1,
     kill=0.25,
@@ -53,7 +53,7 @@ def test_the_same_holds_where_hosts_reach_etcd_and_not_each_other() -> None:
         play(seed, ApartWorld, CHANCES, has_store=True)
 
 
-# Two that had stood by gave way to each other for ever: neither reached enough hosts.
+# Two standby hosts once gave way to each other for ever: neither reached enough hosts.
 @pytest.mark.parametrize("seed", [354, 1192])
 def test_hosts_that_are_too_few_end_although_each_may_lead(seed: int) -> None:
     play(seed, ApartWorld, CHANCES, has_store=True)

@@ -1,4 +1,4 @@
-"""A real etcd, asked as a launcher does."""
+"""A real etcd with the client of a launcher."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, in
 
 @pytest.fixture
 def client() -> Iterator[Callable[..., Client]]:
-    """Return what makes clients of some members, for one test."""
+    """Return a factory of clients of some members, for one test."""
     with ExitStack() as stack:
         yield lambda *members, name="job": stack.enter_context(
             closing(Client(StoreAddress(members, name, TIMEOUT_S)))
@@ -52,7 +52,7 @@ def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
     nobody = ("127.0.0.1", ports.free(1)[0])
     first, second = (client(*m, name="one/job") for m in ((nobody, endpoint), (endpoint,)))
     seen = first.look()
-    # Who has answered is asked first from now on.
+    # The member that answered is asked first from now on.
     assert first.endpoints == [endpoint, nobody]
     assert (seen.leader, seen.record, seen.leader_revision, seen.local) == ("", "", 0, "127.0.0.1")
     won = first.campaign("first", 60, seen.record_revision)
@@ -69,7 +69,7 @@ def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
     assert first.leave(revision, lease, is_final=False)
     assert not first.renew(lease)
     assert not first.keep("late", revision, 0)
-    # The roster has changed since this one looked.
+    # The roster has changed since this client read it.
     assert second.campaign("second", 60, 0) is None
     won = second.campaign("second", 60, seen.record_revision)
     assert won is not None
@@ -94,7 +94,7 @@ def _greet(server: socket.socket) -> None:
     link, _ = server.accept()
     with link:
         link.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-        # What is not read would reset the connection.
+        # Unread bytes would reset the connection.
         while link.recv(65536):
             pass
 
@@ -152,7 +152,7 @@ def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
         with pytest.raises(EtcdError, match=r"nothing cannot be used .no such file"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CACERT", str(authority))
-        # It asks for one of ours, too.
+        # It also asks the client for a certificate.
         with pytest.raises(EtcdError, match=r"requires a client certificate, set ETCDCTL_CERT"):
             client().look()
         monkeypatch.setenv("ETCDCTL_CERT", str(certificate))

@@ -17,7 +17,7 @@ BEFORE = {"GPU-a": GpuUse(GIB, 80 * GIB, ())}
 
 
 def trouble(folder: Path, lib: FakeNvml) -> str:
-    """Return what is wrong with a host of the GPUs of LIB that had BEFORE."""
+    """Return the fault of a host with the GPUs of LIB, which had BEFORE."""
     return health.trouble(str(folder), BEFORE, lambda: lib, given_back_s=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Check-ups of several hosts meet on the ports of the job; here they are loopback addresses."""
+"""Check-ups of several hosts meet on the ports of the job; hosts here are loopback addresses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_hosts_that_come_meet_on_every_port() -> None:
         ]
         for peer in others:
             assert peer.connects == tuple(Connect(port, "connected") for port in numbers)
-            # One clock; how near depends on how busy this machine is.
+            # All share one clock; the error depends on the load of this machine.
             assert abs(peer.ahead_s) <= peer.accuracy_s + 0.05
 
 
@@ -92,7 +92,7 @@ def test_a_check_up_of_another_job_is_named_as_such() -> None:
     peers_by_host = meet_all(hosts, 3.0, keys=[Key("job"), Key("job", "a token")])
     connects = [peer.connects[0] for (peer,) in peers_by_host]
     assert [connect.outcome for connect in connects] == ["another program"] * 2
-    # The last call of one may meet the end of the other, which says no more.
+    # The last call of one may meet the closed socket of the other.
     assert any("token" in connect.text for connect in connects)
 
 

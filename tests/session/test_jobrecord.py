@@ -1,4 +1,4 @@
-"""What etcd has of a job, which anybody may have written."""
+"""The records of a job in etcd, which anybody may have written."""
 
 from __future__ import annotations
 

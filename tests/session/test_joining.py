@@ -1,4 +1,4 @@
-"""What a host tells of itself fits into a message, however many hosts there are."""
+"""A host's request to join fits into a message, however many hosts there are."""
 
 from __future__ import annotations
 

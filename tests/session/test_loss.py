@@ -1,4 +1,4 @@
-"""What the guard of a launcher that was killed tells the others, over real connections."""
+"""The guard of a killed launcher tells the others, over real connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Job(Launchers):
         return all(state is not None and state.phase == member.RUNNING for state in known)
 
     def kill(self, session: Session) -> LossReport:
-        """Let a launcher end without a word, and its guard speak."""
+        """Let a launcher end silently, and its guard report that."""
         target = session._connected_to
         assert target is not None
         session.close()
@@ -91,7 +91,7 @@ def test_a_coordinator_that_a_firewall_hides_may_come_back(job: Job) -> None:
     assert job.second._connection is not None
     assert job.first._listener is not None
     reset(job.second._connection)
-    # As with `--reject-with tcp-reset`.
+    # A firewall does this with `--reject-with tcp-reset`.
     job.first._listener.close()
     dialer = job.second._dialer
     assert dialer is not None
@@ -100,7 +100,7 @@ def test_a_coordinator_that_a_firewall_hides_may_come_back(job: Job) -> None:
 
 
 def reset(connection: Connection) -> None:
-    """Let the other end believe that a firewall has reset CONNECTION, and this one, too."""
+    """Reset CONNECTION on both ends, as a firewall does."""
     linger = struct.pack("ii", 1, 0)
     connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     connection.lose("connection reset by peer")

@@ -41,7 +41,7 @@ from fleetrun.session.messages import (
 M = TypeVar("M")
 
 CONFIG = RendezvousConfig(2, 2, heartbeat_timeout_s=10.0)
-# A job that goes on with one host of two.
+# This job goes on with one host of two.
 ELASTIC = RendezvousConfig(1, 2, heartbeat_timeout_s=10.0)
 OWN = Failure("node-2", "rank 2 exited with 9", 9)
 THEIRS = Failure("node-3", "rank 3 exited with 7", 7)
@@ -51,7 +51,7 @@ OTHER = ENTRY._replace(launcher="first", host="10.0.0.1")
 
 
 class Launcher:
-    """A launcher that has joined, and what it has done since."""
+    """A launcher that has joined, and its actions since."""
 
     def __init__(self, config: RendezvousConfig = CONFIG, *, is_local: bool = False) -> None:
         self.now = 100.0
@@ -61,13 +61,13 @@ class Launcher:
         self.feed(Connected(self.now), JoinRequested(offer, self.now))
 
     def feed(self, *events: member.Event) -> None:
-        """Take events and keep what is done."""
+        """Take events and keep the actions."""
         for event in events:
             self.state, actions = member.step(self.state, event)
             self.done += actions
 
     def wait(self, seconds: float) -> None:
-        """Let time pass without a word of the coordinator."""
+        """Let time pass without a message of the coordinator."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, max(self.now + 0.01, self.state.wake_at))
@@ -97,7 +97,7 @@ class Launcher:
         ]
 
     def redials(self) -> list[Redial]:
-        """Return how often it gave its connection up."""
+        """Return how often it gave up its connection."""
         return [action for action in self.done if isinstance(action, Redial)]
 
     def kills(self) -> list[float | None]:
@@ -180,7 +180,7 @@ def test_before_anything_runs_a_busy_coordinator_has_the_whole_timeout_to_answer
     launcher = Launcher()
     launcher.wait(9.0)
     assert not launcher.redials()
-    # What was unanswered waited behind the rosters of the others.
+    # The unanswered heartbeats waited behind the rosters of the others.
     launcher.feed(Heard(RosterMessage(0, 0, (), CONFIG), launcher.now))
     launcher.wait(3.0)
     assert not launcher.redials()

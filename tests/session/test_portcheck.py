@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check(loop: Loop, ports: tuple[int, ...], *, key: str = "job") -> PortCheck:
-    """Call PORTS of this host, and return what has come of it."""
+    """Call PORTS of this host, and return the outcome."""
     made, done = PortCheck(Key(key)), list[bool]()
     made.begin([Target("127.0.0.1", port) for port in ports], loop, lambda: done.append(True))
     while not done:
@@ -41,7 +41,7 @@ def test_ports_that_are_held_answer_and_are_free_for_ranks_at_once(loop: Loop) -
     held.release()
     with ExitStack() as stack:
         for port in ports:
-            # Without SO_REUSEADDR.
+            # This bind is without SO_REUSEADDR.
             stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
 
 

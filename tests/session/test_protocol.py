@@ -1,4 +1,4 @@
-"""The protocol of a session, in histories of chance: whatever goes wrong, all hosts agree."""
+"""The protocol of a session in random histories: whatever goes wrong, all hosts agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host that cannot take part tells the others."""
+"""A host that cannot take part tells the others why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rendezvous(
     hook: Callable[[], str] | None = None,
     offer: Callable[[int], JoinRequest] = lambda _: BARE,
 ) -> Rendezvous:
-    """Make the gathering of a host that offers nothing, in SESSION."""
+    """Make the gathering of a host with an empty request, in SESSION."""
     return Rendezvous(
         cast("Session", session),
         offer=offer,
@@ -50,7 +50,7 @@ def rendezvous(
 
 
 class RecordedSession:
-    """Stands for a session, and keeps what it is told."""
+    """A fake session that keeps what it is told."""
 
     def __init__(self) -> None:
         self.config = RendezvousConfig(2, 2)
@@ -77,13 +77,13 @@ class RecordedSession:
         """Write nothing."""
 
     def missing(self) -> str:
-        """Name what is waited for."""
+        """Return the names of the missing hosts."""
         return "a place"
 
     limited: tuple[str, float] | None = None
 
     def limit(self) -> tuple[str, float] | None:
-        """Return how long it is waited for."""
+        """Return how long they are waited for."""
         return self.limited
 
 
@@ -187,7 +187,7 @@ def test_who_stood_by_and_is_not_well_gives_its_place_to_another(loop: Loop) -> 
     gathering.conclude(Verdict(1, "me", failure, is_final=False))
     turn_until(loop, lambda: session.offers == 2)
     assert session.troubles == ["", "its disk is full"]
-    # Where it is wanted all the same, it takes part.
+    # If it is needed all the same, it takes part.
     gathering.plan(RosterMessage(2, 0, (), RendezvousConfig(2, 2)))
     assert session.failures[1:] == [None]
     gathering._abandon()

@@ -1,4 +1,4 @@
-"""What hosts prove to have alike: the files that the ranks run."""
+"""The identity of the files that ranks run, which hosts compare."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def of(line: str, folder: Path) -> str:
-    """Return the identity of what LINE runs in FOLDER, whose programs are found, too."""
+    """Return the identity of what LINE runs in FOLDER, which is also on PATH."""
     form, words = ("module", line[3:].split()) if line.startswith("-m ") else ("file", line.split())
     asked = Script(form, words[0], tuple(words[1:]))
     return script.identity(asked, str(folder), {"PATH": f"{folder}:/bin:/usr/bin"})

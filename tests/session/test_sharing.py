@@ -1,4 +1,4 @@
-"""Hosts find out whether they have the same log folder, and leave nothing of that behind."""
+"""Hosts detect whether they share a log folder, and leave no traces of that."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_folders_keep_their_names_when_ranks_change_and_newcomers_get_others(
     for folder in (first, second, third):
         folder.look(LAUNCHERS[:3], 0)
         folder.settle()
-    # The second is lost, the third takes its place, and another one comes.
+    # The second host is lost, the third takes its place, and another one joins.
     newcomer = LogFolder(str(tmp_path), LAUNCHERS[3], "2026-default-3")
     newcomer.announce()
     now = [LAUNCHERS[0], LAUNCHERS[2], LAUNCHERS[3]]

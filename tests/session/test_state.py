@@ -1,4 +1,4 @@
-"""The coordinator knows of every host how it ended."""
+"""The coordinator knows how every host ended."""
 
 from __future__ import annotations
 

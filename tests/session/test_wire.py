@@ -1,4 +1,4 @@
-"""Launchers that call each other over real sockets, and strangers who try whatever they like."""
+"""Launchers that call each other over real sockets, and strangers that send anything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HERE = "127.0.0.1"
 
 
 class Side:
-    """One side of connections: who called, what they said, how they were lost."""
+    """One side of connections: the callers, their messages, and why they were lost."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
@@ -47,7 +47,7 @@ class Side:
         self.connections.append(connection)
 
     def refuse(self, address: str, why: str) -> None:
-        """Remember who was turned away."""
+        """Remember the refused caller."""
         self.refused.append((address, why))
 
 
@@ -325,13 +325,13 @@ def stranger(net: Net) -> socket.socket:
 
 
 def look(net: Net) -> None:
-    """Turn the loop once, though nothing may happen."""
+    """Turn the loop once, even if nothing happens."""
     net.loop.timer("look again", time.monotonic() + 0.01, lambda: None)
     net.loop.turn()
 
 
 def works(net: Net) -> None:
-    """See that a launcher is still welcome."""
+    """Assert that a launcher can still connect."""
     ours, _, _ = net.pair()
     ours.send(End(7))
     turn_until(net.loop, lambda: net.server.heard)
@@ -411,7 +411,7 @@ def test_thousands_of_frames_of_strangers_change_nothing(net: Net, number: int) 
 def test_thousands_of_frames_behind_a_true_handshake_change_nothing_else(
     net: Net, number: int
 ) -> None:
-    """Who sends what no launcher sends is lost, and the others are not."""
+    """A caller that sends what no launcher sends is lost; the others are not."""
     net.listen()
     ours, theirs, _ = net.pair()
     draw = random.Random(14)
@@ -476,7 +476,7 @@ def test_callers_up_to_the_limit_of_open_files_change_nothing(net: Net) -> None:
     opened = len(os.listdir("/proc/self/fd"))
     child = os.fork()
     if child == 0:
-        # Its own files: the listener's process has too few for so many.
+        # The callers are another process: the listener's has too few files for so many.
         calls = [stranger(net) for _ in range(200)]
         signal.pause()
         os._exit(len(calls))

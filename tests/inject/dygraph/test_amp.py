@@ -1,4 +1,4 @@
-"""Mixed precision that a script turns on itself, or does not, with each real Paddle."""
+"""Mixed precision that a script turns on itself, or not, with each real Paddle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Paddle's auto_cast is for GPUs; what it would do here is done by hand.
+# Paddle's auto_cast needs a GPU; the script casts by hand instead.
 SCRIPT = """
 import sys
 import paddle
@@ -41,7 +41,7 @@ def told(version: str, folder: Path, *words: str) -> dict[str, Any]:
 def test_operators_in_half_precision_are_counted(version: str, tmp_path: Path) -> None:
     knob = told(version, tmp_path, "half")
     assert (knob["status"], knob["in_effect"]) == ("effective", True)
-    # The two that reshape; the casts around them compute nothing.
+    # Two reshapes; the casts around them do not count.
     assert knob["evidence"].startswith("2 of ")
     assert knob["evidence"].endswith("; no GradScaler")
 

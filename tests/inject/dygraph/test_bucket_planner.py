@@ -1,4 +1,4 @@
-"""How buckets are planned from the first backwards of a model, which a clock of ours times."""
+"""How buckets are planned from the first backwards of a model, timed by a fake clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST, ALL = [[0, 1, 2], [3]], [[0, 1, 2, 3]]
 
 
 class Training:
-    """Runs backwards: a gradient a millisecond, and as long as the buckets take by SECONDS."""
+    """Runs backwards: one gradient per millisecond; SECONDS gives the time that buckets take."""
 
     def __init__(
         self, seconds: Callable[[list[list[int]]], float], cost_us: tuple[int, int]
@@ -41,7 +41,7 @@ class Training:
     def run(
         self, backwards: int = PLAN_UPDATES, *, misses: int = -1, limit_count: int | None = None
     ) -> None:
-        """Run so many BACKWARDS, or until there is a decision."""
+        """Run up to BACKWARDS backwards, until there is a decision."""
         for number in range(backwards):
             if not self.planner.is_on:
                 return
@@ -54,7 +54,7 @@ class Training:
             self.buckets = replanned or self.buckets
 
 
-# Where starts cost nothing the last gradient goes alone; long starts let all go together.
+# If starts cost nothing, the last gradient is sent alone; if they are slow, all go together.
 @pytest.mark.parametrize(("cost_us", "best"), [((100, 100), MOST), ((9000, 1), ALL)])
 def test_the_plan_that_is_seen_to_be_fastest_is_kept(
     cost_us: tuple[int, int], best: list[list[int]]
@@ -89,7 +89,7 @@ def test_one_bucket_is_kept_where_it_is_faster_than_what_was_planned() -> None:
 
 
 def test_smaller_buckets_are_kept_where_starts_turn_out_to_cost_less_than_measured() -> None:
-    # By the cost that was measured two buckets end soonest.
+    # By the measured cost, two buckets end soonest.
     training = Training(lambda buckets: 0.01 if len(buckets) == 3 else 0.02, (1900, 300))
     training.run()
     outcome = training.planner.outcome

@@ -116,7 +116,7 @@ print("weight", layer.weight.numpy().ravel()[0])
 """
 
 
-# A batch is bad now and then: its gradients are read and cleared. The next ones are changed.
+# Some batches are bad: their gradients are read and cleared. The next ones are changed.
 SKIPPING = """
 import sys, paddle
 way, = sys.argv[1:]
@@ -189,7 +189,7 @@ def test_a_bad_batch_may_be_read_and_cleared_before_gradients_are_clipped(
 ) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
     proof, output = alone(version, tmp_path, SKIPPING, {"strategy": asked}, way)
-    # What is added, or scaled in each step, may be another batch's.
+    # A value that is added, or scaled in each step, may come from another batch.
     assert ("gradients that are put together from several backwards" in output) is (weights is None)
     if weights is not None:
         assert json.loads(output.split("weight ")[1]) == pytest.approx(weights, abs=1e-3)
@@ -263,7 +263,7 @@ def test_what_is_done_behind_the_parameters_is_seen(version: str, way: str, tmp_
 def test_every_optimizer_of_a_script_is_merged(version: str, tmp_path: Path) -> None:
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
     told, _ = alone(version, tmp_path, SCRIPT, {"strategy": asked, "merge_tail": "step"})
-    # Two of the first optimizer, and one of its own; a ModelAverage makes none.
+    # Two updates of the first optimizer, one of the second; a ModelAverage makes none.
     assert told["updates"] == 3
     assert told["counts"]["merged_steps"] == 2
     status = {knob["name"]: (knob["status"], knob["in_effect"]) for knob in told["knobs"]}

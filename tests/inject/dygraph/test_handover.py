@@ -43,21 +43,21 @@ def settings_are_reset() -> Any:
         # Fleet's default is for static graphs: in dynamic ones Paddle never waits.
         ({"sync_nccl_allreduce": True}, SEVERAL, False, True),
         ({"sync_nccl_allreduce": True, "nccl_comm_num": 2}, ONE, True, True),
-        # Paddle's reducer counts no gradients; fleet's defaults ask for nothing.
+        # Paddle's reducer has no limit by number; fleet's defaults are no request.
         ({"fuse_grad_size_in_num": 8}, SEVERAL, False, True),
         ({"fuse_grad_size_in_num": 9}, SEVERAL, False, False),
         ({"fuse_grad_size_in_num": 9}, SEVERAL, True, True),
         ({"fuse_grad_size_in_TFLOPS": 50.0}, SEVERAL, False, True),
         ({"fuse_grad_size_in_TFLOPS": 9.0}, SEVERAL, False, False),
         ({"fuse_grad_size_in_TFLOPS": 9.0}, SEVERAL, True, True),
-        # Unless another field needs fleetrun's reducer.
+        # Another field needs fleetrun's reducer.
         ({"fuse_grad_size_in_num": 8, "nccl_comm_num": 2}, SEVERAL, True, False),
         ({"sync_nccl_allreduce": True, "fuse_grad_size_in_num": 9}, SEVERAL, False, False),
         ({"use_hierarchical_allreduce": "auto"}, SEVERAL, False, True),
         ({"use_hierarchical_allreduce": True}, SEVERAL, True, False),
         ({"bf16_allreduce": True}, ONE, True, False),
         ({"fp16_allreduce": True}, ONE, True, False),
-        # One step makes an update, as without it.
+        # One step is one update, as without it.
         ({"gradient_merge": True}, SEVERAL, False, True),
         ({"gradient_merge": True, "gradient_merge_configs": {"k_steps": 1}}, SEVERAL, False, True),
         ({"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}, ONE, True, False),

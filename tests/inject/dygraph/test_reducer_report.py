@@ -1,4 +1,4 @@
-"""What the proof says of a reducer in a dynamic graph."""
+"""The evidence about a reducer in a dynamic graph."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def told(
 ) -> dict[str, tuple[Any, ...]]:
     """Return status, value, reason and evidence of each field ASKED for.
 
-    The reducer of each model has BUCKETS of so many bytes; each communicator has made CALLS. BUILT:
-    of Paddle's reducer, which has taken over. The models DELETED are gone before the last report.
+    BUCKETS are the bytes of each model's buckets, CALLS those of each communicator. BUILT are the
+    buckets of Paddle's reducer, if it took over. The models DELETED are gone at the last report.
     """
     spec = StrategySpec(asked, {}, {})
     proof = Evidence(str(folder / "rank.0.jsonl"), spec)

@@ -1,4 +1,4 @@
-"""The table of Paddle's private names has the names that `inject` uses, and no others."""
+"""The table of Paddle's private names lists the names that `inject` uses, and no others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ NOT_PADDLES = {
     "sys._getframe",
     "os._exit",
     "atexit._run_exitfuncs",
-    # Of a NamedTuple.
+    # Methods of a NamedTuple.
     "spec._replace",
     "outcome._replace",
     "StaticRanks._instances",
 }
-# Strings with an underscore that are no names: beginnings and ends of them, and Python's.
+# Strings with an underscore that are not names of Paddle: parts of names, and Python's names.
 NO_NAMES = {"_", "_Distributed", "_configs", "_initializing", "_degree"}
 NO_NAMES |= {"_parallel_group", "_parallel_world_size"}
-# Our reducer's, which a profile wraps.
+# Of fleetrun's reducer, which a profile wraps.
 NO_NAMES |= {"_send"}
-# All that is in these modules is private, with an underscore or without.
+# Everything in these modules is private, even without an underscore.
 PRIVATE_MODULE = re.compile(r"(paddle\.base|core|_core\(\)|eager)\.")
 MODULES = {
     "paddle.base.core",
@@ -56,7 +56,7 @@ def sources() -> tuple[tuple[str, ast.AST], ...]:
 
 
 def spelled_by(node: ast.AST) -> Iterator[str]:
-    """Yield what NODE spells of Paddle that is private."""
+    """Yield the private names of Paddle that NODE spells."""
     match node:
         case ast.Attribute(value=ast.Name(id="self" | "cls")):
             return
@@ -81,7 +81,7 @@ def spelled_by(node: ast.AST) -> Iterator[str]:
 
 
 def is_private(name: str) -> bool:
-    """Whether NAME is meant for Paddle alone; what begins with our name is ours."""
+    """Whether NAME is private to Paddle; names with the prefix `fleetrun` are not."""
     return name.startswith("_") and not name.startswith(("__", "_fleetrun"))
 
 
@@ -116,7 +116,7 @@ def test_every_name_of_the_table_is_used() -> None:
     stale = [
         f"{name}: {part}"
         for name in private_names.NAMES
-        # A function that is not called may be there for what it sets.
+        # A function that is not called may be listed for the attributes that it sets.
         for part in (name.attributes or (name.path.rpartition(".")[2],))
         if spelled.isdisjoint(part.split("|"))
     ]

@@ -27,7 +27,7 @@ def spans(kind: str, intervals: list[list[int]]) -> list[Span]:
 
 
 def make(path: Path, first: int, last: int, steps: int) -> None:
-    """Make STEPS steps with a backward each, with a recorder for FIRST to LAST."""
+    """Make STEPS steps with one backward each, recording FIRST to LAST."""
     made = Recorder(str(path), first, last, rank=3)
     for _ in range(steps):
         begin = recorder.now()
@@ -56,7 +56,7 @@ def test_each_step_has_the_run_of_the_program_that_it_ends_in(tmp_path: Path) ->
     for _ in range(4):
         begin = recorder.now()
         made.begin_program()
-        # The update is a part of the program.
+        # The update is part of the program.
         made.end_step()
         made.end_program(begin)
     recorded = tracefile.read(str(tmp_path / "trace"))

@@ -1,4 +1,4 @@
-"""What runs in the user's Python before the user's code leaves no trace there."""
+"""The code that runs in the user's Python before the user's own leaves no trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SITE = str(Path(fleetrun.__file__).parent / "inject" / "site")
 
 
 def printed(code: str, *paths: str, **env: str) -> str:
-    """Return what CODE prints in a Python of a rank that has PATHS on its PYTHONPATH."""
+    """Return the output of CODE in a rank's Python that has PATHS on its PYTHONPATH."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env},
@@ -54,7 +54,7 @@ def test_what_fails_in_the_users_own_sitecustomize_fails_as_before(tmp_path: Pat
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n")
     with_island = printed("print(1)", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
     assert with_island == printed("print(1)", str(tmp_path))
-    # And ours is there all the same.
+    # fleetrun's own hook still records the error.
     printed("raise OSError", SITE, str(tmp_path), FLEETRUN_RECORDS=str(tmp_path / "e"))
     assert (tmp_path / "e").exists()
 
@@ -101,7 +101,7 @@ libc.signal(signal.SIGSEGV, kept)
 
 
 def test_s15_python_and_paddle_both_show_a_crash(tmp_path: Path) -> None:
-    # A Paddle that does what Paddle does: its handler takes the place of Python's.
+    # Like Paddle, this fake replaces Python's handler by its own.
     base = tmp_path / "paddle" / "base"
     base.mkdir(parents=True)
     (tmp_path / "paddle" / "__init__.py").write_text("import paddle.base\nimport paddle.nn\n")
@@ -136,7 +136,7 @@ def test_a_strategy_that_cannot_be_read_is_said_and_paddle_is_imported(tmp_path:
     text = printed("import paddle", SITE, str(tmp_path), **env)
     assert text.startswith("imported\n")
     assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
-    # Nor is a record that cannot be written a reason to end the training.
+    # A record that cannot be written does not end the training either.
     text = printed("import paddle", SITE, str(tmp_path), **env, FLEETRUN_RECORDS=str(tmp_path))
     assert text.startswith("imported\n")
     assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
@@ -159,7 +159,7 @@ print(type(core.__loader__).__name__, type(core.__spec__.loader).__name__)
 """
     env = {
         "FLEETRUN_STRATEGY_FILE": str(tmp_path / "strategy.json"),
-        # Only then are losses recorded.
+        # Losses are recorded only with this.
         "FLEETRUN_STOP_AFTER": "9",
     }
     *lines, told = printed(code, SITE, str(tmp_path), **env).splitlines()
@@ -168,7 +168,7 @@ print(type(core.__loader__).__name__, type(core.__spec__.loader).__name__)
 
 
 def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_path: Path) -> None:
-    # This one has no function that runs a backward, whose losses could be recorded.
+    # This fake has no function that runs a backward, so no losses can be recorded.
     (tmp_path / "paddle.py").write_text("")
     (tmp_path / "strategy.json").write_text('{"schema": 1}')
     env = {
@@ -182,13 +182,13 @@ def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_pat
         "paddle.base.core.eager.run_backward is missing: the losses of steps are not recorded"
         in text
     )
-    # All in one line.
+    # The remark is a single line.
     assert text.count("\n") == 2
 
 
 @pytest.mark.slow
 def test_the_tests_can_be_collected_where_the_system_has_a_sitecustomize(tmp_path: Path) -> None:
-    # Debian's and Ubuntu's Pythons do, and it is loaded before pytest meets ours.
+    # Debian's and Ubuntu's Pythons have one, and load it before pytest finds ours.
     (tmp_path / "sitecustomize.py").write_text("")
     collect = "import pytest, sys; sys.exit(pytest.main(['--collect-only', 'fleetrun/inject']))"
     done = subprocess.run(
@@ -204,7 +204,7 @@ def test_the_tests_can_be_collected_where_the_system_has_a_sitecustomize(tmp_pat
 
 
 def test_an_interrupt_that_a_destructor_swallows_comes_again(tmp_path: Path) -> None:
-    # As one does that comes while Python's import system runs a callback.
+    # This is the fate of an interrupt while Python's import system runs a callback.
     swallow = """
 import os, signal, time
 class Dying:

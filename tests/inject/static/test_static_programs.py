@@ -1,4 +1,4 @@
-"""Static programs after our passes, and the evidence about them, in one process."""
+"""Static programs after fleetrun's passes, and the evidence about them, in one process."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 @cache
 def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
-    # Paddle leaves a picture of each sharded program where it runs.
+    # Paddle writes a picture of each sharded program to the current folder.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [python, ROOT / "tests" / "train" / "models" / "static_programs.py"],
@@ -126,12 +126,12 @@ class Built:
         self.allreduce = "all_reduce" if version == "3.3.1" else "c_allreduce_sum"
 
     def main(self, name: str) -> dict[str, int]:
-        """Return how often each operator is in the main block of the program NAME."""
+        """Return the count of each operator in the main block of the program NAME."""
         assert not self._programs[name]["error"], self._programs[name]["error"]
         return dict(self._programs[name]["blocks"][0])
 
     def blocks(self, name: str) -> list[dict[str, int]]:
-        """Return it for the other blocks."""
+        """Return the same for the other blocks."""
         return list(self._programs[name]["blocks"][1:])
 
     def order(self, name: str) -> list[str]:
@@ -139,16 +139,16 @@ class Built:
         return list(self._programs[name]["order"][0])
 
     def error(self, name: str) -> str:
-        """Return what the program NAME has ended with."""
+        """Return the error of the program NAME."""
         return str(self._programs[name]["error"])
 
     def report(self, name: str) -> dict[str, Any]:
-        """Return all that is known of the program NAME."""
+        """Return the whole report on the program NAME."""
         assert not self._programs[name]["error"], self._programs[name]["error"]
         return dict(self._programs[name])
 
     def outcome(self, name: str, knob: str) -> tuple[str, str]:
-        """Return the status of KNOB in the program NAME, and the reason or what was counted."""
+        """Return the status of KNOB in the program NAME, and its reason or evidence."""
         (row,) = [row for row in self._programs[name]["knobs"] if row["name"] == knob]
         return row["status"], row["reason"] or row["evidence"]
 
@@ -187,12 +187,12 @@ def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built
     assert built.allreduce not in built.main("channels")
     order = built.order("channels")
     first, second, third, *waits = (i for i, kind in enumerate(order) if kind == "py_func")
-    # Each goes out in backward, and is waited for where its parameters are updated.
+    # Each bucket is sent during backward, and waited for where its parameters are updated.
     assert order[first:second].count("matmul_v2_grad") == 1
     assert order[second:third].count("matmul_v2_grad") == 1
     assert len(waits) == 3
     assert order[waits[0] :] == ["py_func", "sgd", "sgd"] * 3
-    # Each has three: to reduce in a group, to sum among leaders, to broadcast.
+    # Each bucket has three collectives: reduce in a group, sum among leaders, broadcast.
     rings = "[100, 101, 102, 105, 106, 107]"
     evidence = f"3 allreduces in turn over 2 communicators (rings {rings})"
     assert built.outcome("channels", "nccl_comm_num") == ("effective", evidence)
@@ -315,7 +315,7 @@ def test_amp_without_casts_is_no_effect(built: Built) -> None:
 def test_localsgd_sums_parameters_on_some_steps_and_no_gradients(built: Built) -> None:
     assert built.outcome("localsgd", "localsgd")[0] == "effective"
     assert built.outcome("adaptive_localsgd", "adaptive_localsgd")[0] == "effective"
-    # Paddle sums gradients and makes them a mean, too; only the parameters are left to it.
+    # Paddle would also average gradients; it is left only the parameters.
     assert built.allreduce not in built.main("localsgd")
     assert "scale" not in built.main("localsgd")
     assert [block.get(built.allreduce, 0) for block in built.blocks("localsgd")] == [0, 6, 6]
@@ -335,7 +335,7 @@ def test_each_paddle_shards_where_it_can(built: Built) -> None:
         assert built.outcome("sharding", "sharding")[0] == "refused"
         return
     assert built.outcome("sharding", "sharding") == ("effective", "6 broadcast, 6 reduce")
-    # Twelve collectives, each but the first after the one before.
+    # Twelve collectives, in a chain.
     assert built.main("sharding")["depend"] == 11
     assert "among all 4 ranks only" in built.error("sharding in groups")
 

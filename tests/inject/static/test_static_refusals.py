@@ -1,4 +1,4 @@
-"""Messages to scripts that call functions which this Paddle lacks."""
+"""Messages for scripts that call functions which this Paddle lacks."""
 
 from __future__ import annotations
 
