@@ -1,4 +1,4 @@
-"""A real browser in tests: headless Chromium, which knows no network but this machine."""
+"""A real browser in tests: headless Chromium that reaches this machine only."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def fleetrun(
 
 
 def started(*words: str, folder: Path | None = None, **popen: Any) -> subprocess.Popen[bytes]:
-    """Start `fleetrun WORDS` in FOLDER, with pipes for what it says unless POPEN has others."""
+    """Start `fleetrun WORDS` in FOLDER; its output goes to pipes unless POPEN has others."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environ()}
     argv = [*FLEETRUN, *words]
     return subprocess.Popen(argv, cwd=folder, **{**pipes, **popen})  # pyright: ignore[reportReturnType]
@@ -50,10 +50,10 @@ class Ended(NamedTuple):
 
 
 class Launcher(Job):
-    """What starts the launcher `argv` in FOLDER, and waits for its end."""
+    """Starts the launcher `argv` in FOLDER, and waits for its end."""
 
     argv: list[str]
-    # How long what a job that fails leaves may live on.
+    # How long processes of a failed job may live on.
     leeway_s = 5.0
 
     def environ(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -77,17 +77,17 @@ class Launcher(Job):
         return subprocess.Popen([*prefix, *self.argv], **{**usual, **popen})  # pyright: ignore[reportReturnType] - nobody asks for text
 
     def run(self, **popen: Any) -> Ended:
-        """Run the launcher to its end; nobody may be left."""
+        """Run the launcher to its end; no process may be left."""
         return self.finish(self.start(**popen))
 
     def finish(self, process: subprocess.Popen[bytes], seconds: float = LONG_S) -> Ended:
-        """Wait for the end of a started launcher; nobody may be left."""
+        """Wait for the end of a started launcher; no process may be left."""
         try:
             out, err = process.communicate(timeout=seconds)
         finally:
             process.kill()
             process.wait()
-            # Where a signal has ended the launcher itself, the guard or an orphan needs a moment.
+            # After a signal killed the launcher itself, its guard or an orphan needs a moment.
             if process.returncode < 0:
                 assert_no_survivors(self.marker)
             else:
@@ -111,7 +111,7 @@ class Command(Launcher):
 
     @classmethod
     def python(cls, folder: Path, code: str, *options: str, ranks: int = 2) -> Command:
-        """Make one whose ranks run Python CODE, with the rank as `rank`."""
+        """Make a command whose ranks run Python CODE, with the rank as `rank`."""
         made = cls(folder, "", *options, ranks=ranks)
         script = made._script.with_suffix(".py")
         begin = "import os, sys, time\nrank = int(os.environ['PADDLE_TRAINER_ID'])\n"
@@ -120,7 +120,7 @@ class Command(Launcher):
         return made
 
     def detach(self) -> subprocess.CompletedProcess[str]:
-        """Start the launcher in the background, and return what it has said in front."""
+        """Start the launcher in the background, and return what it printed before."""
         self.argv.insert(len(FLEETRUN), "--detach")
         return subprocess.run(
             self.argv,
@@ -149,5 +149,5 @@ class Driven(Launcher):
 
 
 def process_in_background(printed: str) -> int:
-    """Return the process that the job is SAID to be."""
+    """Return the process id of the job, as PRINTED."""
     return int(printed.partition("in the background as process ")[2].partition(":")[0])

@@ -1,4 +1,4 @@
-"""What all tests share: no test inherits a launch environment."""
+"""Fixtures and hooks of all tests: no test inherits a launch environment."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from fleetrun.run.loop import Loop
 
-# The same examples in every run: a test that fails by chance says nothing of a change. To look for
-# new ones: FLEETRUN_TEST_EXPLORE=1.
-# However long an example takes: a machine that is busy with other things is no failure.
+# Every run has the same examples: a random failure says nothing about a change.
+# FLEETRUN_TEST_EXPLORE=1 looks for new ones.
+# There is no deadline per example: a busy machine is no failure.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", patient, derandomize=True, max_examples=USUAL)
 settings.register_profile("few", patient, derandomize=True, max_examples=FEW)
@@ -44,7 +44,7 @@ for _signum, _usual in (
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, _usual)
 
-# Nobody's own fleetrun.yaml changes what a test sees.
+# No fleetrun.yaml of the user changes a test.
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 
 # Programs for ranks: they import Paddle.
@@ -55,12 +55,12 @@ _PREFIXES = (
     *("SLURM_", "OMPI_", "PMI_", "MPI_LOCAL", "LSB_", "PBS_", "JOB_", "PE_HOSTFILE"),
 )
 
-# Marks of what takes longest, in this order.
+# The marks of the slowest tests, in this order.
 _LONG_FIRST = ("train", "multinode", "slow")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Give what takes too long for every run a word of its own."""
+    """Register the option for tests that take too long for every run."""
     parser.addoption("--gpu", action="store_true", help="the tests that need a GPU, too")
     parser.addoption("--long", action="store_true", help="also the tests that are marked long")
 
@@ -100,7 +100,7 @@ class Files:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples are tried, before the tests are read."""
+    """Choose the number of examples before the tests are imported."""
     # Of a conftest.py's own hooks, those for files see only the files beside it.
     config.pluginmanager.register(Files(config))
     if os.environ.get("FLEETRUN_TEST_EXPLORE"):
@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked long or gpu, unless it is wanted."""
+    """Skip tests that are marked long or gpu, unless they are requested."""
     if not config.getoption("--gpu"):
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -124,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _begin_with_long_files(items: list[pytest.Item]) -> None:
-    """Sort ITEMS so that no worker begins with minutes of training when the others have ended."""
+    """Sort ITEMS so that no worker starts minutes of training when the others are done."""
     places: dict[Path, int] = {}
     for item in items:
         marks = [item.get_closest_marker(name) is not None for name in _LONG_FIRST]
@@ -135,7 +135,7 @@ def _begin_with_long_files(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Look for no garbage among thousands of tests, which all stay: neither now nor later."""
+    """Freeze the collected tests, thousands of objects that stay, for the garbage collector."""
     gc.disable()
     try:
         return (yield)
@@ -146,12 +146,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None]:
-    """Kill what a test that fails has left, whether it has thought of that or not."""
+    """Kill the processes that a failed test has left."""
     begun_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         return (yield)
     except Exception:
-        # Most tests start no process, and are quicker without this.
+        # Most tests start no process, and are faster without this.
         from processes import kill_what_was_left
 
         kill_what_was_left(begun_s)
@@ -168,8 +168,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    """Return a terminal of one's own, which is closed afterwards."""
-    # Most tests need none, and not the modules for it.
+    """Return a new terminal, which is closed afterwards."""
+    # Most tests need neither a terminal nor its modules.
     from terminals import Terminal
 
     made = Terminal()

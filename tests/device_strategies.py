@@ -18,7 +18,7 @@ _LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nra
 PRESETS: dict[str, Document] = {
     name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
     for name in load.PRESETS
-    # They are for static graphs, and for scripts that scale their loss.
+    # These are for static graphs, and for scripts that scale their loss.
     if name not in ("compute_fusion", "amp")
 }
 _ASKED: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ FIELDS: dict[str, Document] = {
     **{name: {"strategy": asked} for name, asked in _ASKED.items()},
     "fuse_all_optimizer_ops": {"build_strategy": {"fuse_all_optimizer_ops": True}},
 }
-# Each of these fields, in few strategies.
+# All of these fields, in as few strategies as possible.
 TOGETHER: dict[str, Document] = {
     "recommended": PRESETS["recommended"],
     "overlapped": {
@@ -61,7 +61,7 @@ ALL = {**PRESETS, **FIELDS, **TOGETHER}
 
 
 def effective() -> set[str]:
-    """Return the fields of which the table says that they take effect in dynamic graphs."""
+    """Return the fields that take effect in dynamic graphs according to the table."""
     return {
         field.name
         for field in fields.TABLE
@@ -71,12 +71,12 @@ def effective() -> set[str]:
 
 
 def sends_gradients(document: Document) -> bool:
-    """Whether DOCUMENT asks for what fleetrun's own reducer does."""
+    """Whether DOCUMENT needs fleetrun's own reducer."""
     handed_on = {"find_unused_parameters", "hybrid_configs"}
     return bool(document.get("strategy", {}).keys() - handed_on)
 
 
 def merged_steps(document: Document) -> int:
-    """Return how many backwards make an update with DOCUMENT."""
+    """Return the number of backwards per update with DOCUMENT."""
     asked = document.get("strategy", {})
     return asked["gradient_merge_configs"]["k_steps"] if asked.get("gradient_merge") else 1

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SOURCES = Path(__file__).parent / "device"
-# Kernels are those of one Paddle, and their stubs those of one architecture.
+# Kernels depend on the version of Paddle, and their stubs on the architecture.
 _WITH_KERNELS = ("3.3.1", "x86_64")
-# Where gradients begin in the memory of a device: at each so many floats.
+# The alignment of gradients in a device's memory, in floats.
 _ALIGNED = 256
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread")
 
@@ -47,7 +47,7 @@ _used = [Device(os.environ.get("FLEETRUN_TEST_DEVICE", ""))]
 
 @contextlib.contextmanager
 def on(kind: str, **settings: object) -> Iterator[None]:
-    """Let ranks that are launched run on devices of KIND."""
+    """Let launched ranks run on devices of KIND."""
     _used.append(Device(kind, settings))
     try:
         yield
@@ -56,12 +56,12 @@ def on(kind: str, **settings: object) -> Iterator[None]:
 
 
 def kind() -> str:
-    """Return what ranks that are launched run on: a kind of devices, or nothing for the CPU."""
+    """Return the kind of devices that launched ranks run on; "" is the CPU."""
     return _used[-1].kind
 
 
 def elements(*sizes: int) -> int:
-    """Return how many floats the buffer of gradients of SIZES has: on devices there are gaps."""
+    """Return the length of the buffer of gradients of SIZES, in floats: devices need padding."""
     return sum(-(-size // _ALIGNED) * _ALIGNED if kind() else size for size in sizes)
 
 
@@ -73,10 +73,10 @@ def variables(python: Path) -> dict[str, str]:
     loading = {
         "CUSTOM_DEVICE_ROOT": str(library(python).parent),
         "TESTDEVICE_KIND": kind,
-        # Devices are counted, and kernels made, when the library is loaded.
+        # The library counts devices and registers kernels when it is loaded.
         "TESTDEVICE_COUNT": str(settings.get("count", 4)),
         "TESTDEVICE_WITHOUT": str(settings.get("without", "")),
-        # Paddle tells on each import what it has loaded.
+        # Paddle prints on each import what it has loaded.
         "GLOG_minloglevel": "1",
     }
     started = warm(python, **loading)
@@ -95,7 +95,7 @@ def of_rank(rank: int) -> dict[str, str]:
 
 
 class Collective(NamedTuple):
-    """What one rank's device saw of a collective, and the kernels of backwards begun beside it."""
+    """A collective as one rank's device saw it, and the kernels of backward that overlapped it."""
 
     rank: int
     group: str
@@ -112,7 +112,7 @@ class Collective(NamedTuple):
 
 
 def witnessed(folder: Path, rank: int) -> list[Collective]:
-    """Return what RANK's device has written to FOLDER, the setting `witness`, in its order."""
+    """Return the collectives that RANK's device wrote to FOLDER, its `witness`, in order."""
     if PLUGIN:
         return []
     lines = (folder / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -176,7 +176,7 @@ def _build(built: Path, paddle: Path, sources: list[Path]) -> None:
     ]
     assert [compiler.wait() for compiler in compilers] == [0] * len(sources)
     new = built.with_suffix(".new")
-    # Paddle closes the library at its end, when threads of streams may still be in it.
+    # Paddle closes the library at exit, while threads of streams may still run in it.
     argv: list[Any] = ["g++", "-shared", "-pthread", *objects, "-o", new, *libraries]
     subprocess.run([*argv, "-Wl,-z,nodelete"], check=True)
     for path in objects:

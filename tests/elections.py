@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fleetrun.session.config import RendezvousConfig
     from fleetrun.session.jobrecord import StoreAddress
 
-# How long an answer of etcd is awaited, and how late it may end a lease.
+# How long etcd's answer is awaited, and how late etcd may end a lease.
 _TIMEOUT_S, _LATE_S = 2.0, 0.6
-# How likely a host is cut off from the others, and not from etcd.
+# The probability that a host is cut off from the others, but not from etcd.
 _APART = 0.4
 
 
@@ -37,11 +37,11 @@ class Etcd:
         # Value, revision and lease; no lease is 0.
         self._leader: tuple[str, int, int] | None = None
         self._record: tuple[str, int, int] | None = None
-        # Nobody is answered before.
+        # Until then nobody gets an answer.
         self.down_until = 0.0
 
     def do(self, what: str, values: tuple[Any, ...]) -> Any:  # noqa: PLR0911 - one for each
-        """Do what one of the launchers asks for."""
+        """Serve a launcher's request."""
         self._expire()
         match what, values:
             case "look", ():
@@ -91,7 +91,7 @@ class Etcd:
 
 
 class Store(JobStore):
-    """What a launcher asks of the simulated etcd, one question after the other."""
+    """A launcher's client of the simulated etcd, with one request at a time."""
 
     def __init__(self, host: ElectedLauncher, address: StoreAddress, waiting: Waiting) -> None:
         super().__init__(address, waiting)
@@ -188,7 +188,7 @@ class ElectedWorld(World):
 
     # What must hold.
     def check(self, until: float) -> None:
-        """Play, and see that all ended, and that they agree where nobody was lost."""
+        """Play, and check that all ended, and that they agree unless a host was lost."""
         if self.chance.random() < self.chances.down:
             self.etcd.down_until = self.chance.uniform(0.0, 30.0)
         self.play(until)
@@ -207,7 +207,7 @@ class ElectedWorld(World):
             assert len({*ends.values()}) < 2 or self.any_lost(), (job_generation, ends)
 
     def any_lost(self) -> bool:
-        """Whether some host was lost, with whom a verdict may have gone."""
+        """Whether a host was lost, and possibly a verdict with it."""
         return any(not host.is_alive or host.was_cut_long for host in self.launchers) or bool(
             self.etcd.down_until or any(host.astray_until for host in self.launchers)
         )

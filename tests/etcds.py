@@ -24,12 +24,12 @@ CLIENT, PEER = 2379, 2380
 
 
 def missing() -> str | None:
-    """Return what keeps this machine from having an etcd, or None."""
+    """Return why this machine cannot run an etcd, or None."""
     return None if shutil.which("etcd") else "there is no etcd here (Debian: etcd-server)"
 
 
 def missing_tls() -> str | None:
-    """Return what keeps this machine from having an etcd that wants TLS, or None."""
+    """Return why this machine cannot run an etcd with TLS, or None."""
     return missing() or (None if shutil.which("openssl") else "there is no openssl here")
 
 
@@ -110,7 +110,7 @@ def is_well(address: str, port: int, tls: tuple[Path, Path, Path] | None = None)
 
 @contextmanager
 def on_hosts(hosts: Sequence[Host]) -> Iterator[str]:
-    """Start a member on each of HOSTS, and return what --master is."""
+    """Start a member on each of HOSTS, and return the value of --master."""
     cluster = ",".join(f"{host.name}=http://{host.ip}:{PEER}" for host in hosts)
     members = [
         host.start(

@@ -1,18 +1,18 @@
-"""How many examples a property test tries: some in every run, many in a long one."""
+"""The number of examples of a property test: few in every run, many in a long one."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-# Of a test that says nothing else. FEW is for scripts/check, and for a second run on another
-# Python, which looks for what is different there.
+# The default. FEW is for scripts/check, and for the second run on another Python, which looks for
+# differences only.
 USUAL = 30
 FEW = 6
 MANY = 1000
 
 
 def examples(number: int) -> settings:
-    """Return the settings of a test that tries NUMBER where others try the usual number."""
+    """Return the settings of a test with NUMBER examples instead of the default."""
     return settings(max_examples=max(1, number * settings().max_examples // USUAL))
 
 

@@ -1,4 +1,4 @@
-"""A Paddle of a few lines that has plug-ins, for tests of who asks it; the real one takes seconds.
+"""A fake Paddle with plug-ins, for tests of its callers; the real one takes seconds to import.
 
 Its plug-ins are text files: `lib-mlu.so` holds `mlu 4`, a kind and how many devices it has, or
 `mlu 4 MLU_VISIBLE_DEVICES`, with the mask that it reads. What else is asked of it raises.

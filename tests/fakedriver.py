@@ -1,4 +1,4 @@
-"""NVIDIA's driver made of C, below the real pynvml: only root can show it to a launch."""
+"""A fake of NVIDIA's driver in C, below the real pynvml; only root can install it for a launch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needed = pytest.mark.skipif(
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Build it in FOLDER, and return the variables with which it is found."""
+    """Build it in FOLDER, and return the variables that make launchers load it."""
     library = folder / "libcuda.so.1"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What findings of `fleetrun doctor` say is wrong."""
+"""The problems among findings of `fleetrun doctor`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def bad(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    """Return check and level of what is wrong in FINDINGS, which say what it means and its fix."""
+    """Return check and level of the problems in FINDINGS, which all have a meaning and a fix."""
     wrong = [finding for finding in findings if finding.level != OK]
     assert all(finding.means and finding.fix for finding in wrong)
     return [(finding.check, finding.level) for finding in wrong]

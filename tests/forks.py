@@ -1,4 +1,4 @@
-"""Ranks that a guard starts or forks, in tests; and a Paddle of a few lines that takes no time."""
+"""Ranks that a guard starts or forks, in tests; and a fake Paddle, which imports at once."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def order(folder: Path, modules: str, *words: str, rank: int = 0, **more: str) -
 
 
 def stand_by(parent: Guard, like: Order, *modules: str, count: int = 2) -> tuple[str, int, str]:
-    """Start a fork server for COUNT ranks, and return what becomes of it."""
+    """Start a fork server for COUNT ranks, and return it."""
     parent.stand_by(like, modules, count)
     until(lambda: parent.standing_by()[0] != "loading", TRAINING_S)
     return parent.standing_by()
 
 
 def run(parent: Guard, order: Order) -> tuple[Launched, Ended]:
-    """Start ORDER, forked if that is possible, and return how, and how it ended."""
+    """Start ORDER, forked if possible; return how it started and how it ended."""
     started = parent.start(order._replace(may_fork=True))
     pidfd = os.pidfd_open(started.pid)
     assert select.select([pidfd], [], [], TRAINING_S)[0]

@@ -94,7 +94,7 @@ class Host(NamedTuple):
         python: Path | str = sys.executable,
         **variables: str,
     ) -> subprocess.Popen[bytes]:
-        """Start `fleetrun WORDS` in FOLDER, or our own, once its shell has done what is BEFORE."""
+        """Start `fleetrun WORDS` in FOLDER, or the host's own, after the shell commands BEFORE."""
         script = f'cd "$1" && shift; {before}; exec "$@"'
         command = (str(python), "-m", "fleetrun", *words)
         where = str(folder or self.folder)
@@ -121,7 +121,7 @@ class Host(NamedTuple):
 
 
 def missing() -> str | None:
-    """Return what keeps this machine from having hosts, or None."""
+    """Return why this machine cannot have hosts, or None."""
     absent = [name for name in NEEDED if not shutil.which(name)]
     if absent:
         return f"the commands {', '.join(absent)} are missing (Debian: apt install iproute2 procps)"
@@ -134,7 +134,7 @@ def missing() -> str | None:
 
 
 class Network:
-    """Hosts and the switch between them, which can be told to be bad."""
+    """Hosts and the switch between them, which can inject faults."""
 
     def __init__(self, hosts: tuple[Host, ...], switch: int | subprocess.Popen[str]) -> None:
         self.hosts = hosts

@@ -55,7 +55,7 @@ class Rank(SessionHandler):
 
 
 class Launched(NamedTuple):
-    """A launcher of the job, and what it says on its console."""
+    """A launcher of the job, and the remarks on its console."""
 
     session: Session
     handler: Rank
@@ -79,7 +79,7 @@ class Launchers:
         answers: bool = False,
         **endpoint: Any,
     ) -> Launched:
-        """Let a launcher begin at an ENDPOINT; the name of its host is the last part of its own."""
+        """Start a launcher at an ENDPOINT; its host's name has the number of its own name."""
         addresses = (HERE,) if serves else ()
         usual = RendezvousEndpoint(config, HERE, (self.port,), "default", addresses=addresses)
         remarks: list[str] = []
@@ -91,7 +91,7 @@ class Launchers:
         return self.launched[-1]
 
     def take_part(self, name: str, **start: Any) -> Launched:
-        """Let a launcher begin, and join."""
+        """Start a launcher, and let it join."""
         request = JoinRequest("", name, len(self.launched), (7000,), ((),))
         launched = self.start(name, may_be_second=True, **start)
         launched.session.join(request)

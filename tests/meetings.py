@@ -38,11 +38,11 @@ class Job:
             command.wait_for(*names)
 
     def finish(self) -> list[Ended]:
-        """Wait for all ends; nobody may be left."""
+        """Wait for all launchers; no process may be left."""
         return list(map(Command.finish, self.commands, self.launchers))
 
     def ends(self) -> list[int]:
-        """Wait for all ends, see that nobody is left, and return the exit codes."""
+        """Wait for all launchers, check that no process is left, and return the exit codes."""
         return [ended.code for ended in self.finish()]
 
 
@@ -68,7 +68,7 @@ class Meeting(Job):
         self.options: tuple[str, ...] = (*own, *options)
 
     def start(self, *more: str, host: int | None = None) -> subprocess.Popen[bytes]:
-        """Start one more launcher; the first one serves, once somebody can call it.
+        """Start one more launcher; the first one serves, and this waits until it listens.
 
         It has a folder of its own, or that of an earlier one, HOST.
         """
@@ -89,5 +89,5 @@ class Meeting(Job):
             return call.connect_ex(("127.0.0.1", self.port)) == 0
 
     def output(self, number: int) -> str:
-        """Return what launcher NUMBER has said so far."""
+        """Return the output of launcher NUMBER so far."""
         return (self.folder / f"host{number}" / "output").read_text(errors="replace")

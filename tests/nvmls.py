@@ -1,6 +1,6 @@
 """Fakes of NVML and libcuda: GPUs that work, hang, are lost or barred.
 
-They refuse what they do not know.
+They raise for anything that they do not know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Bus(NamedTuple):
-    """Where a GPU is plugged in."""
+    """The PCI address of a GPU."""
 
     busId: str | bytes
 
@@ -27,7 +27,7 @@ class Load(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """How much of a GPU's memory is taken."""
+    """The used memory of a GPU."""
 
     used: int
     total: int
@@ -41,11 +41,11 @@ class Holder(NamedTuple):
 
 
 class FakeNvmlError(Exception):
-    """What NVML raises."""
+    """An error of NVML."""
 
 
 class NoPermission(FakeNvmlError):
-    """What it raises for a GPU that a device cgroup keeps from us."""
+    """The error for a GPU that a device cgroup denies."""
 
 
 def nothing() -> None:

@@ -1,4 +1,4 @@
-"""Requests, facts and rosters for tests: ordinary ones, with what a test is about replaced."""
+"""Requests, facts and rosters for tests: ordinary ones with the fields of a test replaced."""
 
 from __future__ import annotations
 

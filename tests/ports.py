@@ -7,8 +7,8 @@ import os
 from fleetrun.engines.ports import Ports
 from fleetrun.plan.layout import LAST_PORT
 
-# Reserved among all fleetruns of this machine until this process ends, and outside the range from
-# which the kernel gives ports to others: what is found by bind and close is anybody's again.
+# Reserved among all launchers of this machine until this process ends, and outside the kernel's
+# range of ephemeral ports: a port found by bind and close is free for anybody again.
 _HELD = Ports(os.getpid())
 
 

@@ -1,4 +1,4 @@
-"""Real processes in tests: who is alive, found by a marker variable over all of /proc."""
+"""Real processes in tests: living ones are found in /proc by a marker variable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MARKER = "FLEETRUN_TEST_MARKER"
-# Less than the minute for which ranks of tests sleep: what ends by itself would not be noticed.
+# Less than the minute that ranks of tests sleep, so that none of them can end by itself unnoticed.
 _GONE_S = 40.0
 
 
@@ -94,11 +94,11 @@ class Job:
         until(lambda: all((self.folder / name).exists() for name in names))
 
     def log(self, rank: int) -> Path:
-        """Return where users look for a rank's output."""
+        """Return the path of a rank's log."""
         return self.folder / "log" / f"workerlog.{rank}"
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what the last launch has written down so far."""
+        """Return the events of the last launch so far."""
         try:
             text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Sessions of simulated launchers: the real ones, with a network, clocks and ranks of chance.
+"""Sessions of simulated launchers: the real code with a random network, clocks and ranks.
 
 One seed is one history. Nothing here waits or sleeps; time is a number.
 """
@@ -23,7 +23,7 @@ from fleetrun.session.messages import JoinRequest, LauncherKilled, RosterMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-# A firewall opens again, or a host is for ever cut off.
+# A firewall opens again, or a host is cut off for ever.
 SHORT_CUT_S = 3.0
 PORT = 1
 # A call that fails is repeated after this; a connection that is finished may stay open so long.
@@ -31,7 +31,7 @@ _AGAIN_S, _FLUSH_S = 0.5, 2.0
 
 
 class Chances(NamedTuple):
-    """How likely things go wrong in a history, for each host."""
+    """The probability of each fault in a history, per host."""
 
     failure: float = 0.3
     kill: float = 0.1
@@ -421,7 +421,7 @@ class Launcher(SessionHandler):
     # Ranks ----------------------------------------------------------------------------------
 
     def start_ranks(self) -> None:
-        """Start ranks that end well or fail, some time."""
+        """Start ranks that succeed or fail some time later."""
         world = self.world
         self.ranks = self.state.generation
         self.run_number += 1
@@ -441,7 +441,7 @@ class Launcher(SessionHandler):
         return is_here and self.state.phase == member.RUNNING
 
     def succeed(self, run: int) -> None:
-        """Let the ranks end well."""
+        """Let the ranks succeed."""
         if self.is_running(run):
             self.ranks = None
             self.do(self.session.done)
@@ -539,7 +539,7 @@ class World:
         self.at(self.now + delay, call)
 
     def play(self, until: float) -> None:
-        """Let happen what is due."""
+        """Run what is due."""
         while self.queue and self.queue[0][0] <= until:
             when, _, call = heapq.heappop(self.queue)
             self.now = max(self.now, when)
@@ -639,7 +639,7 @@ class World:
         self.after(self.chance.uniform(0.0, 0.2), lambda: host.fail(run, failure))
 
     def check_alone(self, host: Launcher) -> None:
-        """See that no ranks of an earlier generation are left anywhere."""
+        """Check that no ranks of an earlier generation are left anywhere."""
         for other in self.launchers:
             assert other.ranks is None or other.ranks == host.state.generation, (
                 f"{other.name} still runs generation {other.ranks}, and {host.name} starts "
@@ -647,14 +647,14 @@ class World:
             )
 
     def check_roster(self, host: Launcher, roster: RosterMessage) -> None:
-        """See that a generation of a job has one roster."""
+        """Check that a generation of a job has one roster."""
         known = self.rosters.setdefault((roster.session, roster.generation), roster)
         assert known == roster, f"{host.name} has another roster of {roster.generation}"
 
     # A history --------------------------------------------------------------------------------
 
     def script(self) -> None:
-        """Plan what goes wrong, and when."""
+        """Plan the faults, and when they happen."""
         chance, chances = self.chance, self.chances
         for host in self.launchers:
             if not host.is_local and chance.random() < chances.never_comes:
@@ -691,7 +691,7 @@ class World:
                 self.after(moment, partial(self.cut, host, seconds))
 
     def check(self, until: float) -> None:
-        """Play, and see that all ended, and ended alike."""
+        """Play, and check that all hosts ended, with the same result."""
         self.play(until)
         live = [host for host in self.launchers if host.is_alive]
         for host in live:
@@ -706,7 +706,7 @@ class World:
             final = [verdict.failure for verdict in host.verdicts.values() if verdict.is_final]
             assert final in ([], ends := ends or final), f"{host.name}: {final}, not {ends}"
             if not host.rosters:
-                # Whoever never had a place knows no generation but the first.
+                # A host that never had a place knows only the first generation.
                 continue
             for generation, verdict in host.verdicts.items():
                 known = alike.setdefault(generation, verdict)

@@ -53,7 +53,7 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMod
 
 
 def missing() -> str | None:
-    """Say what keeps this machine from having a Slurm, or None."""
+    """Return why this machine cannot run a Slurm, or None."""
     absent = [name for name in NEEDED if not shutil.which(name)]
     if absent:
         return f"there is no {absent[0]} here (Debian: apt install slurmctld slurmd slurm-client)"

@@ -1,4 +1,4 @@
-"""A script that only pretends to train, but leaves what `fleetrun verify` compares."""
+"""A script that pretends to train, but writes the snapshots that `fleetrun verify` compares."""
 
 # Two parameters, a.weight and b.weight; the case says in what they differ.
 SCRIPT = """

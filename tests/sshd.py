@@ -1,4 +1,4 @@
-"""Hosts by ssh in tests: a real sshd for each connection, or a program in the place of ssh."""
+"""Hosts by ssh in tests: a real sshd for each connection, or a program instead of ssh."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def by_ssh(
     if not SSHD:
         pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
     if os.geteuid() == 0:
-        # Where sshd of root leaves its rights; it is there wherever one runs.
+        # The privilege separation folder of root's sshd, which any running sshd has.
         Path("/run/sshd").mkdir(exist_ok=True)
     command = Command(folder, script, ranks=1)
     ssh = ssh_option(folder / "ssh", command.marker, greeting)

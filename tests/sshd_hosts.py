@@ -1,4 +1,4 @@
-"""A real sshd on each host that is a namespace, with keys that are thrown away."""
+"""A real sshd on each namespace host, with temporary keys."""
 
 from __future__ import annotations
 

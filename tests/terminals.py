@@ -1,4 +1,4 @@
-"""A real terminal in tests, with somebody before it who reads and types."""
+"""A real terminal in tests, with a simulated user who reads and types."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ while not os.path.exists("go"):
 
 
 class Terminal:
-    """A pseudo-terminal with somebody before it who reads."""
+    """A pseudo-terminal with a reader."""
 
     def __init__(self) -> None:
         self.ours, self.theirs = pty.openpty()
         os.set_blocking(self.ours, False)
         settings = termios.tcgetattr(self.theirs)
-        # Else a Ctrl-C throws away what has been printed and not been read yet.
+        # Otherwise Ctrl-C discards printed text that was not read yet.
         settings[3] |= termios.NOFLSH
         termios.tcsetattr(self.theirs, termios.TCSANOW, settings)
         self.shown = b""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).parent / "train" / "models"
 SCRIPT = MODELS / "kinds.py"
-# What a script does several times in an update, or by itself with gradients, is something else when
-# updates are merged behind its back.
+# Several actions within an update, or on gradients by hand, mean something else if updates are
+# merged without the script's knowledge.
 NOT_MERGED = {
     *("alternating", "critic", "early", "skipped", "by_hand", "minimized", "sharpness"),
     *("projected", "plateau", "smoothed", "reloaded", "in_one_vector", "thinned", "unscaled"),
@@ -48,8 +48,8 @@ def launch(
 
     IS_STRICT: what has no effect fails the launch.
     """
-    # Paddle's own reducer; but fleet's groups over gloo, which Paddle connects through one store,
-    # are kept apart: else they hardly ever connect, a dozen in one process.
+    # This uses Paddle's own reducer; but fleet's gloo groups, which Paddle connects through one
+    # store, stay apart: otherwise a dozen of them in one process hardly ever connect.
     asked: list[str | Path] = ["--check_ranks=-1"]
     if strategy:
         (folder / "strategy.yaml").write_text(strategy, encoding="utf-8")
@@ -68,7 +68,7 @@ def launch(
 
 
 def names() -> list[str]:
-    """Return the kinds that one process can train alone, too, in a fixed order."""
+    """Return the kinds that one process can also train alone, in a fixed order."""
     kinds = ["in_turns"]
     for part in ("architectures", "loops"):
         text = (MODELS / f"{part}.py").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def draws(seeds: Iterable[int]) -> list[str]:
 def assert_as_alone(
     alone: dict[str, Any], ranks: list[dict[str, Any]], kinds: list[str], exactness: float = 2e-6
 ) -> None:
-    """Compare KINDS on all RANKS with what one process got ALONE from the batches of all."""
+    """Compare KINDS on all RANKS with the results of one process ALONE with all batches."""
     for name in kinds:
         expected = alone[f"alone {name}"]
         for rank, report in enumerate(ranks):
@@ -104,7 +104,7 @@ def assert_as_alone(
 
 with devices.on("npu"):
     _NAMES = names()
-# And what one process trains alike, besides.
+# And the kinds that one process trains the same way.
 ON_PLUGINS = [
     *_NAMES,
     *("transformer", "recomputed", "reentrant", "tied", "straight", "strided", "frozen"),

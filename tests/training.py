@@ -1,4 +1,4 @@
-"""Trainings by their environment alone, of one rank or two, on each supported Paddle."""
+"""Trainings without a launcher, of one rank or more, on each supported Paddle."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _PADDLE26 = os.environ.get("FLEETRUN_TEST_PADDLE26")
 
 
 class _Pythons(dict[str, Path]):
-    """The Python of each Paddle; a test skips if it needs one that cannot be on this machine."""
+    """The Python of each Paddle; a test skips if that cannot be on this machine."""
 
     def __getitem__(self, version: str) -> Path:
-        # scripts/test says so by an empty variable; what is merely not set up fails.
+        # scripts/test marks those by an empty variable; a Paddle that is merely not set up fails.
         if version == "2.6.2" and _PADDLE26 == "":
             pytest.skip("no Python here is old enough for Paddle 2.6.2", allow_module_level=True)
         return super().__getitem__(version)
@@ -52,9 +52,9 @@ PYTHONS = _Pythons(
         "2.6.2": Path(_PADDLE26 or ROOT / ".venv-paddle2.6" / "bin" / "python"),
     }
 )
-# Of launches whose ranks start warm.
+# The PYTHONPATH of launches whose ranks start warm.
 WARM_PATH = f"{ROOT}:{WARM}"
-# How long others may take to see that a rank has failed.
+# How long other ranks may take to notice that a rank has failed.
 _AFTERWARDS_S = 30.0
 
 
@@ -72,14 +72,14 @@ def start_warm(host: Host, *words: str, version: str = "3.3.1") -> subprocess.Po
 def mostly(version: str) -> list[Any]:
     """Return VERSION as a parameter, and the other Paddles' for --long.
 
-    For tests that train for long, of what others show with each Paddle, too.
+    For tests that train for long, where other tests cover each Paddle.
     """
     marks = {paddle: () if paddle == version else pytest.mark.long for paddle in PYTHONS}
     return [pytest.param(paddle, marks=mark) for paddle, mark in marks.items()]
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Any:
-    """Return what MAKE returns in a folder NAME, as JSON; one worker of pytest-xdist calls it."""
+    """Return the JSON result of MAKE in a folder NAME; only one worker of pytest-xdist calls it."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
@@ -93,12 +93,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def told(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the strategy.json of ASKED, with what the launcher knows of its fields."""
+    """Return the strategy.json of ASKED, with the launcher's verdicts on its fields."""
     return {"schema": 1, **asked, "verdicts": document.known(asked)}
 
 
 def evidence(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """Return what RANK has recorded last of its strategy in FOLDER."""
+    """Return the last evidence of RANK in FOLDER."""
     recorded = rankfile.evidence(str(folder), str(rank))
     assert recorded is not None, f"no evidence of rank {rank} in {folder}"
     return recorded
@@ -200,7 +200,7 @@ def train(
     more: dict[str, str] | None = None,
     builds: dict[str, Any] | None = None,
 ) -> list[Any]:
-    """Return what each of NRANKS ranks of MODEL reports; PYTHON runs them with STRATEGY.
+    """Return the report of each of NRANKS ranks of MODEL; PYTHON runs them with STRATEGY.
 
     The steps PROFILE are recorded. The strategy is told that the ranks are on so many HOSTS. MORE
     are variables of the ranks, BUILDS the fields of BuildStrategy.
@@ -230,7 +230,7 @@ def train(
     started = start(python, [MODELS / model], folder, nranks, of_rank, **variables)
     codes, outputs = ends(started, folder)
     if any(codes) and strategy is None and attempts > 1:
-        # What nothing of ours is in: seen to die without a word once in some hundred starts.
+        # A start without any of fleetrun's code was seen to die silently once in some hundred.
         return train(python, model, folder / "again", None, 1, nranks=nranks, more=more)
     assert codes == [0] * nranks, f"{codes}\n{outputs}"
     return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]
@@ -244,7 +244,7 @@ def start(
     of_rank: Callable[[int], dict[str, str]] = lambda _: {},
     **variables: str,
 ) -> list[subprocess.Popen[bytes]]:
-    """Start NRANKS ranks of ARGV without a launcher; OF_RANK are the variables of one alone."""
+    """Start NRANKS ranks of ARGV without a launcher; OF_RANK returns the variables of one rank."""
     master, *endpoints = (f"127.0.0.1:{port}" for port in ports.free(1 + nranks))
     environ = {name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"}
     environ |= {
@@ -275,9 +275,9 @@ def start(
 
 
 def ends(ranks: list[subprocess.Popen[bytes]], folder: Path) -> tuple[list[int], list[str]]:
-    """Wait for RANKS; return their exit codes and what they have said in FOLDER.
+    """Wait for RANKS; return their exit codes and their output, from FOLDER.
 
-    Those who wait for one that has failed are killed.
+    Ranks that wait for a failed one are killed.
     """
     try:
         until(
@@ -311,7 +311,7 @@ def assert_as_alone(ranks: Sequence[Any], near: float = 1e-6) -> None:
 def train_as_alone(
     version: str, model: str, folder: Path, strategy: dict[str, Any], **more: Any
 ) -> list[Any]:
-    """Return what `train` returns by the Paddle of VERSION, with the weights of one process."""
+    """Return the result of `train` with the Paddle of VERSION, whose weights are one process's."""
     ranks = train(PYTHONS[version], model, folder / "ours", strategy, **more)
     assert_as_alone(ranks)
     return ranks
@@ -320,7 +320,7 @@ def train_as_alone(
 def run_program(
     folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
 ) -> tuple[list[int], list[str], list[dict[str, Any]]]:
-    """Return the codes of NRANKS ranks of PROGRAM, what they said, and what they have reported.
+    """Return the exit codes of NRANKS ranks of PROGRAM, their output, and their reports.
 
     MORE are their variables.
     """

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the device: `programs.py NAME`; each reports what it has seen."""
+"""Programs of ranks in tests of the device: `programs.py NAME`; each rank reports its results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def collectives() -> dict[str, Any]:
         out_tensor_list=parts, in_tensor_list=[own() * (peer + 1) for peer in range(world)]
     )
     results["all_to_all"] = [part.tolist() for part in parts]
-    # Each sends to the next, and receives from the last.
+    # Each rank sends to the next one, and receives from the previous one.
     value = paddle.zeros([2])
     sent = dist.isend(own(), (rank + 1) % world)
     received = dist.irecv(value, (rank - 1) % world)
@@ -62,7 +62,7 @@ def collectives() -> dict[str, Any]:
     objects: list[Any] = []
     dist.all_gather_object(objects, {"rank": rank})
     results["objects"] = objects
-    # Paddle 2.6 has no such sums on plug-ins.
+    # Paddle 2.6 lacks these sums on plug-ins.
     halves = own().astype("float32" if full_version < "3" else "bfloat16")
     dist.all_reduce(halves)
     results["halves"] = halves.astype("float32").tolist()
@@ -70,7 +70,7 @@ def collectives() -> dict[str, Any]:
 
 
 def training() -> dict[str, Any]:
-    """Train a convolution and linear layers by what Paddle has for it, with Adam."""
+    """Train a convolution and linear layers with plain Paddle and Adam."""
     dist.init_parallel_env()
     paddle.seed(5)
     net = paddle.nn.Sequential(
@@ -78,7 +78,7 @@ def training() -> dict[str, Any]:
         *(paddle.nn.Flatten(), paddle.nn.Linear(64, 32), paddle.nn.LayerNorm(32)),
         *(paddle.nn.GELU(), paddle.nn.Linear(32, 4)),
     )
-    # Statistics of a batch are those of one rank.
+    # Statistics of a batch differ among ranks.
     net[1].eval()
     model = paddle.DataParallel(net) if world > 1 else net
     optimizer = paddle.optimizer.Adam(0.01, parameters=net.parameters())
@@ -101,7 +101,7 @@ def training() -> dict[str, Any]:
 
 
 def ahead() -> dict[str, Any]:
-    """Give the device more to do than it can have done; look before and after it is waited for."""
+    """Give the device more work than it can have done; look before and after a wait."""
     paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
     value = paddle.ones([4, 4])
     event = paddle.device.Event()
@@ -113,7 +113,7 @@ def ahead() -> dict[str, Any]:
 
 
 def unordered() -> dict[str, Any]:
-    """Add 1 to a sum of all ranks: when it is there, and without waiting for it."""
+    """Add 1 to a sum of all ranks: after a wait, and without one."""
     dist.init_parallel_env()
     results = {}
     for name in ("waited", "not waited"):
@@ -129,7 +129,7 @@ def unordered() -> dict[str, Any]:
 
 
 def gathers() -> dict[str, Any]:
-    """Gather rank + 1 of all ranks: to a list, and into one tensor; the first time kernels wait."""
+    """Gather rank + 1 of all ranks to a list, and to one tensor; kernels wait the first time."""
     dist.init_parallel_env()
     results: dict[str, Any] = {}
     for _ in range(3):
@@ -143,7 +143,7 @@ def gathers() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """Take more memory than there is, and some."""
+    """Allocate more memory than there is, and then some."""
     paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
     raised = ""
     try:
@@ -187,7 +187,7 @@ def views() -> dict[str, Any]:
 
 
 def halves() -> dict[str, Any]:
-    """Add what is bfloat16."""
+    """Add bfloat16 tensors."""
     paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
     value = paddle.ones([2]).astype("bfloat16")
     (value + value).numpy()
@@ -195,14 +195,14 @@ def halves() -> dict[str, Any]:
 
 
 def cut() -> dict[str, Any]:
-    """Give each rank a part of a tensor."""
+    """Scatter a tensor to the ranks."""
     dist.init_parallel_env()
     dist.shard_tensor(paddle.ones([2]), dist.ProcessMesh([0, 1]), [dist.Shard(0)])
     return {}
 
 
 def static() -> dict[str, Any]:
-    """Make a static graph of several ranks, or run that of one."""
+    """Make a static graph for several ranks, or run one of a single rank."""
     paddle.enable_static()
     value = paddle.static.data("value", [4, 2])
     loss = paddle.static.nn.fc(value, 1).mean()

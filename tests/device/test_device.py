@@ -1,4 +1,4 @@
-"""The device under test by itself: Paddle computes on it, and its ranks add up what they have."""
+"""The device under test by itself: Paddle computes on it, and its ranks communicate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-# Everything is late, by what is drawn.
+# Every operation is late by a random time.
 LATE = {"kernel_us": 500, "delay_us": 3000}
 
 
 def reports(
     folder: Path, program: str, nranks: int, version: str = "3.3.1", **more: str
 ) -> list[Any]:
-    """Return what NRANKS ranks of PROGRAM report, which all end well."""
+    """Return the reports of NRANKS ranks of PROGRAM, all of which succeed."""
     codes, outputs, reported = run_program(folder, program, nranks, version, **more)
     assert codes == [0] * nranks, outputs
     return reported
@@ -79,18 +79,18 @@ def test_paddle_itself_frees_what_gathers_still_write_to(tmp_path: Path) -> None
     """Why fleetrun gathers into one tensor, and warns of FLAGS_free_idle_chunk."""
     losses = {}
     for free in ("", "early"):
-        # So late that a busy host frees before they begin.
+        # So late that even a busy host frees the memory before they begin.
         with devices.on("npu", delay_us=100_000, free=free):
             ranks = reports(tmp_path / f"freed{free}", "gathers", 2, FLAGS_free_idle_chunk="1")
         losses[free] = ranks[0]
     assert losses[""] == {"list": [1, 2], "tensor": [1, 2]}
-    # Garbage, as NaN by JSON.
+    # Garbage, which is NaN in JSON.
     assert math.isnan(sum(losses["early"]["list"]))
     assert losses["early"]["tensor"] == [1, 2]
 
 
 def test_who_does_not_wait_for_a_collective_misses_it(tmp_path: Path) -> None:
-    # Both begin late, so the kernel is first.
+    # Both sums begin late, so the kernel runs first.
     with devices.on("npu", delay_us=200_000):
         ranks = reports(tmp_path, "unordered", 2)
     assert [report["waited"] for report in ranks] == [4, 4]
@@ -107,7 +107,7 @@ def test_memory_is_limited_and_new_memory_is_garbage(tmp_path: Path) -> None:
 def test_paddle_itself_mixes_up_strided_gradients_and_crashes_on_sparse_ones(
     tmp_path: Path,
 ) -> None:
-    """What fleetrun's reducer works around, and why no kind of model adds sparse gradients up."""
+    """The reducer works around this; and no kind of model adds up sparse gradients."""
     with devices.on("npu"):
         (report,) = reports(tmp_path, "strided", 1)
         codes, outputs, _ = run_program(tmp_path / "sparse", "sparse", 1)

@@ -1,4 +1,4 @@
-"""Models of every kind on the device under test: weights of one process on the CPU."""
+"""Models of every kind on the device under test: the weights of one process on the CPU."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.train
 
 PYTHON = PYTHONS["3.3.1"]
 LATE = {"kernel_us": 50, "delay_us": 300}
-# Each run of scripts/test trains each kind with one of these.
+# Every run of scripts/test trains each kind with one of these.
 SHORT = [("recommended", 2), ("overlapped", 2), ("one by one", 3), ("merged", 2), ("levels", 4)]
-# Without Paddle's own reducer, which mixes up what is strided.
+# Not with Paddle's own reducer, which averages strided gradients wrongly.
 LONG = [
     (name, nranks)
     for name, document in device_strategies.ALL.items()
@@ -40,14 +40,14 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
     for kind in train_kinds.ON_PLUGINS:
         case = min(SHORT, key=lambda case: (kind not in able[case], len(shares[case])))
         shares[case].append(kind)
-    # Whose backwards make Paddle's reducer be taken back, after it has averaged.
+    # Their later backwards make fleetrun replace Paddle's reducer.
     shares[SHORT[0]] = [*dict.fromkeys([*shares[SHORT[0]], "paired"])]
     return shares
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Train all kinds in one process on the CPU, which knows nothing of a strategy."""
+    """Train all kinds in one process on the CPU, without a strategy."""
     words = ("--kinds=own", f"--alone={','.join(train_kinds.ON_PLUGINS)}")
 
     def train(folder: Path) -> Any:

@@ -18,14 +18,14 @@ LATE = {"kernel_us": 200, "delay_us": 2000}
 PYTHON = PYTHONS["3.3.1"]
 FUSED = {"fuse_all_reduce_ops": True, "fuse_grad_size_in_num": 3, "nccl_comm_num": 2}
 MERGED = {**FUSED, "gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
-# Paddle takes the CPU's in their place.
+# Paddle falls back to the CPU's kernels.
 REPLACEABLE = "coalesce_tensor,concat,cast,sum,max,isfinite,stack,arange,view_dtype"
 
 
 @pytest.mark.parametrize("strides", ["1", "0"])
 def test_kernels_that_most_plugins_lack_are_done_without(strides: str, tmp_path: Path) -> None:
     with devices.on("npu", **LATE, without=REPLACEABLE):
-        # Vendors' plug-ins set it to 0.
+        # Vendors' plug-ins set this to 0.
         more = {"FLAGS_use_stride_kernel": strides}
         ranks = train(PYTHON, "odd.py", tmp_path / "ours", FUSED, more=more)
     for rank, report in enumerate(ranks):
@@ -58,7 +58,7 @@ def test_hosts_whose_devices_differ_take_what_all_of_them_can(
     def of_rank(rank: int) -> dict[str, str]:
         folder = tmp_path / f"host{rank}"
         folder.mkdir()
-        # Without it no gradient can be written to in place. A warm rank has what all have.
+        # Without this kernel no gradient can be written in place. Warm ranks would all have it.
         without = {"TESTDEVICE_WITHOUT": "scale", "PYTHONPATH": str(SITE)} if rank else {}
         return {"FLEETRUN_RECORDS": str(folder / "rank.0.jsonl"), **without}
 

@@ -36,7 +36,7 @@ def test_what_goes_wrong_in_training_is_noticed_by_the_checks_and_the_witness(
                 *(PYTHON, "wrong_sums.py", tmp_path / f"ours-{part[0]}"),
                 {"fuse_grad_size_in_num": 1, "sync_nccl_allreduce": False},
                 check_ranks=1,
-                # Else Paddle's allocator keeps memory until a collective has ended, and then, too.
+                # Otherwise Paddle's allocator keeps memory even after a collective has ended.
                 more={
                     "WAYS": " ".join(part),
                     "FLAGS_use_stream_safe_cuda_allocator": "0",

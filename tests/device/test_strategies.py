@@ -1,4 +1,4 @@
-"""Strategies of dynamic graphs on a device that is late, against one process and its witness."""
+"""Strategies of dynamic graphs on a slow device, compared with one process and the witness."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 LATE = {"kernel_us": 200, "delay_us": 5000}
-# More than a busy machine takes to begin a kernel.
+# Longer than a busy machine takes to start a kernel.
 LINGER = {"linger_us": 500_000}
 PYTHON = PYTHONS["3.3.1"]
-# Of odd.py: its updates, and its gradients.
+# The updates and the gradients of odd.py.
 UPDATES, GRADIENTS = 4, 7
-# Where each gradient begins in the memory of a device.
+# The alignment of gradients in a device's memory, in bytes.
 ALIGNMENT = 1024
-# What gradients are summed as.
+# The widths of the dtypes in which gradients are summed.
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
-# What each run of scripts/test tries, by the numbers of ranks and hosts.
+# What every run of scripts/test tries, with the numbers of ranks and hosts.
 SHORT = [
     ("recommended", 3, 1),
     ("overlapped", 3, 1),
@@ -37,7 +37,7 @@ SHORT = [
 ]
 
 
-# Says how two steps end with a table of sparse gradients, and then of dense ones.
+# Prints how two steps end with a table of sparse gradients, and then of dense ones.
 TABLE = """
 import paddle
 
@@ -79,7 +79,7 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
 ) -> None:
     document = device_strategies.ALL[name]
     asked, builds = (document.get(part, {}) for part in ("strategy", "build_strategy"))
-    # What the launcher makes of them.
+    # The strategy as the launcher resolves it.
     chosen = {"nccl_comm_num": hosts, "hierarchical_allreduce_inter_nranks": nranks // hosts}
     asked = {
         key: chosen[key] if key in chosen and value == "auto" else value
@@ -89,7 +89,7 @@ def test_a_strategy_is_right_and_in_effect_and_counted_as_by_the_witness(
     for field, variable in (("find_unused_parameters", "UNUSED"), ("hybrid_configs", "FLEET")):
         if asked.get(field):
             more[variable] = "1"
-    # Paddle's reducer alone mixes up what is strided, so that the ranks part.
+    # Paddle's reducer alone averages strided gradients wrongly, so ranks diverge.
     if not device_strategies.sends_gradients(document):
         more["STRAIGHT"] = "1"
     folder, witness = tmp_path / "ours", tmp_path / "witness"
@@ -232,7 +232,7 @@ def test_strided_gradients_are_added_up_right_when_a_model_is_taken_back_from_pa
 
 
 def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:
-    """Whether Paddle alone would do the same as KNOB asks: all gradients are in one bucket."""
+    """Whether Paddle alone does what KNOB asks for, since all gradients are in one bucket."""
     match knob["name"]:
         case "use_hierarchical_allreduce":
             return knob["in_effect"] is False
@@ -246,7 +246,7 @@ def makes_no_difference(knob: dict[str, Any], counts: dict[str, Any]) -> bool:
 
 
 def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> bool:
-    """Whether KNOB asks for what there cannot be with NRANKS, or not in a dynamic graph."""
+    """Whether KNOB cannot have an effect with NRANKS, or in a dynamic graph."""
     match knob["name"]:
         case "use_hierarchical_allreduce":
             return not counts["groups"]
@@ -259,7 +259,7 @@ def has_no_effect(knob: dict[str, Any], counts: dict[str, Any], nranks: int) -> 
 
 
 def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> int:
-    """Return how many communicators RANK has: the model's own, those used, and those measured.
+    """Return the number of RANK's communicators: the model's own, those used, and those measured.
 
     Paddle frees none of a plug-in's device.
     """
@@ -269,7 +269,7 @@ def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> 
     groups: list[list[int]] = proof["counts"]["groups"]
     for group in groups:
         if rank in group:
-            # Two within the group, if it has several ranks, and one among the first ranks.
+            # Two in the group, if it has several ranks, and one among the leaders.
             return 1 + used * (2 * (len(group) > 1) + (rank == group[0]))
     leads = rank % (nranks // hosts) == 0
     measured = knobs.get("use_hierarchical_allreduce", {}).get("reason", "")
@@ -278,10 +278,10 @@ def communicators(proof: dict[str, Any], rank: int, nranks: int, hosts: int) -> 
 
 
 def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> None:
-    """Compare what PROOF says of the backwards with what a rank's device has SEEN."""
+    """Compare the PROOF of the backwards with what a rank's device has SEEN."""
     counts, rank = proof["counts"], seen[0].rank
     sums = [call for call in seen if call.dtype in WIDTHS]
-    # The first of two levels, if this rank has a part in it; two may have been measured, and left.
+    # The first of two levels, if this rank takes part; two levels may be measured and dropped.
     first = (
         "reduce"
         if any(len(group) > 1 and rank in group for group in counts["groups"])
@@ -290,7 +290,7 @@ def assert_witnessed(proof: dict[str, Any], seen: list[devices.Collective]) -> N
     buckets = [call for call in sums if call.operation == first]
     last = buckets[-counts["allreduces"] :]
     for call, nbytes in zip(last, counts["bucket_bytes"], strict=True):
-        # With the gaps before each gradient.
+        # With the padding before each gradient.
         assert 0 <= call.bytes * 4 // WIDTHS[call.dtype] - nbytes < ALIGNMENT * GRADIENTS
     assert len({call.group for call in last}) == counts["communicators"]
     usage = [call for call in seen if call.dtype == "int32" and call.order > last[0].order]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.train]
 
-# What CUDA says of each rank's device: where it is plugged in.
+# Prints the PCI address of each rank's device, from CUDA.
 WHERE = """
 import ctypes, os, paddle
 paddle.zeros([1])
@@ -64,7 +64,7 @@ def launch(folder: Path, script: str, *options: str) -> str:
 
 
 def numbered_by_the_driver() -> list[str]:
-    """Return where each GPU is plugged in, by NVML's numbers."""
+    """Return the PCI address of each GPU, by NVML's number."""
     import pynvml  # only where GPUs are
 
     lib: Any = pynvml
@@ -92,7 +92,7 @@ def test_sparse_gradients_stay_on_the_gpu(tmp_path: Path) -> None:
 
 
 def test_a_launch_leaves_no_context_on_a_gpu(tmp_path: Path) -> None:
-    # The launcher's own process must not be among those that compute.
+    # The launcher's own process must not be among the compute processes.
     script = (
         "import json, os, pynvml, paddle\npaddle.zeros([1])\npynvml.nvmlInit()\n"
         "handle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"

@@ -1,4 +1,4 @@
-"""Two hosts for every test that asks for them; without root there are none."""
+"""Hosts for every test that asks for them; they need root."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _check() -> None:
 
 @pytest.fixture
 def marker() -> str:
-    """Return a marker of this test alone: two runs at once have no process in common."""
+    """Return a marker of this test alone: simultaneous runs share no process."""
     return uuid.uuid4().hex
 
 

@@ -1,4 +1,4 @@
-"""Ports of ranks that a firewall keeps from other hosts: named before the start, and in a hang."""
+"""Ports of ranks behind a firewall are named before the start, and in the report of a hang."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ IPS = ("--ips=10.88.0.1,10.88.0.2",)
 MASTER = ("--master=10.88.0.1:6170", "--nnodes=2", "--start_port=6070")
 REMARK = "This host does not reach ports of other hosts' ranks: "
 SILENT = "no answer within 1 s (is a firewall in between?)"
-# What a firewall does, and how that looks from the other host.
+# The verdict of a firewall, and its effect on the other host.
 ANSWERS = {
     "drop": SILENT,
     "reject with tcp reset": "connection refused",
     "reject with icmp type admin-prohibited": "no route to host",
 }
-# Listens at once where others have called before, as simple servers do; all end together.
+# Listens at once on ports that were called before, as simple servers do; all end together.
 LISTEN = """
 import os, socket
 host, _, port = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")
@@ -56,7 +56,7 @@ while True:
 
 
 def block(host: Host, ports: str, what: str, *, of: str = "10.88.0.0/24") -> None:
-    """Let the firewall of HOST do WHAT with calls of PORTS from OF."""
+    """Let the firewall of HOST do WHAT with connections from OF to PORTS."""
     rules = (
         "add table ip lab",
         "add chain ip lab in { type filter hook input priority 0; }",
@@ -72,7 +72,7 @@ def start(host: Host, script: str, *options: str) -> subprocess.Popen[bytes]:
 
 
 def run(hosts: tuple[Host, ...], script: str, *options: str) -> list[str]:
-    """Run a job of SCRIPT on HOSTS to its good end, and return what each launcher said."""
+    """Run a job of SCRIPT on HOSTS, which succeeds; return the output of each launcher."""
     launchers = [start(host, script, *options) for host in hosts]
     assert ends(launchers) == [0] * len(hosts), [host.output for host in hosts]
     assert not [line for host in hosts for line in host.processes()]

@@ -1,4 +1,4 @@
-"""Two levels of allreduces on the devices of two hosts: weights of one process on the CPU."""
+"""Two-level allreduces on the devices of two hosts: the weights of one process on the CPU."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
     for first, *others in devices.traces(tmp_path, 4):
         assert all(other == first for other in others)
     if not name.endswith("hierarchical_allreduce"):
-        # Whether it has two levels is measured, or there are too few ranks.
+        # Measurements may choose one level, or there are too few ranks for two.
         return
     seen = devices.witnessed(tmp_path, 0)
-    # Two ranks of a host, and the first ones of both.
+    # Sums of a host's two ranks, and of both hosts' leaders.
     sums = [call for call in seen if call.operation == "reduce"]
     among_leaders = [call for call in seen if call.operation == "all_reduce" and call.ranks == 2]
     assert {call.ranks for call in sums} == {2}

@@ -1,4 +1,4 @@
-"""`fleetrun doctor` on two hosts at once: they meet on the job's ports, and a firewall shows."""
+"""`fleetrun doctor` on two hosts at once tries the job's ports, and detects a firewall."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IPS = "--ips=10.88.0.1,10.88.0.2"
 
 
 def doctors(hosts: Pair, *words: str, seconds: float = LONG_S) -> list[Findings]:
-    """Run the doctor on both of HOSTS; return what each found."""
+    """Run the doctor on both of HOSTS; return the findings of each."""
     start = start_warm if "--allreduce" in words else Host.fleetrun
     ends([start(host, "doctor", "--json", IPS, *words) for host in hosts], seconds)
     for host in hosts:

@@ -1,4 +1,4 @@
-"""Faults of one host before the start: told on all at once, and nothing starts anywhere."""
+"""A fault of one host before the start is reported on all hosts, and nothing starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 IPS = ("--ips=10.88.0.1,10.88.0.2",)
 MASTER = ("--master=10.88.0.1:6170", "--nnodes=2")
 FULL = "the disk of its logs is full"
-# What a host's options are, what its shell does before, what is said on all hosts, and the code.
+# A host's options, what its shell does first, the message on all hosts, and the exit code.
 FAULTS = {
     "no script": ((), "rm train.py", "There is no script train.py", 3),
     "no gpu": (("--gpus=0",), ":", "--gpus=0", 3),
@@ -52,7 +52,7 @@ FAULTS = {
 
 
 def start(host: Host, *options: str, before: str = ":") -> subprocess.Popen[bytes]:
-    """Start a launcher with two ranks on HOST, after its shell has done what stands BEFORE."""
+    """Start a launcher with two ranks on HOST after the shell commands BEFORE."""
     (host.folder / "train.py").write_text("open('up', 'w')\n")
     return host.fleetrun("--nproc_per_node=2", *options, "train.py", before=before)
 
@@ -95,7 +95,7 @@ def test_a_host_that_comes_after_the_fault_hears_of_it(place: int, four_hosts: N
         for host in hosts[:2]
     ]
     if place:
-        # It ends as soon as the coordinator, which goes on for those to come, has heard.
+        # It ends once the coordinator knows, which itself waits for later hosts.
         assert launchers[1].wait(LONG_S) == 3
     launchers.append(start(hosts[2], ips))
     assert ends(launchers) == [3, 3, 3]
@@ -103,7 +103,7 @@ def test_a_host_that_comes_after_the_fault_hears_of_it(place: int, four_hosts: N
         assert "There is no script train.py" in host.output
 
 
-# What hides a strategy from one host, which has all others' folder.
+# Hides a strategy from one host that shares its folder with all others.
 HIDDEN = ("mount -t tmpfs tmpfs own", "own/mine.yaml", 2)
 
 
@@ -171,7 +171,7 @@ def test_a_program_may_differ_on_a_host_that_is_known_otherwise(
 def test_a_stranger_that_says_it_has_a_fault_ends_no_job(four_hosts: Network) -> None:
     first, second, stranger, _ = four_hosts.hosts
     launchers = [start(first, *MASTER)]
-    # It knows the name of the job and where that meets, and not what it runs.
+    # It knows the job's name and --master, but not what the job runs.
     assert stranger.fleetrun(*MASTER, "other.py").wait(LONG_S) == 3
     assert "There is no script other.py" in stranger.output
     launchers.append(start(second, *MASTER))
@@ -194,6 +194,6 @@ def test_the_same_holds_below_slurm(
         words = ("srun", "--nodes=2", f"--ntasks-per-node={tasks}", f"--chdir={tmp_path}", "sh")
         done = cluster.run(*words, "-c", line, "sh", env=environ())
     assert done.returncode == 2, done.stderr
-    # Each launcher, and on the host with the mistake each task.
+    # Every launcher, and every task of the host with the mistake.
     assert done.stderr.count("--grace=soon: give a number") == 1 + tasks, done.stderr
     assert not (tmp_path / "up").exists()

@@ -34,7 +34,7 @@ touch up.$PADDLE_TRAINER_ID
 
 
 class Job:
-    """A script and the environment of those who run it, under a marker of its own."""
+    """A script and its environment, with its own marker."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,13 +45,13 @@ class Job:
         self.words = (*FLEETRUN, str(script))
 
     def env(self, **more: str) -> dict[str, str]:
-        """Return the environment of whoever starts it, with MORE."""
+        """Return the environment in which it starts, with MORE."""
         own = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: self.marker}
         allowed = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
         return {**os.environ, **own, **allowed, **more}
 
     def run(self, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-        """Run COMMAND to its end; nobody may be left."""
+        """Run COMMAND to its end; no process may be left."""
         done = subprocess.run(
             command,
             cwd=self.folder,
@@ -115,9 +115,9 @@ def strike_task(job: Job, command: list[str], number: int) -> int:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     ) as process:
-        # A step of Slurm's runs in the host's own folder.
+        # A Slurm step runs in the host's own folder.
         until(lambda: len([*job.folder.glob("up.*"), *job.folder.glob("*/up.*")]) == 3)
-        # The ranks have these variables, too; of a task that leads there is also the guard.
+        # The ranks have these variables, too; a leading task also has the guard.
         tasks = [
             pid
             for pid, line in survivors(job.marker).items()
@@ -201,7 +201,7 @@ def test_whoever_ends_the_launch_in_an_allocation_ends_it_everywhere(
     assert f"ended {128 + signum}" in out
     assert_no_survivors(job.marker)
     asked = sorted(path.name for path in folder.glob("asked.*"))
-    # Of a launcher that is killed, the guard kills the ranks or Slurm asks them: who comes first.
+    # When a launcher is killed, either its guard kills the ranks or Slurm terminates them first.
     assert signum == signal.SIGKILL or asked == ["asked.0", "asked.1"]
 
 

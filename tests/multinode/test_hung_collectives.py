@@ -1,4 +1,4 @@
-"""Ranks of two hosts wait for one of them: the records of all say which, and in what."""
+"""Ranks of two hosts wait for one of them: all records together name it, and its collective."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ dist.barrier()
 def test_of_a_dead_network_no_rank_is_named(two_hosts: tuple[Host, Host]) -> None:
     for host in two_hosts:
         (host.folder / "job.py").write_text(BUSY)
-    # Launchers reach each other; ranks do not.
+    # Launchers reach each other, ranks do not.
     options = "--master=10.88.0.1:6000", "--nnodes=2", "--nproc_per_node=2", "--hang_timeout=8"
     launchers = [start_warm(host, *options, "job.py") for host in two_hosts]
     until(lambda: all((host.folder / "trains").exists() for host in two_hosts), TRAINING_S)
@@ -100,6 +100,6 @@ def test_the_records_of_two_hosts_say_who_keeps_the_others_waiting(
     assert finding["who"] == [who]
     assert finding["text"].startswith(text)
     assert two_hosts[1].output.count(text[1:]) == 1
-    # Beside those of its own ranks it has those of the other host's.
+    # It has the records of its own ranks, and of the other host's.
     for rank in range(4):
         assert flightfile.read(str(run / names.collectives(str(rank))), 0) is not None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.multinode
 
-# Says who it is, and waits until it may end.
+# Notes its identity, and waits until it may end.
 SPEAK = """
 echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM"
 : >"is.$PADDLE_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM.$(hostname)"
@@ -65,11 +65,11 @@ class Job:
         return any(line.split()[1].endswith(":1816") and " 0A " in line for line in lines[1:])
 
     def wait_for(self, attempt: int, hosts: int) -> list[str]:
-        """Wait until HOSTS ranks of ATTEMPT or a later one have spoken; return on which hosts."""
+        """Wait until HOSTS ranks of ATTEMPT or a later one have started; return their hosts."""
 
         def spoken() -> list[str]:
             names = [path.name.split(".") for path in self.folder.glob(f"is.*.of.{hosts}.*")]
-            # A host that had to wait for a processor may have made one more.
+            # A slow host may have caused another attempt.
             for number in {int(name[1]) for name in names}:
                 hostnames = [name[-1] for name in names if int(name[1]) == number]
                 if number >= attempt and len(hostnames) == hosts:
@@ -84,7 +84,7 @@ class Job:
         return all(launcher.poll() is not None for launcher in self.launchers.values())
 
     def let_go(self) -> None:
-        """Let all ranks end well."""
+        """Let all ranks succeed."""
         (self.folder / "go").touch()
 
     def signal(self, host: Host, signum: int) -> None:
@@ -94,7 +94,7 @@ class Job:
         os.kill(int(children.split()[0]), signum)
 
     def end(self, host: Host) -> int:
-        """Wait until the launcher of HOST has ended, and return its code; nothing may be left."""
+        """Wait for the launcher of HOST, and return its exit code; no process may be left."""
         code = self.launchers[host].wait(LONG_S)
         if code == -signal.SIGKILL:
             return code
@@ -103,7 +103,7 @@ class Job:
 
 
 def begun(network: Network, etcd: Etcd, folder: Path, *options: str) -> tuple[Job, list[Host]]:
-    """Return a job on the first three hosts of NETWORK, whose ranks have spoken, and those."""
+    """Return a job whose ranks run on the first three hosts of NETWORK, and those hosts."""
     *hosts, keeper = network.hosts
     job = Job(folder / "job", etcd([keeper]), *options)
     job.start(hosts)
@@ -113,7 +113,7 @@ def begun(network: Network, etcd: Etcd, folder: Path, *options: str) -> tuple[Jo
 
 @pytest.fixture
 def etcd() -> Iterator[Etcd]:
-    """Return what starts an etcd on some hosts, and returns what --master is."""
+    """Return a function that starts an etcd on some hosts, and returns the value of --master."""
     reason = etcds.missing()
     if reason is not None:
         pytest.skip(reason)
@@ -126,7 +126,7 @@ def test_an_elastic_job_goes_on_without_the_first_host(
 ) -> None:
     *hosts, keeper = four_hosts.hosts
     master = etcd([keeper])
-    # Paddle's words for the same.
+    # Paddle's options for the same.
     theirs = (f"--elastic_server={master.removeprefix('etcd://')}", "--np=1:3")
     job = Job(tmp_path / "job", master, *theirs)
     job.start(hosts)
@@ -167,7 +167,7 @@ def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
 def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_ends(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:
-    # Longer than the test waits.
+    # This is longer than the test waits.
     job, hosts = begun(four_hosts, etcd, tmp_path, "--nnodes=2:3", "--heartbeat_timeout=1000")
     job.signal(hosts[0], signal.SIGKILL)
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
@@ -196,7 +196,7 @@ def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     assert "it reaches 1 host, and the job needs 2" in first.output
     assert not [line for line in first.processes() if line.startswith("sh rank.sh")]
-    # Once it reaches them again, it takes part again.
+    # It joins again as soon as it reaches them.
     first.run("nft", "delete table ip lab")
     job.signal(others[0], signal.SIGTERM)
     job.wait_for(2, 2)
@@ -214,7 +214,7 @@ def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_
     job.launchers[hosts[0]].wait(LONG_S)
     assert [job.end(host) for host in hosts[1:]] == [1, 1]
     for host in hosts[1:]:
-        # A host that vanishes may or may not let its connections break.
+        # The connections of a vanished host may or may not break.
         ways = ("coordinator of the job was lost on", "cut off from the coordinator,")
         assert any(f"{way} {hosts[0].ip}" in host.output for way in ways)
 
@@ -229,7 +229,7 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
     assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
-    # Whoever followed it has the logs of all, and what became of each.
+    # The next coordinator has the logs of all ranks, and how each ended.
     (second,) = [host for host in hosts[1:] if COORDINATES in host.output]
     (other,) = {*hosts[1:]} - {second}
     run = second.folder / "log" / "latest"

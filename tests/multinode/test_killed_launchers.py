@@ -1,4 +1,4 @@
-"""Launchers that are killed or stopped, and their ranks: by TERM, in time, and told to the rest."""
+"""Killed and stopped launchers: their ranks get TERM, end in time, and the others are told."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.multinode
 
 SHELL = shutil.which("sh") or ""
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-# So long that nothing in a test can have waited for it.
+# Longer than any test waits.
 ENDLESS_S = 2 * LONG_S
-# Notes when it lives; the second start of an elastic job ends well.
+# Notes when it runs; the second attempt of an elastic job succeeds.
 RANK = """
 trap "$TRAP" TERM
 : >"up.$PADDLE_TRAINERS_NUM"
@@ -40,7 +40,7 @@ SAVES = 'sleep 0.5; echo "saved by $PADDLE_TRAINER_ID" >>../saved; exit'
 def start(
     host: Host, *options: str, heartbeat_s: float, trap: str = SAVES
 ) -> subprocess.Popen[bytes]:
-    """Start a launcher with one rank on HOST, which does what TRAP says when it is to end."""
+    """Start a launcher on HOST with one rank, which runs TRAP on TERM."""
     (host.folder / "rank.sh").write_text(RANK)
     where = ("--master=10.88.0.1:6170", "--nproc_per_node=1", *options)
     words = (*where, f"--heartbeat_timeout={heartbeat_s:g}", SHELL, "rank.sh")
@@ -84,9 +84,9 @@ def test_the_others_end_and_the_ranks_may_save(
 @pytest.mark.parametrize(
     ("signum", "heartbeat_s", "trap"),
     [
-        # Only the word of the guard can begin the next start.
+        # Only the guard's message can start the next attempt.
         (KILL, ENDLESS_S, SAVES),
-        # The guard ends what would outlive the deadline.
+        # The guard kills ranks that would outlive the deadline.
         (KILL, 3.0, ""),
         (STOP, 3.0, ""),
         (STOP, 10.0, SAVES),
@@ -121,7 +121,7 @@ def test_the_ranks_of_a_stopped_launcher_do_not_outlive_the_job(
     send(stopped, STOP)
     assert launchers[1 - victim].wait(LONG_S) == 1
     until(lambda: not running(stopped, SHELL))
-    # nsenter has stopped with it.
+    # nsenter was stopped with it.
     launchers[victim].send_signal(signal.SIGCONT)
     assert launchers[victim].wait(LONG_S) != 0
 
@@ -142,6 +142,6 @@ def test_nobody_survives_by_ssh(
     until(lambda: all(running(host, SHELL) for host in hosts))
     send(hosts[victim], signum, "fleetrun ")
     until(lambda: not any(running(host, SHELL) for host in hosts))
-    # That of the launcher that was killed may come first.
+    # The killed launcher's own failure may come first.
     assert job.wait(LONG_S) in {1, 128 + KILL}
     until(lambda: not any(running(host, "fleetrun ") for host in hosts))

@@ -1,4 +1,4 @@
-"""The hosts of the test bed are hosts: apart from each other, and from this machine."""
+"""The hosts of the test bed are separate from each other, and from this machine."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ while True:
 
 
 def pings(here: Host, there: Host, number: int = 3) -> int:
-    """Return how many of NUMBER datagrams from HERE came back from THERE."""
+    """Return how many of NUMBER datagrams from HERE were echoed by THERE."""
     return int(here.run(sys.executable, "-c", PING, there.ip, str(number)).stdout)
 
 
@@ -122,7 +122,7 @@ def test_a_cable_can_be_cut_and_mended(kind: str, request: pytest.FixtureRequest
     network: Network = request.getfixturevalue(kind)
     first, second, third, _ = network.hosts
     with pong(network.hosts):
-        # On a busy machine an answer may be late.
+        # An answer may be late on a busy machine.
         until(lambda: pings(first, second) == 3)
         network.cut(second)
         assert pings(first, second) == 0

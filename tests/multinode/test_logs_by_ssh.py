@@ -25,7 +25,7 @@ def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
     head, *hosts = four_hosts.hosts[:3]
     work = tmp_path / "work"
     work.mkdir()
-    # What ranks write stays on their hosts.
+    # The ranks' files stay on their hosts.
     for host in hosts:
         host.run("mount", "-t", "tmpfs", "tmpfs", str(work))
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker}

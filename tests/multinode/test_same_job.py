@@ -29,12 +29,12 @@ EACH = 2
 FLEETRUN = (sys.executable, "-m", "fleetrun", "--quiet")
 IPS = "--ips=10.88.0.1,10.88.0.2"
 BOTH = f"--nproc_per_node={EACH}"
-# Leaves its environment, and fails where it is told to.
+# Writes down its environment, and fails if told to.
 DUMP = 'env > "$1/env.$PADDLE_TRAINER_ID"; [ "$PADDLE_TRAINER_ID" != "$2" ] || exit 7\n'
-# What ranks are told by us, but for what belongs to one run.
+# The variables that ranks get from fleetrun, except those of a single run.
 TOLD = ("PADDLE_", "FLAGS_", "GLOO_", "NCCL_", "OMP_")
 OWN = ("_PORT", "_JOB", "_JOB_ID", "_LOG", "_DIR", "_PATH")
-# Each rank has its own data; what comes of them is the same, or the sums were not.
+# Each rank has its own data; only correct sums give all ranks the same weights.
 TRAIN = """
 import hashlib, os, sys
 import paddle, paddle.distributed as dist
@@ -94,7 +94,7 @@ SOME = [
 
 
 class Hosts:
-    """Two hosts with all that starts jobs on them by ENGINE."""
+    """Two hosts with everything that ENGINE needs to start jobs."""
 
     def __init__(self, hosts: tuple[Host, Host], folder: Path, engine: str) -> None:
         self._hosts = hosts
@@ -108,13 +108,13 @@ class Hosts:
             self._cluster.start()
             return
         sshd_hosts.on_hosts(hosts, folder / "keys", **self._shown)
-        # What Hydra runs in place of ssh.
+        # Hydra runs this instead of ssh.
         wrapper = folder / "ssh"
         wrapper.write_text(f'#!/bin/sh\nexec ssh -F {self._ssh} "$@"\n')
         wrapper.chmod(0o755)
 
     def run(self, way: Way, script: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run SCRIPT by WAY; nobody may be left."""
+        """Run SCRIPT by WAY; no process may be left."""
         words = (*way.words, *FLEETRUN, *way.options, *script)
         words = tuple(word.format(ssh=self._ssh, folder=self._folder) for word in words)
         start = self._hosts[0].command if self._cluster is None else self._command
@@ -154,7 +154,7 @@ def hosts_for(way: Way, hosts: tuple[Host, Host], folder: Path) -> Hosts:
 
 
 def environments(folder: Path) -> dict[int, dict[str, str]]:
-    """Return what each rank was told, but for ports, names of hosts and paths of the run."""
+    """Return each rank's variables, except ports, host names and paths of the run."""
     by_rank = {}
     for path in sorted(folder.glob("env.*")):
         text = re.sub(r"10\.88\.0\.(\d)|node-(\d)", r"host\1\2", path.read_text())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.multinode
 
 FIRST = "10.88.0.1"
-# Says which rank it is, waits for the code to end with, and ends.
+# Notes its rank, waits for its exit code, and exits.
 RANK = """
 exec 3<>"orders.$PADDLE_TRAINER_ID"
 echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM speaks"
@@ -35,7 +35,7 @@ exit "$code"
 class Job:
     """A job on HOSTS with one rank each, in one folder that they share."""
 
-    # Whether it is the folder of their logs, too.
+    # Whether they share the folder of their logs, too.
     has_one_log = False
 
     def __init__(self, hosts: Sequence[Host], *options: str, folder: Path) -> None:
@@ -56,18 +56,18 @@ class Job:
             self.launchers[host] = host.fleetrun(*words, "sh", "rank.sh", folder=self.folder, **env)
 
     def begin(self) -> Job:
-        """Start a launcher on all hosts, and wait until every rank speaks."""
+        """Start a launcher on all hosts, and wait until every rank runs."""
         self.start()
         self.wait_until_ready()
         return self
 
     def wait_until_ready(self) -> None:
-        """Wait until every rank speaks."""
+        """Wait until every rank runs."""
         until(lambda: self._is_over() or self._is_ready())
         assert self._is_ready(), [host.output for host in self.launchers]
 
     def fail_once_and_end(self) -> None:
-        """Let rank 1 fail, all start again together, and all end well."""
+        """Let rank 1 fail; all ranks start again together, and succeed."""
         self.wait_until_ready()
         for ready in self.folder.glob("ready.*"):
             ready.unlink()
@@ -90,7 +90,7 @@ class Job:
         os.close(fd)
 
     def ends(self, *gone: Host) -> list[int]:
-        """Return the codes with which the launchers end, but of those that are GONE."""
+        """Return the exit codes of the launchers, except those that are GONE."""
         here = [host for host in self.launchers if host not in gone]
         codes = [self.launchers[host].wait(LONG_S) for host in here]
         for host in gone:
@@ -119,7 +119,7 @@ def test_all_hosts_end_as_the_rank_that_failed_first(
     assert job.ends() == [7] * 4
     for host in four_hosts.hosts:
         assert "ank 2 exited with 7" in host.output
-    # Its last line, wherever it ran.
+    # The last line of its log, whatever its host.
     assert all("rank 2 of 4 speaks" in host.output for host in four_hosts.hosts)
     first = four_hosts.hosts[0].folder / "log" / "latest"
     for rank in (1, 2, 3):
@@ -155,7 +155,7 @@ def test_hosts_that_meet_may_come_in_any_order_and_by_name(
         job.order(rank, 0)
     assert job.ends() == [0] * 4
     assert "FLEETRUN_TOKEN is not set" in four_hosts.hosts[1].output
-    # The master's host is the first; the others follow by their addresses.
+    # The master's host is first; the others are sorted by address.
     for rank, host in enumerate(four_hosts.hosts):
         log = (host.folder / "log" / "workerlog.0").read_text()
         assert log == f"rank {rank} of 4 speaks\n"
@@ -193,7 +193,7 @@ def test_a_bad_network_is_survived(slow_hosts: Network, tmp_path: Path) -> None:
     slow_hosts.spoil(loss=5, delay_ms=20)
     job = by_list(slow_hosts, tmp_path / "job", *quick(10.0)).begin()
     slow_hosts.cut(slow_hosts.hosts[1])
-    # Long enough for the heartbeats of a second to be lost.
+    # Long enough to lose a second's heartbeats.
     slow_hosts.hosts[0].run("sleep", "3")
     slow_hosts.heal(slow_hosts.hosts[1])
     for rank in range(4):

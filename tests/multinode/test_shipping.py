@@ -45,7 +45,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
     (work / "train.sh").write_text(SCRIPT)
     (work / "data").write_text("data")
     for host in hosts:
-        # Neither the checkout with its Python is there, nor the job.
+        # The hosts have neither the checkout with its Python nor the job.
         for folder in (ROOT, work):
             host.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
     shown = {"CUDA_VISIBLE_DEVICES": "", MARKER: marker}
@@ -63,7 +63,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
         until(lambda: process.poll() is not None or len([*there.glob("*/job/up.*")]) == 2)
         processes = survivors(marker)
         if killed == "head":
-            # And not what has entered the host for it.
+            # The nsenter of that host is spared.
             strike(
                 [
                     pid
@@ -72,7 +72,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
                 ]
             )
         elif killed == "agent":
-            # What cleans up is its child.
+            # Its child cleans up.
             agents = [pid for pid, line in processes.items() if protocol.RECEIVE in line]
             strike([pid for pid in agents if parent(pid) not in agents][:1])
         elif killed == "ssh":

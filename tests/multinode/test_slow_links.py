@@ -57,7 +57,7 @@ def test_the_host_with_the_slow_link_is_named(slow_hosts: Network) -> None:
     slow_hosts.delay(slow, 200)
     for host in hosts:
         (host.folder / "job.py").write_text(TALK)
-    # Some by address, some by name.
+    # Some hosts are given by address, some by name.
     ips = [first.ip, *(host.name for host in hosts[1:])]
     options = (f"--ips={','.join(ips)}", "--nproc_per_node=1")
     launchers = [host.fleetrun(*options, "--metrics_period=0.5", "job.py") for host in hosts]

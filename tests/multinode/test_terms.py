@@ -1,4 +1,4 @@
-"""Hosts of one job that are started with different options: the job has the coordinator's."""
+"""Hosts of one job with different options: the coordinator's options hold."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
 ) -> None:
     first, second = two_hosts
     options = (*MASTER, "--nnodes=2")
-    # Once the other rank has begun, too: the first restart does not wait.
+    # This waits for the other rank, too: the first restart has no delay.
     up = "up.$PADDLE_RESTART_COUNT"
     fail = f": >{up}; [ $PADDLE_TRAINER_ID = 0 ] || exec sleep 600; "
     fail += f"until [ -e {second.folder}/{up} ]; do sleep 0.05; done; exit 7"

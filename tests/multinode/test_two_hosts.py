@@ -25,7 +25,7 @@ Pair = tuple["Host", "Host"]
 IPS = "--ips=10.88.0.1,10.88.0.2"
 MEETING = "--master=node-1:6170 --nnodes=2"
 
-# Leaves what it was given beside itself.
+# Writes its environment beside itself.
 DUMP = """
 import json, os, socket
 with open(f"rank-{os.environ['PADDLE_TRAINER_ID']}.json", "w") as file:
@@ -53,7 +53,7 @@ def start(host: Host, *words: str) -> subprocess.Popen[bytes]:
 
 
 def launch(hosts: Pair, script: str, *options: str) -> None:
-    """Run SCRIPT by one launcher on each host, and see both end well and leave nothing behind."""
+    """Run SCRIPT with a launcher on each host; both succeed and leave no process."""
     for host in hosts:
         (host.folder / "job.py").write_text(script)
     begin = start_warm if "import paddle" in script else start
@@ -64,7 +64,7 @@ def launch(hosts: Pair, script: str, *options: str) -> None:
 
 
 def dumps(hosts: Pair, per_host: int = 1) -> list[dict[str, str]]:
-    """Return the environments of all ranks, each found on the host that must have it."""
+    """Return the environments of all ranks, each from the host where it must run."""
     documents = []
     for rank in range(2 * per_host):
         host = hosts[rank // per_host]
@@ -122,12 +122,12 @@ def test_the_interface_that_reaches_the_peers_is_used(two_hosts: Pair) -> None:
             host.run("ip", "link", "add", interface, "type", "bridge")
             host.run("ip", "addr", "add", address, "dev", interface)
             host.run("ip", "link", "set", interface, "up")
-        # Not even the way to everywhere else counts.
+        # Even the default route does not count.
         host.run("ip", "route", "add", "default", "via", "192.168.7.254", "dev", "aaa0")
     launch(two_hosts, DUMP, IPS, "--nproc_per_node=1")
     for env in dumps(two_hosts):
         assert env["GLOO_SOCKET_IFNAME"] == "eth0"
-    # NCCL would use aaa0, too, which leads nowhere.
+    # NCCL would also use aaa0, which reaches no peer.
     (setting,) = nccl_sockets(two_hosts[0])
     assert setting.startswith("^=")
     assert {*setting.removeprefix("^=").split(",")} == {"lo", "docker0", "aaa0"}
@@ -136,7 +136,7 @@ def test_the_interface_that_reaches_the_peers_is_used(two_hosts: Pair) -> None:
 
 
 def nccl_sockets(host: Host) -> set[str]:
-    """Return the interfaces that HOST's launcher would tell NCCL of, if it had a GPU."""
+    """Return the interfaces that HOST's launcher would give NCCL if it had a GPU."""
     env = environ(FLEETRUN_ASSUME_DEVICES="gpu:1")
     del env["CUDA_VISIBLE_DEVICES"]
     argv = (sys.executable, "-m", "fleetrun", IPS, "--dry-run=sh", "job.py")

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.multinode, pytest.mark.slow]
 
 VERIFY = ("verify", "--updates=8", "--strategy=comm_fusion")
-# Plain Paddle, the strategy, twice; and what rounding does.
+# Plain Paddle, the strategy, both once more; and a run that measures rounding.
 RUNS = 5
-# By what the script does: the exit code, what is said, and the runs.
+# By the script's behaviour: the exit code, the message, and the number of runs.
 CASES = {
     "equal": (0, "plain Paddle to the last bit, on 4 ranks.", RUNS - 1),
     # The first rank that differs is on the second host.
     "second host": (0, "plain Paddle within rounding, on 4 ranks.", RUNS),
     "wrong": (5, "part at update 3: b.weight of rank 0 differs by 0.001 (", RUNS),
     "wrong loss there": (5, "the loss of rank 2 in update 2 differs by 0.001", RUNS),
-    # Of the second host, whose report names it.
+    # This rank is on the second host, whose report names it.
     "fails there": (
         5,
         "with comm_fusion rank 2 exited with 1 on 10.88.0.2: AssertionError: alas",
