@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]) -> str:
-    """Return the document of STRATEGY for RANKS; ENVIRONMENT has the values of its variables."""
+    """Return the document of STRATEGY for RANKS; ENVIRONMENT has the variables that it sets."""
     import json  # needed only with a strategy
 
     requested = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
@@ -43,7 +43,7 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
 
 
 def nested(strategy: Strategy, section: str) -> dict[str, object]:
-    """Return the settings of STRATEGY in SECTION, parts inside their configs."""
+    """Return the settings of STRATEGY in SECTION, with parts nested in their configs."""
     settings: dict[str, object] = {}
     parts: dict[str, dict[str, object]] = {}
     for knob in strategy.knobs:
@@ -59,14 +59,14 @@ def nested(strategy: Strategy, section: str) -> dict[str, object]:
 
 
 def known(requested: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
-    """Return the outcomes of each REQUESTED field by section, and of the switches of its configs.
+    """Return the outcomes of all fields REQUESTED, by section, and of the switches of configs.
 
-    The training process, which has no such table, reads what it cannot measure from them. Each
-    field has lines for when it is on and, if it is a bool, for when it is off; the first one that
-    matches the graph, Paddle and device counts.
+    The training process, which does not have the table, takes from them what it cannot measure.
+    Each field has lines for when it is on and, if it is a bool, for when it is off; the first line
+    that matches graph, Paddle and device counts.
 
     >>> known({"strategy": {"dgc": True}})["dgc"]["off"]
-    [{'status': 'no_difference', 'reason': 'off, as without it'}]
+    [{'status': 'no_difference', 'reason': 'off, the same as if not set'}]
     """
     table = fields.by_name(fields.STRATEGY)
     names = [name for section in fields.FIELD_SECTIONS for name in _mapping(requested.get(section))]

@@ -1,4 +1,4 @@
-"""Describes everything about a strategy field as text; pure."""
+"""Describes a strategy field as text; pure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SAMPLES: dict[str, KnobValue] = {
     "texts": ("name_0", "name_1"),
     "text": "name",
 }
-# The most parts shown in an example.
+# The most parts that an example shows.
 _PARTS = 2
 EVIDENCE = (
     "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
     fields.GPUS,
     fields.LEGACY_IR,
-    "In a job, the table after the first update and log/latest/rank.N.jsonl say what it was.",
+    "In a job, the table after the first update and log/latest/rank.N.jsonl show its effect.",
 )
 VARIABLES = {
     fields.FLAGS: ("FLAGS_*: Paddle's own flags.", "FLAGS_cudnn_exhaustive_search: 1"),
@@ -44,21 +44,21 @@ VARIABLES = {
 
 
 def page(field: Field, presets: Mapping[str, Layer]) -> str:
-    """Return the meaning of FIELD, where it takes effect and how that is known, and an example.
+    """Return the meaning of FIELD, where it takes effect, the evidence, and an example.
 
-    PRESETS are all presets, to list those that use it.
+    PRESETS are all presets; those that set the field are listed.
     """
     lines = [f"{field.section}:", *(f"  {line}" for line in listed(field, ""))]
     if field.aliases:
         lines.append(f"      Also written {', '.join(field.aliases)}.")
     places = [(p, g, d) for g in fields.GRAPHS for p in fields.PADDLES for d in fields.DEVICES]
-    lines += ["", "What it comes to, by kind of graph, Paddle and device"]
+    lines += ["", "Effect by kind of graph, Paddle version and device"]
     lines += comes_to(field, places)
     if field.kind == "bool":
-        lines.append("  and if it is false:")
+        lines.append("  If it is false:")
         off = comes_to(field, places, is_off=True)
         lines += [f"  {line}" for line in off]
-    lines += ["", "How that is known", *(f"  {line}" for line in EVIDENCE)]
+    lines += ["", "Evidence", *(f"  {line}" for line in EVIDENCE)]
     using = _using(field, presets)
     if using:
         lines += ["", "Presets that set it", *(f"  {line}" for line in using)]
@@ -74,7 +74,7 @@ def variables(section: str) -> str:
     meaning, line = VARIABLES[section]
     lines = [
         f"{section}: environment variables of every rank. {meaning}",
-        "  What is exported already wins, and a line says so.",
+        "  A variable that is already exported wins, and fleetrun says so.",
         "",
         "Example",
         f"  {section}:",
@@ -103,7 +103,7 @@ def kind(field: Field) -> str:
 
 
 def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> list[str]:
-    """Return the outcomes of FIELD in PLACES (Paddle, graph, device), equal ones together."""
+    """Return lines about the outcomes of FIELD in PLACES (Paddle, graph, device), grouped."""
     by_outcome = outcomes(field, places, is_off=is_off)
     return [
         line
@@ -115,7 +115,7 @@ def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> 
 def outcomes(
     field: Field, places: Sequence[Place], *, is_off: bool = False
 ) -> dict[tuple[str, str], str]:
-    """Return the places (Paddle, graph, device) among PLACES by status and reason of FIELD."""
+    """Map each status and reason of FIELD to those of PLACES (Paddle, graph, device) with it."""
     places_of: dict[tuple[str, str], list[str]] = {}
     for paddle, graph, device in places:
         outcome = fields.outcome(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
@@ -173,7 +173,7 @@ def _settings(field: Field) -> dict[str, KnobValue | dict[str, KnobValue]]:
     """Return the settings that enable FIELD, including the switch of a field with parts."""
     if field.kind != "configs":
         return {field.name: other_than_default(field)}
-    # The default of a switch among the parts is usually best.
+    # Switches among the parts are best left at their defaults.
     shown = [key for key in field.keys if key.kind != "bool"][:_PARTS] or field.keys[:1]
     parts: dict[str, KnobValue] = {key.name: other_than_default(key) for key in shown}
     switch = fields.by_name(field.section).get(field.name.removesuffix("_configs"))
@@ -183,7 +183,7 @@ def _settings(field: Field) -> dict[str, KnobValue | dict[str, KnobValue]]:
 
 
 def other_than_default(field: Field) -> KnobValue:
-    """Return an allowed value of FIELD, other than the default unless that is refused."""
+    """Return a valid value of FIELD that is not its default, unless all others are refused."""
     if field.kind in _SAMPLES:
         return _SAMPLES[field.kind]
     if field.kind == "choice":

@@ -29,7 +29,7 @@ DEVICES = ("cpu", "gpu")
 EFFECTIVE, NO_EFFECT, REFUSED = "effective", "no effect", "refused"
 # The job trains the same without it.
 NO_DIFFERENCE = "no difference"
-# It needs a GPU, and has not run on one.
+# It needs a GPU and has not been run on one.
 UNTESTED = "untested"
 # The caveat about everything that concerns GPUs.
 GPUS = "GPUs: not yet run on one; derived from the programs that Paddle's GPU build generates."
@@ -43,14 +43,14 @@ _ITEMS = {"ints": "int", "floats": "float", "texts": "text"}
 
 
 class FieldOutcome(NamedTuple):
-    """The outcome of a field and its reason in some places; an empty place means all."""
+    """The outcome of a field in some places, with its reason; an empty place means all."""
 
     status: str
     reason: str
     graph: str = ""
     paddle: str = ""
     device: str = ""
-    # The reason if a run does not confirm it.
+    # The reason to report if a run does not confirm the outcome.
     unseen: str = ""
 
 
@@ -58,11 +58,11 @@ class Field(NamedTuple):
     """One field: a row of the table.
 
     `kind` is one of bool, int, float, choice, text, ints, floats, texts, configs (with `keys`).
-    `auto` and `plan` are the meanings of these words; without one, the word is not allowed.
+    `auto` and `plan` describe these values; an empty description means that the value is invalid.
     `refused` is a value that is never passed on, and why.
-    `only` is the one Paddle that has the field, if others lack it; `is_own`: none has it, as only
+    `only` is the one version of Paddle that has the field; `is_own`: none has it, because only
     fleetrun implements it.
-    `on` are its outcomes, of which the first match counts, and `off` those when it is false.
+    `on` lists its outcomes, of which the first match counts, and `off` those if it is false.
     """
 
     name: str
@@ -92,7 +92,7 @@ _ELSEWHERE = {
     ),
     EXECUTION: FieldOutcome(NO_EFFECT, "dygraph has no executor", "dygraph"),
 }
-_OFF_BY_DEFAULT = FieldOutcome(NO_DIFFERENCE, "off, as without it")
+_OFF_BY_DEFAULT = FieldOutcome(NO_DIFFERENCE, "off, the same as if not set")
 _NUMBER = re.compile(r"(-?[\d.]+)(?: (\w+))?(?:, (-?\d+)\.\.(\d*))?")
 
 
@@ -162,7 +162,7 @@ def _headed(text: str, section: str) -> Field:
 
 
 def _with(field: Field, line: str, known: dict[str, Field]) -> Field:
-    """Return FIELD with a LINE below it applied."""
+    """Return FIELD with LINE, one of the lines below it, applied."""
     keyword, _, text = line.partition(": ")
     changes: dict[str, object]
     match keyword:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from yaml import Node, SafeLoader
 
 
-# The purpose of each preset, the one to begin with first.
+# The purpose of each preset; the one to begin with comes first.
 PRESETS = {
     "recommended": "fewer, overlapped allreduces, in two levels where that is faster; same results",
     "comm_fusion": "send many small gradients in one allreduce",
@@ -44,14 +44,14 @@ class NamedStrategy(NamedTuple):
 
 
 class UnplacedStrategy(NamedTuple):
-    """A strategy before its hosts and ranks are known, with remarks."""
+    """A strategy before the hosts and ranks are known, with remarks."""
 
     strategy: Strategy
     notes: tuple[str, ...]
 
 
 def names(raw_options: Iterable[RawOption]) -> list[NamedStrategy]:
-    """Return the names in RAW_OPTIONS of one source; separated by commas, in a variable colons."""
+    """Return the names in RAW_OPTIONS, separated by commas, or by colons in a variable."""
     named = []
     for option in raw_options:
         raw = option.raw.replace(":", ",") if option.source.startswith("$") else option.raw
@@ -109,8 +109,8 @@ def find(name: str) -> str:
     if os.path.isfile(name):
         return name
     if os.path.exists(name):
-        kind = "a folder" if os.path.isdir(name) else "no regular file"
-        raise UsageError(f"{name} is {kind}, not a strategy.")
+        kind = "a folder" if os.path.isdir(name) else "not a regular file"
+        raise UsageError(f"{name} is {kind}, not a strategy file.")
     presets = f"presets are {', '.join(PRESETS)}."
     hint = _suggest(name, PRESETS, presets)
     raise UsageError(f"there is no file {name}, nor a preset of that name{hint}")
@@ -121,19 +121,19 @@ def _stop(error: UsageError) -> None:
 
 
 def read(name: str, report: Callable[[UsageError], None] = _stop) -> Layer:
-    """Read the preset or file NAME; UsageError with file:line if it is invalid.
+    """Read the preset or file NAME; raise UsageError with file:line if it is invalid.
 
-    REPORT gets each error; if it returns, the other lines are still read.
+    REPORT gets each error; if it returns, reading continues.
     """
     path = find(name)
-    # Messages name a preset, and the path of a file.
+    # Messages name a preset by its name, and a file by its path.
     shown = name if name in PRESETS else path
     text = yamlfile.text_of(path, "this strategy")
     return Layer(name, tuple(parse(text, shown, report)))
 
 
 def parse(text: str, path: str, report: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
-    """Yield the settings of TEXT, the YAML of PATH; REPORT gets its errors."""
+    """Yield the settings in TEXT, the YAML of PATH; REPORT gets its errors."""
     loaded = _load(text, path)
     if loaded is None:
         return
@@ -198,7 +198,7 @@ def digest(knobs: Iterable[Knob]) -> str:
 
 
 def refusals(knobs: Iterable[Knob]) -> Iterator[UsageError]:
-    """Yield an error for each of KNOBS that is known to ruin a training silently."""
+    """Yield an error for each of KNOBS that is known to break training silently."""
     for knob in knobs:
         if knob.section in VARIABLE_SECTIONS:
             continue
@@ -220,14 +220,14 @@ def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
             continue
         reported.add(configs)
         where = last[section, dotted].source
-        yield f"{where}: {configs} is set without {name}, which only the script can switch on now."
+        yield f"{where}: {configs} is set without {name}, which only the script can still enable."
 
 
 # -- a file ----------------------------------------------------------------------------------------
 
 
 def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
-    """Return TEXT as nodes, which know their lines, and the value of each node by its id."""
+    """Return the root node of TEXT (nodes know their lines), and node values by the nodes' ids."""
     with yamlfile.loading(text, path) as loader:
         from yaml import MappingNode  # needed only with a strategy
 
@@ -238,7 +238,7 @@ def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
             node = pending.pop()
             if id(node) in values:
                 continue
-            # Mappings are read pair by pair; everything else is a value.
+            # Mappings are read pair by pair; any other node is a value.
             values[id(node)] = None
             if isinstance(node, MappingNode):
                 pending += [item for pair in node.value for item in pair]
@@ -261,7 +261,7 @@ def _constructed(loader: "SafeLoader", node: "Node", path: str) -> object:
 
 
 class _Document:
-    """A file being read: its nodes have line numbers, VALUES their values."""
+    """A file being read. VALUES has the values of nodes by their ids."""
 
     def __init__(
         self, path: str, values: Mapping[int, object], report: Callable[[UsageError], None]
@@ -389,17 +389,18 @@ def _suggest(
 def _unknown_section(name: str) -> str:
     if name in fields.by_name(fields.STRATEGY):
         return (
-            f"{name} stands alone; put it under `{fields.by_name(fields.STRATEGY)[name].section}:`."
+            f"{name} is in no section; put it under "
+            f"`{fields.by_name(fields.STRATEGY)[name].section}:`."
         )
     for section, prefix in fields.PREFIXES.items():
         if prefix and name.startswith(prefix):
-            return f"{name} stands alone; put it under `{section}:`."
+            return f"{name} is in no section; put it under `{section}:`."
     listed = f"sections are {', '.join(fields.SECTIONS)}."
     return f"no such section: {name}{_suggest(name, fields.SECTIONS, listed)}"
 
 
 def _section_of(key: str) -> str:
-    """Return the section of --set's KEY, which may be omitted."""
+    """Return the section of KEY, for a --set that names none."""
     for section, prefix in fields.PREFIXES.items():
         if prefix and key.startswith(prefix):
             return section
@@ -428,6 +429,6 @@ def _variable(section: str, name: str, where: str) -> str:
 
 
 def _variable_text(section: str, raw: str) -> str:
-    """Return a variable's text as written; NCCL reads numbers, not words."""
+    """Return RAW, with true and false as 1 and 0 for NCCL, which reads numbers only."""
     numbers = {"true": "1", "false": "0"}
     return numbers.get(raw.strip().lower(), raw) if section == fields.NCCL else raw

@@ -5,11 +5,11 @@ import os
 
 from fleetrun.model import Script
 
-# With any of these Python ignores PYTHONPATH or our start-up file.
+# With any of these options, Python ignores PYTHONPATH or our start-up file.
 _DEAF = {"I": "isolated", "E": "without its environment", "S": "without the module site"}
-# These options take the next word.
+# These options take a value, perhaps as the next word.
 _WITH_VALUE = frozenset("WX")
-# Words after these are not options of Python.
+# After these options, words are no longer options of Python.
 _LAST = frozenset("cm")
 
 

@@ -1,4 +1,4 @@
-"""Resolves `auto` for the hosts and ranks of a job, with the reason; pure."""
+"""Resolves `auto` for the hosts and ranks of a job, with reasons; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import math
@@ -62,7 +62,7 @@ def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
 
 def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], KnobValue]) -> Knob:
     if knob.value == PLAN and knob.name == _BUCKETS:
-        return knob._replace(reason="plan: as auto until the first steps have been measured")
+        return knob._replace(reason="plan: the same as auto until the first steps are measured")
     if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
         return knob
     hosts = counted(ranks.nnodes, "host")
@@ -78,16 +78,16 @@ def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], Kno
             reason = "1 on 1 host" if value == 1 else f"{_COMMUNICATORS} + 1 on {hosts}"
         case "use_hierarchical_allreduce":
             if ranks.nnodes > 1 and ranks.group > 1:
-                reason = f"auto: measured at the start, as there are {hosts} of several ranks"
+                reason = f"auto: measured at the start, because {hosts} have several ranks each"
                 return knob._replace(reason=reason)
             value, reason = False, f"off with {hosts}"
             if ranks.nnodes > 1:
-                reason += ", because no equal groups of ranks are on one host each"
+                reason += ", because no group size divides the ranks of every host"
         case "hierarchical_allreduce_inter_nranks":
             value, reason = _group(ranks)
         case _:
-            # Only the training process knows how large the gradients are.
-            reason = "auto: a tenth of the gradients, at least 1 MB, known once the model is"
+            # Only the training process knows the size of the gradients.
+            reason = "auto: a tenth of the gradients, at least 1 MB, known once the model exists"
             return knob._replace(reason=reason)
     return knob._replace(value=value, reason=f"auto: {reason}")
 

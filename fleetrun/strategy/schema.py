@@ -16,7 +16,7 @@ _ITEMS = {"ints": "integer", "floats": "number", "texts": "string"}
 
 
 def schema() -> dict[str, object]:
-    """Return the schema of a strategy file, including values that are converted when read."""
+    """Return the schema of a strategy file; it also accepts values that are converted when read."""
     sections: dict[str, object] = {
         section: _mapping(fields.by_name(section)) for section in fields.FIELD_SECTIONS
     }
@@ -65,7 +65,7 @@ def _property(field: Field) -> dict[str, object]:
 
 
 def describe(field: Field) -> str:
-    """Return FIELD's meaning, its auto, refused values, and the Paddle versions that have it."""
+    """Return FIELD's meaning, its auto and plan, its refused value, and the Paddle that has it."""
     parts = [field.doc]
     if field.auto:
         parts.append(f"auto: {field.auto}.")

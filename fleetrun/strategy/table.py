@@ -37,7 +37,7 @@ fuse_all_reduce_ops = true  Send many gradients in one allreduce instead of one 
   dygraph: effective: {ours}, in buckets of this size
   static: effective: {rewrites}, in buckets by bytes and by count
   false dygraph: effective: {ours}, one by one
-  false static: no difference: one allreduce for each gradient, as without it
+  false static: no difference: one allreduce for each gradient, the same as if not set
 fuse_grad_size_in_MB = 32 MB, 1..65536  The maximum size of the gradients in one allreduce.
   auto: a tenth of the bytes of all gradients, at least 1 MB
   plan: the sizes that end the step soonest, from times measured in the first steps; else as auto
@@ -102,7 +102,7 @@ without_graph_optimization = true  Bypass Paddle's graph executor, and rewrite t
     communication.
   never false: {no_gradients}
   dygraph: no effect: dygraph has no graph to optimize
-  any: no difference: on, as without it
+  any: no difference: on, the same as if not set
 heter_ccl_mode = false  Communicate between clusters with different devices.
   dygraph 3.3.1: refused: fleet stops with an AttributeError
   any: no effect: {makes_nothing}

@@ -83,7 +83,7 @@ def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written
     out = strategy(capsys, "show", "nccl_comm_num").out
     assert "auto: 1 on one host, 2 on several." in out
     assert "  effective: fleetrun sends the gradients itself, over communicators in turn\n" in out
-    assert "GPU" in out.partition("How that is known")[2]
+    assert "GPU" in out.partition("Evidence")[2]
     assert "\n  overlap (nccl_comm_num: " in out
     assert "\n  strategy:\n    nccl_comm_num: 2    # or auto\n" in out
     assert "fleetrun --set nccl_comm_num=2 train.py" in out
@@ -223,9 +223,10 @@ def test_explain_knows_that_false_is_off(
     out = strategy(capsys, "explain", "a.yaml", "--device=cpu").out
     rows = [cells(line) for line in out.partition("\n\n")[0].splitlines()]
     off, *more = rows[1:]
-    assert off == ["gradient_merge: false", "no difference", "everywhere", "off, as without it"]
+    reason = "off, the same as if not set"
+    assert off == ["gradient_merge: false", "no difference", "everywhere", reason]
     assert "one allreduce for each" in out
-    assert "off, as without it" not in [cell for row in more for cell in row]
+    assert reason not in [cell for row in more for cell in row]
 
 
 def test_explain_says_that_nothing_is_asked_for(

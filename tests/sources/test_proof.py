@@ -400,11 +400,11 @@ def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
 
 
 def test_what_a_row_explains_is_not_told_again(tmp_path: Path) -> None:
-    reasons = {"fuse_grad_size_in_MB": "auto: known once the model is", "a": "auto: on 1 host"}
+    reasons = {"fuse_grad_size_in_MB": "auto: known once the model exists", "a": "auto: on 1 host"}
     asked = {"strategy": {"fuse_grad_size_in_MB": "auto"}, "reasons": reasons}
     knobs = [knob("fuse_grad_size_in_MB", "effective", 16, reason="auto: a tenth of 160 MB")]
     table = Room(tmp_path, ranks=1, asked=asked).table(evidence(knobs))
-    assert "known once the model is" not in table
+    assert "known once the model exists" not in table
     assert "  a: auto: on 1 host" in table
 
 

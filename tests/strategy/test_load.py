@@ -104,8 +104,8 @@ def test_every_knob_knows_its_line() -> None:
         ("strategy: {asp: 2001-13-01}", "my.yaml: this is not YAML: month"),
         ("stratgy: {}", "my.yaml:1: no such section: stratgy; did you mean strategy?"),
         ("zzz: {}", "my.yaml:1: no such section: zzz; sections are strategy, "),
-        ("amp: true", "my.yaml:1: amp stands alone; put it under `strategy:`."),
-        ("FLAGS_x: 1", "my.yaml:1: FLAGS_x stands alone; put it under `flags:`."),
+        ("amp: true", "my.yaml:1: amp is in no section; put it under `strategy:`."),
+        ("FLAGS_x: 1", "my.yaml:1: FLAGS_x is in no section; put it under `flags:`."),
         ("strategy: 1", "my.yaml:1: strategy: write one `name: value` a line."),
         (
             "strategy:\n  fuse_grad_size_in_BM: 1",
@@ -236,7 +236,7 @@ def test_parts_of_what_is_off_are_remarked_on() -> None:
     (note,) = load.combine(
         [layer("a", "strategy: {amp_configs: {incr_ratio: 2, decr_ratio: 1}}")]
     ).notes
-    assert note == "a:1: amp_configs is set without amp, which only the script can switch on now."
+    assert note == "a:1: amp_configs is set without amp, which only the script can still enable."
     assert load.combine([layer("a", "strategy: {hybrid_configs: {mp_degree: 2}}")]).notes == ()
 
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"\xe9")
     with pytest.raises(UsageError, match="not UTF-8"):
         load.read(str(tmp_path / "latin.yaml"))
-    with pytest.raises(UsageError, match="/dev/null is no regular file, not a strategy"):
+    with pytest.raises(UsageError, match="/dev/null is not a regular file, not a strategy file"):
         load.read("/dev/null")
 
 

@@ -30,7 +30,7 @@ def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]
             (8, 8),
             "use_hierarchical_allreduce",
             "auto",
-            "auto: measured at the start, as there are 2 hosts of several ranks",
+            "auto: measured at the start, because 2 hosts have several ranks each",
         ),
         ((8, 8), "hierarchical_allreduce_inter_nranks", 8, "auto: the 8 ranks of each host"),
         ((4, 2), "hierarchical_allreduce_inter_nranks", 2, "auto: hosts have 4, 2 ranks"),
@@ -46,7 +46,7 @@ def test_auto_follows_from_the_hosts(
 def test_no_levels_where_hosts_have_no_equal_groups(ranks: tuple[int, ...]) -> None:
     value, reason = resolved(ranks, "use_hierarchical_allreduce=auto")["use_hierarchical_allreduce"]
     assert value is False
-    assert reason.endswith("because no equal groups of ranks are on one host each")
+    assert reason.endswith("because no group size divides the ranks of every host")
 
 
 def test_the_size_of_buckets_is_left_to_the_process_that_knows_the_model() -> None:
